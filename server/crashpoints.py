@@ -1,6 +1,6 @@
-"""Named places at which a test can let the process die, as kill -9 would, to see what is left.
+"""Named points at which tests let the process die as if by kill -9.
 
-Nothing happens at any of them unless the setting `crash_at` names it: `name`, or `name:n` for its n-th time.
+They do nothing unless the setting `crash_at` names one: `name`, or `name:n` for its n-th pass.
 """
 
 import os
@@ -20,28 +20,28 @@ CRASHPOINTS = frozenset(
         "claim.submitted",
         "recorder.written",
         "recorder.committed",
-        "recorder.told",
+        "recorder.published",
         "end.written",
         "end.committed",
         "cancel.marked",
         "delete.written",
         "delete.marked",
-        "handback.written",
-        "handback.committed",
-        "bury.written",
-        "bury.committed",
+        "release.written",
+        "release.committed",
+        "orphans.written",
+        "orphans.committed",
         "purge.written",
         "purge.committed",
         "stream.frame",
     }
 )
-"""`written` is before a commit and `committed` after it; `stream.frame` is in the middle of a frame."""
+"""`written` is before a commit, `committed` after it; `stream.frame` is in the middle of a frame."""
 KILLED_EXIT = 137
-"""What a shell reports of a process that SIGKILL ended."""
+"""The exit status that a shell reports after SIGKILL."""
 
 
 class _Armed:
-    """The place at which the process dies, and how often it is passed until then."""
+    """The point at which the process dies, and the passes left until then."""
 
     name: str | None = None
     left = 0
@@ -49,7 +49,7 @@ class _Armed:
 
 
 def arm(where: str | None) -> None:
-    """Lets the process die at that place; None at none. Raises ValueError for a place that does not exist."""
+    """Lets the process die at that point; None disarms. Raises ValueError for an unknown point."""
     name, _, count = (where or "").partition(":")
     if name and name not in CRASHPOINTS:
         raise ValueError(f"There is no crash point {name!r}; there are {', '.join(sorted(CRASHPOINTS))}.")
@@ -58,13 +58,13 @@ def arm(where: str | None) -> None:
 
 
 def crashpoint(name: str) -> None:
-    """The place called `name` is passed."""
+    """Dies here if this is the armed point's last pass."""
     if is_last_pass(name):
         die()
 
 
 def is_last_pass(name: str) -> bool:
-    """Counts a pass; whether it is the one of which the process is to die, by `die`."""
+    """Counts a pass; True if the caller has to call `die`."""
     if name != _Armed.name:
         return False
     with _Armed.lock:
@@ -73,5 +73,5 @@ def is_last_pass(name: str) -> bool:
 
 
 def die() -> NoReturn:
-    """As kill -9 would: nothing is flushed, closed or said."""
+    """Ends the process without flushing or closing anything."""
     os._exit(KILLED_EXIT)

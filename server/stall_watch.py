@@ -1,8 +1,7 @@
-"""Measures how long no thread of this process could run Python: the stalls of its interpreter.
+"""Measures stalls of the Python interpreter: times in which no thread of this process could run.
 
-A call into native code that keeps the interpreter's lock stops every thread at once, the heartbeat's and the
-health check's too. A thread that only wants to run ten times a second sees each stall as a wake-up that came
-late; a process that was suspended looks the same.
+Native code that keeps the GIL stops every thread at once, also the heartbeat and the health check. A thread
+that wakes up ten times a second sees each stall as a late wake-up. A suspended process looks the same.
 """
 
 import logging
@@ -16,24 +15,24 @@ log = logging.getLogger("holdfast.stalls")
 
 TICK_SECONDS = 0.1
 COUNTED_SECONDS = 0.1
-"""Lateness from which on a wake-up counts as a stall."""
+"""The delay from which a late wake-up counts as a stall."""
 LOGGED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """Since the process started."""
+    """The stalls since the process started."""
 
     count: int = 0
     total_seconds: float = 0.0
     longest_seconds: float = 0.0
 
-    def with_one(self, seconds: float) -> "Stalls":
+    def plus(self, seconds: float) -> "Stalls":
         return Stalls(self.count + 1, self.total_seconds + seconds, max(self.longest_seconds, seconds))
 
 
 class StallWatch:
-    """The thread that measures; `stalls` may be read by any thread."""
+    """The measuring thread. Any thread may read `stalls`."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.stalls = Stalls()
@@ -49,13 +48,13 @@ class StallWatch:
     def _turn(self) -> None:
         began = self._clock()
         self.thread.wait(TICK_SECONDS)
-        self.woke(self._clock() - began)
+        self.add_wait(self._clock() - began)
 
-    def woke(self, seconds: float) -> None:
-        """A wait of a tick took so long."""
+    def add_wait(self, seconds: float) -> None:
+        """Counts a wait of one tick that took so many seconds."""
         late = seconds - TICK_SECONDS
         if late < COUNTED_SECONDS:
             return
-        self.stalls = self.stalls.with_one(late)
+        self.stalls = self.stalls.plus(late)
         if late >= LOGGED_SECONDS:
             log.warning("the interpreter stood still for %.1f s; no thread could run", late)

@@ -1,10 +1,10 @@
-"""Background threads that outlive an unexpected exception, and that tell what they are doing.
+"""Background threads that survive unexpected exceptions and report their state to /health/ready.
 
-Every thread that the server starts for itself repeats one turn until it is stopped. An exception that a
-turn does not handle is logged and counted, and the turn is repeated after a pause that doubles. After too
-many failures in a row, or at an exception that the worker calls fatal, `on_fatal` is called, which ends the
-process so that a supervisor starts it anew. A thread that has died, that fails again and again, or whose turn
-lasts too long, has a `trouble`, which /health/ready answers with.
+Every background thread of the server repeats one turn until it is stopped. An exception that a turn does not
+handle is logged and counted, and the turn is repeated after a pause that doubles. After too many consecutive
+failures, or after an exception that the worker declares fatal, `on_fatal` is called, which ends the process
+so that its supervisor restarts it. A thread that has died, fails repeatedly or stays in one turn for too
+long has a `trouble`.
 """
 
 import logging
@@ -17,72 +17,73 @@ from time import monotonic
 log = logging.getLogger("holdfast.threads")
 
 MAX_TURN_SECONDS = 60.0
-"""Several times what a turn may take: its statements end after 6 s, and it has a few of them."""
+"""Several times the longest turn: a few statements, each of which ends after 6 s at the latest."""
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 30.0
 MAX_FAILURES = 20
-"""In a row; with the pauses between them they take about six minutes."""
+"""Consecutive failures; with the pauses between them they take about six minutes."""
 UNHEALTHY_FAILURES = 5
-"""Failures in a row after which a thread counts as one that does not do its work."""
+"""Consecutive failures from which on a thread has a `trouble`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a turn is repeated that fails, and after what pauses."""
+    """How often a failed turn is repeated, and after which pauses."""
 
     max_failures: int | None = MAX_FAILURES
-    """In a row; the next one is fatal. None: the turn is repeated for ever, and that is no trouble."""
+    """Consecutive failures; the next one is fatal. None: repeated for ever, without a `trouble`."""
     max_pause: float = MAX_PAUSE_SECONDS
 
     def pause(self, failures: int) -> float | None:
-        """Seconds until the next try after so many failures in a row; None if there is to be none."""
+        """Seconds until the next try after so many consecutive failures; None if there is none."""
         if self.max_failures is not None and failures > self.max_failures:
             return None
         return min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 32), self.max_pause)
 
 
 class Activity:
-    """What a thread is doing and since when. Pure: every time is given, in seconds of a monotonic clock.
+    """Whether a thread is idle or busy, and since when. Pure: times come from the caller, in monotonic
+    seconds.
 
     One thread writes, any thread reads: each change is one assignment of a tuple.
     """
 
     def __init__(self, name: str, max_turn: float, *, must_succeed: bool = True) -> None:
-        """`must_succeed`: failures in a row are a trouble, too."""
+        """With `must_succeed` consecutive failures are a trouble, too."""
         self._must_succeed = must_succeed
         self._name = name
         self._max_turn = max_turn
-        self._now: tuple[bool, float] = (True, 0.0)
-        """Whether it is idle, and since when."""
+        self._state: tuple[bool, float] = (True, 0.0)
+        """Whether the thread is idle, and since when."""
         self.turns = 0
-        """Turns that ended without an unexpected exception."""
+        """Turns that ended normally."""
         self.failures = 0
-        """Turns that did not."""
+        """Turns that ended with an unexpected exception."""
         self.consecutive_failures = 0
 
-    def works(self, now: float) -> None:
-        """A turn begins, or makes progress: the bound on its length counts from here."""
-        self._now = (False, now)
+    def busy(self, now: float) -> None:
+        """A turn begins or makes progress: its maximum duration counts from here."""
+        self._state = (False, now)
 
-    def waits(self, now: float) -> None:
-        """There is nothing to do until something happens."""
-        self._now = (True, now)
+    def idle(self, now: float) -> None:
+        """The thread waits for something to do."""
+        self._state = (True, now)
 
     def succeeded(self) -> None:
         self.turns += 1
         self.consecutive_failures = 0
 
     def failed(self) -> int:
-        """Failures in a row, with this one."""
+        """Counts a failure; returns the consecutive failures."""
         self.failures += 1
         self.consecutive_failures += 1
         return self.consecutive_failures
 
     def trouble(self, now: float) -> str | None:
-        """Why the thread is not doing its work; None if it is."""
+        """Why the thread is not working; None if it is."""
         if self._must_succeed and self.consecutive_failures >= UNHEALTHY_FAILURES:
             return f"the {self._name} thread has failed {self.consecutive_failures} times in a row"
-        idle, since = self._now
+        idle, since = self._state
         if idle or now - since <= self._max_turn:
             return None
         return f"the {self._name} thread has been at one turn for {now - since:.0f} s"
@@ -95,7 +96,7 @@ def _nothing() -> None:
 class SupervisedThread:
     """A daemon thread that repeats `turn` until `stop`.
 
-    The worker waits within its turn: with `wait`, or in a block of `idle` where it waits for something else.
+    The turn itself waits for work: with `wait`, or inside `with idle()` for anything else.
     """
 
     def __init__(
@@ -110,11 +111,10 @@ class SupervisedThread:
         on_end: Callable[[], None] = _nothing,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`fatal` are the exceptions after which the worker cannot go on; the turn has logged them.
+        """`fatal`: exceptions after which the worker cannot continue; the turn has logged them.
 
-        `on_fatal` is called once, on the thread, when it ends without having been stopped. `on_end` is called
-        on the thread as its last act, however it ends. `max_turn` is in seconds; time spent waiting does
-        not count.
+        `on_fatal` is called once, on the thread, when it ends without `stop`. `on_end` is the thread's last
+        call, however it ends. `max_turn` is in seconds; idle time does not count.
         """
         self.name = name
         self.activity = Activity(name, max_turn, must_succeed=retry.max_failures is not None)
@@ -130,17 +130,17 @@ class SupervisedThread:
         self._started = False
 
     def start(self) -> None:
-        self.activity.works(self._clock())
+        self.activity.busy(self._clock())
         self._started = True
         self._thread.start()
 
     @property
     def stopping(self) -> bool:
-        """Whether the thread is to end with this turn. Any thread."""
+        """Whether the thread ends with this turn. Any thread."""
         return self._stop_requested
 
     def request_stop(self) -> None:
-        """Has the thread end with the turn that it is at; does not wait. Any thread, repeatedly."""
+        """Ends the thread after the current turn; does not wait. Any thread, repeatedly."""
         self._stop_requested = True
         self._wakeup.set()
 
@@ -155,11 +155,11 @@ class SupervisedThread:
             self._thread.join()
 
     def wake(self) -> None:
-        """Ends the `wait` that the thread is in, or else the next one. Any thread; never waits."""
+        """Ends the current `wait`, or the next one. Any thread; never waits."""
         self._wakeup.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Idle until `wake` or `stop`, or so long; whether the thread is to stop. On the thread itself."""
+        """Idle until `wake`, `stop` or the time-out; returns `stopping`. On the thread itself."""
         with self.idle():
             self._wakeup.wait(seconds)
         if not self._stop_requested:
@@ -168,20 +168,20 @@ class SupervisedThread:
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """The thread waits for something to do; no bound applies. On the thread itself."""
-        self.activity.waits(self._clock())
+        """Marks the thread as idle, without a maximum duration. On the thread itself."""
+        self.activity.idle(self._clock())
         try:
             yield
         finally:
-            self.activity.works(self._clock())
+            self.activity.busy(self._clock())
 
     def progress(self) -> None:
-        """A turn of many parts, or without an end, has finished one of them. On the thread itself."""
+        """A long or endless turn has finished one of its parts. On the thread itself."""
         self.activity.consecutive_failures = 0
-        self.activity.works(self._clock())
+        self.activity.busy(self._clock())
 
     def trouble(self) -> str | None:
-        """Why the thread does not do its work, for /health/ready; None if it does. Any thread."""
+        """Why the thread is not working, for /health/ready; None if it is. Any thread."""
         if not self._started or self._stop_requested:
             return None
         if not self._thread.is_alive():
@@ -201,8 +201,8 @@ class SupervisedThread:
                 self._on_end()
 
     def _take_turn(self) -> bool:
-        """Whether the thread goes on."""
-        self.activity.works(self._clock())
+        """Runs one turn; returns whether the thread continues."""
+        self.activity.busy(self._clock())
         try:
             self._turn()
         except self._fatal:

@@ -110,7 +110,7 @@ def _violations(connection: Connection, scope: Scope, limits: Limits, tally: Tal
             tally.unfinished += invariants.is_unfinished(response)
             tally.served = moment.served_since is not None
             yield from invariants.check(response, moment, limits)
-    yield from invariants.check_strays(orphans.orphans(connection, scope.tenant))
+    yield from invariants.check_orphans(orphans.orphans(connection, scope.tenant))
     yield from invariants.check_keys(
         orphans.shared_keys(connection, scope.tenant),
         orphans.lost_keys(connection, scope.tenant, limits.key_seconds),

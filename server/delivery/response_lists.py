@@ -77,13 +77,13 @@ def list_input_items(
     def work(connection: Connection) -> PayloadPage | None:
         if responses.get(connection, tenant, response) is None:
             return None
-        place = None
+        cursor = None
         if after is not None:
-            place = list_pages.input_item_index(connection, tenant, response, after)
-            if place is None:
+            cursor = list_pages.input_item_index(connection, tenant, response, after)
+            if cursor is None:
                 raise _bad_cursor(after, "an input item of this response")
         return list_pages.input_page(
-            connection, tenant, response, place, limit, newest_first=newest_first, most_bytes=MAX_BYTES
+            connection, tenant, response, cursor, limit, newest_first=newest_first, most_bytes=MAX_BYTES
         )
 
     page = database.read(work)

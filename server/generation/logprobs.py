@@ -59,5 +59,5 @@ class TokenLogprobs:
 
 
 def token_id_name(token_id: int) -> str:
-    """VLLM's stand-in for a token's text, for clients that must tell apart tokens with equal texts."""
+    """The stand-in for a token's text, as in vLLM: distinct even for tokens whose texts are equal."""
     return f"token_id:{token_id}"

@@ -1,6 +1,7 @@
-"""What must hold of a response's events: their numbers, their order, their end, and what they say. Pure.
+"""The invariants of a response's event log: sequence numbers, order, terminal event, texts. Pure.
 
-The rows of the log are taken apart here anew, so that a mistake in reading them for clients is found as well.
+Rows are decoded here independently, so that a mistake in the code that reads them for clients is found as
+well.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +23,13 @@ from server.store.content.responses import OUTPUT
 from server.store.log.events import CODEC_ROWS, LogRow, decode_row, parse_compacted
 
 Finding = tuple[str, str]
-"""An invariant's name, and what breaks it."""
+"""An invariant's name and how it is violated."""
 
-Told = dict[str, Any]
-"""An event as a client's JSON parser sees it."""
+Json = dict[str, Any]
+"""An event or item as a client's JSON parser returns it."""
 
 SLACK = timedelta(seconds=1)
-"""The database's clock may be set, or another host may have taken over with its own."""
+"""Tolerance for a clock that was set, or for the clock of another host after a failover."""
 
 _FROM_COLUMNS = (
     "id",
@@ -40,37 +41,36 @@ _FROM_COLUMNS = (
     "output",
     "usage",
 )
-"""What a terminal event must carry; what is repeated of the request may be more in a later release."""
+"""Fields that a terminal event must have. A later release may repeat more fields of the request."""
 
 _COUNTED = frozenset({"cached_tokens", "cache_write_tokens", "reasoning_tokens"})
 _ABSENT = object()
 _UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError)
-"""What reading damaged JSON raises, whether it is none or lacks what it should have."""
+"""Raised for damaged JSON, whether it is invalid or lacks fields."""
 
 
 def check_log(response: AuditedResponse, now: datetime) -> Iterator[Finding]:
-    """What is wrong with the events; the first thing only, where the rest would follow from it."""
-    misplaced = list(_check_place(response))
-    yield from misplaced
+    """The violations in the events; only the first one where others would follow from it."""
+    yield from _check_storage(response)
     try:
         rows = _rows(response)
-        held = [_unpack(row) for row in rows]
-        broken = list(_check_numbers(response, rows, held))
-        yield from broken
-        if not rows or broken:
+        batches = [_unpack(row) for row in rows]
+        wrong_numbers = list(_check_numbers(response, rows, batches))
+        yield from wrong_numbers
+        if not rows or wrong_numbers:
             return
         yield from _check_times(response, rows, now)
-        events = [event for part in held for event in part]
-        told = [msgspec.json.decode(render(response.stored.id, event)) for event in events]
+        events = [event for batch in batches for event in batch]
+        decoded = [msgspec.json.decode(render(response.stored.id, event)) for event in events]
         yield from _check_replays(response, events)
-        yield from _check_own_numbers(told)
-        yield from _check_ends(response, told)
-        yield from _check_words(response, told)
+        yield from _check_own_numbers(decoded)
+        yield from _check_ends(response, decoded)
+        yield from _check_texts(response, decoded)
     except _UNREADABLE as error:
         yield "I2", f"its events cannot be read: {type(error).__name__}: {error}"
 
 
-def _check_place(response: AuditedResponse) -> Iterator[Finding]:
+def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
     status = response.stored.status
     if status not in TERMINAL_STATUSES and response.folded is not None:
         yield "I2", f"it is {status}, but its events are folded as if it had ended."
@@ -104,10 +104,10 @@ def _unpack(row: LogRow) -> list[Event]:
 
 
 def _check_numbers(
-    response: AuditedResponse, rows: Sequence[LogRow], held: Sequence[Sequence[Event]]
+    response: AuditedResponse, rows: Sequence[LogRow], batches: Sequence[Sequence[Event]]
 ) -> Iterator[Finding]:
     expected = 0
-    for row, events in zip(rows, held, strict=True):
+    for row, events in zip(rows, batches, strict=True):
         if row.first_seq != expected:
             what = "are missing" if row.first_seq > expected else "are there twice"
             first, last = sorted((expected, row.first_seq))
@@ -121,15 +121,15 @@ def _check_numbers(
         yield "I2", f"its last event is {expected - 1}, but the stream says {response.folded.last_seq}."
 
 
-def _check_own_numbers(told: Sequence[Told]) -> Iterator[Finding]:
-    for number, event in enumerate(told):
+def _check_own_numbers(decoded: Sequence[Json]) -> Iterator[Finding]:
+    for number, event in enumerate(decoded):
         if event["sequence_number"] != number:
             yield "I2", f"event {number} says that it is {event['sequence_number']}."
             return
 
 
 def _check_times(response: AuditedResponse, rows: Sequence[LogRow], now: datetime) -> Iterator[Finding]:
-    """Rows are stamped as they are written: those of the last commit after `finished_at` was taken."""
+    """Rows have the time of their commit, the last ones a time after `finished_at`."""
     zone, slack = response.stored.created_at.tzinfo, SLACK
     times = [datetime.fromtimestamp(row.at, zone) for row in rows]
     if times[0] < response.stored.created_at - slack:
@@ -149,39 +149,41 @@ def _check_replays(response: AuditedResponse, events: Sequence[Event]) -> Iterat
             yield "I4", f"reading from event {replay.first} does not give the rest of the stream."
 
 
-def _check_ends(response: AuditedResponse, told: Sequence[Told]) -> Iterator[Finding]:
+def _check_ends(response: AuditedResponse, decoded: Sequence[Json]) -> Iterator[Finding]:
     stored = response.stored
-    if told[0]["type"] != "response.created" or told[0]["response"]["id"] != response_id(stored.id):
+    if decoded[0]["type"] != "response.created" or decoded[0]["response"]["id"] != response_id(stored.id):
         yield "I3", "its first event is not its response.created."
-    terminal = [number for number, event in enumerate(told) if event["type"] in TERMINAL]
+    terminal = [number for number, event in enumerate(decoded) if event["type"] in TERMINAL]
     if stored.status not in TERMINAL_STATUSES:
         if terminal:
             yield "I3", f"it is {stored.status}, but event {terminal[0]} ends it."
         return
-    if terminal != [len(told) - 1]:
-        yield "I3", f"of its {len(told)} events those that end it are {terminal}, not the last alone."
+    if terminal != [len(decoded) - 1]:
+        yield "I3", f"of its {len(decoded)} events those that end it are {terminal}, not the last alone."
         return
     output = [item.payload for item in response.items if item.side == OUTPUT]
-    read: Told = msgspec.json.decode(msgspec.json.encode(as_response(stored, output)))
-    given = {name: value for name, value in told[-1]["response"].items() if name not in ONLY_IN_LAST_EVENT}
+    read: Json = msgspec.json.decode(msgspec.json.encode(as_response(stored, output)))
+    emitted = {
+        name: value for name, value in decoded[-1]["response"].items() if name not in ONLY_IN_LAST_EVENT
+    }
     if stored.choice is not None:
-        given["metadata"] = read["metadata"]  # which a client may have changed since
-    yield from _compare(given, read)
+        emitted["metadata"] = read["metadata"]  # which a client may have changed since
+    yield from _compare(emitted, read)
 
 
-def _compare(given: Mapping[str, object], read: Mapping[str, object]) -> Iterator[Finding]:
-    names = dict.fromkeys((*given, *_FROM_COLUMNS))
-    differing = [name for name in names if given.get(name, _ABSENT) != read.get(name, _ABSENT)]
+def _compare(emitted: Mapping[str, object], read: Mapping[str, object]) -> Iterator[Finding]:
+    names = dict.fromkeys((*emitted, *_FROM_COLUMNS))
+    differing = [name for name in names if emitted.get(name, _ABSENT) != read.get(name, _ABSENT)]
     if "usage" in differing:
         differing.remove("usage")
-    if _counted(given.get("usage")) != _counted(read["usage"]):
-        yield "I6", f"its last event counts {given.get('usage')}, its row {read['usage']}."
+    if _counted(emitted.get("usage")) != _counted(read["usage"]):
+        yield "I6", f"its last event counts {emitted.get('usage')}, its row {read['usage']}."
     if differing:
         yield "I3", f"its last event and a reader of the response get different {', '.join(differing)}."
 
 
 def _counted(usage: Any) -> Any:
-    """What a row counts of a usage: the last event alone tells of each turn."""
+    """The part of a usage that the row has; only the last event has it for each turn."""
     if not isinstance(usage, dict):
         return usage
     details = {
@@ -193,20 +195,20 @@ def _counted(usage: Any) -> Any:
 
 
 @dataclass(slots=True)
-class _Words:
-    """One item as its events tell it."""
+class _LoggedItem:
+    """One output item as its events describe it."""
 
-    added: Told
-    done: Told | None = None
+    added: Json
+    done: Json | None = None
     text: dict[tuple[str, int], str] = field(default_factory=dict)
-    """The deltas so far, by part; an item without parts has one."""
+    """Joined deltas by part; an item without parts has one entry."""
 
 
-def _check_words(response: AuditedResponse, told: Sequence[Told]) -> Iterator[Finding]:
-    items: list[_Words] = []
-    for event in told:
+def _check_texts(response: AuditedResponse, decoded: Sequence[Json]) -> Iterator[Finding]:
+    items: list[_LoggedItem] = []
+    for event in decoded:
         if "output_index" in event:
-            for sentence in _take(items, event):
+            for sentence in _apply(items, event):
                 yield "I6", sentence
                 return
     if response.stored.status not in TERMINAL_STATUSES:
@@ -216,18 +218,18 @@ def _check_words(response: AuditedResponse, told: Sequence[Told]) -> Iterator[Fi
     if [item.done for item in items] != stored:
         yield "I6", "the items that its events finish are not the ones that are stored."
     for index, item in enumerate(items):
-        told_whole = item.done == item.added and not item.text  # as a request for approval is
-        if item.done is not None and not told_whole and not _says(item.done, item.text):
+        is_whole = item.done == item.added and not item.text  # as a request for approval
+        if item.done is not None and not is_whole and not _has_text(item.done, item.text):
             yield "I6", f"output item {index} says something else than its deltas."
 
 
-def _take(items: list[_Words], event: Told) -> Iterator[str]:
-    """Adds an event to its item; what is wrong with that."""
+def _apply(items: list[_LoggedItem], event: Json) -> Iterator[str]:
+    """Applies an event to its item; yields violations."""
     index, kind, number = event["output_index"], event["type"], event["sequence_number"]
     if kind == "response.output_item.added":
         if index != len(items):
             yield f"event {number} adds item {index} where item {len(items)} is due."
-        items.append(_Words(event["item"]))
+        items.append(_LoggedItem(event["item"]))
         return
     if index >= len(items) or items[index].done is not None:
         yield f"event {number} is of item {index}, which is not open."
@@ -238,47 +240,47 @@ def _take(items: list[_Words], event: Told) -> Iterator[str]:
         named = item.done["id"]
     else:
         named = event["item_id"]
-        yield from _take_words(item, event)
+        yield from _apply_text(item, event)
     if named != item.added["id"]:
         yield f"event {number} names item {index} {named}, which was added as {item.added['id']}."
 
 
-def _take_words(item: _Words, event: Told) -> Iterator[str]:
-    place = _place(event)
+def _apply_text(item: _LoggedItem, event: Json) -> Iterator[str]:
+    part = _part_key(event)
     if event["type"].endswith(".delta"):
-        item.text[place] = item.text.get(place, "") + event["delta"]
+        item.text[part] = item.text.get(part, "") + event["delta"]
     elif event["type"].endswith(".done"):
-        said = _text(event.get("part", event))
-        if said is not None and said != item.text.get(place, ""):
+        text = _text(event.get("part", event))
+        if text is not None and text != item.text.get(part, ""):
             yield f"event {event['sequence_number']} says something else than the deltas before it."
 
 
-def _place(event: Told) -> tuple[str, int]:
+def _part_key(event: Json) -> tuple[str, int]:
     if "summary_index" in event:
         return "summary", event["summary_index"]
     return "content", event.get("content_index", 0)
 
 
-def _text(part: Told) -> str | None:
-    """The words of a part, an item without parts, or an event; None if it has none."""
+def _text(part: Json) -> str | None:
+    """The text of a part, an item without parts, or an event; None if it has none."""
     for name in ("text", "refusal", "arguments", "input", "code"):
         if isinstance(part.get(name), str):
-            words: str = part[name]
-            return words
+            text: str = part[name]
+            return text
     return None
 
 
-def _says(item: Told, text: Mapping[tuple[str, int], str]) -> bool:
-    """Whether an item has just the words of those deltas, part by part."""
+def _has_text(item: Json, deltas: Mapping[tuple[str, int], str]) -> bool:
+    """Whether the item's text equals its joined deltas, part by part."""
     parts = {
-        (name, index): words
+        (name, index): text
         for name in ("content", "summary")
         for index, part in enumerate(item.get(name) or [])
-        if (words := _text(part)) is not None
+        if (text := _text(part)) is not None
     }
     whole = _text(item)
     if whole is not None:
         parts["content", 0] = whole
-    return {place: words for place, words in parts.items() if words} == {
-        place: words for place, words in text.items() if words
+    return {part: text for part, text in parts.items() if text} == {
+        part: text for part, text in deltas.items() if text
     }

@@ -1,7 +1,7 @@
-"""What must hold of every stored response, whatever happened to the servers that made it. Pure.
+"""The invariants of every stored response, whatever happened to the servers that generated it. Pure.
 
-A check takes one response as it is stored and gives what is wrong with it: the invariant's name and a
-sentence. What only a client, an engine or a process could tell is not here.
+A check takes one stored response and returns violations: the invariant's name and a sentence. Invariants
+that only a client, an engine or a process can observe are not here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,24 +35,24 @@ INVARIANTS = {
     "I14": "its times are in order",
     "I16": "nothing is kept of a deleted response but what a later one needs",
 }
-"""The numbers not here are of invariants that the database alone cannot show."""
+"""The missing numbers are invariants that the database alone cannot show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long what is unfinished may be left alone before it counts as forgotten."""
+    """How long unfinished responses and keys may stay unattended before they are violations."""
 
     grace_seconds: float = 30.0
-    """After the death of its replica, or, if that is later, after the first living replica came."""
+    """After its replica's death, or, if that is later, after the first living replica started."""
     waiting_seconds: float = 3600.0
-    """For one that began and now waits to be taken up again, which a busy server may put off."""
+    """For a response that was started and waits to be claimed again, which a busy server may put off."""
     key_seconds: float = 3600.0
-    """For an idempotency key of which nothing else is known: its response may run without being stored."""
+    """For an idempotency key without a stored response: it may be running with `store: false`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """An invariant that does not hold; without a response, `response_id` is that of one that is missing."""
+    """A violated invariant. `response_id` may be that of a missing response."""
 
     invariant: str
     tenant: str
@@ -61,8 +61,8 @@ class Violation:
 
 
 def check(response: AuditedResponse, moment: PageTime, limits: Limits) -> list[Violation]:
-    """Everything that is wrong with a response."""
-    found: list[Finding] = [
+    """All violations of one response."""
+    findings: list[Finding] = [
         *_check_end(response, moment, limits),
         *check_log(response, moment.now),
         *_check_metering(response),
@@ -73,18 +73,18 @@ def check(response: AuditedResponse, moment: PageTime, limits: Limits) -> list[V
         *_check_deleted(response, moment),
     ]
     stored = response.stored
-    return [Violation(name, stored.tenant, stored.id, sentence) for name, sentence in found]
+    return [Violation(name, stored.tenant, stored.id, sentence) for name, sentence in findings]
 
 
-def check_strays(strays: Iterable[Orphan]) -> list[Violation]:
+def check_orphans(orphans: Iterable[Orphan]) -> list[Violation]:
     return [
         Violation(
             "I16",
-            stray.tenant,
-            stray.response_id,
-            f"{stray.table} has {stray.rows} of its rows, but there is no such response.",
+            orphan.tenant,
+            orphan.response_id,
+            f"{orphan.table} has {orphan.rows} of its rows, but there is no such response.",
         )
-        for stray in strays
+        for orphan in orphans
     ]
 
 
@@ -108,7 +108,7 @@ def is_unfinished(response: AuditedResponse) -> bool:
 
 
 def _check_end(response: AuditedResponse, moment: PageTime, limits: Limits) -> Iterator[Finding]:
-    """While no server lives, nothing is forgotten: the next one to start takes up what is there."""
+    """Without a living server nothing is overdue: the next one to start claims everything."""
     stored, standing = response.stored, response.standing
     if not is_unfinished(response):
         return
@@ -125,12 +125,12 @@ def _check_end(response: AuditedResponse, moment: PageTime, limits: Limits) -> I
         if moment.now - max(heard, moment.served_since) > grace:
             yield "I1", f"it is {stored.status}, but its replica is {state} and was last heard of at {heard}."
     elif stored.status == "in_progress":
-        moved = max(_last_move(response), moment.served_since)
-        if moment.now - moved > timedelta(seconds=limits.waiting_seconds):
-            yield "I1", f"it is in_progress, but no replica has it and nothing happened since {moved}."
+        changed = max(_last_change(response), moment.served_since)
+        if moment.now - changed > timedelta(seconds=limits.waiting_seconds):
+            yield "I1", f"it is in_progress, but no replica has it and nothing happened since {changed}."
 
 
-def _last_move(response: AuditedResponse) -> datetime:
+def _last_change(response: AuditedResponse) -> datetime:
     stored, standing = response.stored, response.standing
     times = [stored.created_at, standing.queued_at, standing.started_at]
     if response.hot:
@@ -151,7 +151,7 @@ def _check_metering(response: AuditedResponse) -> Iterator[Finding]:
         yield "I7", "the ledger says that it is not stored."
     if line.key_id != response.standing.key_id and response.standing.key_id is not None:
         yield "I7", "the ledger has another API key than its row."
-    told = {
+    counted = {
         "status": (line.status, stored.status),
         "input_tokens": (line.input_tokens, stored.input_tokens),
         "cached_tokens": (line.cached_tokens, stored.cached_tokens),
@@ -160,15 +160,15 @@ def _check_metering(response: AuditedResponse) -> Iterator[Finding]:
         "finished_at": (line.finished_at, stored.finished_at),
         "created_at": (line.started_at, stored.created_at),
     }
-    for name, (in_ledger, in_row) in told.items():
+    for name, (in_ledger, in_row) in counted.items():
         if in_ledger != in_row:
             yield "I6", f"the ledger has {name} {in_ledger}, its row {in_row}."
 
 
 def _check_previous(response: AuditedResponse) -> Iterator[Finding]:
     stored, previous = response.stored, response.previous
-    said = _said_previous(stored.request)
-    if said is not None and said != stored.previous_id:
+    echoed = _echoed_previous(stored.request)
+    if echoed is not None and echoed != stored.previous_id:
         yield "I9", "its request names another previous response than its row."
     if stored.previous_id is None:
         return
@@ -179,12 +179,12 @@ def _check_previous(response: AuditedResponse) -> Iterator[Finding]:
         yield "I9", f"it goes on from {name}, which had not ended then."
 
 
-def _said_previous(request: str) -> UUID | None:
+def _echoed_previous(request: str) -> UUID | None:
     try:
-        said = decode_as(request, Echo).previous_response_id
+        echoed = decode_as(request, Echo).previous_response_id
     except msgspec.MsgspecError:
-        return None  # told by the check of its last event, where the same echo is needed
-    return ids.parse_response_id(said) if said is not None else None
+        return None  # reported by the check of its last event, which needs the same echo
+    return ids.parse_response_id(echoed) if echoed is not None else None
 
 
 def _check_items(response: AuditedResponse) -> Iterator[Finding]:
@@ -258,7 +258,7 @@ def _check_times(response: AuditedResponse, moment: PageTime) -> Iterator[Findin
 
 
 def _check_deleted(response: AuditedResponse, moment: PageTime) -> Iterator[Finding]:
-    """One that has expired may wait for the next purge, without its stream."""
+    """An expired response may wait for the next purge, without its stream."""
     if response.standing.deleted_at is None or is_unfinished(response):
         return
     expires = response.standing.expires_at

@@ -1,6 +1,6 @@
-"""The janitor thread: what has expired is purged, every so often, and changes of sums are folded.
+"""The retention thread: purges expired responses and idempotency keys, and folds storage counters.
 
-Any number of replicas may have one.
+Any number of replicas may run one at the same time.
 """
 
 import logging
@@ -15,19 +15,17 @@ from server.store.database import Database, DatabaseError
 from server.store.disk_space import Disk, Shortage
 from server.supervised_thread import Retry, SupervisedThread
 
-log = logging.getLogger("holdfast.janitor")
+log = logging.getLogger("holdfast.retention")
 
 FOLD_SECONDS = 10.0
-"""How often changes of what tenants have stored are folded."""
+"""How often the tenants' storage counters are folded."""
 SENDS = 10
-"""How often a slow reader may be waited for until it asks again and learns that its response has ended.
-
-It has a page of frames then, which is sent in fewer pieces.
-"""
+"""The time-outs of sending for which a slow reader may take until it queries again and learns that its
+response has ended. Its page of frames is sent in fewer pieces than that."""
 
 
 class DiskShort(Exception):
-    """A purge writes before it frees; this disk has no room for that."""
+    """The database's disk is too full for a purge, which writes before it frees."""
 
     def __init__(self, shortage: Shortage) -> None:
         super().__init__(
@@ -37,7 +35,7 @@ class DiskShort(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What a purge took away."""
+    """What a purge removed."""
 
     responses: int = 0
     keys: int = 0
@@ -47,9 +45,9 @@ class Purged:
 
 
 def quiet_seconds(config: Config) -> float:
-    """How long a response must be over before it is purged, so that no reader of its stream is cut off.
+    """How long a response must have ended before it is purged, so that no reader of its stream is cut off.
 
-    Whoever follows a response holds its whole stream from the first look at the store after its end on.
+    A reader keeps the whole stream from its first query after the end.
     """
     return SENDS * config.send_seconds
 
@@ -57,9 +55,10 @@ def quiet_seconds(config: Config) -> float:
 def purge(
     database: Database, disk: Disk, quiet: float, pause: Callable[[float], bool] = lambda _seconds: False
 ) -> Purged:
-    """Purges until nothing that has expired is left. Raises DiskShort, DatabaseError.
+    """Purges until nothing expired is left. Raises DiskShort, DatabaseError.
 
-    After every batch `pause` is given the time that it took, and ends the purge by saying True.
+    `pause` is called after every batch with the batch's duration in seconds; if it returns True, the purge
+    ends.
     """
     done = Purged()
     while True:
@@ -80,7 +79,7 @@ def purge(
 
 
 def fold(database: Database) -> None:
-    """Keeps the changes of what each tenant has stored few. Raises DatabaseError."""
+    """Merges each tenant's storage changes into its total. Raises DatabaseError."""
     more = True
     while more:
         with database.begin() as connection:
@@ -88,7 +87,7 @@ def fold(database: Database) -> None:
 
 
 class Retention:
-    """Purges every so often until `stop`."""
+    """Purges every `purge_seconds`, folds every FOLD_SECONDS."""
 
     def __init__(self, database: Database, disk: Disk, config: Config) -> None:
         self._database = database
@@ -96,13 +95,13 @@ class Retention:
         self._every = config.purge_seconds
         self._quiet = quiet_seconds(config)
         self._purged_at = time.monotonic()
-        self.thread = SupervisedThread("janitor", self._turn, retry=Retry(max_failures=None))
+        self.thread = SupervisedThread("retention", self._turn, retry=Retry(max_failures=None))
 
     def start(self) -> None:
         self.thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the batch that it is at."""
+        """Ends the thread after the current batch."""
         self.thread.stop()
 
     def _turn(self) -> None:

@@ -123,4 +123,4 @@ class GroupCommit:
 def restore(connection: Connection, unsynced: UnsyncedCommits) -> None:
     """Writes commits again that Postgres has lost in a crash."""
     if lost := unsynced.restore(connection):
-        log.warning("the database had forgotten %d updates; they are written again", lost)
+        log.warning("the database had lost %d updates; they are written again", lost)

@@ -46,7 +46,7 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
         for engine_died in (False, True):
             keys = [_key(update.run) for update in released if update.engine_died is engine_died]
             claims.release(connection, replica, keys, died=engine_died)
-        crashpoint("handback.written")
+        crashpoint("release.written")
     if any(update.run.ending is not None for update in updates):
         crashpoint("end.written")
 

@@ -261,14 +261,14 @@ class Recorder:
 
     def _after_commit(self, updates: Sequence[RunUpdate]) -> None:
         self._publish(updates)
-        crashpoint("recorder.told")
+        crashpoint("recorder.published")
         for update in updates:
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:
                 self.release(update.run.facts.id)
         if any(update.released for update in updates):
-            crashpoint("handback.committed")
+            crashpoint("release.committed")
             self._on_released()
         self._on_committed(updates)
 
@@ -339,7 +339,7 @@ class Recorder:
         with self._backpressure:
             if self._engine_paused:
                 self._engine_paused = False
-                log.warning("the database has caught up: the engine goes on")
+                log.warning("the database has caught up: the engine is resumed")
                 self._pause_engine(False)
 
     def _set_idle(self) -> None:
@@ -381,7 +381,7 @@ class Recorder:
             encoded = frames(response, update.events)
             final = msgspec.json.encode(update.run.final) if update.run.final is not None else None
         except Exception:
-            log.exception("response %s cannot be told", response)
+            log.exception("events of response %s cannot be encoded", response)
             update.unwritable = True
             self._suspend([update])
             return None

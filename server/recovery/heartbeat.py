@@ -96,9 +96,9 @@ class Heartbeat:
         with self._database.begin() as connection:
             orphans = leases.release_orphans(connection)
             if orphans:
-                crashpoint("bury.written")
+                crashpoint("orphans.written")
         if orphans:
-            crashpoint("bury.committed")
+            crashpoint("orphans.committed")
         with self._database.begin() as connection:
             lost = self._release_lost(connection)
             cancelled = claims.cancel_requested(connection, self._replica)

@@ -38,12 +38,12 @@ class HeartbeatWatch:
         gap = now - self._observed_at if self._observed_at is not None else 0.0
         if gap > self._lease:
             self._silent.clear()
-        step = min(gap, self._max_step)
+        elapsed = min(gap, self._max_step)
         self._observed_at = now
         before, self._silent = self._silent, {}
         for replica, heartbeat in heartbeats.items():
-            seen, silence = before.get(replica, (heartbeat, -step))
-            self._silent[replica] = (heartbeat, silence + step if heartbeat == seen else 0.0)
+            seen, silence = before.get(replica, (heartbeat, -elapsed))
+            self._silent[replica] = (heartbeat, silence + elapsed if heartbeat == seen else 0.0)
         return {
             replica: heartbeat
             for replica, (heartbeat, silence) in self._silent.items()

@@ -151,10 +151,10 @@ def _prepare_again(stored: StoredResponse, served: LoadedModel, resolved: Resolv
     return prepared
 
 
-def _request(stored: StoredResponse, asked: str) -> CreateResponse:
+def _request(stored: StoredResponse, request_json: str) -> CreateResponse:
     """The stored request, without its input, which is stored as items."""
     echo = decode_as(stored.request, Echo)
-    request = decode_as(asked, CreateResponse)
+    request = decode_as(request_json, CreateResponse)
     return msgspec.structs.replace(request, instructions=echo.instructions)
 
 

@@ -31,7 +31,7 @@ AT_A_TIME = 6
 """Streams that clients keep open."""
 PASSES = {"accept": 4, "claim": 2, "recorder": 20, "end": 3, "stream": 30}
 """At which pass of a place to die at the latest; at the first where nothing is said."""
-SAMPLE = ("accept.committed", "recorder.committed", "bury.committed", "end.written", "stream.frame")
+SAMPLE = ("accept.committed", "recorder.committed", "orphans.committed", "end.written", "stream.frame")
 
 
 class Customers:
@@ -95,7 +95,7 @@ class Customers:
 def in_order(points: Sequence[str], choose: random.Random) -> list[str]:
     """In any order, but a burial comes after a death that left something to bury."""
     deaths = [point for point in points if point.startswith("recorder.")]
-    burials = [point for point in points if point.startswith("bury.")]
+    burials = [point for point in points if point.startswith("orphans.")]
     others = [point for point in points if point not in deaths and point not in burials]
     choose.shuffle(others)
     choose.shuffle(deaths)
@@ -106,7 +106,7 @@ def die_at(customers: Customers, server: ServerProcess, point: str) -> None:
     """Has the customers use the server, which is to die there, until it does."""
     customers.server = server
     server.launch()
-    if point.startswith("handback."):
+    if point.startswith("release."):
         # What it has when it is asked may have ended by itself before it can be handed back.
         while hand_back(customers.connection, server) == 0:
             server.launch()

@@ -165,7 +165,7 @@ def taking(url: str, model_format: ModelFormat | None = None, **limits: Any) -> 
             served,
             bench.recorder,
             ToolLoop(engine, McpServers(RegisteredServers(), 1), bench.recorder.deliver),
-            **{"most_running": 64, "most_deaths": 3, **limits},
+            **{"max_running": 64, "max_deaths": 3, **limits},
         )
         yield Taking(bench, engine, claimer, served.model_format)
 
@@ -257,7 +257,7 @@ def test_what_waited_for_a_replica_to_start_is_claimed_at_once(
 
 
 def test_no_more_is_claimed_than_the_engine_may_run(database_url: str) -> None:
-    with taking(database_url, most_running=2) as at:
+    with taking(database_url, max_running=2) as at:
         for _ in range(3):
             accept(at.bench.database, at.bench.replica, background=True)
         at.claimer.claim_all()
@@ -285,7 +285,7 @@ def test_what_the_engine_has_no_room_for_is_handed_back(database_url: str, reaso
 
 
 def test_a_background_response_of_which_too_many_died_is_given_up(database_url: str) -> None:
-    with taking(database_url, most_deaths=1) as at:
+    with taking(database_url, max_deaths=1) as at:
         run = at.leave([list(say("poison"))], background=True)
         before = at.stream(run)
         at.claimer.claim_all()

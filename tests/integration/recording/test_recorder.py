@@ -90,9 +90,9 @@ def test_messages_that_gather_during_a_commit_are_the_next_commit(bench: Bench) 
 def test_a_commit_that_follows_another_rests_and_begins_with_a_delivery(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "_REST", 1e6)
-    monkeypatch.setattr(recorder, "_LONGEST_REST", 0.05)
-    monkeypatch.setattr(recorder, "_LONGEST_WAIT", 30.0)
+    monkeypatch.setattr(recorder, "_PAUSE_FACTOR", 1e6)
+    monkeypatch.setattr(recorder, "_MAX_PAUSE", 0.05)
+    monkeypatch.setattr(recorder, "_MAX_WAIT", 30.0)
     run = bench.begin()
     bench.recorder.deliver([tokens(run, say("a"))])
     eventually(lambda: len(bench.hub.told) == 1)

@@ -339,7 +339,7 @@ def test_a_recorder_that_stops_stores_what_becomes_free_in_time(bench: Bench) ->
 def test_a_database_that_is_away_is_a_trouble_of_the_recorders(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(committer, "_AWAY_SECONDS", 0.2)
+    monkeypatch.setattr(committer, "_REPORT_AFTER_SECONDS", 0.2)
     assert bench.recorder.trouble() is None
     run = bench.begin()
     dedicate = Database.dedicate

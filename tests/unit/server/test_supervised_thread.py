@@ -111,17 +111,17 @@ def test_a_thread_can_stop_itself_within_a_turn() -> None:
 
 def test_a_turn_that_lasts_longer_than_its_bound_is_a_trouble_that_names_the_thread() -> None:
     activity = Activity("worker", max_turn=60)
-    activity.works(100)
+    activity.busy(100)
     assert activity.trouble(160) is None
     assert activity.trouble(173) == "the worker thread has been at one turn for 73 s"
-    activity.works(173)
+    activity.busy(173)
     assert activity.trouble(174) is None
 
 
 def test_a_thread_that_waits_for_work_has_no_trouble_however_long_it_waits() -> None:
     activity = Activity("worker", max_turn=60)
-    activity.works(0)
-    activity.waits(1)
+    activity.busy(0)
+    activity.idle(1)
     assert activity.trouble(1e6) is None
 
 
@@ -151,7 +151,7 @@ def test_failures_of_a_thread_that_is_repeated_for_ever_are_no_trouble() -> None
     activity = Activity("janitor", max_turn=60, must_succeed=False)
     for _ in range(100):
         activity.failed()
-    activity.works(0)
+    activity.busy(0)
     assert activity.trouble(1) is None
     assert activity.trouble(61) is not None
 

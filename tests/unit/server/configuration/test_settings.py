@@ -66,7 +66,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "graphs": ("off", "off"),
     "ahead": ("off", "off"),
     "hub_kernel": (f"a/b@{'0' * 40}", f"a/b@{'0' * 40}"),
-    "crash_at": ("recorder.told:2", "recorder.told:2"),
+    "crash_at": ("recorder.published:2", "recorder.published:2"),
 }
 
 

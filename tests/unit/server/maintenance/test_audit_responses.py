@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.request import FinishReason
 from server.maintenance.audit_event_log import SLACK
-from server.maintenance.audit_responses import INVARIANTS, Limits, check, check_keys, check_strays
+from server.maintenance.audit_responses import INVARIANTS, Limits, check, check_keys, check_orphans
 from server.protocol import ids
 from server.protocol.responses.events import Event
 from server.store.audit.orphans import KeyViolation, Orphan
@@ -367,7 +367,7 @@ def test_a_failed_response_needs_an_error_and_an_incomplete_one_a_reason() -> No
 
 
 def test_what_is_kept_for_no_response_is_told() -> None:
-    [found] = check_strays([Orphan(TENANT, RESPONSE, "items", 3)])
+    [found] = check_orphans([Orphan(TENANT, RESPONSE, "items", 3)])
     assert (found.invariant, found.response_id) == ("I16", RESPONSE)
     assert "items has 3" in found.sentence
 

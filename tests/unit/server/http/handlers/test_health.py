@@ -46,8 +46,8 @@ def test_a_thread_whose_turn_does_not_end_is_named() -> None:
     now = [0.0]
     thread = SupervisedThread("keeper", lambda: waits(thread), clock=lambda: now[0])
     thread.start()
-    eventually(lambda: thread.activity._now[0])
-    thread.activity.works(0.0)
+    eventually(lambda: thread.activity._state[0])
+    thread.activity.busy(0.0)
     now[0] = 61.0
     assert health._unready_reason(services(thread)) == "the keeper thread has been at one turn for 61 s"
     thread.stop()
