@@ -54,7 +54,7 @@ def find_previous_attempt(
         kept = responses.get(connection, caller.tenant, first.response_id) if first else None
         return first, kept
 
-    first, kept = database.ask(look)
+    first, kept = database.autocommit(look)
     if first is None:
         return None
     if first.digest != repeatable.digest:

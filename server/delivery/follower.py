@@ -104,7 +104,7 @@ class Follower:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        connection = self._database.dedicate("follower", autocommit=True)
+        connection = self._database.dedicated_connection("follower", autocommit=True)
         descriptor = None
         try:
             if self._listen:
@@ -202,7 +202,7 @@ class Follower:
 
     def _told(self, connection: Connection, news: SubscriptionUpdate) -> Published:
         """What there is to tell; of a response that cannot be read, that there is nothing more."""
-        response, position = news.watched.response_id, news.watched.next_seq or 0
+        response, position = news.subscription.response_id, news.subscription.next_seq or 0
         try:
             if news.state == "ended":
                 return read_end(connection, news)
@@ -216,7 +216,7 @@ class Follower:
 
 
 def _running(connection: Connection, news: SubscriptionUpdate) -> Published:
-    tenant, response = news.watched.tenant, news.watched.response_id
+    tenant, response = news.subscription.tenant, news.subscription.response_id
     found = news.events[-TAIL_FRAMES:]
     first = found[0].sequence_number if found else news.end
     named = with_function_names(found, lambda: events.read(connection, tenant, response, 0))

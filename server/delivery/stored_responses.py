@@ -188,8 +188,8 @@ def read_end(connection: Connection, news: events.SubscriptionUpdate) -> Publish
 
     Of many events the last alone: whoever is before them reads the store.
     """
-    tenant, response = news.watched.tenant, news.watched.response_id
-    position = news.watched.next_seq or 0
+    tenant, response = news.subscription.tenant, news.subscription.response_id
+    position = news.subscription.next_seq or 0
     found = events.read(connection, tenant, response, position)[-TAIL_FRAMES:]
     final = read_response(connection, tenant, response)
     if final is None:

@@ -60,7 +60,7 @@ class StorageQuota:
                 return found
             if at is not None:  # others go by what was read before, and do not read it, too
                 self._read[tenant] = (now, found)
-        found = self._database.ask(lambda connection: storage_usage.total(connection, tenant))
+        found = self._database.autocommit(lambda connection: storage_usage.total(connection, tenant))
         with self._lock:
             if len(self._read) >= _MOST_TENANTS:
                 self._read.clear()

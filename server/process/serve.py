@@ -184,7 +184,7 @@ class _ServerProcess:
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
         self._mcp = _make_mcp_servers(config, model.seal)
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
-        self._notifier = Notifier(database, muted=config.delivery == "poll", on_fatal=self._fenced)
+        self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
         self._claimer = Claimer(
             database,
@@ -235,8 +235,8 @@ class _ServerProcess:
             self._replica,
             hub,
             on_fenced=self._fenced,
-            on_events=self._notifier.events,
-            on_handed_back=self._notifier.queue,
+            on_events=self._notifier.notify_events,
+            on_handed_back=self._notifier.notify_queue,
             on_steps=self._tool_loop.look,
             cancel=self._tool_loop.cancel,
             hold=self._engine.hold,
@@ -268,9 +268,9 @@ class _ServerProcess:
             unread=self._abandonment,
             on_unowned=self._claimer.wake,
             on_fenced=self._fenced,
-            on_others=self._notifier.set_others_alive,
+            on_others=self._notifier.set_other_replicas_alive,
             on_database_gone=opened.restore,
-            on_turn=self._standby.sign,
+            on_turn=self._standby.signal_alive,
         )
 
     def _make_follower(self, hub: Hub) -> Follower:
@@ -349,7 +349,7 @@ class _ServerProcess:
     def _queued(self) -> None:
         """A handler's thread: there is a background response, for this replica or another with more room."""
         self._claimer.wake()
-        self._notifier.queue()
+        self._notifier.notify_queue()
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]

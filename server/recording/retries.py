@@ -70,19 +70,19 @@ class Retries:
         """The step is not to be written as it is any more, if it is here at all."""
         for retry in self._pending:
             if retry.response == response and not retry.given_up:
-                _give_up(retry, "blocked")
+                _give_up(retry, "timed_out")
                 retry.next_at = now
 
     def failed(self, retry: Retry, trouble: CommitFailure, now: float) -> None:
         """A try was not committed. Outages and a broken schema are waited out, whatever is written."""
-        if trouble in ("away", "broken"):
+        if trouble in ("unavailable", "schema_mismatch"):
             retry.next_at = now + AWAY_PAUSE_SECONDS
             return
         retry.tries += 1
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(retry.tries - 1, 16), LONGEST_PAUSE_SECONDS)
         if retry.given_up:
             retry.way = "hand back" if retry.way == "fail" else "fail"
-        elif trouble != "blocked" or retry.tries >= MOST_TRIES:
+        elif trouble != "timed_out" or retry.tries >= MOST_TRIES:
             _give_up(retry, trouble)
             pause = 0.0
         retry.next_at = now + pause
@@ -90,5 +90,5 @@ class Retries:
 
 def _give_up(retry: Retry, trouble: CommitFailure) -> None:
     """What was only blocked may well succeed elsewhere, if the request says that it may run elsewhere."""
-    elsewhere = trouble == "blocked" and retry.step.run.facts.echo.background
+    elsewhere = trouble == "timed_out" and retry.step.run.facts.echo.background
     retry.way = "hand back" if elsewhere else "fail"

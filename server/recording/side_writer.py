@@ -21,9 +21,9 @@ from server.recording.persist import is_owner, is_written, write
 from server.recording.retries import Retries, Retry
 from server.recording.run_registry import RunUpdate
 from server.store.cluster import claims, leases
-from server.store.cluster.claims import ResponseKey
 from server.store.commit_failures import CommitFailure, classify
 from server.store.content import responses
+from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database, commit_synchronously, set_timeouts
 from server.store.log import events
 from server.supervised_thread import Retry as TurnRetry
@@ -131,7 +131,7 @@ class SideWriter:
                 owned = set(claims.owned_responses(connection, self._replica))
                 lost = [run for run in runs if ResponseKey(run.facts.tenant, run.facts.id) not in owned]
         except Exception as error:
-            if classify(error) == "refused":
+            if classify(error) == "rejected":
                 raise
             return
         for run in lost:  # or ended since `running` was asked, which the recorder knows
@@ -157,7 +157,7 @@ class SideWriter:
         if retry.given_up and not was_given_up:
             log.error("a step of response %s cannot be stored (%s); next: %s", *told)
             self._on_settled(Settled(retry.step, "given up"))
-        elif trouble != "away":
+        elif trouble != "unavailable":
             log.warning("a step of response %s is not stored yet (%s); next: %s", *told)
 
     def _commit(self, connection: Connection, retry: Retry) -> Settled:
@@ -202,7 +202,9 @@ class SideWriter:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = self._database.dedicate(leases.recorder_application_name(self._replica))
+            self._connection = self._database.dedicated_connection(
+                leases.recorder_application_name(self._replica)
+            )
         return self._connection
 
     def _disconnect(self) -> None:

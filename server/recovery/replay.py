@@ -47,7 +47,7 @@ def parted(progress: LogProgress, told: Sequence[Event], *, sums_up: bool = Fals
     The first of one that begins by `sums_up` is over where its compaction is told.
     """
     turns = [LoggedTurn()]
-    pieces = dict(progress.pieces)
+    pieces = dict(progress.token_chunks)
     calling = False
     for event in told:
         kind = event_type(event)

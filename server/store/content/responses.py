@@ -18,6 +18,13 @@ INPUT: Final = 0
 OUTPUT: Final = 1
 
 
+class ResponseKey(NamedTuple):
+    """The primary key of a response."""
+
+    tenant: str
+    id: UUID
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewResponse:
     """A response as it is accepted."""

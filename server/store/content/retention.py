@@ -12,32 +12,26 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
+from server.store.content.idempotency_keys import KEY_LIFETIME_HOURS
+from server.store.content.responses import ResponseKey
 from server.store.content.storage_usage import ITEM_BYTES, count_removed
 
 MAX_BATCH_ROWS = 1000
 """The most rows that a batch removes, unless its only response has more by itself."""
 MAX_BATCH_SECONDS = 0.2
 """How long a batch holds locks. One that would not end in time ends before its next slice."""
-KEY_LIFETIME = timedelta(hours=24)
+KEY_LIFETIME = timedelta(hours=KEY_LIFETIME_HOURS)
 _SLICE = 50
-
-
-class Place(NamedTuple):
-    """A response's key."""
-
-    tenant: str
-    id: UUID
 
 
 class ExpiredResponse(NamedTuple):
     """An expired response or tombstone, locked."""
 
-    place: Place
-    previous: Place | None
+    key: ResponseKey
+    previous: ResponseKey | None
     live: bool
     weight: int
     """The rows that go with it."""
@@ -161,18 +155,18 @@ def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> Pur
     due = within_row_limit(_lock_due(connection, quiet_seconds), room)
     if not due:
         return PurgeBatch(0, 0, False)
-    places = {candidate.place for candidate in due}
-    live = {candidate.place for candidate in due if candidate.live}
+    places = {candidate.key for candidate in due}
+    live = {candidate.key for candidate in due if candidate.live}
     parents = {candidate.previous for candidate in due if candidate.previous is not None}
     # A parent is locked before its last child goes: whoever deletes it meanwhile then sees that none is left.
-    held = {Place(row[0], row[1]): row[2] for row in _select(connection, _LOCK, parents)}
-    needed = {Place(row[0], row[1]) for row in _select(connection, _HAVE_SUCCESSOR, places)}
+    held = {ResponseKey(row[0], row[1]): row[2] for row in _select(connection, _LOCK, parents)}
+    needed = {ResponseKey(row[0], row[1]) for row in _select(connection, _HAVE_SUCCESSOR, places)}
     leaves = [
         candidate
         for candidate in due
-        if candidate.place not in needed and (candidate.previous is None or candidate.previous in held)
+        if candidate.key not in needed and (candidate.previous is None or candidate.previous in held)
     ]
-    removed = {candidate.place for candidate in leaves}
+    removed = {candidate.key for candidate in leaves}
     bereft = {candidate.previous for candidate in leaves if candidate.previous is not None}
     rows = sum(_execute(connection, statement, live) for statement in _REMOVE_STREAMS)
     rows += sum(_execute(connection, statement, removed) for statement in _REMOVE)
@@ -187,8 +181,8 @@ def _lock_due(connection: Connection, quiet_seconds: float) -> list[ExpiredRespo
     found = connection.execute(_DUE, {"quiet": quiet_seconds, "limit": _SLICE})
     return [
         ExpiredResponse(
-            Place(tenant, id_),
-            Place(tenant, previous) if previous is not None else None,
+            ResponseKey(tenant, id_),
+            ResponseKey(tenant, previous) if previous is not None else None,
             live,
             weight=1 + live + items,
         )
@@ -196,11 +190,11 @@ def _lock_due(connection: Connection, quiet_seconds: float) -> list[ExpiredRespo
     ]
 
 
-def _select(connection: Connection, statement: TextClause, places: Collection[Place]) -> Sequence[Any]:
+def _select(connection: Connection, statement: TextClause, places: Collection[ResponseKey]) -> Sequence[Any]:
     return connection.execute(statement, _key_arrays(places)).all() if places else ()
 
 
-def _execute(connection: Connection, statement: TextClause, places: Collection[Place]) -> int:
+def _execute(connection: Connection, statement: TextClause, places: Collection[ResponseKey]) -> int:
     """How many rows were changed; a statement that counts bytes too says so in its result."""
     if not places:
         return 0
@@ -209,7 +203,7 @@ def _execute(connection: Connection, statement: TextClause, places: Collection[P
     return changed
 
 
-def _key_arrays(places: Collection[Place]) -> dict[str, list[Any]]:
+def _key_arrays(places: Collection[ResponseKey]) -> dict[str, list[Any]]:
     return {"tenants": [place.tenant for place in places], "ids": [place.id for place in places]}
 
 

@@ -193,14 +193,14 @@ def decode_compacted(packed: str, first: int) -> list[Event]:
 class LogProgress(NamedTuple):
     """How far the log of a running response goes."""
 
-    pieces: list[tuple[int, list[int]]]
+    token_chunks: list[tuple[int, list[int]]]
     """The tokens that were stored together, and the number of the first event that they led to."""
     next_seq: int
     first_token_at: datetime | None
 
     @property
     def token_ids(self) -> list[int]:
-        return [token for _, piece in self.pieces for token in piece]
+        return [token for _, piece in self.token_chunks for token in piece]
 
 
 def read_progress(connection: Connection, tenant: Tenant, response_id: UUID) -> LogProgress:
@@ -291,7 +291,7 @@ class Subscription:
 class SubscriptionUpdate:
     """What a look into the log showed of a watched response."""
 
-    watched: Subscription
+    subscription: Subscription
     state: Literal["running", "ended", "gone", "unreadable"]
     end: int
     """The number after the last event of a running response."""

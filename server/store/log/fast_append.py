@@ -46,7 +46,7 @@ def append_and_commit(
     with psycopg_connection(connection) as raw:
         assert isinstance(raw, TimeoutConnection)
         raw.pgconn.send_query((_QUERY % replica).encode())
-        _, fence, *_ = raw.answers()
+        _, fence, *_ = raw.read_results()
         microseconds = fence.get_value(0, 0)
         if microseconds is None:
             raise Fenced
@@ -56,15 +56,15 @@ def append_and_commit(
             return False
         raw.pgconn.put_copy_data(b"".join((_HEAD, *map(_encode, rows), _TAIL)))
         raw.pgconn.put_copy_end()
-        raw.answers()
+        raw.read_results()
         return True
 
 
 def _abort_copy(raw: TimeoutConnection) -> None:
     raw.pgconn.put_copy_end(b"given up")
-    raw.answers(refused=True)
+    raw.read_results(allow_errors=True)
     raw.pgconn.send_query(b"rollback")
-    raw.answers()
+    raw.read_results()
 
 
 def _encode(row: NewLogRow) -> bytes:
