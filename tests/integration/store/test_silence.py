@@ -18,7 +18,7 @@ PATIENCE_S = 0.4
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect.TimeoutConnection, "patience", PATIENCE_S)
+    monkeypatch.setattr(connect.TimeoutConnection, "timeout_seconds", PATIENCE_S)
     monkeypatch.setattr(connect, "PING_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setitem(connect._CLIENT_KEEPALIVES, "connect_timeout", "2")  # less is as much, says psycopg
 
