@@ -1,8 +1,7 @@
 """One server process from start to shutdown: database, model, threads, HTTP.
 
 Order of shutdown: refuse new work, release background responses to other replicas, wait for running ones,
-fail the rest, write everything, stop listening. Hypercorn runs in this process, so a kill leaves no
-orphan.
+fail the rest, write everything, stop listening. Hypercorn runs in this process: a kill leaves no orphan.
 """
 
 import asyncio
