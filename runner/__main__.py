@@ -1,4 +1,4 @@
-"""`holdfast-runner`: serves MCP until it is told to stop. Exit codes: 0, or 1 with a sentence."""
+"""`holdfast-runner`: serves the code runner over MCP until a signal. Exit codes: 0, or 1 with a sentence."""
 
 import argparse
 import asyncio
@@ -60,7 +60,7 @@ def _sweep(sessions: Sessions, stopped: threading.Event) -> None:
 
 
 def _tokens(host: str) -> list[str]:
-    """Those of HOLDFAST_TOOL_TOKEN, `label=token,…` as the server has it, or of one's own."""
+    """The tokens of HOLDFAST_TOOL_TOKEN: `label=token,…` as for the server, or tokens without labels."""
     entries = os.environ.get("HOLDFAST_TOOL_TOKEN", "").split(",")
     tokens = [entry.partition("=")[2] or entry for entry in map(str.strip, entries) if entry]
     if not tokens and host not in ("127.0.0.1", "::1", "localhost"):

@@ -1,7 +1,7 @@
-"""What a sandbox is made of, as bubblewrap's command line. Pure.
+"""bubblewrap's command line for a sandbox. Pure.
 
-The code finds a system that it can read and not change, one folder of its own in memory, and nobody else: no
-network, no processes but its own, no environment, no user of this machine.
+Code in the sandbox sees a read-only system and one writable folder in memory. It has no network, no
+environment variables of the host, no processes but its own, and no user of the host.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from runner.limits import Limits
 
 HOME = "/mnt/data"
-"""Where gpt-oss is told that its files are."""
+"""The folder for files that gpt-oss's system prompt names."""
 _LINKS = ("bin", "lib", "lib32", "lib64", "sbin")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 _ENVIRONMENT = {
@@ -28,7 +28,9 @@ _ENVIRONMENT = {
 def command(
     limits: Limits, *, folders: Iterable[str], links: Sequence[str], seccomp: int, program: Sequence[str]
 ) -> list[str]:
-    """`folders` can be read beside /usr, `links` at the root lead into it, `seccomp` is a descriptor."""
+    """The command. `folders` are mounted read-only beside /usr, `links` are symbolic links at the root into
+    /usr, `seccomp` is the descriptor of the filter.
+    """
     words = [
         "bwrap",
         "--unshare-user",
@@ -56,6 +58,6 @@ def command(
 
 
 def root_links(present: Iterable[str]) -> list[str]:
-    """Of what stands at the root of this machine, what leads into /usr."""
+    """Those of the root's entries that are links into /usr."""
     there = set(present)
     return [name for name in _LINKS if name in there]

@@ -1,4 +1,4 @@
-"""Which Python runs in the sandboxes, and whether any can be made on this machine."""
+"""Finds the Python for sandboxes, and checks that a sandbox can be created on this machine."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 
 
 def find_python(path: str | None) -> Python:
-    """An interpreter, and the folders that it reads. Raises CannotRun."""
+    """The interpreter and the folders that it needs. Raises CannotRun."""
     path = path or next((known for known in _PYTHONS if Path(known).exists()), None)
     if path is None:
         raise CannotRun("there is no Python in /usr; name one with --python.")
@@ -27,7 +27,7 @@ def find_python(path: str | None) -> Python:
 
 
 def check_sandbox(limits: Limits, python: Python) -> None:
-    """Makes one sandbox and ends it. Raises CannotRun with what bubblewrap says."""
+    """Creates a sandbox and closes it. Raises CannotRun with bubblewrap's message."""
     if sys.platform != "linux" or os.uname().machine not in ARCHITECTURES:
         raise CannotRun(f"code runs on Linux only, on {' and '.join(ARCHITECTURES)}.")
     sandbox = Sandbox(limits, python)

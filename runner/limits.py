@@ -1,4 +1,4 @@
-"""How much of this machine one sandbox may have."""
+"""Resource limits of one sandbox."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ MB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """One sandbox's, for all of its processes together unless it is said otherwise."""
+    """Limits for all processes of a sandbox together, except as noted."""
 
     seconds: float = 30.0
-    """Of one piece of code, by the clock."""
+    """Wall-clock time of one cell or command."""
     memory: int = 512 * MB
     disk: int = 64 * MB
-    """Bytes of files, which are in memory, too."""
+    """Bytes of files, which are in memory."""
     files: int = 10_000
     processes: int = 64
     """And threads."""
     output: int = 64 * 1024
-    """Bytes that are kept of what one piece of code prints: half from its beginning, half from its end."""
+    """Bytes of one cell's output that are returned: half from the beginning, half from the end."""

@@ -1,4 +1,4 @@
-"""The processes of one sandbox, seen from outside: which there are, what they use, stopping and going on."""
+"""The processes of one sandbox, from outside: the process tree, its memory, SIGSTOP and SIGCONT."""
 
 import contextlib
 import os
@@ -9,9 +9,9 @@ _ROUNDS = 20
 
 
 def process_tree(pid: int) -> list[int]:
-    """A process and all below it, the eldest first.
+    """A process and its descendants, oldest first.
 
-    Those of a sandbox cannot leave it: an orphan becomes its first process's.
+    An orphan in a sandbox becomes a child of the sandbox's first process, so none is missed.
     """
     found = [pid]
     for member in found:  # which grows meanwhile
@@ -23,13 +23,13 @@ def process_tree(pid: int) -> list[int]:
 
 
 def memory_of(pids: list[int], limit: int) -> int:
-    """Bytes that they hold. What they share is counted once where that matters, for it takes long."""
+    """Bytes of memory of these processes. Near the limit shared pages are counted once, which is slow."""
     held = sum(_resident_memory(pid) for pid in pids)
     return held if held <= limit else sum(_proportional_memory(pid) for pid in pids)
 
 
 def stop(pid: int) -> None:
-    """Stops all below the process, also what is born meanwhile."""
+    """Stops all descendants of the process, including those that are created meanwhile."""
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
         fresh = set(process_tree(pid)[1:]) - stopped

@@ -1,7 +1,7 @@
-"""One sandbox: an interpreter behind bubblewrap, given pieces of code one at a time, and never trusted.
+"""One sandbox: an untrusted interpreter in bubblewrap that runs one cell of code at a time.
 
-Between two pieces all its processes stand still. What the kernel does not hold for a whole sandbox without
-control groups, its memory and its number of files, is looked at while code runs.
+Between two cells its processes are stopped. Its memory and number of files, which the kernel cannot limit
+for a sandbox without control groups, are checked while code runs.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ _INSIDE = Path(__file__).with_name("sandboxed_interpreter.py").read_text(encodin
 _BLOCK = 65536
 _CHECK_SECONDS = 0.05
 _GRACE_SECONDS = 2.0
-"""Between asking code to end and ending its sandbox."""
+"""Seconds from interrupting code to killing its sandbox."""
 _CPU_SECONDS = 600
-"""Of a process in its whole life."""
+"""CPU time of a process in its whole life."""
 NOBODY_UID = 65534
 
 _starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
-"""A sandbox ends with the thread that started it, so that one is never ended."""
+"""--die-with-parent kills a sandbox when the thread that started it exits, so this thread never does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a piece of code printed, and how it ended."""
+    """The output of a cell or command, and whether its sandbox has ended."""
 
     output: str
     ended: str | None = None
-    """Why the sandbox is gone with all that was in it, as a sentence; None: it waits for more."""
+    """The reason why the sandbox has ended, as a sentence; None if it can run more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,15 @@ class Python:
 
     path: str
     folders: tuple[str, ...] = ()
-    """What it needs to read beside /usr."""
+    """Folders that it reads beside /usr."""
 
 
 class CannotRun(Exception):
-    """This machine does not let sandboxes be made; the message says why."""
+    """Sandboxes cannot be created on this machine; the message says why."""
 
 
 class Sandbox:
-    """Not for two threads at once, but `close` is for any."""
+    """Not thread-safe, except for `close`."""
 
     def __init__(self, limits: Limits, python: Python) -> None:
         self._limits = limits
@@ -79,7 +79,7 @@ class Sandbox:
             os.set_blocking(descriptor, False)
 
     def run(self, piece: str | Command) -> RunResult:
-        """Runs Python code, or a command, to its end or that of its time."""
+        """Runs Python code or a command until it ends or its time is over."""
         request = piece if isinstance(piece, str) else asdict(piece)
         printed = _BoundedOutput(self._limits.output)
         processes.resume(self._process.pid)
@@ -91,7 +91,7 @@ class Sandbox:
         return RunResult(printed.text(), ended)
 
     def close(self) -> None:
-        """Ends it, and every process in it."""
+        """Kills every process of the sandbox."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -134,7 +134,7 @@ class Sandbox:
                         return problem
 
     def _excess(self) -> str | None:
-        """What the sandbox has too much of."""
+        """The exceeded limit as a sentence; None if there is none."""
         members = processes.process_tree(self._process.pid)
         if processes.memory_of(members, self._limits.memory) > self._limits.memory:
             return f"The code used more than {self._limits.memory >> 20} MB of memory."
@@ -147,7 +147,7 @@ class Sandbox:
 
 
 class _BoundedOutput:
-    """The beginning and the end of what is printed."""
+    """The beginning and the end of an output, within a limit of bytes."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -168,7 +168,7 @@ class _BoundedOutput:
 
 
 def _read_available(descriptor: int, give: Callable[[bytes], None], most: int = 16 * _BLOCK) -> bool:
-    """Reads what is there, up to a bound; false when the other side is gone."""
+    """Reads available bytes, about `most`; False at end of file."""
     taken = 0
     while taken < most:
         try:

@@ -1,8 +1,8 @@
-"""The interpreter inside the sandbox: runs pieces of code in one lasting namespace, as a notebook does; and
-commands, between them.
+"""The program inside the sandbox: runs cells of code in one namespace, as a notebook does, and commands.
 
-It is handed to Python as text, so it imports nothing of ours. It sets its own limits, which the code cannot
-raise again, before it reads any. What it says of an end is not trusted outside: the code could say it itself.
+It is passed to Python as text, so it imports nothing of this package. It sets its resource limits, which
+the code cannot raise, before it reads any code. Its end-of-cell signal is not trusted: the code could
+send it, too.
 """
 
 import ast
@@ -19,14 +19,14 @@ import types
 
 
 class TimeLimitReached(KeyboardInterrupt):
-    """Not an Exception, so that the code does not catch it by accident."""
+    """Derives from KeyboardInterrupt, so that `except Exception` does not catch it."""
 
 
 def confine(limits: dict[str, int]) -> None:
-    """Holds for this process and all that it starts.
+    """Sets resource limits for this process and its children.
 
-    Of one process's own data there is an eighth less than of a sandbox's memory, which has the pages of its
-    programs in it, too: so code that asks for too much gets a MemoryError before its sandbox is ended.
+    RLIMIT_DATA is 7/8 of the sandbox's memory, which also holds programs' pages: so code that allocates too
+    much gets a MemoryError before its sandbox is killed.
     """
     for name, value in (
         ("RLIMIT_NPROC", limits["processes"]),
@@ -46,7 +46,7 @@ def confine(limits: dict[str, int]) -> None:
 
 
 def run(code: str, name: str, namespace: dict[str, object]) -> None:
-    """Runs it; a last line that is an expression is shown, and so is what goes wrong."""
+    """Runs a cell; prints the value of a last expression, and the traceback of an exception."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     try:
         tree = ast.parse(code, name)
@@ -68,7 +68,7 @@ def run(code: str, name: str, namespace: dict[str, object]) -> None:
 
 
 def execute(words: list[str], folder: str, variables: dict[str, str], seconds: float | None) -> None:
-    """Runs a program, which prints where code prints; says how it ended unless that is with 0."""
+    """Runs a program with the same output; prints its exit code unless that is 0."""
     try:
         process = subprocess.Popen(
             words,

@@ -1,7 +1,7 @@
-"""The system calls that code in a sandbox may not make, as a filter program for the kernel. Pure.
+"""A seccomp filter: the system calls that are refused in a sandbox. Pure.
 
-Everything else is allowed: namespaces are what holds the code, and this keeps it from the parts of the kernel
-that have let others out of such namespaces, and from those whose memory nobody counts.
+All others are allowed. Namespaces isolate the code; the filter removes kernel interfaces through which
+namespaces have been escaped, and those whose memory is not accounted to the process.
 """
 
 import errno

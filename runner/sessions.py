@@ -1,7 +1,7 @@
-"""Which sandbox code and commands go to: one for each session, as many as there may be, as long as used.
+"""Sessions: a sandbox for each session name, limits by tenant, eviction of unused sandboxes.
 
-A session's name is `<tenant>.<session>`; names without a dot are of one tenant. A tenant may have a share of
-the sandboxes at work, and may keep more than its share only while there is room.
+A session's name is `<tenant>.<session>`; names without a dot belong to one tenant. A tenant has a limited
+share of the busy sandboxes, and keeps more idle ones than its share only while there is room.
 """
 
 import threading
@@ -13,11 +13,11 @@ from typing import Protocol
 from runner.sandbox import Command, RunResult
 
 PIECES_PER_SANDBOX = 4
-"""Pieces of code under way for each sandbox that may be at work: more would only take threads."""
+"""Cells in progress or queued for each sandbox; more would only occupy threads."""
 
 
 class CodeSandbox(Protocol):
-    """A sandbox, as far as it matters here."""
+    """The part of Sandbox that sessions use."""
 
     def run(self, piece: str | Command) -> RunResult: ...
 
@@ -25,7 +25,7 @@ class CodeSandbox(Protocol):
 
 
 class Busy(Exception):
-    """All sandboxes are at work, or all that one tenant may have."""
+    """All sandboxes are busy, or the tenant's whole share."""
 
 
 class _Session:
@@ -38,7 +38,7 @@ class _Session:
 
 
 class Sessions:
-    """For any thread."""
+    """The sandboxes by session name. Thread-safe."""
 
     def __init__(
         self, start: Callable[[], CodeSandbox], most: int, idle_seconds: float, share: int | None = None
@@ -76,7 +76,7 @@ class Sessions:
             return self._pieces[tenant]
 
     def sweep(self) -> None:
-        """Ends the sandboxes that nobody has used for long."""
+        """Closes the sandboxes that were idle for `idle_seconds`."""
         old = time.monotonic() - self._idle_seconds
         with self._lock:
             idle = [key for key, session in self._sessions.items() if self._is_idle(session, old)]
@@ -84,7 +84,7 @@ class Sessions:
         _close(ended)
 
     def close(self) -> None:
-        """Ends all that are not at work."""
+        """Closes all idle sandboxes."""
         with self._lock:
             ended = [session for session in self._sessions.values() if session.waiting == 0]
             self._sessions.clear()
@@ -152,7 +152,7 @@ class Sessions:
 
 
 def tenant_of(name: str | None) -> str:
-    """Whose session that is, as far as its name tells."""
+    """The tenant in a session's name; empty without one."""
     tenant, dot, _ = (name or "").partition(".")
     return tenant if dot else ""
 

@@ -35,13 +35,13 @@ from typing import ClassVar
 
 
 class ApiError(Exception):
-    """Answered with `status` and an error object of `type` and `code`."""
+    """An error response: `status` and an error object with `type` and `code`."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
     retry: ClassVar[bool] = False
-    """Whether sending the same again can help; told to the SDK, which would try by itself."""
+    """Whether a repetition can succeed; sent as `x-should-retry`, which OpenAI's SDKs follow."""
     retry_seconds: ClassVar[int] = 1
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -67,7 +67,7 @@ class UnknownModel(InvalidRequest):
 
 
 class ConversationLocked(InvalidRequest):
-    """Of OpenAI's status and code, by which its agents know when to try again."""
+    """Has OpenAI's status and code, by which its agents SDK retries."""
 
     default_code = "conversation_locked"
     retry = True
@@ -189,7 +189,7 @@ class Overloaded(ApiError):
 
 
 class ToolServerDown(ApiError):
-    """One of OpenAI's tools cannot be served now, and an answer without it is not what was asked for."""
+    """The tool server of a requested OpenAI tool is unavailable."""
 
     status = 503
     default_code = "tool_server_unavailable"
@@ -212,7 +212,7 @@ class StorageFull(ApiError):
 
 
 class QueryTooSlow(ApiError):
-    """The database answers, but not to this question in the time that one may take."""
+    """A statement exceeded `statement_timeout`; unlike an outage, a repetition does not help."""
 
     status = 504
     default_code = "query_too_slow"
@@ -233,11 +233,11 @@ class InternalError(ApiError):
 
 
 class ClientGone(Exception):
-    """The client left before its request was whole."""
+    """The client disconnected before its request was complete."""
 
 
 class NotReady(Exception):
-    """A handler cannot go on before these are done. Nothing has happened; it is called again then."""
+    """A handler needs `pending` futures. It has changed nothing, and is called again when they are done."""
 
     def __init__(self, pending: Sequence["Future[None]"]) -> None:
         super().__init__("what the request needs is being fetched")
@@ -245,4 +245,4 @@ class NotReady(Exception):
 
 
 class ConfigError(Exception):
-    """A setting is wrong; the message is a sentence for the person at the terminal."""
+    """A wrong setting; the message is a sentence for the operator."""

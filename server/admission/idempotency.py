@@ -54,7 +54,7 @@ def find_previous_attempt(
         stored = responses.get(connection, caller.tenant, first_use.response_id) if first_use else None
         return first_use, stored
 
-    first_use, stored = database.ask(read)
+    first_use, stored = database.autocommit(read)
     if first_use is None:
         return None
     if first_use.digest != key.digest:

@@ -82,7 +82,7 @@ def _audit(url: str, options: argparse.Namespace) -> int:
     try:
         _require_current(url)
         database = Database(url, pool_size=1)
-        with closing(database), database.dedicate("audit") as connection:
+        with closing(database), database.dedicated_connection("audit") as connection:
             scope = _scope(connection, options)
             for violation in violations(connection, scope, Limits(), tally):
                 print_result(_line(violation, as_json=options.json))

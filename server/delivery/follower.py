@@ -104,7 +104,7 @@ class Follower:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        connection = self._database.dedicate("follower", autocommit=True)
+        connection = self._database.dedicated_connection("follower", autocommit=True)
         descriptor = None
         try:
             if self._listen:
@@ -211,7 +211,7 @@ class Follower:
 
 def _to_published(connection: Connection, update: SubscriptionUpdate) -> Published:
     """The new frames; for a response that cannot be read, that there is nothing more."""
-    response, position = update.watched.response_id, update.watched.next_seq or 0
+    response, position = update.subscription.response_id, update.subscription.next_seq or 0
     try:
         if update.state == "ended":
             return read_end(connection, update)
@@ -225,7 +225,7 @@ def _to_published(connection: Connection, update: SubscriptionUpdate) -> Publish
 
 
 def _running(connection: Connection, update: SubscriptionUpdate) -> Published:
-    tenant, response = update.watched.tenant, update.watched.response_id
+    tenant, response = update.subscription.tenant, update.subscription.response_id
     tail = update.events[-TAIL_FRAMES:]
     first = tail[0].sequence_number if tail else update.end
     named = with_function_names(tail, lambda: events.read(connection, tenant, response, 0))

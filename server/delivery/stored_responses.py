@@ -189,8 +189,8 @@ def read_end(connection: Connection, update: events.SubscriptionUpdate) -> Publi
 
     At most the last TAIL_FRAMES: a reader that lacks more reads the store.
     """
-    tenant, response = update.watched.tenant, update.watched.response_id
-    position = update.watched.next_seq or 0
+    tenant, response = update.subscription.tenant, update.subscription.response_id
+    position = update.subscription.next_seq or 0
     tail = events.read(connection, tenant, response, position)[-TAIL_FRAMES:]
     final = read_response(connection, tenant, response)
     if final is None:

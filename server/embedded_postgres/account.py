@@ -1,4 +1,4 @@
-"""Whom the embedded Postgres runs as, and where that user may go.
+"""The operating system account of the embedded Postgres, and which directories it can enter.
 
 Postgres refuses to run as root. An ordinary user runs it as themselves; root runs it as the owner
 of the data directory, or as `postgres`, or as `nobody`. Only directories of the embedded database

@@ -1,4 +1,4 @@
-"""Where Postgres's programs are, and how to run them where they cannot be reached.
+"""Finds Postgres' programs; copies them where the account that runs them cannot reach them.
 
 They come from the directory the caller names, else from the wheel that `holdfast[embedded]`
 installs, else from the system's packages. When root runs them as an unprivileged user who cannot

@@ -1,4 +1,4 @@
-"""The embedded database on disk: its directory, its cluster, and what a dead Postgres left there.
+"""The embedded database's data directory: locks, cluster creation, socket, log, stale files.
 
     DATA_DIR/owner.lock       held by the process that owns the database, for its life
     DATA_DIR/cluster.lock     held by every process of Postgres itself, until the last is gone

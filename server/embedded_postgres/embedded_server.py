@@ -1,4 +1,4 @@
-"""A Postgres that comes with the server: started when there is no DATABASE_URL, gone when we are.
+"""The embedded Postgres: starts, attaches to, restarts and stops the database of one data directory.
 
 The process that holds `owner.lock` owns the database: it started Postgres, through a watcher that
 stops it when the owner is gone. Other processes attach to its socket and share the database. When
@@ -8,7 +8,7 @@ The kernel keeps both facts that matter, so that no crash leaves either one wron
 held for the owner's life, and `cluster.lock` is inherited by the watcher and by every process of
 Postgres, so that whoever gets it knows that no process of an earlier run is left.
 
-Called from any thread. Knows nothing about tables; paths and files are in `postgres_cluster`.
+Thread-safe. Knows nothing about tables; paths and files are in `data_directory`.
 """
 
 import contextlib

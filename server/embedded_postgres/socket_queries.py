@@ -1,4 +1,4 @@
-"""What is said to the embedded Postgres over its socket: is it there, and does it have our database.
+"""Connections to the embedded Postgres over its socket: URL, readiness probe, creation of the database.
 
 Knows nothing about processes or files.
 """

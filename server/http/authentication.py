@@ -93,7 +93,7 @@ class Authenticator:
     def authenticate(self, request: HTTPConnection) -> Caller:
         """The caller of a request or of a WebSocket. Raises NotAuthenticated, WrongHost or WrongOrigin."""
         key = _bearer_token(request)
-        caller = self._database.ask(lambda connection: self._look_up(connection, key))
+        caller = self._database.autocommit(lambda connection: self._look_up(connection, key))
         self._check_origin(request, key_exists=caller.key_id is not None)
         return caller
 

@@ -1,8 +1,7 @@
-"""The OpenAPI document: every address with what it takes and gives, made from routes and protocol types.
+"""Generates the OpenAPI document from the routes' contracts and the protocol types. Pure.
 
-A route cannot be without a `Contract`, and the schemas are msgspec's of the very types that requests are
-decoded as and answers are made of. Where items and their parts are read by hand, the tables of their readers
-say which types there are. Pure.
+Every route has a `Contract`. The schemas are msgspec's, of the types that requests are decoded to and answers
+encoded from. Items and parts are decoded by hand; their schemas come from the tables of their readers.
 """
 
 import re
@@ -47,13 +46,13 @@ _COMMON_ERRORS: tuple[type[ApiError], ...] = (
     QueryTooSlow,
 )
 _NAMED_UNIONS: dict[str, Any] = {"Item": Item, "Tool": tools.Tool, "StreamEvent": StreamEvent}
-"""Unions that are one schema, whatever they are used in."""
+"""Unions that become a component of their own."""
 _OTHER = str(OtherItem.__struct_config__.tag)
 _OPEN_RESPONSES_NAMES = {
     "ReasoningTextDelta": "response.reasoning.delta",
     "ReasoningTextDone": "response.reasoning.done",
 }
-"""Events that have another name in the Open Responses specification, which streams may be asked for."""
+"""Event types with another name in the Open Responses specification, which a request header selects."""
 _DESCRIPTION = (
     "OpenAI's Responses API and Chat Completions, of open-weight models. A WebSocket at /v1/responses takes "
     "`response.create` messages, whose fields are CreateResponse's, and tells the events of StreamEvent."
@@ -62,7 +61,7 @@ _DESCRIPTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter beside path and body."""
+    """A query or header parameter."""
 
     name: str
     type: Any
@@ -73,7 +72,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """What an address takes and gives."""
+    """The request and responses of a route."""
 
     says: str
     gives: Any
@@ -81,17 +80,17 @@ class Contract:
     """The body's type."""
     needs_body: bool = True
     streams: tuple[Any, ...] = ()
-    """What the events of its stream say, if it may be answered with one."""
+    """The types of the events, if the route can answer with a stream."""
     parameters: tuple[Parameter, ...] = ()
     refuses: tuple[type[ApiError], ...] = ()
-    """Beside what is the same everywhere."""
+    """Errors beside those of every route."""
     otherwise: Mapping[int, Any] = field(default_factory=dict)
-    """What is given with another status than 200 and is no error object; None: nothing."""
+    """Bodies of other statuses that are not error objects; None for an empty body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A route as the document tells of it."""
+    """A route of the document."""
 
     method: str
     path: str
@@ -182,7 +181,7 @@ def _responses(route: Operation, schemas: "_Schemas") -> Json:
 
 
 def _server_sent_event(schema: Json) -> Json:
-    """One server-sent event; a stream is told event by event, as OpenAPI 3.2 has it."""
+    """The schema of one server-sent event, as in OpenAPI 3.2."""
     said = {"contentMediaType": "application/json", "contentSchema": schema}
     data = {"type": "string", "anyOf": [{"const": "[DONE]"}, said]}
     return _object({"event": {"type": "string"}, "data": data}, "data")
@@ -194,12 +193,12 @@ def _response(says: str, content: Json) -> Json:
 
 
 def _error_name(error: type[ApiError]) -> str:
-    """What an error is called, from the name of its class."""
+    """An error's description, from the name of its class."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", error.__name__).capitalize()
 
 
 class _Schemas:
-    """The schemas of all types there are."""
+    """The schemas of all types of the contracts."""
 
     def __init__(self, kinds: Iterable[Any]) -> None:
         readers = [*given.ITEM_READERS.values(), *CONTENT_READERS.values()]
@@ -217,7 +216,7 @@ class _Schemas:
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
     def components(self, contracts: Sequence[Contract]) -> Json:
-        """Everything that the document refers to."""
+        """All schemas to which the document refers, by name."""
         components = {name: self._within(schema) for name, schema in self._components.items()}
         components |= self._unions | self._by_hand()
         told_apart = components["Item"]["discriminator"]
@@ -237,7 +236,7 @@ class _Schemas:
         return {name: components[name] for name in sorted(asked | told)}
 
     def _within(self, schema: Any) -> Any:
-        """The same with the named unions by their names."""
+        """The schema with named unions replaced by references."""
         for name, union in self._unions.items():
             if schema == union:
                 return _ref(name)
@@ -246,7 +245,7 @@ class _Schemas:
         return [self._within(value) for value in schema] if isinstance(schema, list) else schema
 
     def _by_hand(self) -> Json:
-        """What is read, or written, field by field."""
+        """Schemas of types that are decoded or encoded by hand."""
         items = {
             kind: self._of_type(kind, reader.shape, "Param") for kind, reader in given.ITEM_READERS.items()
         }
@@ -292,7 +291,7 @@ def _object(properties: Json, *required: str) -> Json:
 
 
 def _require_all(schema: Json) -> None:
-    """What is sent has its defaults written out."""
+    """Makes fields with defaults required: answers contain them always."""
     properties = schema.get("properties", {})
     required = schema.get("required", [])
     filled = [name for name, one in properties.items() if "default" in one and name not in required]
@@ -301,7 +300,7 @@ def _require_all(schema: Json) -> None:
 
 
 def _referenced(schema: Any, components: Json) -> set[str]:
-    """The names of all components that a schema leads to."""
+    """The names of all components that a schema refers to, directly or indirectly."""
     reached: set[str] = set()
     waiting = [schema]
     while waiting:

@@ -46,5 +46,5 @@ class Services:
         """Ends a response whose row has `cancel_requested_at`, on whichever replica it runs or waits."""
         self.tool_loop.cancel(response)
         self.claimer.wake()
-        self.notifier.cancel(response)
-        self.notifier.queue()
+        self.notifier.notify_cancel(response)
+        self.notifier.notify_queue()

@@ -60,7 +60,7 @@ class StorageQuota:
                 return size
             if read_at is not None:  # other threads use the old sum while this one reads
                 self._read[tenant] = (now, size)
-        size = self._database.ask(lambda connection: storage_usage.total(connection, tenant))
+        size = self._database.autocommit(lambda connection: storage_usage.total(connection, tenant))
         with self._lock:
             if len(self._read) >= _MAX_TENANTS:
                 self._read.clear()

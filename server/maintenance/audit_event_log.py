@@ -72,13 +72,13 @@ def check_log(response: AuditedResponse, now: datetime) -> Iterator[Finding]:
 
 def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
     status = response.stored.status
-    if status not in TERMINAL_STATUSES and response.folded is not None:
+    if status not in TERMINAL_STATUSES and response.compacted is not None:
         yield "I2", f"it is {status}, but its events are folded as if it had ended."
     if status in TERMINAL_STATUSES and response.hot:
         yield "I2", f"it is {status}, but {len(response.hot)} rows of its running log are left."
-    if status in TERMINAL_STATUSES and response.folded is None and response.standing.deleted_at is None:
+    if status in TERMINAL_STATUSES and response.compacted is None and response.audit_columns.deleted_at is None:
         yield "I2", f"it is {status}, but its events are not there."
-    if status not in TERMINAL_STATUSES and response.folded is None and not response.hot:
+    if status not in TERMINAL_STATUSES and response.compacted is None and not response.hot:
         yield "I2", f"it is {status}, but it has no event."
     attempts = [row.attempt for row in response.hot]
     if any(after < before for before, after in pairwise(attempts)):
@@ -91,7 +91,7 @@ def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
 
 
 def _rows(response: AuditedResponse) -> Sequence[LogRow]:
-    folded = response.folded
+    folded = response.compacted
     if folded is None:
         return [hot.row for hot in response.hot]
     if folded.codec != CODEC_ROWS:
@@ -117,8 +117,8 @@ def _check_numbers(
             yield "I2", f"the row of event {row.first_seq} counts {row.n} events and holds {len(events)}."
             return
         expected += row.n
-    if response.folded is not None and response.folded.last_seq != expected - 1:
-        yield "I2", f"its last event is {expected - 1}, but the stream says {response.folded.last_seq}."
+    if response.compacted is not None and response.compacted.last_seq != expected - 1:
+        yield "I2", f"its last event is {expected - 1}, but the stream says {response.compacted.last_seq}."
 
 
 def _check_own_numbers(decoded: Sequence[Json]) -> Iterator[Finding]:

@@ -109,7 +109,7 @@ def is_unfinished(response: AuditedResponse) -> bool:
 
 def _check_end(response: AuditedResponse, moment: PageTime, limits: Limits) -> Iterator[Finding]:
     """Without a living server nothing is overdue: the next one to start claims everything."""
-    stored, standing = response.stored, response.standing
+    stored, standing = response.stored, response.audit_columns
     if not is_unfinished(response):
         return
     if stored.background and not standing.can_begin_again:
@@ -131,7 +131,7 @@ def _check_end(response: AuditedResponse, moment: PageTime, limits: Limits) -> I
 
 
 def _last_change(response: AuditedResponse) -> datetime:
-    stored, standing = response.stored, response.standing
+    stored, standing = response.stored, response.audit_columns
     times = [stored.created_at, standing.queued_at, standing.started_at]
     if response.hot:
         times.append(datetime.fromtimestamp(response.hot[-1].row.at, stored.created_at.tzinfo))
@@ -139,7 +139,7 @@ def _last_change(response: AuditedResponse) -> datetime:
 
 
 def _check_metering(response: AuditedResponse) -> Iterator[Finding]:
-    stored, line = response.stored, response.metered
+    stored, line = response.stored, response.ledger_entry
     if is_unfinished(response):
         if line is not None:
             yield "I7", f"it is {stored.status}, but its end is in the ledger."
@@ -149,7 +149,7 @@ def _check_metering(response: AuditedResponse) -> Iterator[Finding]:
         return
     if not line.stored:
         yield "I7", "the ledger says that it is not stored."
-    if line.key_id != response.standing.key_id and response.standing.key_id is not None:
+    if line.key_id != response.audit_columns.key_id and response.audit_columns.key_id is not None:
         yield "I7", "the ledger has another API key than its row."
     counted = {
         "status": (line.status, stored.status),
@@ -215,7 +215,7 @@ def _check_item(response: UUID, item: AuditedItem, name: str) -> Iterator[Findin
 
 
 def _check_columns(response: AuditedResponse) -> Iterator[Finding]:
-    stored, standing, status = response.stored, response.standing, response.stored.status
+    stored, standing, status = response.stored, response.audit_columns, response.stored.status
     counts = (stored.input_tokens, stored.cached_tokens, stored.output_tokens, stored.reasoning_tokens)
     if is_unfinished(response):
         if stored.finished_at is not None:
@@ -240,7 +240,7 @@ def _check_columns(response: AuditedResponse) -> Iterator[Finding]:
 
 
 def _check_times(response: AuditedResponse, moment: PageTime) -> Iterator[Finding]:
-    stored, standing = response.stored, response.standing
+    stored, standing = response.stored, response.audit_columns
     latest = stored.finished_at or moment.now
     named = {
         "queued_at": standing.queued_at,
@@ -259,10 +259,10 @@ def _check_times(response: AuditedResponse, moment: PageTime) -> Iterator[Findin
 
 def _check_deleted(response: AuditedResponse, moment: PageTime) -> Iterator[Finding]:
     """An expired response may wait for the next purge, without its stream."""
-    if response.standing.deleted_at is None or is_unfinished(response):
+    if response.audit_columns.deleted_at is None or is_unfinished(response):
         return
-    expires = response.standing.expires_at
-    if response.folded is not None or response.hot:
+    expires = response.audit_columns.expires_at
+    if response.compacted is not None or response.hot:
         yield "I16", "it is deleted, but its events are kept."
-    if not response.standing.has_next and (expires is None or expires > moment.now):
+    if not response.audit_columns.has_next and (expires is None or expires > moment.now):
         yield "I16", "it is deleted and no response goes on from it, but it is kept."

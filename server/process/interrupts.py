@@ -1,9 +1,9 @@
-"""SIGINT before a server is ready: the exit code is 130, at whichever moment it comes.
+"""SIGINT before a server is ready: the process exits with code 130 at any time.
 
-What is safe to do differs. While modules are imported nothing is open, so the process exits at once. In code
-of ours KeyboardInterrupt is raised. While a library loads a model it must not be: C++ code may abort, and
-callbacks swallow it; so the handler itself closes what is open and exits. After that the server is ready in
-no time: the interrupt is noted, and it ends instead. A server that is ready has a handler on its event loop.
+The action depends on the phase. During imports nothing is open, so the process exits at once. Our own code
+gets KeyboardInterrupt. While a library loads a model, KeyboardInterrupt may abort C++ code or be swallowed by
+a callback, so the handler closes resources and exits. Between loading and readiness the interrupt is only
+recorded. A ready server has a handler on its event loop.
 """
 
 import os
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130
-"""What shells say of a command that Ctrl-C ended."""
+"""128 + SIGINT, as shells report it."""
 
 
 class _State:
@@ -25,9 +25,9 @@ class _State:
 
 
 def exit_on_interrupt() -> None:
-    """Installs the handler, for the time in which nothing is open. Main thread only.
+    """Installs the handler for the phase in which nothing is open. Main thread only.
 
-    Also where SIGINT was ignored before, as it is in a script's background job: a ready server obeys it, too.
+    Replaces SIG_IGN, too, which a script's background job inherits: a ready server also handles SIGINT.
     """
     _State.act = exit_interrupted
     signal.signal(signal.SIGINT, _handle)
@@ -40,9 +40,9 @@ def raise_on_interrupt() -> None:
 
 @contextmanager
 def close_on_interrupt(close: Callable[[], None]) -> Iterator[None]:
-    """Within the block SIGINT calls `close` and exits; after it, it is only noted.
+    """In the block SIGINT calls `close` and exits; after the block it is only recorded.
 
-    Raises KeyboardInterrupt for one that came before and was swallowed.
+    Raises KeyboardInterrupt for an earlier SIGINT that was swallowed.
     """
 
     def close_and_leave() -> None:
@@ -62,10 +62,10 @@ def was_interrupted() -> bool:
 
 
 def exit_interrupted() -> None:
-    """Ends the process with 130. What it has open must be closed.
+    """Ends the process with 130. Resources must be closed before.
 
-    CPython's own way out may send SIGINT to itself instead: it remembers a KeyboardInterrupt that passed
-    through C code, whoever caught it later.
+    CPython's own exit may send SIGINT to itself instead: it remembers a KeyboardInterrupt that passed through
+    C code, even if it was caught.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What is refused at the start of a server for which no key was ever made."""
+"""Refuses to start without an API key where one is needed: beyond loopback, or with `stdio:` tools."""
 
 from server.configuration.settings import Config
 from server.errors import ConfigError
@@ -8,7 +8,7 @@ from server.store.database import Database
 
 
 def require_key(config: Config, database: Database) -> None:
-    """Raises ConfigError for what may only be served to callers who have proved who they are."""
+    """Raises ConfigError if no key exists and the settings need authenticated callers."""
     processes = [
         label for label, place in read_servers(config.tool_server).items() if place.startswith(COMMAND)
     ]

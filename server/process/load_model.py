@@ -1,4 +1,4 @@
-"""The model that a server serves: its folder, name, engine and model format."""
+"""Loads the configured model: folder, name, adapters, engine, model format and vocabulary."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ from server.prompting.loaded_model import LoadedModel
 def load_model(
     config: Config, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> LoadedModel:
-    """Loads what the settings name. Raises ConfigError, with a sentence, if it cannot be served."""
+    """Loads the configured model. Raises ConfigError if it cannot be served."""
     folder = model_folder(config)
     if config.engine == "scripted":
         engine = _load_scripted(config, folder, deliver, on_dead)
@@ -46,11 +46,13 @@ def _vocabulary(folder: Path, size: int) -> Vocabulary | None:
     try:
         return read_vocabulary(folder, size)
     except ValueError:
-        return None  # a tokenizer whose tokens have no bytes of their own: no logprobs then
+        return None  # the tokenizer's tokens have no bytes of their own, so logprobs are unavailable
 
 
 def _vocabulary_paths(config: Config) -> VocabularyPlaces:
-    """The data directory is the embedded database's to make: without one nothing is kept."""
+    """Paths of harmony's vocabulary. Only the embedded database creates the data directory; without it,
+    nothing is cached there.
+    """
     folder, cache = tiktoken_folders()
     home = data_dir(config)
     return VocabularyPlaces(
@@ -59,7 +61,7 @@ def _vocabulary_paths(config: Config) -> VocabularyPlaces:
 
 
 def model_name(config: Config) -> str:
-    """What clients call the model."""
+    """The model's name for clients."""
     return config.model_name or model_folder(config).name
 
 

@@ -1,7 +1,7 @@
-"""How log records are written: one line each, which no text in them can break or imitate.
+"""Log format: one line per record, with unprintable characters escaped (prevents log injection).
 
-Texts of callers, models and tool servers reach the log. A line feed in one would begin a line that looks like
-the server's own, and an escape sequence would be carried out by the terminal that shows the log.
+Text of callers, models and tool servers reaches the log. A line feed in it could forge a log line, and a
+terminal would interpret escape sequences.
 """
 
 import logging
@@ -9,7 +9,7 @@ import sys
 
 
 class OneLineFormatter(logging.Formatter):
-    """Escapes what is not printable; a traceback follows its line, each of its own lines indented."""
+    """Escapes unprintable characters; the lines of a traceback follow, indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's line, and the traceback's."""
@@ -32,9 +32,9 @@ def escape_unprintable(text: str) -> str:
 
 
 def configure_logging(level: str) -> None:
-    """Has everything from `level` on written to standard error in this format."""
-    logging.getLogger("httpx").setLevel("WARNING")  # it tells every exchange, with its whole address
-    logging.getLogger("mcp").setLevel("CRITICAL")  # it tells what servers send; our own log says what failed
+    """Writes records from `level` on to standard error in this format."""
+    logging.getLogger("httpx").setLevel("WARNING")  # logs every exchange with its full URL
+    logging.getLogger("mcp").setLevel("CRITICAL")  # logs what servers send; our log has the failures
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,4 +1,4 @@
-"""Which database, and in which state: `DATABASE_URL`, or the embedded Postgres, with its schema current."""
+"""Opens the database: DATABASE_URL or the embedded Postgres, and brings its schema up to date."""
 
 import logging
 from collections.abc import Callable
@@ -21,10 +21,10 @@ def data_dir(config: Config) -> Path:
 
 
 class OpenDatabase:
-    """A database that answers; closing it stops Postgres if this process started it."""
+    """A running database; closing it stops Postgres if this process started it."""
 
     def __init__(self, config: Config, say: Report) -> None:
-        """Raises ConfigError or EmbeddedError, whose messages are for the person at the terminal."""
+        """Raises ConfigError or EmbeddedError, whose messages are for the operator."""
         self.disk = Disk(None if config.database_url is not None else data_dir(config), config.disk_reserve)
         self._embedded: EmbeddedPostgres | None = None
         if config.database_url is not None:
@@ -40,9 +40,9 @@ class OpenDatabase:
         return self._embedded is not None
 
     def restore(self) -> None:
-        """Brings back an embedded Postgres that has gone; an external one is not ours to start.
+        """Restarts an embedded Postgres that has stopped; does nothing for an external one.
 
-        One that cannot be started now, perhaps because its disk is full, is started by a later call.
+        A failure, such as a full disk, is logged; a later call tries again.
         """
         if self._embedded is None:
             return
@@ -64,7 +64,7 @@ class OpenDatabase:
         self.upgrade()
 
     def upgrade(self) -> None:
-        """Brings the schema to this release's. Raises ConfigError, and then the schema is as it was."""
+        """Migrates the schema to this release. Raises ConfigError and leaves it unchanged if that fails."""
         if self._is_current():
             return
         try:
@@ -76,7 +76,7 @@ class OpenDatabase:
             ) from error
 
     def _is_current(self) -> bool:
-        """Raises ConfigError for a database that does not answer, or has a newer release's schema."""
+        """Whether the schema is this release's. Raises ConfigError if it is newer, or without an answer."""
         try:
             state = schema_state(self.url)
         except DatabaseError as error:
@@ -87,5 +87,5 @@ class OpenDatabase:
 
 
 def _cause(error: DatabaseError) -> str:
-    """What the driver says, without the statement."""
+    """The driver's message, without the statement."""
     return str(getattr(error, "orig", None) or error).strip().rstrip(".")

@@ -1,4 +1,4 @@
-"""The scripted engine with a real model folder's vocabulary, so that its tokens read as text."""
+"""Builds the scripted engine with a model folder's vocabulary, so that its tokens decode to text."""
 
 import json
 import re
@@ -17,11 +17,11 @@ from server.errors import ConfigError
 from server.protocol.typed import decode_as
 
 CONTEXT_LENGTH = 32768
-"""Enough for what agents send."""
+"""Enough for prompts of coding agents."""
 
 
 def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnEngineDeath) -> Engine:
-    """An engine that answers with plain words of the folder's tokenizer, or with what the settings say."""
+    """An engine that generates words of the folder's tokenizer, or the configured answers."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     special = set(tokenizer.get_added_tokens_decoder())
     words = tuple(
@@ -56,7 +56,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
 def _script_chooser(
     answers: str, tokenizer: Tokenizer, stop_id: int
 ) -> Callable[[EngineRequest], Script | None]:
-    """Which answer is given to a prompt: the first whose text is in it; without one, made-up words."""
+    """Chooses a prompt's script: the answer of the first pair whose text is in the prompt; else None."""
     try:
         pairs = decode_as(answers, list[tuple[str, str]])
     except msgspec.MsgspecError as error:
@@ -79,11 +79,10 @@ def _script_chooser(
 def _with_fault(
     scripts: Callable[[EngineRequest], Script | None], default: Script, config: Config
 ) -> Callable[[EngineRequest], Script | None]:
-    """The same scripts, or the default, with the fault in those that are to have it."""
-    told = config.scripted_fault
-    if told is None:
+    """The same scripts with the configured fault, in all of them or in those of one seed."""
+    if config.scripted_fault is None:
         return scripts
-    fault, seed = read_fault(told)
+    fault, seed = read_fault(config.scripted_fault)
 
     def choose(engine_request: EngineRequest) -> Script | None:
         script = scripts(engine_request)
@@ -96,15 +95,15 @@ def _with_fault(
     return choose
 
 
-def read_fault(told: str) -> tuple[Fault, int | None]:
-    """`kind@token` is in every answer, `kind@token:seed` in those of one seed. Raises ConfigError."""
-    found = re.fullmatch(r"([a-z]+)@(\d+)(?::(\d+))?", told, re.ASCII)
-    kind = next((kind for kind in FAULT_KINDS if found and kind == found[1]), None)
-    if found is None or kind is None:
+def read_fault(text: str) -> tuple[Fault, int | None]:
+    """The fault and seed of `kind@token` or `kind@token:seed`; None: all seeds. Raises ConfigError."""
+    match = re.fullmatch(r"([a-z]+)@(\d+)(?::(\d+))?", text, re.ASCII)
+    kind = next((kind for kind in FAULT_KINDS if match and kind == match[1]), None)
+    if match is None or kind is None:
         raise ConfigError(
-            f"scripted-fault must be one of {', '.join(FAULT_KINDS)}, @ and a token, not {told!r}."
+            f"scripted-fault must be one of {', '.join(FAULT_KINDS)}, @ and a token, not {text!r}."
         )
-    return Fault(kind=kind, at_token=int(found[2])), None if found[3] is None else int(found[3])
+    return Fault(kind=kind, at_token=int(match[2])), None if match[3] is None else int(match[3])
 
 
 def _stop_id(folder: Path) -> int:

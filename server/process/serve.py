@@ -1,8 +1,7 @@
-"""One server process from start to end: database, model, threads, HTTP, and the way down.
+"""One server process from start to shutdown: database, model, threads, HTTP.
 
-The order down is: no new work, hand background work to the other replicas, wait for what else runs, tell the
-rest that it failed, write everything, stop listening. Hypercorn is driven in this process, so that a kill
-leaves no orphan behind.
+Order of shutdown: refuse new work, release background responses to other replicas, wait for running ones,
+fail the rest, write everything, stop listening. Hypercorn runs in this process: a kill leaves no orphan.
 """
 
 import asyncio
@@ -72,21 +71,21 @@ from server.version import VERSION
 log = logging.getLogger("holdfast.serve")
 
 SEND_BUFFER_BYTES = 128 * 1024
-"""What the kernel keeps for one client, and doubles; enough for megabytes a second across a continent."""
+"""SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
 
 FINAL_WRITE_SECONDS = 5.0
-"""How long a database that is away is waited for in the end, with what was not written before."""
+"""Seconds that shutdown waits for an unavailable database to write the last commits."""
 
 RESTART_EXIT_CODE = 70
-"""EX_SOFTWARE: this process was declared dead, or its engine died twice; it must be started anew."""
+"""EX_SOFTWARE: this replica was declared dead, or its engine died for good; a supervisor must restart it."""
 
 
 def serve(config: Config, say: Callable[[str], None]) -> int:
-    """Serves until SIGTERM or SIGINT; the process's exit code. Raises ConfigError before it listens."""
+    """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError before it listens."""
     _arm_crashpoint(config)
     _enable_stack_dumps()
     files = raise_file_limit()
-    model_name(config)  # these find what cannot be model before anything is started
+    model_name(config)  # these raise ConfigError before anything is started
     read_adapters(config)
     _make_mcp_servers(config)
     with ExitStack() as stack:
@@ -111,7 +110,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
 
 
 def _enable_stack_dumps() -> None:
-    """On SIGUSR1, and when native code crashes, every thread's stack is written to standard error."""
+    """Writes every thread's stack to standard error on SIGUSR1 and on a crash of native code."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
 
@@ -124,7 +123,7 @@ def _arm_crashpoint(config: Config) -> None:
 
 
 def listening_socket(config: Config) -> socket.socket:
-    """The listening socket, taken early: a port in use is told before a model is loaded."""
+    """The listening socket, bound before the model is loaded, so that a port in use is reported early."""
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
@@ -137,9 +136,10 @@ def listening_socket(config: Config) -> socket.socket:
 
 
 def _limit_send_buffer(listener: socket.socket, seconds: float) -> None:
-    """How much, and how long, the kernel keeps for a client that does not read; connections inherit it.
+    """Limits unsent bytes of a client that does not read, and the time to close; connections inherit both.
 
-    Without the one it takes megabytes before we hear of it, without the other to close waits for ever.
+    Without SO_SNDBUF the kernel buffers megabytes before `send` waits; without TCP_USER_TIMEOUT closing may
+    wait forever.
     """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -163,7 +163,7 @@ def _make_mcp_servers(config: Config, seal: Seal | None = None) -> McpServers:
 
 
 class _ServerProcess:
-    """The threads of a server and how they are started and stopped."""
+    """The threads of a server: created, started and stopped in order."""
 
     def __init__(
         self,
@@ -183,10 +183,10 @@ class _ServerProcess:
         hub = Hub(loop)
         model = self._load(opened)
         self._engine = model.engine
-        self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
+        self._replica = self._register()  # after loading, which may take longer than a lease
         self._mcp = _make_mcp_servers(config, model.seal)
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
-        self._notifier = Notifier(database, muted=config.delivery == "poll", on_fatal=self._fenced)
+        self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
         self._claimer = Claimer(
             database,
@@ -237,8 +237,8 @@ class _ServerProcess:
             self._replica,
             hub,
             on_fenced=self._fenced,
-            on_events=self._notifier.events,
-            on_released=self._notifier.queue,
+            on_events=self._notifier.notify_events,
+            on_released=self._notifier.notify_queue,
             on_committed=self._tool_loop.on_committed,
             cancel=self._tool_loop.cancel,
             pause_engine=self._engine.set_paused,
@@ -270,9 +270,9 @@ class _ServerProcess:
             abandonment=self._abandonment,
             on_claimable=self._claimer.wake,
             on_fenced=self._fenced,
-            on_other_replicas=self._notifier.set_others_alive,
+            on_other_replicas=self._notifier.set_other_replicas_alive,
             on_database_gone=opened.restore,
-            on_beat_done=self._standby.sign,
+            on_beat_done=self._standby.signal_alive,
         )
 
     def _make_follower(self, hub: Hub) -> Follower:
@@ -287,19 +287,19 @@ class _ServerProcess:
         )
 
     def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
-        """Serves so many connections at a time on the listener, until the end is asked for."""
+        """Serves at most `connections` on the listener until shutdown."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._asked_to_end)
-        if interrupts.was_interrupted():  # a moment ago
+        if interrupts.was_interrupted():  # between loading and this handler
             self._ended.set()
         self._announce(listener)
-        gc.freeze()  # a model is a million objects that never go: no collection needs to look at them
+        gc.freeze()  # a model has a million permanent objects, which collections then skip
         settings = HypercornConfig()
-        settings.errorlog = logging.getLogger("hypercorn.error")  # as it is: our format, not Hypercorn's
+        settings.errorlog = logging.getLogger("hypercorn.error")  # keeps our log format
         settings.errorlog.setLevel("WARNING")
         settings.graceful_timeout = 5.0
         settings.keep_alive_timeout = 75.0
-        settings.max_app_queue_size = 4  # messages of a request's body that are in memory before it is read
+        settings.max_app_queue_size = 4  # ASGI messages of a body that are buffered before it is read
         settings.include_server_header = False
         settings.websocket_max_message_size = self._config.max_body_bytes
         settings.websocket_ping_interval = self._config.keep_alive_seconds
@@ -308,7 +308,7 @@ class _ServerProcess:
         runner.run(server.serve(listener, self._ended.wait))
 
     def stop(self) -> None:
-        """Ends the threads and gives up the lease."""
+        """Ends the threads and marks the replica as stopped."""
         self._claimer.stop()
         self._engine.close(drain=False)
         self._tool_loop.close()
@@ -324,7 +324,7 @@ class _ServerProcess:
             with self._database.begin() as connection:
                 leases.mark_stopped(connection, self._replica)
         except DatabaseError as error:
-            log.warning("others take this replica for dead before long: %s", type(error).__name__)
+            log.warning("this replica's lease will expire: %s", type(error).__name__)
 
     def _register(self) -> UUID:
         with self._database.begin() as connection:
@@ -337,21 +337,21 @@ class _ServerProcess:
             )
 
     def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
-        """The engine thread, which was there before the recorder."""
+        """Called by the engine thread, which is created before the recorder."""
         self._recorder.deliver(messages)
 
     def _cancel(self, response: UUID) -> None:
         self._tool_loop.cancel(response)
 
     def _cancel_all(self, wanted: Iterable[UUID]) -> None:
-        """The follower's thread: other replicas say that these are to end, whoever runs them."""
+        """Called by the follower's thread with other replicas' cancellation requests."""
         for response in wanted:
             self._cancel(response)
 
     def _queued(self) -> None:
-        """A handler's thread: there is a background response, for this replica or another with more room."""
+        """Called by a handler's thread after a background response was queued."""
         self._claimer.wake()
-        self._notifier.queue()
+        self._notifier.notify_queue()
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
@@ -364,11 +364,11 @@ class _ServerProcess:
         )
 
     def _fenced(self) -> None:
-        """Any thread: other replicas take over what this one ran, or a thread gave up; it must start anew."""
+        """Called by any thread when this replica was fenced or a supervised thread gave up."""
         self._end_with(RESTART_EXIT_CODE)
 
     def _engine_died(self, why: str) -> None:
-        """A thread of the engine: it told every engine request, and will not come back in this process."""
+        """Called by the engine, which has failed all its requests and does not restart."""
         log.critical("the engine died for good: %s", why)
         self._end_with(RESTART_EXIT_CODE)
 
@@ -377,7 +377,7 @@ class _ServerProcess:
         self._loop.call_soon_threadsafe(self._ended.set)
 
     def _asked_to_end(self) -> None:
-        """On the loop: the first signal drains, the second ends at once."""
+        """Called on the loop: the first signal drains, the second ends at once."""
         if self._draining:
             self._ended.set()
             return
@@ -391,7 +391,7 @@ class _ServerProcess:
         background = [run.facts.id for run in self._recorder.active_runs() if run.facts.echo.background]
         self._recorder.release_background_runs()
         for response in background:
-            self._cancel(response)  # heard by nobody: the recorder has given it up before
+            self._cancel(response)  # stops the engine; the recorder no longer records this response
         if not self._recorder.wait_idle(self._config.drain_seconds):
             for run in self._recorder.active_runs():
                 self._recorder.fail_run(

@@ -74,7 +74,7 @@ class Committer:
             except Exception as error:  # noqa: BLE001 - also of our own code: it may concern one run only
                 trouble = classify(error)
                 self.close()
-                if commit.applied and trouble not in ("away", "broken"):
+                if commit.applied and trouble not in ("unavailable", "schema_mismatch"):
                     log.warning("commit failed, so runs are committed one by one: %s", type(error).__name__)
                     return self._isolate(commit)
                 self._await_database(error, trouble, commit)
@@ -104,7 +104,7 @@ class Committer:
             except Exception as error:  # noqa: BLE001 - as above
                 trouble = classify(error)
                 self.close()
-                if group.passed_fence and trouble not in ("away", "broken"):
+                if group.passed_fence and trouble not in ("unavailable", "schema_mismatch"):
                     return False
                 self._await_database(error, trouble, commit)
             else:
@@ -116,9 +116,9 @@ class Committer:
 
     def _await_database(self, error: Exception, trouble: CommitFailure, commit: JointCommit) -> None:
         """Waits before the next try where no run is at fault; raises the error after `give_up_at`."""
-        if trouble not in ("away", "blocked") or self._clock() > self.give_up_at:
+        if trouble not in ("unavailable", "timed_out") or self._clock() > self.give_up_at:
             raise error
-        commit.in_doubt |= trouble == "away"
+        commit.in_doubt |= trouble == "unavailable"
         self._unreachable_since = self._unreachable_since or self._clock()
         log.warning("commit failed, trying again: %s", type(error).__name__)
         sleep(_RETRY_SECONDS)
@@ -131,7 +131,7 @@ class Committer:
             self.close()
         self._used_at = now
         if self._connection is None:
-            self._connection = self._database.dedicate(
+            self._connection = self._database.dedicated_connection(
                 leases.recorder_application_name(self._replica), limits=RECORDER_TIMEOUTS
             )
         return self._connection

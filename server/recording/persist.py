@@ -16,9 +16,8 @@ from server.recording.messages import (
 )
 from server.recording.unsynced_commits import update_chunks
 from server.store.cluster import claims
-from server.store.cluster.claims import ResponseKey
 from server.store.content import conversations, deletion, responses
-from server.store.content.responses import Owner
+from server.store.content.responses import Owner, ResponseKey
 from server.store.database import Connection, commit_synchronously
 from server.store.log import events
 from server.store.log.events import NewLogRow

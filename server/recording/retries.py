@@ -72,19 +72,19 @@ class Retries:
         """Ends the response instead of writing its update as it is, if that is still pending."""
         for retry in self._pending:
             if retry.response == response and not retry.given_up:
-                _give_up(retry, "blocked")
+                _give_up(retry, "timed_out")
                 retry.next_at = now
 
     def failed(self, retry: Retry, trouble: CommitFailure, now: float) -> None:
         """Schedules the next try. Outages and a broken schema are waited out and count as no try."""
-        if trouble in ("away", "broken"):
+        if trouble in ("unavailable", "schema_mismatch"):
             retry.next_at = now + AWAY_PAUSE_SECONDS
             return
         retry.tries += 1
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(retry.tries - 1, 16), MAX_PAUSE_SECONDS)
         if retry.given_up:
             retry.way = "hand back" if retry.way == "fail" else "fail"
-        elif trouble != "blocked" or retry.tries >= MAX_TRIES:
+        elif trouble != "timed_out" or retry.tries >= MAX_TRIES:
             _give_up(retry, trouble)
             pause = 0.0
         retry.next_at = now + pause
@@ -92,5 +92,5 @@ class Retries:
 
 def _give_up(retry: Retry, trouble: CommitFailure) -> None:
     """A background response whose row was only blocked may succeed on another replica; others fail."""
-    elsewhere = trouble == "blocked" and retry.update.run.facts.echo.background
+    elsewhere = trouble == "timed_out" and retry.update.run.facts.echo.background
     retry.way = "hand back" if elsewhere else "fail"

@@ -21,9 +21,9 @@ from server.recording.messages import SERVER_ERROR, RunUpdate
 from server.recording.persist import is_owner, is_written, write
 from server.recording.retries import Retries, Retry
 from server.store.cluster import claims, leases
-from server.store.cluster.claims import ResponseKey
 from server.store.commit_failures import CommitFailure, classify
 from server.store.content import responses
+from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database, commit_synchronously, set_timeouts
 from server.store.database import clock as database_clock
 from server.store.log import events
@@ -138,7 +138,7 @@ class SideWriter:
                 owned = set(claims.owned_responses(connection, self._replica))
                 lost = [run for run in runs if ResponseKey(run.facts.tenant, run.facts.id) not in owned]
         except Exception as error:
-            if classify(error) == "refused":
+            if classify(error) == "rejected":
                 raise
             return
         for run in lost:  # perhaps it has ended since `active_runs`, which the recorder knows
@@ -164,7 +164,7 @@ class SideWriter:
         if retry.given_up and not was_given_up:
             log.error("a update of response %s cannot be stored (%s); next: %s", *details)
             self._on_result(SideResult(retry.update, "given up"))
-        elif trouble != "away":
+        elif trouble != "unavailable":
             log.warning("a update of response %s is not stored yet (%s); next: %s", *details)
 
     def _commit(self, connection: Connection, retry: Retry) -> SideResult:
@@ -209,7 +209,9 @@ class SideWriter:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = self._database.dedicate(leases.recorder_application_name(self._replica))
+            self._connection = self._database.dedicated_connection(
+                leases.recorder_application_name(self._replica)
+            )
         return self._connection
 
     def _disconnect(self) -> None:

@@ -52,7 +52,7 @@ def split_turns(
     With `writes_summary` the first turn ends where the log has the finished compaction item.
     """
     turns = [LoggedTurn()]
-    pieces = dict(progress.pieces)
+    pieces = dict(progress.token_chunks)
     between_turns = False
     for event in logged:
         kind = event_type(event)

@@ -1,4 +1,4 @@
-"""API keys at rest: a public id, the digest of the whole key, and whose it is."""
+"""Stored API keys: a public id, the digest of the whole key, its tenant and validity."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -49,7 +49,7 @@ def any_exist(connection: Connection) -> bool:
 
 
 def get_valid(connection: Connection, key_id: str) -> StoredKey | None:
-    """The valid key with that public id, of whichever tenant: how a tenant is known in the first place."""
+    """The valid key with that public id, of any tenant; None if it is unknown, revoked or expired."""
     row = connection.execute(
         select(*_COLUMNS).where(
             api_keys.c.id == key_id,
@@ -61,10 +61,7 @@ def get_valid(connection: Connection, key_id: str) -> StoredKey | None:
 
 
 def record_use(connection: Connection, tenant: str, key_id: str) -> None:
-    """Notes the key's use, at most once a minute so that a busy key writes little.
-
-    Whoever finds the key's row locked leaves it: no request waits for another one's note.
-    """
+    """Sets `last_used_at`, at most once a minute. Skips a locked row, so that no request waits."""
     a_minute_ago = func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 0, 1)
     due = (
         select(api_keys.c.id)
@@ -91,13 +88,13 @@ def list_all(connection: Connection, tenant: str | None) -> list[StoredKey]:
 
 
 def is_revoked(connection: Connection, key_id: str) -> bool:
-    """Whether there was such a key."""
+    """Whether the key exists and was revoked."""
     wanted = select(api_keys.c.id).where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_not(None))
     return connection.execute(wanted).first() is not None
 
 
 def revoke(connection: Connection, key_id: str) -> bool:
-    """Ends a key; False when there is no such valid key."""
+    """Revokes a key; False if there is no such valid key."""
     ended = connection.execute(
         update(api_keys)
         .where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))

@@ -1,4 +1,4 @@
-"""What a failed commit means for those whose commit it is. Pure."""
+"""Classifies the failures of commits by whether, and how, they can be retried. Pure."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from sqlalchemy.exc import DBAPIError
 
 from server.store.database import TransientError
 
-CommitFailure = Literal["away", "blocked", "refused", "lost", "broken"]
+CommitFailure = Literal["unavailable", "timed_out", "rejected", "ownership_lost", "schema_mismatch"]
 """`away`: the database does not answer, or cannot write anything for now, whatever it is asked.
 `blocked`: it answers, but these statements did not finish: a lock, their length, a deadlock. A later try may.
 `refused`: these statements cannot succeed as they are: data that Postgres does not take, a row that is there
@@ -21,22 +21,22 @@ server stops, starts or has crashed; system errors; a standby; a transaction tha
 
 
 class OwnershipLost(Exception):
-    """The response's row is gone, ended, or another replica's, or names a later attempt of this one."""
+    """The response's row is deleted, ended, owned by another replica, or of a later attempt."""
 
 
 def classify(error: Exception) -> CommitFailure:
-    """What kind of failure an exception of a commit is."""
+    """The kind of a commit's exception."""
     if isinstance(error, OwnershipLost):
-        return "lost"
+        return "ownership_lost"
     original = error.orig if isinstance(error, DBAPIError) else error
     sqlstate = getattr(original, "sqlstate", None) or ""
     passes = isinstance(error, TransientError) or isinstance(
         original, psycopg.OperationalError | psycopg.InterfaceError
     )
     if sqlstate.startswith(_UNAVAILABLE) or (passes and not sqlstate):
-        return "away"
+        return "unavailable"
     if sqlstate.startswith("42"):
-        return "broken"
+        return "schema_mismatch"
     if passes and not sqlstate.startswith("54"):  # program_limit_exceeded: larger than Postgres can take
-        return "blocked"
-    return "refused"
+        return "timed_out"
+    return "rejected"

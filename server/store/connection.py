@@ -1,8 +1,8 @@
-"""One connection to Postgres: what both ends are told, and how long a silent server is waited for.
+"""One connection to Postgres: session options, keepalives, and timeouts on both ends.
 
-A server that is gone without a word is noticed in three ways: the kernel gives up on bytes that nobody
-acknowledges, a statement that is not answered is given up here, and the server drops a session of ours that
-stays silent in the middle of a transaction, so that no lock outlives the one who held it.
+A lost peer is noticed in three ways: the kernel gives up on unacknowledged bytes (`tcp_user_timeout`), the
+client gives up on a result after `RESPONSE_TIMEOUT_S`, and the server ends a session that is idle in a
+transaction, so that no lock outlives its owner.
 """
 
 import select
@@ -20,19 +20,19 @@ from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
 
 REQUEST_TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=5s"
-"""What the server holds every session to that serves requests or records them."""
+"""Timeouts of sessions that serve requests."""
 
 RECORDER_TIMEOUTS = (
     "-c statement_timeout=600ms -c lock_timeout=250ms -c idle_in_transaction_session_timeout=5s"
 )
-"""The same for the commits that all streams of a process share: together with the commits run by run that
-follow a failure, they make nobody wait for longer than a second for a row of somebody else."""
+"""Timeouts of the recorder's session, whose commits all streams of a process share. Together with the
+commits of single runs that follow a failure, a locked row delays other streams by a second at most."""
 
 RESPONSE_TIMEOUT_S = 6.0
-"""How long an answer may take: longer than the server's own limit, which is the one to be told of."""
+"""Seconds for a result: more than `statement_timeout`, so that the server's error arrives first."""
 
 PING_TIMEOUT_S = 2.0
-"""How long the answer to nothing may take, which is asked before a connection is used again after a while."""
+"""Seconds for the empty query that checks a pooled connection after a pause."""
 
 _CLIENT_KEEPALIVES = {
     "connect_timeout": "3",
@@ -41,36 +41,36 @@ _CLIENT_KEEPALIVES = {
     "keepalives_count": "3",
     "tcp_user_timeout": "6000",
 }
-"""libpq's words, for connections over TCP; the URL's own values win."""
+"""libpq parameters for connections over TCP; the URL's own values override them."""
 
 _SERVER_KEEPALIVES = (
     "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=6000"
 )
-"""The same for the server's end, whose session would outlive a client that vanished by hours."""
+"""The same for the server's end; otherwise a session outlives its vanished client by hours."""
 
 _FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
-"""With a year left to add and subtract in."""
+"""A year within `datetime`'s range, so that time zones and intervals can be added."""
 
 _T = TypeVar("_T")
 _NO_RESPONSE = "the server does not answer"
 _NOT_READY = 0
-"""What psycopg tells a command that waits when nothing has come for a while."""
+"""psycopg's Ready value for a wait that timed out."""
 
 
 class TimeoutConnection(psycopg.Connection[Any]):
-    """A connection whose commands raise OperationalError, and which is closed, when no answer comes in time.
+    """A connection that is closed, with OperationalError, when a result takes longer than `timeout_seconds`.
 
-    The time is for each exchange with the server; COPY of many rows is many.
+    The time applies to each exchange with the server; COPY of many rows consists of many.
     """
 
-    patience = RESPONSE_TIMEOUT_S
+    timeout_seconds = RESPONSE_TIMEOUT_S
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
-        """Where psycopg waits for everything but connecting."""
-        return super().wait(self._in_time(gen), *args, **kwargs)
+        """Overrides the method through which psycopg waits for everything except connecting."""
+        return super().wait(self._with_timeout(gen), *args, **kwargs)
 
-    def _in_time(self, gen: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
-        deadline = monotonic() + self.patience
+    def _with_timeout(self, gen: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
+        deadline = monotonic() + self.timeout_seconds
         try:
             wanted = next(gen)
             while True:
@@ -83,17 +83,17 @@ class TimeoutConnection(psycopg.Connection[Any]):
             result: _T = ended.value
             return result
 
-    def is_silent(self) -> bool:
-        """Whether nothing has come unasked, such as the word that the server ends. It asks nothing."""
+    def has_no_input(self) -> bool:
+        """Whether the socket has no unread input, such as the server's shutdown message. Sends nothing."""
         if self.closed:
             return False
         poll = select.poll()
         poll.register(self.pgconn.socket, select.POLLIN)
         return not poll.poll(0)
 
-    def is_there(self) -> bool:
-        """Whether the server answers to nothing, soon. It leaves no transaction behind."""
-        self.patience = PING_TIMEOUT_S
+    def responds(self) -> bool:
+        """Whether the server answers an empty query within `PING_TIMEOUT_S`. Starts no transaction."""
+        self.timeout_seconds = PING_TIMEOUT_S
         try:
             self.autocommit = True
             self.execute("")
@@ -101,10 +101,10 @@ class TimeoutConnection(psycopg.Connection[Any]):
         except psycopg.Error:
             return False
         finally:
-            del self.patience
+            del self.timeout_seconds
         return True
 
-    def answers(self, *, refused: bool = False) -> list[PGresult]:
+    def read_results(self, *, allow_errors: bool = False) -> list[PGresult]:
         """What the server says to what was sent through `pgconn`, to its end or to where it wants rows.
 
         Raises psycopg.Error, for answers that are errors too, unless they are to be `refused`.
@@ -112,11 +112,11 @@ class TimeoutConnection(psycopg.Connection[Any]):
         poll = select.poll()
         poll.register(self.pgconn.socket)
         while self.pgconn.flush():
-            self._await(poll, select.POLLOUT)
+            self._poll(poll, select.POLLOUT)
         found: list[PGresult] = []
         while True:
             while self.pgconn.is_busy():
-                self._await(poll, select.POLLIN)
+                self._poll(poll, select.POLLIN)
                 self.pgconn.consume_input()
             result = self.pgconn.get_result()
             if result is None:
@@ -124,24 +124,24 @@ class TimeoutConnection(psycopg.Connection[Any]):
             found.append(result)
             if result.status == ExecStatus.COPY_IN:
                 return found
-            if result.status == ExecStatus.FATAL_ERROR and not refused:
+            if result.status == ExecStatus.FATAL_ERROR and not allow_errors:
                 raise psycopg.errors.error_from_result(result)
 
-    def _await(self, poll: select.poll, what: int) -> None:
+    def _poll(self, poll: select.poll, what: int) -> None:
         poll.modify(self.pgconn.socket, what)
-        if not poll.poll(self.patience * 1000):
+        if not poll.poll(self.timeout_seconds * 1000):
             self.pgconn.finish()
             raise psycopg.OperationalError(_NO_RESPONSE)
 
     def _is_busy(self) -> bool:
-        """An answer is due; a session that waits for notifications is not."""
+        """Whether a result is due, unlike for a session that waits for notifications."""
         return self.pgconn.transaction_status == TransactionStatus.ACTIVE
 
 
 def connect(url: str, name: str, options: str) -> TimeoutConnection:
-    """A connection on which JSON columns are text both ways.
+    """A connection that reads and writes JSON columns as text, so that stored JSON keeps its bytes.
 
-    Only msgspec encodes, and what was stored comes back the same; `options` are added to the URL's own.
+    `options` are added to the URL's own.
     """
     given = conninfo_to_dict(url).get("options") or ""
     connection = TimeoutConnection.connect(
@@ -156,9 +156,9 @@ def connect(url: str, name: str, options: str) -> TimeoutConnection:
 
 
 class _TimeLoader(TimestamptzLoader):
-    """Postgres' times that Python has no datetime for, 'infinity' among them, become late or early ones.
+    """Loads times outside `datetime`'s range, such as 'infinity', as the nearest late or early time.
 
-    One such row would otherwise make every statement fail that reads it, with all the other rows.
+    Otherwise one such row fails every statement that reads it.
     """
 
     def load(self, data: Buffer) -> datetime:
@@ -171,7 +171,7 @@ class _TimeLoader(TimestamptzLoader):
 
 
 def with_network_timeouts(url: str) -> str:
-    """The connection string with limits on the network's silence."""
+    """The connection string with keepalives and timeouts for TCP."""
     given = conninfo_to_dict(url)
     return make_conninfo(
         url, **{name: value for name, value in _CLIENT_KEEPALIVES.items() if name not in given}

@@ -1,4 +1,4 @@
-"""Connections to Postgres and the schema's version. Knows no table."""
+"""The connection pool, transactions with retries, and schema migrations. Knows no table."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -53,81 +53,79 @@ SchemaState = Literal["current", "behind", "unknown"]
 """`unknown`: the database has a revision that this release does not know, so it is newer."""
 
 DatabaseError = SQLAlchemyError
-"""What store functions raise when Postgres cannot be reached or refuses."""
+"""Raised by store functions when Postgres is unreachable or reports an error."""
 
 Duplicate = IntegrityError
-"""What they raise for a row that is there already."""
+"""Raised for a row that violates a constraint, such as an existing primary key."""
 
 TransientError = (OperationalError, InterfaceError, InternalError)
-"""Those of them that may pass: a connection lost, or cut for its silence; a server restarting; a disk that
-is full for now."""
+"""Errors that may pass: a lost or timed out connection, a restarting server, a full disk."""
 
 T = TypeVar("T")
 
 RETRY_S = 5.0
-"""How long a request waits for a database that restarts."""
+"""Seconds that a request retries while the database is unavailable."""
 
 _PAUSE_S = 0.1
 _RECENT_USE_S = 1.0
-"""How long ago a connection may have been used at most that is used again without being asked whether it is
-still there."""
+"""Seconds since its last use within which a pooled connection is not pinged at checkout."""
 _USED_AT = "used_at"
 _RESERVED_CONNECTIONS = 5
-"""Connections beyond the requests': no crowd of them keeps a heartbeat or a health check waiting."""
+"""Pooled connections for the process' own threads, so that requests cannot delay a heartbeat."""
 
 UPGRADE_S = 60.0
-"""How long an upgrade tries to get the locks that it needs."""
+"""Seconds that an upgrade tries to lock the tables."""
 _UPGRADE_PAUSE_S = 1.0
 _RETRYABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
 _DISK_FULL = "53100"
 _DISK_FULL_S = 10.0
-"""How long a disk that was full is taken for full; a probe of a load balancer comes in that time."""
+"""Seconds that readiness reports a full disk after the error; probes of load balancers are more frequent."""
 _QUERY_CANCELED = "57014"
-"""What a statement ends with that took longer than `statement_timeout`."""
+"""The SQLSTATE of a statement that exceeded `statement_timeout`."""
 
 
 class Database:
-    """A pool for handlers, and single connections for threads that keep theirs.
+    """A connection pool for handlers, and dedicated connections for threads.
 
-    `url` is libpq's (`postgresql://…`), given to psycopg as it is.
+    `url` is a libpq URL (`postgresql://…`).
     """
 
     def __init__(self, url: str, *, pool_size: int, strict: bool = False) -> None:
         """`pool_size` is the number of threads that serve requests.
 
-        `strict` makes every commit wait for the disk, not only those that say `commit_synchronously`.
+        With `strict` every commit waits for the disk, not only those that call `commit_synchronously`.
         """
         self.url = url
         self._strict = strict
         self._closed = False
         self._outage = SharedOutage()
-        self._engine = create_engine(
+        self._pool_engine = create_engine(
             "postgresql+psycopg://",
             creator=lambda: connect(url, "holdfast", REQUEST_TIMEOUTS),
             pool_size=pool_size + _RESERVED_CONNECTIONS,
             max_overflow=0,
             pool_timeout=5,
-            hide_parameters=True,  # what is stored is content, and logs outlive it
+            hide_parameters=True,  # parameters are content, which must not reach logs
         )
-        self._snapshots = self._engine.execution_options(
+        self._snapshot_engine = self._pool_engine.execution_options(
             isolation_level="REPEATABLE READ", postgresql_readonly=True
         )
-        self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._autocommit_engine = self._pool_engine.execution_options(isolation_level="AUTOCOMMIT")
         self._disk_full_at: float | None = None
-        event.listen(self._engine, "checkin", self._checked_in)
-        event.listen(self._engine, "checkout", _ping_on_checkout)
+        event.listen(self._pool_engine, "checkin", self._checked_in)
+        event.listen(self._pool_engine, "checkout", _ping_on_checkout)
 
     @property
     def disk_is_full(self) -> bool:
-        """Postgres said so to a request within the last seconds. Of the disk itself nothing is known here."""
+        """Whether Postgres reported a full disk to a request within the last `_DISK_FULL_S` seconds."""
         full_at = self._disk_full_at
         return full_at is not None and monotonic() - full_at < _DISK_FULL_S
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
         """One transaction from the pool."""
-        with self._begin(self._engine) as connection:
+        with self._begin(self._pool_engine) as connection:
             yield connection
 
     @contextmanager
@@ -135,48 +133,50 @@ class Database:
         began = monotonic()
         try:
             with engine.begin() as connection:
-                self._outage.ended()
+                self._outage.report_success()
                 yield connection
         except TransientError as error:
             if is_unavailable(error):
-                self._outage.began(began)
+                self._outage.report_failure(began)
             if is_disk_full(error):
                 self._disk_full_at = monotonic()
             raise
         except psycopg.OperationalError as error:  # SQLAlchemy translates none that comes of a setting
-            self._outage.began(began)
+            self._outage.report_failure(began)
             raise OperationalError("begin", None, error) from error
 
     def retry(self, work: Callable[[Connection], T], seconds: float = RETRY_S) -> T:
-        """What `work` gives in a transaction, which is run again when Postgres was away or refused for now.
+        """The result of `work` in a transaction, which is retried after transient errors.
 
-        So `work` must be repeatable, also after a commit whose answer was lost: what it changes it must find
-        changed. The tries end after so many seconds, or so many after the outage began that is going on, and
-        the last one's DatabaseError is raised; every try is limited itself, so that nobody waits much longer.
+        `work` must be idempotent, because the answer to a successful commit may have been lost. Retries end
+        `seconds` after the first try, or after the start of an outage in progress, and the last DatabaseError
+        is raised. Each try has timeouts of its own.
         """
-        return self._retry(self._engine, work, seconds)
+        return self._retry(self._pool_engine, work, seconds)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """The same for what only reads: all that it sees is of one moment."""
-        return self._retry(self._snapshots, work, RETRY_S)
+        """The same in a read-only REPEATABLE READ transaction: all reads see one snapshot."""
+        return self._retry(self._snapshot_engine, work, RETRY_S)
 
-    def ask(self, work: Callable[[Connection], T]) -> T:
-        """The same for what needs no transaction: each statement is one, and takes one exchange alone."""
-        return self._retry(self._alone, work, RETRY_S)
+    def autocommit(self, work: Callable[[Connection], T]) -> T:
+        """The same in autocommit mode, where a statement takes one exchange with the server."""
+        return self._retry(self._autocommit_engine, work, RETRY_S)
 
     def _retry(self, engine: Engine, work: Callable[[Connection], T], seconds: float) -> T:
         deadline = self._outage.deadline(seconds)
         while True:
             try:
-                with self._outage.turn(deadline), self._begin(engine) as connection:
+                with self._outage.attempt(deadline), self._begin(engine) as connection:
                     return work(connection)
             except TransientError as error:
                 if monotonic() >= deadline or not _is_retryable(error):
                     raise
             sleep(_PAUSE_S)
 
-    def dedicate(self, name: str, *, autocommit: bool = False, limits: str = REQUEST_TIMEOUTS) -> Connection:
-        """A connection outside the pool, for a thread of ours, which closes it.
+    def dedicated_connection(
+        self, name: str, *, autocommit: bool = False, limits: str = REQUEST_TIMEOUTS
+    ) -> Connection:
+        """A connection outside the pool; the caller closes it.
 
         `limits` are the server's time limits on the session, as options of a connection string. Its
         commits do not wait for the disk, unless the database is strict or they say
@@ -195,26 +195,26 @@ class Database:
 
     def close(self) -> None:
         self._closed = True
-        self._engine.dispose()
+        self._pool_engine.dispose()
 
     def _checked_in(self, connection: TimeoutConnection | None, record: ConnectionPoolEntry) -> None:
-        """A connection that was in use when the pool was closed comes back to nobody."""
+        """Closes a connection that was in use when the pool was closed."""
         record.info[_USED_AT] = monotonic()
         if self._closed and connection is not None:
             connection.close()
 
 
 def _ping_on_checkout(connection: TimeoutConnection, record: ConnectionPoolEntry, _proxy: Any) -> None:
-    """Makes sure of a connection that was not used for a while; a new one is as good as used."""
+    """Pings a connection that was not used recently, or that has unread input. New ones are not pinged."""
     used_at = record.info.get(_USED_AT, monotonic())
-    if monotonic() - used_at < _RECENT_USE_S and connection.is_silent():
+    if monotonic() - used_at < _RECENT_USE_S and connection.has_no_input():
         return
-    if not connection.is_there():
+    if not connection.responds():
         raise InvalidatePoolError
 
 
 def is_unavailable(error: DatabaseError) -> bool:
-    """Whether Postgres did not answer at all, or said that it stops or starts."""
+    """Whether Postgres did not answer, or is starting up or shutting down."""
     if not isinstance(error, TransientError):
         return False
     sqlstate = _sqlstate(error)
@@ -230,42 +230,42 @@ def _sqlstate(error: OperationalError | InterfaceError | InternalError) -> str:
 
 
 def clock(connection: Connection) -> datetime:
-    """The database's time, the only one that is stored."""
+    """The database's time. Only its clock's times are stored."""
     now: datetime = connection.execute(text("select clock_timestamp()")).scalar_one()
     return now
 
 
 def commit_synchronously(connection: Connection) -> None:
-    """This transaction's commit waits for the disk, whatever the session's setting."""
+    """Makes this transaction's commit wait for the disk, whatever the session's setting."""
     connection.execute(text("set local synchronous_commit = on"))
 
 
 def is_responsive(connection: Connection) -> bool:
     """Whether the server answers on a connection that was not used for a while, within `PING_S` seconds."""
     with psycopg_connection(connection) as raw:
-        return isinstance(raw, TimeoutConnection) and raw.is_there()
+        return isinstance(raw, TimeoutConnection) and raw.responds()
 
 
 def set_timeouts(connection: Connection, *, lock_ms: int, statement_ms: int) -> None:
-    """Bounds how long each statement of this transaction may wait for a lock, and how long it may take."""
+    """Sets `lock_timeout` and `statement_timeout` for this transaction."""
     connection.execute(
         text(f"set local lock_timeout = {lock_ms:d}; set local statement_timeout = {statement_ms:d}")
     )
 
 
 def is_disk_full(error: DatabaseError) -> bool:
-    """Whether Postgres said that it could not write for want of space."""
+    """Whether Postgres reported `disk_full`."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _DISK_FULL
 
 
 def is_statement_timeout(error: DatabaseError) -> bool:
-    """Whether Postgres answers, but ended this statement for the time that it took."""
+    """Whether the statement exceeded `statement_timeout`."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _QUERY_CANCELED
 
 
 @contextmanager
 def psycopg_connection(connection: Connection) -> Iterator[psycopg.Connection]:
-    """The psycopg connection underneath, for COPY, within the same transaction. Raises DatabaseError."""
+    """The underlying psycopg connection, in the same transaction, for COPY. Raises DatabaseError."""
     raw = connection.connection.driver_connection
     assert isinstance(raw, psycopg.Connection)
     try:
@@ -283,10 +283,10 @@ def psycopg_connection(connection: Connection) -> Iterator[psycopg.Connection]:
 
 
 def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
-    """Brings the schema to this release's; several processes may do so at once.
+    """Migrates the schema to this release; safe to run in several processes at once.
 
-    A table that another transaction uses is waited for at most a second at a time, with pauses in which the
-    requests and heartbeats that queue behind it come through. Raises DatabaseError after so many seconds.
+    A lock on a table in use is waited for at most a second at a time, with pauses in which the queries that
+    queue behind it run. Raises DatabaseError after `seconds`.
     """
     deadline = monotonic() + seconds
     while True:
@@ -303,7 +303,7 @@ def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
 
 
 def schema_state(url: str) -> SchemaState:
-    """How the database's schema stands to this release's."""
+    """The database's schema compared with this release's."""
     script = ScriptDirectory.from_config(_alembic())
     with _schema_connection(url) as connection:
         found = MigrationContext.configure(connection).get_current_revision()

@@ -1,8 +1,8 @@
-"""How much room the embedded database's disk has left.
+"""Free space on the embedded database's disk.
 
-Postgres does not survive a full disk: the first write that needs a new piece of WAL ends it, a DELETE as well
-as an INSERT, and it cannot start before there is room. So new work and purges stop while some is left. The
-disk of an external database cannot be seen from here.
+Postgres stops when it cannot write WAL, for a DELETE as well as for an INSERT, and does not start again
+before there is space. So new work and purges stop while a reserve is left. The disk of an external database
+is not visible to this process.
 """
 
 import os
@@ -15,27 +15,27 @@ LARGE_DISK_RESERVE = 2 * 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Less is free than must be; both in bytes."""
+    """Free space below the reserve, both in bytes."""
 
     free: int
     reserve: int
 
 
 def shortage_of(free: int, total: int, reserve: int | None) -> Shortage | None:
-    """Whether a disk with so many free bytes is too full. Pure."""
+    """The shortage of a disk with `free` of `total` bytes; None if there is none. Pure."""
     wanted = min(int(total * SMALL_SHARE), LARGE_DISK_RESERVE) if reserve is None else reserve
     return Shortage(free, wanted) if free < wanted else None
 
 
 class Disk:
-    """The disk that a directory is on, or, without one, a disk that is never short."""
+    """The disk of a directory; without a directory, a disk without shortage."""
 
     def __init__(self, directory: Path | None, reserve: int | None) -> None:
         self._directory = directory
         self._reserve = reserve
 
     def shortage(self) -> Shortage | None:
-        """Asks the kernel, which takes microseconds. Any thread."""
+        """The current shortage, by statvfs. Thread-safe."""
         if self._directory is None:
             return None
         found = os.statvfs(self._directory)

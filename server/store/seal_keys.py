@@ -1,4 +1,4 @@
-"""The key that replicas seal with when no setting gives them one: the first to start makes it for all."""
+"""The encryption key of sealed content when no setting has one; the first replica inserts it for all."""
 
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert
@@ -9,7 +9,7 @@ _SHARED = "shared"
 
 
 def get_shared(connection: Connection) -> bytes | None:
-    """The key that is kept here, if one was ever needed."""
+    """The stored key; None if there is none."""
     key: bytes | None = connection.execute(
         select(seal_keys.c.key).where(seal_keys.c.name == _SHARED)
     ).scalar()
@@ -17,5 +17,5 @@ def get_shared(connection: Connection) -> bytes | None:
 
 
 def insert_shared(connection: Connection, key: bytes) -> None:
-    """Keeps the key, unless there is one."""
+    """Inserts the key unless there is one already."""
     connection.execute(insert(seal_keys).values(name=_SHARED, key=key).on_conflict_do_nothing())

@@ -1,6 +1,6 @@
-"""A database that is gone, as the threads of one process know it: one of them tries, the others wait for it.
+"""A circuit breaker for database outages: one thread probes, the other threads of the process wait for it.
 
-Without this every request would find out for itself, one after the other, on every thread there is.
+Without it every request would wait for its own timeout, on every thread of the pool.
 """
 
 import threading
@@ -12,54 +12,54 @@ from sqlalchemy.exc import OperationalError
 
 
 class OutageContinues(OperationalError):
-    """The database was gone when this began, and has not come back in time."""
+    """The outage did not end before the deadline."""
 
     def __init__(self) -> None:
         super().__init__("connect", None, TimeoutError("the database is still away"))
 
 
 class SharedOutage:
-    """Whether the database is gone, and since when. Any thread."""
+    """Whether the database is unavailable, and since when. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._since: float | None = None
-        self._tried = False
-        """Somebody is finding out whether it is back."""
+        self._down_since: float | None = None
+        self._probing = False
+        """Whether a thread is probing."""
 
-    def began(self, when: float) -> None:
-        """Something that was asked at that time (of `monotonic`) was not answered."""
+    def report_failure(self, when: float) -> None:
+        """A request that began at `when` (of `monotonic`) failed."""
         with self._changed:
-            self._since = when if self._since is None else self._since
+            self._down_since = when if self._down_since is None else self._down_since
 
-    def ended(self) -> None:
+    def report_success(self) -> None:
         """The database answered."""
-        if self._since is None:
+        if self._down_since is None:
             return
         with self._changed:
-            self._since = None
+            self._down_since = None
             self._changed.notify_all()
 
     def deadline(self, seconds: float) -> float:
-        """Until when somebody waits who begins now: an outage is waited for once, not by each one anew."""
-        since = self._since
+        """The deadline of a retry that begins now: `seconds` after now, or after the outage began."""
+        since = self._down_since
         return (monotonic() if since is None else since) + seconds
 
     @contextmanager
-    def turn(self, deadline: float) -> Iterator[None]:
-        """Around one try. Waits while another one tries; raises StillAway at the deadline."""
+    def attempt(self, deadline: float) -> Iterator[None]:
+        """Surrounds one try. Waits while another thread probes; raises OutageContinues at the deadline."""
         with self._changed:
             if not self._changed.wait_for(self._may_try, max(0.0, deadline - monotonic())):
                 raise OutageContinues
-            alone = self._since is not None
-            self._tried = self._tried or alone
+            alone = self._down_since is not None
+            self._probing = self._probing or alone
         try:
             yield
         finally:
             if alone:
                 with self._changed:
-                    self._tried = False
+                    self._probing = False
                     self._changed.notify()
 
     def _may_try(self) -> bool:
-        return self._since is None or not self._tried
+        return self._down_since is None or not self._probing

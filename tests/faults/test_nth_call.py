@@ -182,7 +182,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
 @contextmanager
 def counting(exchanges: Exchanges) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("wait", "answers"):
+        for name in ("wait", "read_results"):
             patch.setattr(TimeoutConnection, name, exchanges.around(getattr(TimeoutConnection, name)))
         yield
 

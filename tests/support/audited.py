@@ -55,9 +55,9 @@ def ended(
     told = [event for batch in batches for event in batch]
     return AuditedResponse(
         stored=stored(**columns),
-        standing=standing(first_token_at=ending.first_token_at),
+        audit_columns=standing(first_token_at=ending.first_token_at),
         previous=previous or PreviousResponse(exists=False, finished_at=None),
-        metered=LedgerEntry(
+        ledger_entry=LedgerEntry(
             key_id="k1",
             status=ending.status,
             stored=True,
@@ -68,7 +68,7 @@ def ended(
         items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))]
         + [_item(OUTPUT, index, item) for index, item in enumerate(run.output)],
         hot=[],
-        folded=CompactedStream(last_seq=len(told) - 1, codec=1, body=fold(_rows(batches, ended=True))),
+        compacted=CompactedStream(last_seq=len(told) - 1, codec=1, body=fold(_rows(batches, ended=True))),
         replays=[Replay(first, told[first:]) for first in (0, 1, len(told) // 2, len(told) - 1)],
     )
 
@@ -79,12 +79,12 @@ def running(*given: Sequence[int]) -> AuditedResponse:
     batches = [run.accept(), *(run.tokens(tokens, CREATED) for tokens in given or (say("Hello"),))]
     return AuditedResponse(
         stored=stored(status="in_progress"),
-        standing=standing(),
+        audit_columns=standing(),
         previous=PreviousResponse(exists=False, finished_at=None),
-        metered=None,
+        ledger_entry=None,
         items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))],
         hot=[HotRow(row, 1) for row in _rows(batches)],
-        folded=None,
+        compacted=None,
         replays=[],
     )
 
@@ -125,7 +125,7 @@ def standing(**changes: Any) -> AuditColumns:
 
 def stands(response: AuditedResponse, **changes: Any) -> AuditedResponse:
     """The same response whose row's other columns were changed."""
-    return replace(response, standing=replace(response.standing, **changes))
+    return replace(response, audit_columns=replace(response.audit_columns, **changes))
 
 
 def says(response: AuditedResponse, **changes: Any) -> AuditedResponse:
@@ -137,13 +137,13 @@ def logged(response: AuditedResponse, rows: Sequence[list[Any]]) -> AuditedRespo
     """The same response with another log, and a stream that counts it rightly; without replays."""
     last = rows[-1][0] + rows[-1][1] - 1 if rows else -1
     body = msgspec.json.encode(rows).decode()
-    return replace(response, folded=CompactedStream(last_seq=last, codec=1, body=body), replays=[])
+    return replace(response, compacted=CompactedStream(last_seq=last, codec=1, body=body), replays=[])
 
 
 def log_of(response: AuditedResponse) -> list[list[Any]]:
     """The rows of an ended response's log, to be changed."""
-    assert response.folded is not None
-    rows: list[list[Any]] = msgspec.json.decode(response.folded.body)
+    assert response.compacted is not None
+    rows: list[list[Any]] = msgspec.json.decode(response.compacted.body)
     return rows
 
 

@@ -43,7 +43,7 @@ def check(database_url: str, limits: Limits = AT_REST) -> None:
 def find(database_url: str, limits: Limits = AT_REST, scope: Scope | None = None) -> list[Violation]:
     """What is wrong in the database."""
     database = Database(database_url, pool_size=1)
-    with closing(database), database.dedicate("audit") as connection:
+    with closing(database), database.dedicated_connection("audit") as connection:
         return list(violations(connection, scope or Scope(), limits, Tally()))
 
 

@@ -131,9 +131,11 @@ class MemoryDatabase:
     def read(self, work: Callable[[Any], T]) -> T:
         return self.retry(work)
 
-    ask = read
+    autocommit = read
 
-    def dedicate(self, name: str, *, autocommit: bool = False, limits: str = "") -> "MemoryConnection":
+    def dedicated_connection(
+        self, name: str, *, autocommit: bool = False, limits: str = ""
+    ) -> "MemoryConnection":
         return MemoryConnection(self._memory)
 
 

@@ -20,10 +20,16 @@ from server.protocol.responses.events import Event
 from server.protocol.responses.states import TERMINAL_STATUSES, Ending, columns_of
 from server.recording import commit, committer, persist, side_writer
 from server.store.cluster import claims, leases
-from server.store.cluster.claims import ResponseKey
 from server.store.content import deletion, idempotency_keys, responses, storage_usage
 from server.store.content.idempotency_keys import FirstUse
-from server.store.content.responses import FinishedRow, NewItem, NewResponse, Owner, StoredResponse
+from server.store.content.responses import (
+    FinishedRow,
+    NewItem,
+    NewResponse,
+    Owner,
+    ResponseKey,
+    StoredResponse,
+)
 from server.store.log import events
 from server.store.log.events import LogProgress, NewLogRow, Subscription, SubscriptionUpdate
 from tests.support.memory import Memory, MemoryConnection, Row

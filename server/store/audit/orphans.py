@@ -1,4 +1,4 @@
-"""Rows and keys that lead to no response, or two keys that lead to one: what an audit looks for beside."""
+"""Reads for `holdfast audit`: rows without a response, and idempotency keys with none or a shared one."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -8,12 +8,12 @@ from sqlalchemy import Connection, text
 from server.store.audit.stored_responses import snapshot
 
 MAX_ORPHANS = 1000
-"""Of each kind no more are told."""
+"""The most findings of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """Rows of a table that belong to a response which does not exist."""
+    """Rows of a table whose response does not exist."""
 
     tenant: str
     response_id: UUID
@@ -23,7 +23,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class KeyViolation:
-    """A response whose idempotency keys are wrong: it has several, or there is no trace of it."""
+    """A response with several idempotency keys, or a key without any trace of its response."""
 
     tenant: str
     response_id: UUID
@@ -47,7 +47,7 @@ _ORPHANS = [
 
 
 def orphans(connection: Connection, tenant: str | None) -> list[Orphan]:
-    """What is kept for responses that are not there; of each table the first `MAX_ORPHANS`."""
+    """Rows whose response does not exist, at most `MAX_ORPHANS` for each table."""
     with snapshot(connection):
         return [
             Orphan(found_tenant, response, table, rows)
@@ -80,16 +80,16 @@ _LOST = text(
 
 
 def shared_keys(connection: Connection, tenant: str | None) -> list[KeyViolation]:
-    """Responses that more than one idempotency key leads to."""
+    """Responses with more than one idempotency key."""
     with snapshot(connection):
         return [KeyViolation(*row) for row in connection.execute(_SHARED, {"tenant": tenant})]
 
 
 def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) -> list[KeyViolation]:
-    """Idempotency keys older than that, of whose response there is neither a row nor a line in the ledger.
+    """Idempotency keys older than `age_seconds` whose response has neither a row nor a ledger entry.
 
-    Younger ones may belong to a response that is not stored and still runs; so may those from the time of a
-    replica that died, with which such a response was lost.
+    Excluded are keys from the lifetime of a dead replica, with which an unstored response may have been lost.
+    Younger keys may belong to an unstored response that still runs.
     """
     with snapshot(connection):
         return [

@@ -123,12 +123,12 @@ class AuditedResponse:
     """One response as a snapshot of the database has it."""
 
     stored: StoredResponse
-    standing: AuditColumns
+    audit_columns: AuditColumns
     previous: PreviousResponse
-    metered: LedgerEntry | None
+    ledger_entry: LedgerEntry | None
     items: Sequence[AuditedItem]
     hot: Sequence[HotRow]
-    folded: CompactedStream | None
+    compacted: CompactedStream | None
     replays: Sequence[Replay]
 
 
@@ -264,14 +264,14 @@ def _audited_responses(
             stored=StoredResponse(
                 **{name: getattr(row, name) for name in StoredResponse.__dataclass_fields__}
             ),
-            standing=AuditColumns(**{name: getattr(row, f"x_{name}") for name in _AUDIT_COLUMNS}),
+            audit_columns=AuditColumns(**{name: getattr(row, f"x_{name}") for name in _AUDIT_COLUMNS}),
             previous=PreviousResponse(exists=row.b_exists, finished_at=row.b_finished_at),
-            metered=LedgerEntry(**{name: getattr(row, f"u_{name}") for name in _LEDGER_COLUMNS})
+            ledger_entry=LedgerEntry(**{name: getattr(row, f"u_{name}") for name in _LEDGER_COLUMNS})
             if row.u_response_id is not None
             else None,
             items=[_item(found) for found in items.of(row.id)],
             hot=rows_hot,
-            folded=stream,
+            compacted=stream,
             replays=_replays(connection, tenant, row.id, rows_hot, stream) if replays else (),
         )
 

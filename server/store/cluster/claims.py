@@ -1,25 +1,15 @@
-"""Who produces a response: the queue of those that nobody has, claims, hand-over, wishes to cancel.
+"""Ownership of unfinished responses: the queue, claims, release, and cancellation requests.
 
-An unfinished response is owned by the replica that its row names, or by nobody. Nobody owns a background
-response that waits for its turn, one that a stopping replica handed back, and whatever a dead replica left.
-All of these are the rows with no `replica_id`, which is all that the queue is.
+An unfinished response is owned by the replica in `replica_id`. The queue is the unfinished responses without
+one: background responses that wait, responses that a stopping replica released, and those of dead replicas.
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.content.responses import StoredResponse, read_rows
-
-
-class ResponseKey(NamedTuple):
-    """A response's key."""
-
-    tenant: str
-    id: UUID
-
+from server.store.content.responses import ResponseKey, StoredResponse, read_rows
 
 _UNOWNED = "replica_id is null and status in ('queued', 'in_progress')"
 _SET_OWNER = """
@@ -63,12 +53,12 @@ _CLAIM_WAITING = text(
     """  # noqa: S608 - constants of ours
 )
 _CANDIDATES_PER_CLAIM = 4
-"""Times as many of each tenant are looked at as are claimed: other replicas may have locked the first."""
+"""Candidates of each tenant for one claimed response, because other replicas may have locked the first."""
 
 
 def claim_to_end(connection: Connection, me: UUID, *, most_deaths: int, limit: int) -> list[StoredResponse]:
-    """Takes responses that are only to be ended: foreground ones whose replica died, cancelled ones, those
-    that outlived too many replicas. The caller's transaction has passed the fence.
+    """Claims responses that are only to be ended: foreground ones whose replica died, cancelled ones, and
+    those with `most_deaths` deaths. The caller's transaction has passed the fence.
     """
     parameters = {"me": me, "most_deaths": most_deaths, "limit": limit}
     return read_rows(connection, [ResponseKey(*row) for row in connection.execute(_CLAIM_TO_END, parameters)])
@@ -77,11 +67,11 @@ def claim_to_end(connection: Connection, me: UUID, *, most_deaths: int, limit: i
 def claim_waiting(
     connection: Connection, me: UUID, *, models: Sequence[str], full: Collection[str], limit: int
 ) -> list[StoredResponse]:
-    """Takes background responses to generate, in turns of the tenants.
+    """Claims background responses to generate, fairly by tenant.
 
-    The next one is of the tenant that has the fewest in progress; within a tenant it is the longest waiting
-    of the lowest priority number. Tenants that are `full` are passed over. The caller's transaction has
-    passed the fence.
+    The next one belongs to the tenant with the fewest in progress; within a tenant, it has the lowest
+    priority number and waits longest. Tenants in `full` are skipped. The caller's transaction has passed the
+    fence.
     """
     parameters = {
         "me": me,
@@ -116,10 +106,10 @@ def release(
     died: bool = False,
     skip_locked: bool = False,
 ) -> int:
-    """Gives up responses of this replica, for any other to go on with; how many were. Fenced by the caller.
+    """Puts responses of this replica back into the queue; returns how many. Fenced by the caller.
 
-    Those whose engine `died` have one death more, of which there may be only so many. Those that are not this
-    replica's any more are left as they are, and with `skip_locked` those that another transaction has locked.
+    `died` counts one more death, of which `claim_to_end` allows a limited number. Responses that this replica
+    no longer owns stay unchanged, and with `skip_locked` locked ones.
     """
     if not places:
         return 0
@@ -144,23 +134,23 @@ _WAITING_OF = text(
 
 
 def owned_responses(connection: Connection, me: UUID) -> list[ResponseKey]:
-    """The unfinished responses that this replica should be producing."""
+    """The unfinished responses that this replica owns."""
     return [ResponseKey(*row) for row in connection.execute(_OWNED, {"me": me})]
 
 
 def cancel_requested(connection: Connection, me: UUID) -> list[UUID]:
-    """Those of them whose end was asked for."""
+    """The owned responses with a cancellation request."""
     return list(connection.scalars(_CANCEL_REQUESTED, {"me": me}))
 
 
 def count_waiting(connection: Connection, most: int) -> int:
-    """How many responses nobody owns, counted up to `most`."""
+    """The length of the queue, counted up to `most`."""
     count: int = connection.execute(_WAITING, {"most": most}).scalar_one()
     return count
 
 
 def count_waiting_of_tenant(connection: Connection, tenant: str, most: int) -> int:
-    """How many of them are a tenant's, counted up to `most`."""
+    """A tenant's responses in the queue, counted up to `most`."""
     count: int = connection.execute(_WAITING_OF, {"tenant": tenant, "most": most}).scalar_one()
     return count
 
@@ -182,10 +172,10 @@ _REQUEST_CANCEL_OF_KEY = text(
 
 
 def request_cancel_of_key(connection: Connection, key_id: str) -> int:
-    """Notes that the end of every unfinished response of an API key is wanted; returns how many there are."""
+    """Requests cancellation of every unfinished response of an API key; returns how many there are."""
     return connection.execute(_REQUEST_CANCEL_OF_KEY, {"key": key_id}).rowcount
 
 
 def request_cancel(connection: Connection, tenant: str, response_id: UUID) -> None:
-    """Notes that a response's end is wanted, if it has none. Its owner, or whoever claims it, ends it."""
+    """Requests cancellation of an unfinished response. Its owner, or the replica that claims it, ends it."""
     connection.execute(_REQUEST_CANCEL, {"tenant": tenant, "id": response_id})

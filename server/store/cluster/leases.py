@@ -1,8 +1,8 @@
-"""Replicas: a row per server process, its heartbeat, and the fence that every commit passes.
+"""Replica leases: a row and a heartbeat for each server process, expiry, and the fence of every commit.
 
-A heartbeat is a time of the database's clock that every beat changes; who is silent is decided by whether it
-changes, so no clock needs to be right. A replica id is random for each process start, so a restarted process
-is never taken for the one before it.
+A heartbeat writes the database's time. Expiry compares it for equality with the one seen before, so no clock
+needs to be correct. The replica id is a new UUID for each process start, so a restarted process is a new
+replica.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,20 @@ from server.protocol.ids import new_uuid
 
 HEARTBEAT_SECONDS = 1.0
 HEARTBEATS_PER_LEASE = 4
-"""At least: with a short lease beats come faster."""
+"""The least number of heartbeats per lease; short leases shorten the interval."""
 
 
 def heartbeat_interval(lease_seconds: float) -> float:
-    """How long a replica waits from one heartbeat to the next."""
+    """Seconds from one heartbeat to the next."""
     return min(HEARTBEAT_SECONDS, lease_seconds / HEARTBEATS_PER_LEASE)
 
 
 class Fenced(Exception):
-    """This replica was declared dead; whatever it still holds belongs to others."""
+    """This replica was declared dead; its responses belong to other replicas."""
 
 
 def register_replica(connection: Connection, *, host: str, pid: int, version: str, model: str) -> UUID:
-    """A new replica row, alive from now on."""
+    """Inserts the row of a new replica, which is alive from now on; returns its id."""
     replica = new_uuid()
     connection.execute(
         text(
@@ -44,10 +44,10 @@ _FENCE = text("select clock_timestamp() from replicas where id = :id and state =
 
 
 def fence(connection: Connection, replica: UUID) -> datetime:
-    """The database's time, after locking the replica's row against being declared dead before commit.
+    """Locks the replica against being declared dead before commit; returns the database's time.
 
-    Raises Fenced when that has happened already. FOR KEY SHARE lets heartbeats pass, whose UPDATE changes no
-    key; it conflicts with FOR UPDATE, which is what whoever declares a replica dead must lock its row with.
+    Raises Fenced if the replica is not alive. FOR KEY SHARE does not conflict with a heartbeat's UPDATE,
+    which changes no key. It conflicts with FOR UPDATE, with which expiry locks the row.
     """
     now: datetime | None = connection.execute(_FENCE, {"id": replica}).scalar()
     if now is None:
@@ -66,27 +66,26 @@ _REMOTELY_READ = text(
 
 
 def write_heartbeat(connection: Connection, replica: UUID, reading: Sequence[UUID] = ()) -> None:
-    """Keeps the lease, and tells which responses are read here that run elsewhere. Raises Fenced."""
-    kept = connection.execute(_WRITE_HEARTBEAT, {"id": replica, "reading": list(reading)})
-    if kept.rowcount == 0:
+    """Renews the lease and stores which responses of other replicas have readers here. Raises Fenced."""
+    renewed = connection.execute(_WRITE_HEARTBEAT, {"id": replica, "reading": list(reading)})
+    if renewed.rowcount == 0:
         raise Fenced
 
 
 def remotely_read(connection: Connection, replica: UUID, responses: Sequence[UUID]) -> list[UUID]:
-    """Those of them that have readers on another replica that lives, as it told with its last heartbeat."""
+    """Those of `responses` with readers on another living replica, as of its last heartbeat."""
     if not responses:
         return []
-    found = connection.scalars(_REMOTELY_READ, {"id": replica, "responses": list(responses)})
-    return list(found)
+    return list(connection.scalars(_REMOTELY_READ, {"id": replica, "responses": list(responses)}))
 
 
 def mark_stopped(connection: Connection, replica: UUID) -> None:
-    """Says that this replica ended in good order. Waits for a commit of it that is in flight."""
+    """Marks this replica as stopped. Waits for its commits in flight."""
     connection.execute(_MARK_STOPPED, {"id": replica})
 
 
 def recorder_application_name(replica: UUID) -> str:
-    """What the connection is called whose commits this replica fences."""
+    """The `application_name` of the replica's recorder connection, by which expiry finds its session."""
     return f"recorder {replica.hex}"
 
 
@@ -94,7 +93,7 @@ _HEARTBEATS = text(
     "select id, cast(extract(epoch from heartbeat_at) as float8) from replicas"
     " where state = 'alive' and id <> :id"
 )
-"""As numbers, which any stored time can be read as; 'infinity' too."""
+"""Heartbeats as floats of epoch seconds, which can represent 'infinity', too."""
 _SILENT = """
     r.state = 'alive' and exists (
         select 1 from unnest(cast(:ids as uuid[]), cast(:heartbeats as float8[])) as seen (id, heartbeat)
@@ -134,7 +133,7 @@ _DEAD_OWNERS = text(
         select 1 from replicas p where p.id = o.id and p.state = 'alive')
     """
 )
-"""Steps from one owner to the next in the index, so it costs as much as there are owners, not responses."""
+"""A loose index scan: it steps from one owner to the next, so its cost grows with owners, not responses."""
 _RELEASE_ORPHANS = text(
     """
     with left_over as materialized (
@@ -145,21 +144,21 @@ _RELEASE_ORPHANS = text(
     where r.tenant = l.tenant and r.id = l.id and r.status = 'in_progress' and r.replica_id = any(:owners)
     """
 ).bindparams(bindparam("owners", type_=ARRAY(Uuid)))
-"""The owners are constants of the statement: what is claimed meanwhile, by somebody who lives, is checked
-against them again when READ COMMITTED reads the row's newest version."""
+"""The owners are parameters, not a subquery: READ COMMITTED checks the newest version of a concurrently
+claimed row against them again, so a living replica's claim is kept."""
 
 
 def other_heartbeats(connection: Connection, replica: UUID) -> dict[UUID, float]:
-    """The last heartbeat of every other replica that is not known to be dead."""
+    """The last heartbeat of every other living replica, by id, in epoch seconds."""
     return {row[0]: row[1] for row in connection.execute(_HEARTBEATS, {"id": replica})}
 
 
 def expire_replicas(connection: Connection, silent: Mapping[UUID, float], ttl_seconds: float) -> None:
-    """Declares those replicas dead whose heartbeat is still the one that was seen.
+    """Declares replicas dead whose heartbeat is still the one in `silent`.
 
-    One whose commit is in flight holds its row locked; it is looked at again next time. If that commit is
-    `ttl_seconds` old, its session is ended: Postgres waits without limit for the rest of a COPY from a
-    client that has vanished.
+    A replica with a commit in flight holds a row lock and is skipped (SKIP LOCKED) until the next call. A
+    recorder session whose transaction is older than `ttl_seconds` is terminated: Postgres waits without limit
+    for the rest of a COPY from a client that has vanished.
     """
     seen = {"ids": list(silent), "heartbeats": list(silent.values())}
     connection.execute(_TERMINATE_STUCK_SESSIONS, {**seen, "ttl": ttl_seconds})
@@ -167,10 +166,9 @@ def expire_replicas(connection: Connection, silent: Mapping[UUID, float], ttl_se
 
 
 def release_orphans(connection: Connection) -> int:
-    """Takes unfinished responses from replicas that are dead or stopped; how many nobody owns thereby.
+    """Releases the unfinished responses of dead and stopped replicas; returns how many.
 
-    Such a replica never comes back to life, so its id alone decides. A row that somebody else has locked is
-    passed over and found again by the next call.
+    A replica never becomes alive again, so its id decides. Locked rows are skipped until the next call.
     """
     owners = list(connection.scalars(_DEAD_OWNERS))
     return connection.execute(_RELEASE_ORPHANS, {"owners": owners}).rowcount if owners else 0

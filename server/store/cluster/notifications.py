@@ -1,7 +1,7 @@
-"""Hints between replicas over LISTEN and NOTIFY. The truth is in the tables: a hint may be lost, or double.
+"""Hints between replicas over LISTEN and NOTIFY. A hint may be lost or repeated; the tables decide.
 
-NOTIFY holds a lock of the whole cluster until its transaction is on disk, so hints never travel in a
-transaction with data: one thread gathers them and sends them over a connection of its own.
+A transaction with NOTIFY holds a cluster-wide lock until its commit is on disk, so hints are never sent in a
+transaction with data: one thread collects them and sends them on its own connection.
 """
 
 import logging
@@ -23,28 +23,29 @@ CANCEL = "holdfast_cancel"
 CHANNELS = (EVENTS, QUEUE, CANCEL)
 
 HINT_DIGITS = 8
-"""Of an id's last, random ones: what a wrong match costs is one query."""
+"""Hex digits of a response's short id, the last ones of its UUIDv7, which are random. A collision costs one
+query."""
 BATCH_SECONDS = 0.01
 _RETRY_SECONDS = 1.0
 _MAX_PAYLOAD = 7900
-"""Bytes; Postgres refuses 8,000."""
+"""Bytes; a payload must be shorter than 8000 bytes."""
 
 
 def short_id(response_id: UUID) -> str:
-    """A response's short name among hints."""
+    """The short id of a response in hints."""
     return response_id.hex[-HINT_DIGITS:]
 
 
 @dataclass(slots=True)
 class Hints:
-    """What was heard, or is to be said."""
+    """Hints that were received or are to be sent."""
 
     events: set[str] = field(default_factory=set)
-    """Short names of responses that have new events."""
+    """Short ids of responses with new events."""
     queue: bool = False
-    """There is work that nobody has."""
+    """There are unclaimed responses."""
     cancels: set[UUID] = field(default_factory=set)
-    """Responses that are to be cancelled by whoever runs them."""
+    """Responses with a cancellation request."""
 
     def __bool__(self) -> bool:
         return bool(self.events or self.queue or self.cancels)
@@ -54,8 +55,8 @@ class Hints:
         self.queue |= other.queue
         self.cancels |= other.cancels
 
-    def read(self, channel: str, payload: str) -> None:
-        """Adds one notification; anybody may send one, so what is not ours in it is passed over."""
+    def parse(self, channel: str, payload: str) -> None:
+        """Adds one notification. Any program can send on the channels, so malformed parts are ignored."""
         match channel:
             case "holdfast_events":
                 self.events.update(_split_ids(payload, HINT_DIGITS))
@@ -64,11 +65,13 @@ class Hints:
             case "holdfast_cancel":
                 self.cancels.update(UUID(hex=name) for name in _split_ids(payload, 32) if _is_hex(name))
 
-    def written(self) -> list[tuple[str, str]]:
-        """The notifications that say this."""
-        said = [(EVENTS, payload) for payload in _join_ids(self.events, HINT_DIGITS)]
-        said += [(CANCEL, payload) for payload in _join_ids((found.hex for found in self.cancels), 32)]
-        return [*said, (QUEUE, "")] if self.queue else said
+    def to_notifications(self) -> list[tuple[str, str]]:
+        """The hints as pairs of channel and payload."""
+        notifications = [(EVENTS, payload) for payload in _join_ids(self.events, HINT_DIGITS)]
+        notifications += [
+            (CANCEL, payload) for payload in _join_ids((found.hex for found in self.cancels), 32)
+        ]
+        return [*notifications, (QUEUE, "")] if self.queue else notifications
 
 
 def _split_ids(payload: str, size: int) -> list[str]:
@@ -86,22 +89,22 @@ def _is_hex(name: str) -> bool:
 
 
 def listen(connection: Connection) -> None:
-    """Subscribes this connection, which must commit by itself."""
+    """Subscribes to the channels. The connection must be in autocommit mode."""
     for channel in CHANNELS:
         connection.execute(text(f"listen {channel}"))
 
 
 def receive(connection: Connection) -> Hints:
-    """What came in since the last call, without waiting. Raises DatabaseError once the connection is lost."""
+    """The hints since the last call, without waiting. Raises DatabaseError if the connection is lost."""
     hints = Hints()
     with psycopg_connection(connection) as raw:
         for notification in raw.notifies(timeout=0):
-            hints.read(notification.channel, notification.payload)
+            hints.parse(notification.channel, notification.payload)
     return hints
 
 
 def socket_descriptor(connection: Connection) -> int:
-    """The file descriptor that is readable once there may be something to hear."""
+    """The file descriptor that becomes readable when a notification arrives."""
     with psycopg_connection(connection) as raw:
         return raw.fileno()
 
@@ -113,79 +116,85 @@ _NOTIFY = _NOTIFY.bindparams(
 
 
 def notify(connection: Connection, hints: Hints) -> None:
-    """Sends the hints to everybody who listens. The connection must commit by itself."""
-    said = hints.written()
+    """Sends the hints to all listeners. The connection must be in autocommit mode."""
+    notifications = hints.to_notifications()
     connection.execute(
-        _NOTIFY, {"channels": [channel for channel, _ in said], "payloads": [payload for _, payload in said]}
+        _NOTIFY,
+        {
+            "channels": [channel for channel, _ in notifications],
+            "payloads": [payload for _, payload in notifications],
+        },
     )
 
 
 class Notifier:
-    """The thread that tells other replicas; whoever has something to tell never waits for it."""
+    """The thread that sends hints to other replicas. Callers never wait for it."""
 
     def __init__(
-        self, database: Database, *, muted: bool = False, on_fatal: Callable[[], None] = lambda: None
+        self, database: Database, *, enabled: bool = True, on_fatal: Callable[[], None] = lambda: None
     ) -> None:
-        """One that is `muted` says nothing: nobody listens. `on_fatal` is called when the thread gives up."""
-        self.others_alive = True
-        """Whether anybody is there to be told."""
+        """Sends nothing unless `enabled`. `on_fatal` is called when the thread gives up."""
+        self.other_replicas_alive = True
+        """Whether there are replicas to notify."""
         self._database = database
-        self._muted = muted
+        self._enabled = enabled
         self._pending = Hints()
         self._changed = threading.Condition()
         self._connection: Connection | None = None
         self._failed = False
-        self.thread = SupervisedThread("notifier", self._turn, on_fatal=on_fatal, on_end=self._disconnect)
+        self.thread = SupervisedThread(
+            "notifier", self._send_pending, on_fatal=on_fatal, on_end=self._disconnect
+        )
 
     def start(self) -> None:
         self.thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; what it had not said yet is not said."""
+        """Ends the thread and drops hints that were not sent."""
         self.thread.request_stop()
         with self._changed:
             self._changed.notify()
         self.thread.join()
 
-    def set_others_alive(self, alive: bool) -> None:
-        """The keeper's thread, which knows."""
-        self.others_alive = alive
+    def set_other_replicas_alive(self, alive: bool) -> None:
+        """Called by the heartbeat thread."""
+        self.other_replicas_alive = alive
 
-    def events(self, responses: Iterable[UUID]) -> None:
-        """These have new events, which are committed."""
-        self._tell(Hints(events={short_id(response) for response in responses}))
+    def notify_events(self, responses: Iterable[UUID]) -> None:
+        """Announces committed events of these responses."""
+        self._enqueue(Hints(events={short_id(response) for response in responses}))
 
-    def queue(self) -> None:
-        """There is committed work that nobody has."""
-        self._tell(Hints(queue=True))
+    def notify_queue(self) -> None:
+        """Announces committed responses that no replica has claimed."""
+        self._enqueue(Hints(queue=True))
 
-    def cancel(self, response: UUID) -> None:
-        """Whoever runs it must end it; that it is to end is committed."""
-        self._tell(Hints(cancels={response}))
+    def notify_cancel(self, response: UUID) -> None:
+        """Announces a committed cancellation request."""
+        self._enqueue(Hints(cancels={response}))
 
-    def _tell(self, hints: Hints) -> None:
-        if hints and self.others_alive and not self._muted:
+    def _enqueue(self, hints: Hints) -> None:
+        if hints and self.other_replicas_alive and self._enabled:
             with self._changed:
                 self._pending.add(hints)
                 self._changed.notify()
 
-    def _turn(self) -> None:
+    def _send_pending(self) -> None:
         with self.thread.idle(), self._changed:
             self._changed.wait_for(lambda: self._pending or self.thread.stopping)
         if self.thread.wait(BATCH_SECONDS):
             return
         with self._changed:
             hints, self._pending = self._pending, Hints()
-        if not self._said(hints):
-            self._tell(hints)
+        if not self._send(hints):
+            self._enqueue(hints)
             self.thread.wait(_RETRY_SECONDS)
 
-    def _said(self, hints: Hints) -> bool:
+    def _send(self, hints: Hints) -> bool:
         try:
             notify(self._connect(), hints)
         except DatabaseError as error:
             if not self._failed:
-                log.warning("other replicas are not told of events until they look: %s", type(error).__name__)
+                log.warning("other replicas are not notified of events: %s", type(error).__name__)
             self._failed = True
             self._disconnect()
             return False
@@ -194,7 +203,7 @@ class Notifier:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = self._database.dedicate("notifier", autocommit=True)
+            self._connection = self._database.dedicated_connection("notifier", autocommit=True)
             self._connection.execute(text("set synchronous_commit = off"))
         return self._connection
 

@@ -1,4 +1,4 @@
-"""The server's end of the process that beats for it while its interpreter stands still."""
+"""Starts and signals the standby process, which writes heartbeats while the interpreter is stalled."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from server.store.connection import with_network_timeouts
 log = logging.getLogger("holdfast.heartbeat")
 
 MAX_STALL_SECONDS = 60.0
-"""A server that has shown no sign of life for so long is taken for dead although its process is there."""
+"""Seconds without a signal after which the standby stops, so that a hung server loses its lease."""
 _MAX_SILENCE_SECONDS = 2.0
 _TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s"
 _RESTART_SECONDS = 10.0
@@ -28,7 +28,7 @@ _EXIT_SECONDS = 5.0
 
 
 class StandbyHeartbeat:
-    """Starts the process, tells it that the server lives, and starts it again if it ends."""
+    """The standby process: started, signalled, and restarted when it has exited."""
 
     def __init__(self, settings: StandbySettings) -> None:
         self._settings = settings
@@ -36,7 +36,7 @@ class StandbyHeartbeat:
         self._started_at = 0.0
 
     def start(self) -> None:
-        """Starts the process; that it cannot be is logged, and tried again later."""
+        """Starts the process. A failure is logged, and `signal_alive` tries again."""
         self._started_at = monotonic()
         command = [sys.executable, "-P", standby_heartbeat_process.__file__]
         try:
@@ -47,19 +47,19 @@ class StandbyHeartbeat:
         except OSError as error:
             log.warning("nobody will beat for a stalled interpreter: %s", error)
 
-    def sign(self) -> None:
-        """The server lives. The keeper's thread, after each of its turns; never waits."""
+    def signal_alive(self) -> None:
+        """Signals that the interpreter runs. Called by the heartbeat thread; never blocks."""
         if self._process is None or self._process.poll() is not None:
             if monotonic() - self._started_at >= _RESTART_SECONDS:
                 log.warning("the standby heartbeat has ended; it is started again")
                 self.stop()
                 self.start()
             return
-        with suppress(OSError):  # full: it has signs enough; broken: it is found ended next time
+        with suppress(OSError):  # a full pipe holds enough signals; a broken one is noticed by the next poll
             self._write(b".")
 
     def stop(self) -> None:
-        """Ends the process and waits for that."""
+        """Ends the process and waits for its exit."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -79,7 +79,7 @@ class StandbyHeartbeat:
 
 
 def make_standby(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartbeat:
-    """For this process. It begins early enough that a heartbeat is written before a lease is over."""
+    """The standby of this process. It starts writing after a third of the lease, 2 s at most."""
     options = conninfo_to_dict(url).get("options") or ""
     conninfo = make_conninfo(
         with_network_timeouts(url),

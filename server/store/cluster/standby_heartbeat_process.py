@@ -1,12 +1,12 @@
-"""Beats for a replica whose interpreter stands still: a program of its own, which the server starts.
+"""The standby process: writes a replica's heartbeat while the server's interpreter is stalled. A program.
 
-One call into native code that holds the interpreter's lock (a regular expression, a tokenizer, a compiler)
-stops every thread of the server, the one that writes its heartbeat too. This process notices the silence and
-writes the heartbeat in its place, for so long as a stall may be believed in.
+A call into native code that holds the GIL (a regular expression, a tokenizer, a compiler) stops every thread
+of the server, its heartbeat thread included. This process notices the silence and writes the heartbeat for
+up to `longest_stall` seconds.
 
-Standard input is a pipe whose other end only the server holds: a line of JSON, then a byte for each sign of
-life. At its end the server is gone, and so is this process: a killed server is not beaten for. Neither is one
-that was stopped by a signal, or that has been silent for too long. The connection is made when it is needed.
+Standard input is a pipe from the server: a line of JSON, then a byte for each signal. End of file means that
+the server has exited, and this process exits, too. It does not write for a server that a signal has stopped.
+It connects to Postgres only when it has to write.
 """
 
 import json
@@ -24,13 +24,13 @@ from typing import Any
 import psycopg
 
 WRITE_TIMEOUT_SECONDS = 6.0
-"""How long one heartbeat may take, with the connection."""
+"""Seconds for one heartbeat, including the connection."""
 _WRITE_HEARTBEAT = "update replicas set heartbeat_at = clock_timestamp() where id = %s and state = 'alive'"
 
 
 @dataclass(frozen=True, slots=True)
 class StandbySettings:
-    """The line of JSON."""
+    """The first line of standard input."""
 
     url: str
     replica: str
@@ -38,33 +38,33 @@ class StandbySettings:
     every: float
     """Seconds from one heartbeat to the next."""
     silence: float
-    """Seconds without a sign of life after which the server is beaten for."""
+    """Seconds without a signal after which heartbeats are written."""
     longest_stall: float
-    """Seconds without one after which it no longer is."""
+    """Seconds without a signal after which they no longer are."""
 
 
 class HeartbeatSchedule:
-    """When to beat. Pure: times are seconds of a monotonic clock."""
+    """When to write a heartbeat. Pure; times are seconds of a monotonic clock."""
 
     def __init__(self, settings: StandbySettings, now: float) -> None:
         self._settings = settings
         self._sign_at = now
         self._beat_at = now
 
-    def sign(self, now: float) -> None:
-        """The server gave a sign of life."""
+    def signal_alive(self, now: float) -> None:
+        """The server has signalled."""
         self._sign_at = now
 
     def is_due(self, now: float) -> bool:
-        """Whether a heartbeat is to be written in the server's place; asked for again after `every`."""
+        """Whether a heartbeat is to be written now."""
         return self._is_silent(now) and now - self._beat_at >= self._settings.every
 
-    def beat(self, now: float) -> None:
-        """One was tried."""
+    def record_attempt(self, now: float) -> None:
+        """A heartbeat was tried."""
         self._beat_at = now
 
-    def pause(self, now: float) -> float:
-        """Seconds until something may be due, if there is no sign of life before."""
+    def next_check(self, now: float) -> float:
+        """Seconds until a heartbeat may be due, if no signal comes before."""
         if self._is_silent(now):
             return max(0.0, self._beat_at + self._settings.every - now)
         if now < self._sign_at + self._settings.silence:
@@ -76,7 +76,7 @@ class HeartbeatSchedule:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal (SIGSTOP, Ctrl-Z) has stopped that process, which is to lose its lease then."""
+    """Whether a signal (SIGSTOP, Ctrl-Z) has stopped that process, which then loses its lease."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
@@ -89,14 +89,14 @@ def is_stopped(pid: int) -> bool:
 
 
 class _HeartbeatWriter:
-    """The connection, while it is needed."""
+    """Writes heartbeats; connects on the first one."""
 
     def __init__(self, settings: StandbySettings) -> None:
         self._settings = settings
         self._connection: psycopg.Connection[Any] | None = None
 
-    def beat(self) -> bool:
-        """Tries to write one heartbeat; False when the replica is not alive any more."""
+    def write(self) -> bool:
+        """Tries to write a heartbeat; False if the replica is no longer alive."""
         signal.setitimer(signal.ITIMER_REAL, WRITE_TIMEOUT_SECONDS)
         try:
             if self._connection is None:
@@ -119,23 +119,23 @@ def _raise_timeout(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Until the pipe ends or the replica is declared dead."""
+    """Runs until the pipe ends or the replica is declared dead."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the server, which closes the pipe when it ends
+        signal.signal(number, signal.SIG_IGN)  # the server handles them and closes the pipe
     signal.signal(signal.SIGALRM, _raise_timeout)
     pipe = sys.stdin.fileno()
     settings = StandbySettings(**json.loads(_read_line(pipe)))
-    standby, beater = HeartbeatSchedule(settings, monotonic()), _HeartbeatWriter(settings)
+    standby, writer = HeartbeatSchedule(settings, monotonic()), _HeartbeatWriter(settings)
     while True:
-        ready, _, _ = select.select([pipe], [], [], standby.pause(monotonic()))
+        ready, _, _ = select.select([pipe], [], [], standby.next_check(monotonic()))
         if ready:
             if not os.read(pipe, 4096):
                 return 0
-            standby.sign(monotonic())
-            beater.close()
+            standby.signal_alive(monotonic())
+            writer.close()
         elif standby.is_due(now := monotonic()):
-            standby.beat(now)
-            if not is_stopped(settings.server_pid) and not beater.beat():
+            standby.record_attempt(now)
+            if not is_stopped(settings.server_pid) and not writer.write():
                 return 0
 
 

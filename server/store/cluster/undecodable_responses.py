@@ -1,16 +1,16 @@
-"""Ends a response that cannot be decoded: by columns alone, nothing of its contents is read.
+"""Fails a response whose stored content cannot be decoded, without reading that content.
 
-What a later release, a damaged disk or a hand at the database left may fail to decode at any place. Such a
-response ends as failed without a last event in its stream, which `holdfast audit` reports.
+A later release, a damaged disk or a manual change may leave content that fails to decode anywhere. Such a
+response becomes `failed` without a terminal event in its stream, which `holdfast audit` reports.
 """
 
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.cluster.claims import ResponseKey
 from server.store.cluster.leases import fence
 from server.store.content import deletion
+from server.store.content.responses import ResponseKey
 from server.store.database import Database, DatabaseError, TransientError, commit_synchronously
 from server.store.log import events
 
@@ -37,9 +37,9 @@ _METER = text(
 
 
 def fail_undecodable(database: Database, me: UUID, place: ResponseKey) -> bool:
-    """Ends a response of this replica as failed; False if it is not this replica's any more.
+    """Sets a response of this replica to `failed`; False if another replica owns it.
 
-    Its log is compacted, or, if Postgres refuses that too, left as it is. Raises Fenced or DatabaseError.
+    Its log is compacted, or stays as it is if Postgres refuses that. Raises Fenced or DatabaseError.
     """
     where = {"tenant": place.tenant, "id": place.id}
     with database.begin() as connection:

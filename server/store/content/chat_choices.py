@@ -22,12 +22,12 @@ _UPDATE_METADATA = text(
 
 
 def get(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
-    """Those of these responses that are choices and exist for readers, by their places."""
+    """Those of `candidates` that are undeleted choices, ordered by choice."""
     return _select_choices(connection, tenant, candidates, locked=False)
 
 
 def lock_for_update(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
-    """The same, and nobody else changes them until the transaction ends."""
+    """The same, locked FOR UPDATE until the transaction ends."""
     return _select_choices(connection, tenant, candidates, locked=True)
 
 
@@ -50,7 +50,7 @@ def _select_choices(
 
 
 def update_metadata(connection: Connection, stored: StoredResponse, request: str, metadata: str) -> None:
-    """Gives a response that the caller holds other metadata, in both of the places that have it."""
+    """Replaces the metadata of a locked response, in both columns that contain it."""
     place = {"tenant": stored.tenant, "id": stored.id}
     growth = 2 * (len(request.encode()) - len(stored.request.encode()))
     connection.execute(

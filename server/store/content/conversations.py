@@ -1,7 +1,7 @@
-"""Conversations: ordered lists of items, which they hold themselves, whatever becomes of the responses.
+"""Conversations: ordered lists of items, stored independently of the responses that added them.
 
-Whoever adds or takes away items holds the conversation's row meanwhile, and nobody does while a response in
-it is unfinished: so what that response goes on from is what is stored. JSON goes in and out as text.
+A transaction that adds or deletes items locks the conversation's row first and does neither while a response
+in the conversation is unfinished, so that response's history does not change. JSON is passed as text.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class StoredConversation:
     metadata: str
     created_at: datetime
     next_position: int
-    """Another one than before tells that items have come or gone."""
+    """Changes whenever items are added or deleted."""
 
 
 _COLUMNS = "id, metadata::text, created_at, next_position"
@@ -118,13 +118,13 @@ def get(connection: Connection, tenant: str, conversation: UUID) -> StoredConver
 
 
 def lock_for_update(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation | None:
-    """Keeps a conversation as it is until the transaction ends, but for what this transaction does."""
+    """The conversation, locked FOR UPDATE until the transaction ends; None if it does not exist."""
     row = connection.execute(_LOCK, {"tenant": tenant, "id": conversation}).first()
     return StoredConversation(*row) if row else None
 
 
 def has_unfinished_response(connection: Connection, tenant: str, conversation: UUID) -> bool:
-    """Whether a response in it is unfinished. Lasting only while the conversation is held."""
+    """Whether a response in it is unfinished; stable only while the conversation is locked."""
     return connection.execute(_UNFINISHED, {"tenant": tenant, "id": conversation}).first() is not None
 
 
@@ -137,14 +137,14 @@ def update_metadata(
 
 
 def append(connection: Connection, tenant: str, held: StoredConversation, new: Sequence[NewItem]) -> None:
-    """Adds items at the end of a conversation that is held."""
+    """Appends items to a locked conversation."""
     place = {"tenant": tenant, "id": held.id, "next": held.next_position}
     connection.execute(_APPEND, {**place, **item_columns(new)})
     _advance_position(connection, tenant, held.id, len(new))
 
 
 def append_response(connection: Connection, tenant: str, conversation: UUID, response_id: UUID) -> None:
-    """Adds a response's input, then its output. Of a conversation that is gone nothing is kept."""
+    """Appends a response's input, then its output; does nothing if the conversation was deleted."""
     place = {"tenant": tenant, "id": conversation, "response": response_id}
     connection.execute(_APPEND_RESPONSE, place)
 
@@ -166,14 +166,14 @@ _DELETE = text(
 
 
 def delete(connection: Connection, tenant: str, conversation: UUID) -> None:
-    """Removes a conversation that is held, with its items."""
+    """Deletes a locked conversation with its items."""
     place = {"tenant": tenant, "id": conversation}
     connection.execute(_DELETE_ITEMS, place)
     connection.execute(_DELETE, place)
 
 
 def delete_item(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> bool:
-    """Removes an item of a conversation that is held; False if it has none such."""
+    """Deletes an item of a locked conversation; False if there is no such item."""
     place = {"tenant": tenant, "id": conversation, "item": item_id}
     found: bool = connection.execute(_DELETE_ITEM, place).scalar_one() == 1
     if found:
@@ -214,7 +214,7 @@ _NEWEST_FIRST = text(
 def get_item(
     connection: Connection, tenant: str, item_id: str, conversation: UUID | None = None
 ) -> str | None:
-    """The JSON of an item of that conversation, or of any."""
+    """The JSON of an item of that conversation, or of any conversation; None if there is none."""
     place = {"tenant": tenant, "id": conversation, "item": item_id}
     query = _ITEM if conversation is not None else _ANY_ITEM
     found: str | None = connection.execute(query, place).scalar()
@@ -222,7 +222,7 @@ def get_item(
 
 
 def item_position(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> int | None:
-    """Where an item stands, for `item_page`."""
+    """An item's position, for `item_page`; None if there is no such item."""
     place = {"tenant": tenant, "id": conversation, "item": item_id}
     found: int | None = connection.execute(_POSITION, place).scalar()
     return found
@@ -238,9 +238,9 @@ def item_page(
     newest_first: bool,
     most_bytes: int = UNBOUNDED,
 ) -> PayloadPage:
-    """The JSON of at most `limit` items that come after a position in that order.
+    """The JSON of at most `limit` items after a position, in that order.
 
-    The item with which they pass `most_bytes` is the last.
+    The page ends with the item that reaches `most_bytes`.
     """
     place = {"tenant": tenant, "id": conversation, "after": after, "limit": limit + 1}
     query = _NEWEST_FIRST if newest_first else _OLDEST_FIRST

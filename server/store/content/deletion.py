@@ -1,4 +1,4 @@
-"""Deleting responses. A row stays only while it is live or a live response's history runs through it."""
+"""Deletion of responses. A deleted row stays as a tombstone while another response needs its history."""
 
 from uuid import UUID
 
@@ -31,8 +31,8 @@ _REMOVABLE = text(
     where tenant = :tenant and id = :id for update
     """
 )
-"""Locks the row, a live one too: of several transactions that remove its last descendants, or delete it, the
-last sees that nothing is left that needs it."""
+"""Locks the row, even a live one: of concurrent transactions that delete it or its last successors, the last
+one sees that no successor is left."""
 _DELETE_STREAMS = [
     text("delete from response_events_hot where tenant = :tenant and response_id = :id"),
     text(
@@ -55,10 +55,10 @@ _DELETE_ITEMS = text(
 
 
 def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | None:
-    """Makes a response absent for every reader.
+    """Deletes a response for all readers.
 
-    None if it was absent already; True if it is still running, so that its run must be cancelled: what the
-    run holds goes when it ends.
+    None if it does not exist; True if it is still running, and the caller must cancel it. The rows of a
+    running response are removed when it ends.
     """
     place = {"tenant": tenant, "id": response_id}
     status = connection.execute(_MARK_DELETED, place).scalar()
@@ -71,7 +71,7 @@ def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | Non
 
 
 def remove_if_unneeded(connection: Connection, tenant: str, response_id: UUID) -> None:
-    """Removes a deleted, ended response; of its tombstoned ancestors, those that nothing needs any more."""
+    """Removes a deleted, ended response, and tombstones of its ancestors that have no other successor."""
     current: UUID | None = response_id
     while current is not None:
         place = {"tenant": tenant, "id": current}

@@ -1,4 +1,4 @@
-"""What of stored items is read for prompts: its size, asked first, and then the JSON of every item."""
+"""Stored items as history of a prompt: their total size, which is checked first, and their JSON."""
 
 from typing import NamedTuple
 from uuid import UUID
@@ -7,7 +7,7 @@ from sqlalchemy import Connection, text
 
 
 class HistorySize(NamedTuple):
-    """Of items as they are read for a prompt."""
+    """The total size of items as they are read for a prompt."""
 
     bytes: int
     items: int
@@ -38,13 +38,13 @@ _UNBOUNDED_DEPTH = 2**31 - 2
 
 
 def measure_chain(connection: Connection, tenant: str, response: UUID, most: int) -> HistorySize:
-    """The size of every item of a chain of responses; of not many more than `most` items."""
+    """The size of a chain of responses' items; stops counting after `most` items."""
     row = connection.execute(_MEASURE_CHAIN, {"tenant": tenant, "id": response, "most": most}).one()
     return HistorySize(int(row[0]), row[1])
 
 
 def measure_conversation(connection: Connection, tenant: str, conversation: UUID, most: int) -> HistorySize:
-    """The size of every item of a conversation; of not many more than `most` items."""
+    """The size of a conversation's items; stops counting after `most` items."""
     place = {"tenant": tenant, "id": conversation, "most": most}
     row = connection.execute(_MEASURE_CONVERSATION, place).one()
     return HistorySize(int(row[0]), row[1])

@@ -1,4 +1,4 @@
-"""Keys of requests that may be sent more than once, and the response that each made."""
+"""Idempotency keys: the request digest and the response of each key's first use."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +11,7 @@ KEY_LIFETIME_HOURS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class FirstUse:
-    """What a key was used for."""
+    """The first use of a key: its request's digest and its response."""
 
     digest: bytes
     response_id: UUID
@@ -49,25 +49,25 @@ _RELEASE_LOST = text(
 
 
 def release_lost(connection: Connection, tenant: str, key: str, response: UUID) -> bool:
-    """Frees a key whose response was not stored and was lost with its process; whether that was so.
+    """Deletes a key whose unstored response was lost with its process; returns whether it did.
 
-    Such a response has left nothing, not even a line in the ledger, and every replica that could be
-    generating it has ended. While a replica lives that is as old as the key, this cannot be known.
+    Such a response has neither a row nor a ledger entry, and every replica that could be generating it has
+    ended. While a replica is alive that is as old as the key, the response may still run.
     """
     parameters = {"tenant": tenant, "key": key, "response": response}
     return connection.execute(_RELEASE_LOST, parameters).rowcount == 1
 
 
 def find(connection: Connection, tenant: str, key: str) -> FirstUse | None:
-    """What the key was used for within the last day."""
+    """The key's use within the last `KEY_LIFETIME_HOURS`; None if there is none."""
     row = connection.execute(_FIND, {"tenant": tenant, "key": key, "hours": KEY_LIFETIME_HOURS}).first()
     return FirstUse(row.digest, row.response_id) if row else None
 
 
 def claim(connection: Connection, tenant: str, key: str, digest: bytes, response: UUID) -> bool:
-    """Ties the key to a response, unless it was used for another one within the last day.
+    """Assigns the key to a response; False if it was used for another one within its lifetime.
 
-    Waits for another transaction that is about to do so.
+    Waits for a concurrent transaction that claims the same key.
     """
     parameters = {
         "tenant": tenant,

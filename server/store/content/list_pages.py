@@ -1,4 +1,4 @@
-"""Lists of responses and of their input, a page at a time: by keys, never by counting what comes before."""
+"""Pages of responses and of their input items, by keyset pagination (no OFFSET)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ from server.store.content.responses import INPUT, OUTPUT, STORED_COLUMNS, Stored
 from server.store.tables import items, responses
 
 ANSWERED_STATUSES: Final = ("completed", "incomplete")
-"""How a response ends that can be a choice."""
+"""Final statuses of responses that can be a choice of a chat completion."""
 
 
 class PageCursor(NamedTuple):
-    """A response's place in the list."""
+    """The sort key of a response in a list."""
 
     created_at: datetime
     id: UUID
@@ -27,13 +27,13 @@ class PageCursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """What the listed responses have in common."""
+    """Conditions on listed responses."""
 
     model: str | None = None
     status: Status | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     completions: bool = False
-    """Only first choices of chat completions, and of these what has ended as an answer."""
+    """Only first choices of chat completions that ended with an answer."""
 
 
 UNBOUNDED: Final = 2**62
@@ -47,13 +47,13 @@ class PayloadPage(NamedTuple):
 
 
 def payload_page(rows: Sequence[Row[Any]], limit: int) -> PayloadPage:
-    """Of rows of an object's JSON and of how many there are, among which may be one beyond the limit."""
+    """The page of rows with `payload` and `total`, of which one may be beyond the limit."""
     payloads = [row.payload for row in rows[:limit]]
     return PayloadPage(payloads, bool(rows) and rows[0].total > len(payloads))
 
 
 def find_cursor(connection: Connection, tenant: str, response_id: UUID) -> PageCursor | None:
-    """The place of a response, also of one deleted since it was listed; None if nothing is left of it."""
+    """The cursor of a response, also of a deleted one whose row still exists; None without a row."""
     row = connection.execute(
         select(responses.c.created_at).where(responses.c.tenant == tenant, responses.c.id == response_id)
     ).first()
@@ -69,7 +69,7 @@ def response_page(
     *,
     newest_first: bool,
 ) -> list[StoredResponse]:
-    """At most so many of a tenant's responses, by the time at which they were made."""
+    """At most `limit` of a tenant's responses, ordered by creation time."""
     listed = select(*STORED_COLUMNS)
     rows = connection.execute(_page_query(listed, tenant, filters, after, limit, newest_first=newest_first))
     return [stored_response(row) for row in rows]
@@ -92,7 +92,7 @@ def bounded_page(
     *,
     newest_first: bool,
 ) -> BoundedPage:
-    """The same, of which the response with which they and their outputs pass that size is the last."""
+    """The same; the page ends with the response that, with its output, reaches `most_bytes`."""
     listed = select(_SIZE)
     query = _page_query(listed, tenant, filters, after, limit + 1, newest_first=newest_first)
     sizes = list(connection.execute(query).scalars())
@@ -161,7 +161,7 @@ def outputs(connection: Connection, tenant: str, response_ids: Collection[UUID])
 
 
 def input_item_index(connection: Connection, tenant: str, response_id: UUID, item_id: str) -> int | None:
-    """Where in a response's own input an item is."""
+    """An item's index in a response's own input; None if it is not there."""
     found: int | None = connection.execute(
         select(items.c.idx).where(
             items.c.tenant == tenant,
@@ -200,9 +200,9 @@ def input_page(
     newest_first: bool,
     most_bytes: int = UNBOUNDED,
 ) -> PayloadPage:
-    """The JSON of at most so many of a response's own input items.
+    """The JSON of at most `limit` of a response's own input items.
 
-    The item with which they pass `most_bytes` is the last.
+    The page ends with the item that reaches `most_bytes`.
     """
     place = {"tenant": tenant, "id": response_id, "after": after, "limit": limit + 1}
     query = _NEWEST_INPUT_FIRST if newest_first else _OLDEST_INPUT_FIRST

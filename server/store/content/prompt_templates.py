@@ -1,4 +1,4 @@
-"""Prompt templates: numbered versions of a text, by a name that is the tenant's own. JSON goes in as text."""
+"""Prompt templates: numbered versions of a template, by tenant and id. JSON is passed as text."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -57,9 +57,9 @@ _DELETE = text(
 
 
 def put(connection: Connection, tenant: str, prompt: str, content: str, version: int | None) -> int | None:
-    """Stores a version in place of what it was, or the next one; its number.
+    """Creates or replaces a version, or creates the next one; returns its number.
 
-    None if somebody else has just taken the next one.
+    None if a concurrent transaction has created the next one.
     """
     place = {"tenant": tenant, "id": prompt, "content": content, "version": version}
     stored: int | None = connection.execute(_PUT_NEXT if version is None else _PUT, place).scalar()
@@ -78,5 +78,5 @@ def list_all(connection: Connection, tenant: str | None) -> list[StoredPrompt]:
 
 
 def delete(connection: Connection, tenant: str, prompt: str, version: int | None) -> int:
-    """Removes that version, or all; how many."""
+    """Deletes that version, or all; returns how many."""
     return connection.execute(_DELETE, {"tenant": tenant, "id": prompt, "version": version}).rowcount

@@ -1,4 +1,4 @@
-"""Responses and their items: accepted, read, finished, deleted. JSON goes in and out as text."""
+"""Responses and their items: insert, read, lock, finish, meter. JSON is passed as text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,16 @@ INPUT: Final = 0
 OUTPUT: Final = 1
 
 
+class ResponseKey(NamedTuple):
+    """The primary key of a response."""
+
+    tenant: str
+    id: UUID
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewResponse:
-    """A response as it is accepted."""
+    """A response to insert."""
 
     tenant: str
     id: UUID
@@ -37,14 +44,14 @@ class NewResponse:
     asked: str
     metadata: str
     choice: int | None = None
-    """Its place in the chat completion whose choice it is."""
+    """The index in the chat completion of which it is a choice."""
     lifetime: timedelta | None
-    """How long it is kept; None for ever."""
+    """Time until it expires; None without expiry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewItem:
-    """An item with the columns that SQL users ask for; `payload` is its JSON."""
+    """An item to insert; `payload` is its JSON, the other columns are for SQL users."""
 
     id: str
     type: str
@@ -54,7 +61,7 @@ class NewItem:
     call_id: str | None = None
     payload: str
     for_model: str | None = None
-    """The JSON that is read for prompts, where that is shorter."""
+    """The JSON that prompts use, if it is shorter than the payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +100,16 @@ class StoredResponse:
 
 
 STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_fields__]
-"""What `stored_response` makes a row from."""
+"""The columns that `stored_response` needs."""
 
 
 def insert_running(connection: Connection, new: NewResponse, replica: UUID) -> datetime:
-    """Adds a response that this replica begins at once; its `created_at`."""
+    """Inserts a response that this replica runs; returns its `created_at`."""
     return _insert(connection, _INSERT_RUNNING, new, replica_id=replica)
 
 
 def insert_queued(connection: Connection, new: NewResponse) -> datetime:
-    """Adds a response that any replica may take; its `created_at`."""
+    """Inserts a response into the queue; returns its `created_at`."""
     return _insert(connection, _INSERT_QUEUED, new)
 
 
@@ -110,7 +117,7 @@ _NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "li
 
 
 def _insert_statement(more: dict[str, str]) -> TextClause:
-    """Adds a row that has these columns, too. Its times are of one reading of the database's clock."""
+    """An INSERT with further columns. Its times are of one reading of the database's clock."""
     values = {
         **{name: f":{name}" for name in (*_NEW_COLUMNS, "size")},
         "created_at": "statement_timestamp()",
@@ -177,9 +184,9 @@ def insert_items(
 
 
 def item_columns(new: Sequence[NewItem]) -> dict[str, str | list[str | None]]:
-    """Items as the parameters of one statement, as a history may bring hundreds.
+    """Items as parameters of one statement; a history may have hundreds.
 
-    What is long is no array: looking for quotes in its strings would cost the driver more than all else.
+    Long columns are joined strings, not arrays: escaping array elements would dominate the driver's time.
     """
     return {
         "ids": [item.id for item in new],
@@ -207,7 +214,7 @@ _GET = select(*STORED_COLUMNS).where(
 
 
 def lock_for_share(connection: Connection, tenant: str, response_id: UUID) -> bool:
-    """Keeps a response from being deleted until the transaction ends; False if it is absent already."""
+    """Locks a response FOR SHARE, so that it is not deleted before commit; False if it does not exist."""
     return (
         connection.execute(
             select(responses.c.id)
@@ -221,7 +228,7 @@ def lock_for_share(connection: Connection, tenant: str, response_id: UUID) -> bo
 
 
 def read_rows(connection: Connection, places: Iterable[tuple[str, UUID]]) -> list[StoredResponse]:
-    """The rows of responses that exist, deleted ones too, in that order."""
+    """The rows of existing responses, deleted ones included, in the order of their keys."""
     return [
         stored_response(
             connection.execute(
@@ -233,7 +240,7 @@ def read_rows(connection: Connection, places: Iterable[tuple[str, UUID]]) -> lis
 
 
 def stored_response(row: Row[tuple[object, ...]]) -> StoredResponse:
-    """The row as what it is."""
+    """The row of `STORED_COLUMNS` as a StoredResponse."""
     return StoredResponse(**row._mapping)
 
 
@@ -268,7 +275,7 @@ def _items(connection: Connection, tenant: str, response_id: UUID, side: Literal
 
 
 class FinishedRow(NamedTuple):
-    """What else the end of a response asks for."""
+    """Columns of a finished response that need further work."""
 
     deleted: bool
     conversation_id: UUID | None
@@ -285,10 +292,10 @@ def finish(
 ) -> FinishedRow:
     """Ends a response that this replica runs; it may have been deleted meanwhile.
 
-    `lifetime` is how long it is kept from now on; without, what was set at its beginning holds.
+    `lifetime` sets the time until it expires anew; without it, `expires_at` stays.
 
-    Raises OwnershipLost if it is not this replica's in that attempt, in which case nothing is changed. The
-    UPDATE locks the row and looks at it again behind whoever had it locked, so the check is of that moment.
+    Raises OwnershipLost, without a change, if this replica does not own it in that attempt. The UPDATE checks
+    the owner in the newest version of the row, after waiting for concurrent transactions.
     """
     columns = columns_of(ending)
     if lifetime is not None:
@@ -311,7 +318,7 @@ def finish(
 
 
 class Owner(NamedTuple):
-    """Who runs a response, or ran it last."""
+    """The replica and attempt that run a response, or ran it last."""
 
     replica_id: UUID | None
     attempt: int
@@ -319,7 +326,7 @@ class Owner(NamedTuple):
 
 
 def get_owner(connection: Connection, tenant: str, response_id: UUID) -> Owner | None:
-    """The owner by the response's row, which a deleted one has until it ends; None if there is no row."""
+    """The owner of a response, deleted ones included; None if there is no row."""
     row = connection.execute(
         select(responses.c.replica_id, responses.c.attempt, responses.c.status).where(
             responses.c.tenant == tenant, responses.c.id == response_id
@@ -339,7 +346,7 @@ def record_usage(
     started_at: datetime,
     ending: Ending,
 ) -> None:
-    """One line of metering, free of content; it outlives the response."""
+    """Inserts the ledger entry of a response: usage without content, kept after the response is deleted."""
     connection.execute(
         insert(usage_ledger).values(
             tenant=tenant,
@@ -359,6 +366,6 @@ def record_usage(
 
 
 def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:
-    """Whether a response's line in the ledger is there, which is so once its end is committed."""
+    """Whether the response has a ledger entry, which is committed with its end."""
     place = (usage_ledger.c.tenant == tenant, usage_ledger.c.response_id == response_id)
     return connection.execute(select(usage_ledger.c.model).where(*place)).first() is not None

@@ -1,57 +1,51 @@
-"""Purging what has expired, in batches that hold their locks for a moment and never wait for anybody's.
+"""Purges expired responses in short batches.
 
-`responses.expires_at` is a queue. A row whose time has come is taken out of it: removed, if no other response
-goes on from it; else its stream goes, readers are told that it is absent, and it stays as a tombstone, whose
-items are history. The removal of a tombstone's last descendant puts it back into the queue. So whatever is
-interrupted, or finds a row locked by somebody else, is taken up by the next batch, of whichever replica.
+`responses.expires_at` is a queue. An expired row without successors (responses that name it as previous)
+is removed. One with successors loses its stream and stays as a tombstone, whose items are history; the
+removal of its last successor puts it back into the queue. The next batch, of any replica, continues
+interrupted work and rows that were locked.
 
-No lock is waited for, so several purges and deletions at once cannot end in a deadlock.
+All locks are taken with SKIP LOCKED, so concurrent purges and deletions cannot deadlock.
 """
 
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
+from server.store.content.idempotency_keys import KEY_LIFETIME_HOURS
+from server.store.content.responses import ResponseKey
 from server.store.content.storage_usage import ITEM_BYTES, count_removed
 
 MAX_BATCH_ROWS = 1000
-"""The most rows that a batch removes, unless its only response has more by itself."""
+"""The most rows that a batch removes, unless a single response has more."""
 MAX_BATCH_SECONDS = 0.2
-"""How long a batch holds locks. One that would not end in time ends before its next slice."""
-KEY_LIFETIME = timedelta(hours=24)
+"""Seconds for which a batch holds locks; it ends before a slice that would exceed them."""
+KEY_LIFETIME = timedelta(hours=KEY_LIFETIME_HOURS)
 _SLICE = 50
-
-
-class Place(NamedTuple):
-    """A response's key."""
-
-    tenant: str
-    id: UUID
 
 
 class ExpiredResponse(NamedTuple):
     """An expired response or tombstone, locked."""
 
-    place: Place
-    previous: Place | None
+    key: ResponseKey
+    previous: ResponseKey | None
     live: bool
     weight: int
-    """The rows that go with it."""
+    """The rows to remove with it."""
 
 
 class PurgeBatch(NamedTuple):
-    """What one transaction did."""
+    """The result of one transaction."""
 
     responses: int
-    """How many became absent for readers."""
+    """Responses that were deleted for readers."""
     rows: int
-    """How many rows of all tables were removed."""
+    """Removed rows of all tables."""
     moved: bool
-    """False when nothing was left to do."""
+    """Whether anything was changed."""
 
 
 _DUE = text(
@@ -65,11 +59,11 @@ _DUE = text(
     for update of r skip locked
     """
 )
-"""Children before parents, as far as they expire in that order: a chain then goes from its end."""
+"""Latest expiry first, so that a chain is usually removed from its end."""
 
 
 def _for_keys(statement: str) -> TextClause:
-    """A statement about several responses, by their keys."""
+    """A statement in which THESE stands for the keys of several responses."""
     return text(
         statement.replace("THESE", "(select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))")
     )
@@ -129,10 +123,9 @@ _EXPIRE_NOW = _for_keys(
 def purge_batch(
     connection: Connection, quiet_seconds: float, clock: Callable[[], float] = time.monotonic
 ) -> PurgeBatch:
-    """Purges expired, ended responses, and what only they needed, within the caller's transaction.
+    """Purges expired, ended responses, and tombstones that only they needed, in the caller's transaction.
 
-    A response is left alone until it has been over for `quiet_seconds`: by then, everybody who followed it
-    has read its end.
+    A response is purged at the earliest `quiet_seconds` after its end, so that followers can read the end.
     """
     started = slice_started = clock()
     longest = 0.0
@@ -148,7 +141,7 @@ def purge_batch(
 
 
 def within_row_limit(due: Sequence[ExpiredResponse], room: int) -> Sequence[ExpiredResponse]:
-    """As many of the first as have room; only the first of a batch may have more than all of it. Pure."""
+    """The leading responses whose rows fit into `room`; the first of a batch always fits. Pure."""
     taken = 0
     for index, candidate in enumerate(due):
         taken += candidate.weight
@@ -161,18 +154,18 @@ def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> Pur
     due = within_row_limit(_lock_due(connection, quiet_seconds), room)
     if not due:
         return PurgeBatch(0, 0, False)
-    places = {candidate.place for candidate in due}
-    live = {candidate.place for candidate in due if candidate.live}
+    places = {candidate.key for candidate in due}
+    live = {candidate.key for candidate in due if candidate.live}
     parents = {candidate.previous for candidate in due if candidate.previous is not None}
     # A parent is locked before its last child goes: whoever deletes it meanwhile then sees that none is left.
-    held = {Place(row[0], row[1]): row[2] for row in _select(connection, _LOCK, parents)}
-    needed = {Place(row[0], row[1]) for row in _select(connection, _HAVE_SUCCESSOR, places)}
+    held = {ResponseKey(row[0], row[1]): row[2] for row in _select(connection, _LOCK, parents)}
+    needed = {ResponseKey(row[0], row[1]) for row in _select(connection, _HAVE_SUCCESSOR, places)}
     leaves = [
         candidate
         for candidate in due
-        if candidate.place not in needed and (candidate.previous is None or candidate.previous in held)
+        if candidate.key not in needed and (candidate.previous is None or candidate.previous in held)
     ]
-    removed = {candidate.place for candidate in leaves}
+    removed = {candidate.key for candidate in leaves}
     bereft = {candidate.previous for candidate in leaves if candidate.previous is not None}
     rows = sum(_execute(connection, statement, live) for statement in _REMOVE_STREAMS)
     rows += sum(_execute(connection, statement, removed) for statement in _REMOVE)
@@ -187,8 +180,8 @@ def _lock_due(connection: Connection, quiet_seconds: float) -> list[ExpiredRespo
     found = connection.execute(_DUE, {"quiet": quiet_seconds, "limit": _SLICE})
     return [
         ExpiredResponse(
-            Place(tenant, id_),
-            Place(tenant, previous) if previous is not None else None,
+            ResponseKey(tenant, id_),
+            ResponseKey(tenant, previous) if previous is not None else None,
             live,
             weight=1 + live + items,
         )
@@ -196,12 +189,12 @@ def _lock_due(connection: Connection, quiet_seconds: float) -> list[ExpiredRespo
     ]
 
 
-def _select(connection: Connection, statement: TextClause, places: Collection[Place]) -> Sequence[Any]:
+def _select(connection: Connection, statement: TextClause, places: Collection[ResponseKey]) -> Sequence[Any]:
     return connection.execute(statement, _key_arrays(places)).all() if places else ()
 
 
-def _execute(connection: Connection, statement: TextClause, places: Collection[Place]) -> int:
-    """How many rows were changed; a statement that counts bytes too says so in its result."""
+def _execute(connection: Connection, statement: TextClause, places: Collection[ResponseKey]) -> int:
+    """The number of changed rows, which statements that also count bytes return as their result."""
     if not places:
         return 0
     done = connection.execute(statement, _key_arrays(places))
@@ -209,7 +202,7 @@ def _execute(connection: Connection, statement: TextClause, places: Collection[P
     return changed
 
 
-def _key_arrays(places: Collection[Place]) -> dict[str, list[Any]]:
+def _key_arrays(places: Collection[ResponseKey]) -> dict[str, list[Any]]:
     return {"tenants": [place.tenant for place in places], "ids": [place.id for place in places]}
 
 
@@ -234,16 +227,16 @@ _TENANTS = text(
     select tenant from found where tenant is not null
     """
 )
-"""Jumps from tenant to tenant in the index, where `distinct` would read every row."""
+"""A loose index scan; `distinct` would read every row."""
 
 
 def tenants(connection: Connection) -> list[str]:
-    """Everybody who has responses."""
+    """The tenants that have responses."""
     return list(connection.scalars(_TENANTS))
 
 
 def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:
-    """Makes ended responses that are older than that expire now, `MAX_BATCH_ROWS` at a time; how many."""
+    """Sets ended responses older than `age` to expire now, at most `MAX_BATCH_ROWS`; returns how many."""
     place = {"tenant": tenant, "age": age, "limit": MAX_BATCH_ROWS}
     return connection.execute(_EXPIRE_OLDER, place).rowcount
 
@@ -279,13 +272,13 @@ _DELETE_KEYS = text(
 
 
 def count_due(connection: Connection, quiet_seconds: float) -> int:
-    """How many responses a purge would make absent now."""
+    """How many responses a purge would delete now."""
     found: int = connection.execute(_COUNT_DUE, {"quiet": quiet_seconds}).scalar_one()
     return found
 
 
 def count_older(connection: Connection, tenant: str, quiet_seconds: float, age: timedelta) -> int:
-    """How many more that would be if those older than `age` were made to expire."""
+    """How many more it would delete after `expire_older` with this age."""
     place = {"tenant": tenant, "age": age, "quiet": quiet_seconds}
     found: int = connection.execute(_COUNT_OLDER, place).scalar_one()
     return found
@@ -297,5 +290,5 @@ def count_old_keys(connection: Connection) -> int:
 
 
 def delete_old_keys(connection: Connection) -> int:
-    """Forgets idempotency keys that have outlived their day, `MAX_BATCH_ROWS` at a time; how many."""
+    """Deletes expired idempotency keys, at most `MAX_BATCH_ROWS`; returns how many."""
     return connection.execute(_DELETE_KEYS, {"age": KEY_LIFETIME, "limit": MAX_BATCH_ROWS}).rowcount

@@ -1,11 +1,11 @@
-"""How many bytes each tenant has stored: one row for every change of it, whose sum is the answer.
+"""Stored bytes of each tenant, as the sum of a row for every change.
 
-A statement that adds or removes stored bytes inserts its row itself, in its own transaction. A counter per
-tenant would have all replicas' commits wait for one row's lock; inserted rows wait for nobody. `fold_changes`
-replaces many of them by their sum.
+A statement that adds or removes stored bytes inserts the change itself, in the same transaction. With a
+counter per tenant all replicas' commits would wait for the lock of one row. `fold_changes` replaces many
+changes by their sum.
 
-What is counted is what the columns `size` (and `items.for_model`) say. Rows of releases without these columns
-have none: they are counted neither when they come nor when they go, so a sum never falls below what is there.
+Sizes come from the columns `size` and `items.for_model`. Rows of releases without these columns have none and
+are counted neither on insertion nor on deletion.
 """
 
 from typing import Final
@@ -13,27 +13,27 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 ROW_BYTES: Final = 1024
-"""What a response or a conversation takes besides its contents: other columns and index entries."""
+"""An estimate for a row's other columns and index entries."""
 FOLD_ROWS = 64
-"""A tenant's changes are folded when there are more."""
+"""Changes of a tenant above which they are folded."""
 _MAX_FOLDED = 10_000
-"""How many are folded in one transaction."""
+"""The most changes that are folded in one transaction."""
 
 ITEM_BYTES: Final = "size + coalesce(octet_length(for_model), 0)"
-"""What an item with a size takes. Postgres knows the length of a long value without reading it."""
+"""SQL of an item's size. Postgres knows the length of a TOASTed value without reading it."""
 
 
 def count_added(change: str, *, before: str = "", gives: str = "count(*)") -> str:
-    """SQL of `change` and of the row that counts what it adds.
+    """SQL of `change` that also records the bytes it adds.
 
-    `change` returns rows with `tenant` and `bytes`. `before` are the CTEs that it needs, for those that
-    change data must not be nested. `gives` is what the whole statement returns of the changed rows.
+    `change` returns rows with `tenant` and `bytes`. `before` are CTEs that it needs; data-modifying ones must
+    be at the top level. `gives` is the select list of the whole statement over the changed rows.
     """
     return _with_change_row(change, "sum(bytes)", before, gives)
 
 
 def count_removed(change: str, *, gives: str = "count(*)") -> str:
-    """The same for what it removes."""
+    """SQL of `change` that also records the bytes it removes."""
     return _with_change_row(change, "-sum(bytes)", "", gives)
 
 
@@ -73,14 +73,14 @@ def total(connection: Connection, tenant: str) -> int:
 
 
 def totals(connection: Connection) -> list[tuple[str, int]]:
-    """Those of every tenant that has any, by name."""
+    """The stored bytes of every tenant that has any, ordered by name."""
     return [(tenant, bytes_) for tenant, bytes_ in connection.execute(_TOTALS)]
 
 
 def fold_changes(connection: Connection) -> bool:
-    """Replaces changes of tenants that have many by their sums; whether there may be more of them.
+    """Replaces the changes of tenants with many by their sums; returns whether there may be more.
 
-    No lock is waited for, and readers see the changes or their sum.
+    Skips locked rows; readers see either the changes or their sum.
     """
     found: int = connection.execute(_FOLD, {"rows": FOLD_ROWS, "limit": _MAX_FOLDED}).scalar_one()
     return found == _MAX_FOLDED

@@ -1,8 +1,8 @@
-"""The event log: the one place that writes stream events, and the one that reads them back.
+"""The event log: writes stream events of running responses, compacts those of ended ones, reads both.
 
-A commit is fenced: it begins by share-locking the replica's own row, so a replica that was declared dead
-can never add to a response that another has taken over. Deltas are packed into rows of one kind each, COPYed,
-and folded into a single row when the response ends.
+A commit is fenced by a share lock on the replica's row, so a replica that was declared dead cannot append to
+a response that another has claimed. Deltas of one kind are packed into a row, written with COPY, and folded
+into one row when the response ends.
 """
 
 import logging
@@ -31,7 +31,7 @@ CODEC_ROWS = 1
 
 
 class NewLogRow(NamedTuple):
-    """One row of the log: consecutive events of one kind and place, and the tokens they came from."""
+    """A row to append: consecutive events of one kind and content part, and the tokens they came from."""
 
     tenant: Tenant
     response_id: UUID
@@ -49,15 +49,15 @@ COPY = (
     "copy response_events_hot (tenant, response_id, first_seq, n, kind, output_index, content_index, attempt,"
     " body, token_ids) from stdin (format binary)"
 )
-"""Takes rows whose fields are those of a `NewLogRow`."""
+"""Copies rows with the fields of `NewLogRow`."""
 
 
 def encode_rows(
     tenant: Tenant, response_id: UUID, attempt: int, events: Sequence[Event], token_ids: Sequence[int]
 ) -> list[NewLogRow]:
-    """Events of one commit as rows; the tokens travel on the first of them.
+    """The events of one commit as rows; the first row has all tokens.
 
-    `events` must not be empty if `token_ids` is not: tokens are stored with what they became.
+    `events` must not be empty unless `token_ids` is.
     """
     tokens: bytes | None = array("i", token_ids).tobytes() if token_ids else None
     chunks: list[NewLogRow] = []
@@ -105,7 +105,7 @@ def decode_row(first_seq: int, kind: int, output_index: int, content_index: int,
 
 
 def append(connection: Connection, chunks: Iterable[NewLogRow]) -> None:
-    """Adds rows to the log within the caller's transaction."""
+    """Appends rows to the log in the caller's transaction."""
     with (
         psycopg_connection(connection) as raw,
         raw.cursor() as cursor,
@@ -139,7 +139,7 @@ _COMPACT = text(
 
 
 def compact(connection: Connection, tenant: Tenant, response_id: UUID) -> None:
-    """Folds an ended response's rows into one, bodies verbatim, within the caller's transaction."""
+    """Folds an ended response's rows into one, bodies verbatim, in the caller's transaction."""
     connection.execute(_COMPACT, {"tenant": tenant, "id": response_id, "codec": CODEC_ROWS})
 
 
@@ -161,10 +161,10 @@ _TOKENS = text(
 def read(
     connection: Connection, tenant: Tenant, response_id: UUID, first: int, limit: int | None = None
 ) -> list[Event]:
-    """The committed events from sequence number `first` on, in order: all of them, or as many as `limit`.
+    """The committed events from sequence number `first` on, at most `limit`.
 
-    Hot rows are looked for first: compaction moves them in one transaction, so whoever finds none of them
-    finds the compacted stream, and nobody misses an event in between.
+    Hot rows are read before the compacted stream. Compaction moves them in one transaction, so a reader that
+    finds no hot rows finds the compacted stream.
     """
     place = {"tenant": tenant, "id": response_id}
     rows = connection.execute(_HOT, {**place, "first": first, "limit": limit}).all()
@@ -180,7 +180,7 @@ def read(
 
 
 def read_compacted(connection: Connection, tenant: Tenant, response_id: UUID) -> str:
-    """An ended response's stream as it is stored, for `decode_compacted`."""
+    """An ended response's compacted stream, for `decode_compacted`; an empty JSON array without one."""
     packed: str | None = connection.execute(_STREAM, {"tenant": tenant, "id": response_id}).scalar()
     return packed if packed is not None else "[]"
 
@@ -191,16 +191,16 @@ def decode_compacted(packed: str, first: int) -> list[Event]:
 
 
 class LogProgress(NamedTuple):
-    """How far the log of a running response goes."""
+    """The logged tokens and the next sequence number of a running response."""
 
-    pieces: list[tuple[int, list[int]]]
-    """The tokens that were stored together, and the number of the first event that they led to."""
+    token_chunks: list[tuple[int, list[int]]]
+    """Tokens that were committed together, after the sequence number of their first event."""
     next_seq: int
     first_token_at: datetime | None
 
     @property
     def token_ids(self) -> list[int]:
-        return [token for _, piece in self.pieces for token in piece]
+        return [token for _, piece in self.token_chunks for token in piece]
 
 
 def read_progress(connection: Connection, tenant: Tenant, response_id: UUID) -> LogProgress:
@@ -239,18 +239,18 @@ _DELETE_ORPHANED_LOG = text(
 
 
 def is_logged(connection: Connection, tenant: Tenant, response_id: UUID, seq: int, attempt: int) -> bool:
-    """Whether a row of a running response's log begins with that event and was written by that attempt."""
+    """Whether the log has a row that begins with that sequence number and was written by that attempt."""
     place = {"tenant": tenant, "id": response_id, "seq": seq, "attempt": attempt}
     return connection.execute(_LOGGED, place).first() is not None
 
 
 def delete_orphaned_log(connection: Connection, tenant: Tenant, response_id: UUID) -> None:
-    """Removes the log of a response whose row was deleted while it ran."""
+    """Deletes the log of a response whose row was deleted while it ran."""
     connection.execute(_DELETE_ORPHANED_LOG, {"tenant": tenant, "id": response_id})
 
 
 class LogRow(NamedTuple):
-    """One row of the log as it is read back; folded rows have the same fields."""
+    """One row of the log as it is read; rows of a compacted stream have the same fields."""
 
     first_seq: int
     n: int
@@ -262,7 +262,7 @@ class LogRow(NamedTuple):
 
 
 def parse_compacted(body: str | bytes) -> list[LogRow]:
-    """The rows that were folded into a stream of codec 1. Raises msgspec.DecodeError."""
+    """The rows of a compacted stream (codec 1). Raises msgspec.DecodeError."""
     return decode_as(body, list[LogRow])
 
 
@@ -280,7 +280,7 @@ def decode_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A response that somebody follows, and the number of the next event; None if it is not known."""
+    """A followed response and its next sequence number; None if that is not known."""
 
     tenant: Tenant
     response_id: UUID
@@ -289,14 +289,14 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionUpdate:
-    """What a look into the log showed of a watched response."""
+    """New events, or the new state, of a followed response."""
 
-    watched: Subscription
+    subscription: Subscription
     state: Literal["running", "ended", "gone", "unreadable"]
     end: int
-    """The number after the last event of a running response."""
+    """The sequence number after the last event of a running response."""
     events: list[Event]
-    """Those of a running response from `next_seq` on; none if that is not known."""
+    """Events of a running response from `next_seq` on; none if that is not known."""
 
 
 _READ_UPDATES = text(
@@ -324,9 +324,9 @@ _READ_UPDATES = text(
 
 
 def read_updates(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
-    """What is new of these responses; nothing of those that run on and have no new events.
+    """Updates of these responses; running responses without new events are left out.
 
-    One statement sees one moment: while a response runs all its events are hot, once it has ended none is.
+    A single statement sees one snapshot: all events of a running response are hot, none of an ended one.
     """
     rows = connection.execute(
         _READ_UPDATES,

@@ -1,13 +1,13 @@
-"""A commit that only adds to the log, in two exchanges with Postgres.
+"""A transaction that only appends to the event log, in two exchanges with Postgres.
 
-Such is the commit of every step of the engine in which nothing begins or ends. Each exchange is a wait, after
-which the thread must get its turn among the others again: so the fence and the beginning of COPY are one
-query, and COPY's end and the commit are answered together.
+This is the commit of every engine step in which no response begins or ends. After each exchange the thread
+must acquire the GIL again, so the fence and the start of COPY are one query, and the end of COPY and the
+commit have one answer.
 
-The fence is that of the replica. That each response is still this replica's is not asked for every step:
-whoever took it over goes on at the same sequence number, so of two writers the second is refused by the
-primary key of the log, and nothing of both is ever in it. Who has lost a response and meets no other writer
-is told within seconds (`recording/side_writer.py`), and cannot end it, for the end asks for its owner.
+The fence is the replica's. The ownership of each response is not checked at every step: a new owner continues
+at the same sequence number, so the log's primary key rejects the second writer and never holds rows of both.
+A replica that has lost a response without meeting another writer learns of it within seconds
+(`recording/side_writer.py`), and cannot end the response, because `finish` checks the owner.
 """
 
 import struct
@@ -36,39 +36,39 @@ _NULL = _LENGTH.pack(-1)
 
 
 def append_and_commit(
-    connection: Connection, replica: UUID, make: Callable[[datetime], Iterable[NewLogRow] | None]
+    connection: Connection, replica: UUID, make_rows: Callable[[datetime], Iterable[NewLogRow] | None]
 ) -> bool:
-    """Commits the rows that `make` gives when it is told the database's time, which is read behind the fence.
+    """Commits the rows that `make_rows` returns for the database's time, which is read after the fence.
 
-    False, and nothing is changed, when it gives None. The connection must not be in a transaction. Raises
-    Fenced or DatabaseError, after which it must be closed; so it must when `make` raises.
+    False, without a change, if it returns None. The connection must not be in a transaction. Raises Fenced or
+    DatabaseError; after these, or an exception of `make_rows`, the connection must be closed.
     """
     with psycopg_connection(connection) as raw:
         assert isinstance(raw, TimeoutConnection)
         raw.pgconn.send_query((_QUERY % replica).encode())
-        _, fence, *_ = raw.answers()
+        _, fence, *_ = raw.read_results()
         microseconds = fence.get_value(0, 0)
         if microseconds is None:
             raise Fenced
-        rows = make(_EPOCH + timedelta(microseconds=int(microseconds)))
+        rows = make_rows(_EPOCH + timedelta(microseconds=int(microseconds)))
         if rows is None:
             _abort_copy(raw)
             return False
         raw.pgconn.put_copy_data(b"".join((_HEAD, *map(_encode, rows), _TAIL)))
         raw.pgconn.put_copy_end()
-        raw.answers()
+        raw.read_results()
         return True
 
 
 def _abort_copy(raw: TimeoutConnection) -> None:
     raw.pgconn.put_copy_end(b"given up")
-    raw.answers(refused=True)
+    raw.read_results(allow_errors=True)
     raw.pgconn.send_query(b"rollback")
-    raw.answers()
+    raw.read_results()
 
 
 def _encode(row: NewLogRow) -> bytes:
-    """A row in COPY's binary format, of the types that the table's columns have."""
+    """A row in COPY's binary format."""
     tenant, body, tokens = row.tenant.encode(), row.body.encode(), row.token_ids
     numbers = _NUMBERS.pack(
         *(16, row.response_id.bytes),

@@ -1,4 +1,4 @@
-"""An ended response's stream held for its readers: as small as it is stored, any part of it decoded alone."""
+"""In-memory copy of an ended response's compacted stream, decoded a segment of rows at a time."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from server.protocol.typed import decode_as
 from server.store.log.events import LogRow, decode_rows, parse_compacted
 
 SEGMENT_ROWS = 256
-"""Rows that are decoded together. Decoded, they take several times the room."""
+"""Rows per segment. Decoded rows take several times the memory of their JSON."""
 
 
 class CachedStream:
@@ -24,10 +24,10 @@ class CachedStream:
         self._pieces = [msgspec.json.encode(piece) for piece in pieces]
         last = _row(rows[-1]) if rows else None
         self.end = last.first_seq + last.n if last else 0
-        """The number after the last event's."""
+        """The sequence number after the last event."""
 
     def read(self, first: int) -> Iterator[Event]:
-        """The events from sequence number `first` on, each decoded when it is its turn."""
+        """The events from sequence number `first` on, decoded lazily."""
         for piece in self._pieces[max(0, bisect_right(self._starts, first) - 1) :]:
             yield from decode_rows(parse_compacted(piece), first)
 

@@ -77,10 +77,10 @@ def test_a_stream_is_followed_on_hints_alone(bench: Bench, notifier: Notifier, o
     for number in range(1, 4):
         speak(bench, run, "word ")
         assert reading.text == "before " + "word " * (number - 1)
-        notifier.events(bench.hinted[-1:])
+        notifier.notify_events(bench.hinted[-1:])
         eventually(lambda number=number: reading.text == "before " + "word " * number)  # type: ignore[misc]
     bench.feed(finished(run))
-    notifier.events([run.facts.id])
+    notifier.notify_events([run.facts.id])
     assert reading.whole.result(30) == everything(bench, run)
 
 
@@ -99,12 +99,12 @@ def test_a_hint_has_only_those_looked_at_that_it_names(
 
     monkeypatch.setattr(events, "read_updates", look)
     speak(bench, runs[7], "word")
-    notifier.events([runs[7].facts.id, new_uuid()])
+    notifier.notify_events([runs[7].facts.id, new_uuid()])
     eventually(lambda: readings[7].text == "word")
     assert looked_at == [[runs[7].facts.id]]
     for run in runs:
         bench.feed(finished(run))
-    notifier.events([run.facts.id for run in runs])
+    notifier.notify_events([run.facts.id for run in runs])
     for run, reading in zip(runs, readings, strict=True):
         assert reading.whole.result(30) == everything(bench, run)
 
@@ -193,7 +193,7 @@ def test_one_that_runs_here_is_left_to_its_recorder(
     other.follower.wake()
     eventually(lambda: readings[0].channel.next_seq == 2)
     bench.feed(finished(here), finished(there))
-    notifier.events([here.facts.id, there.facts.id])
+    notifier.notify_events([here.facts.id, there.facts.id])
     for run, reading in zip((here, there), readings, strict=True):
         assert reading.whole.result(30) == everything(bench, run)
 
@@ -223,23 +223,23 @@ def test_events_are_not_lost_when_the_listening_connection_is(
     assert sessions(database_url, "follower", ended=True) == 1
     eventually(lambda: reading.text == "untold ")
     bench.feed(finished(run))
-    notifier.events([run.facts.id])
+    notifier.notify_events([run.facts.id])
     assert reading.whole.result(30) == everything(bench, run)
 
 
 def _hinted(notifier: Notifier, response: UUID) -> bool:
     """Says it again, for the new connection may not have listened yet."""
-    notifier.events([response])
+    notifier.notify_events([response])
     return True
 
 
 def test_other_hints_are_handed_on(notifier: Notifier, other: Elsewhere) -> None:
     wanted = [new_uuid() for _ in range(3)]
     for response in wanted:
-        notifier.cancel(response)
+        notifier.notify_cancel(response)
     eventually(lambda: set(other.cancelled) == set(wanted))
     assert other.queued == []
-    notifier.queue()
+    notifier.notify_queue()
     eventually(lambda: other.queued == [True])
 
 
@@ -254,7 +254,7 @@ def test_a_mistake_in_a_callback_does_not_end_the_thread(
         raise RuntimeError("A mistake of ours.")
 
     monkeypatch.setattr(other.follower, "_on_queue", fail)
-    notifier.queue()
+    notifier.notify_queue()
     bench.feed(tokens(run, say("on")), finished(run))
     eventually(lambda: _hinted(notifier, run.facts.id) and reading.whole.done())
     assert reading.whole.result() == everything(bench, run)
@@ -269,5 +269,5 @@ def test_what_is_not_ours_on_the_channels_is_passed_over(
     eventually(lambda: other.queued == [True])
     assert other.cancelled == []
     wanted = new_uuid()
-    notifier.cancel(wanted)
+    notifier.notify_cancel(wanted)
     eventually(lambda: other.cancelled == [wanted])

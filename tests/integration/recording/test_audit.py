@@ -194,7 +194,7 @@ def test_nothing_is_wrong_at_any_step_of_a_purge(bench: Bench, database_url: str
 
 
 def audited(database: Database, scope: Scope) -> list[UUID]:
-    with database.dedicate("audit") as connection:
+    with database.dedicated_connection("audit") as connection:
         names = [scope.tenant] if scope.tenant else stored_responses.tenants(connection)
         return [
             response.stored.id
@@ -228,7 +228,10 @@ def test_only_responses_made_since_then_are_audited(bench: Bench, database_url: 
 
 def test_an_audit_cannot_change_anything(bench: Bench) -> None:
     def write() -> None:
-        with bench.database.dedicate("audit") as connection, stored_responses.snapshot(connection):
+        with (
+            bench.database.dedicated_connection("audit") as connection,
+            stored_responses.snapshot(connection),
+        ):
             connection.exec_driver_sql("delete from responses")
 
     with pytest.raises(InternalError, match="read-only transaction"):
@@ -238,14 +241,14 @@ def test_an_audit_cannot_change_anything(bench: Bench) -> None:
 def test_responses_that_end_during_their_audit_are_seen_as_they_were(bench: Bench) -> None:
     older, newer = bench.begin(), bench.begin()
     bench.feed(tokens(older, say("Hel")), tokens(newer, say("Hel")))
-    with bench.database.dedicate("audit") as connection:
+    with bench.database.dedicated_connection("audit") as connection:
         audited = stored_responses.responses(connection, TENANT, Scope(), 30)
         first, _ = next(audited)
         bench.feed(finished(older), finished(newer))
         second, moment = next(audited)
         assert next(audited, None) is None
     assert [first.stored.id, second.stored.id] == [newer.facts.id, older.facts.id]
-    assert (second.stored.status, second.folded, second.metered) == ("in_progress", None, None)
+    assert (second.stored.status, second.compacted, second.ledger_entry) == ("in_progress", None, None)
     assert check_response(second, moment, Limits()) == []
 
 

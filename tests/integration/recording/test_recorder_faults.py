@@ -71,7 +71,7 @@ def around_exchanges(
     monkeypatch: pytest.MonkeyPatch, first: Callable[[int], None], then: Callable[[int], None]
 ) -> None:
     """Calls these before and after each exchange of a commit that only adds, with its number."""
-    answers = TimeoutConnection.answers
+    answers = TimeoutConnection.read_results
     number = 0
 
     def struck(connection: TimeoutConnection, **named: Any) -> Any:
@@ -83,12 +83,12 @@ def around_exchanges(
         number = 1 - this
         return found
 
-    monkeypatch.setattr(TimeoutConnection, "answers", struck)
+    monkeypatch.setattr(TimeoutConnection, "read_results", struck)
 
 
 def around_commit(monkeypatch: pytest.MonkeyPatch, *, first: Once, then: Once) -> None:
     """Lets faults happen before and after each commit of connections that are dedicated from now on."""
-    dedicate = Database.dedicate
+    dedicate = Database.dedicated_connection
 
     def dedicate_struck(database: Database, name: str, **more: Any) -> Connection:
         connection = dedicate(database, name, **more)
@@ -102,7 +102,7 @@ def around_commit(monkeypatch: pytest.MonkeyPatch, *, first: Once, then: Once) -
         monkeypatch.setattr(connection.dialect, "do_commit", struck)
         return connection
 
-    monkeypatch.setattr(Database, "dedicate", dedicate_struck)
+    monkeypatch.setattr(Database, "dedicated_connection", dedicate_struck)
     around_exchanges(
         monkeypatch,
         lambda number: first() if number == 1 else None,
@@ -227,7 +227,7 @@ def test_deliveries_wait_while_the_database_is_away_and_are_all_there_later(
 ) -> None:
     away = True
     tries = 0
-    dedicate = Database.dedicate
+    dedicate = Database.dedicated_connection
 
     def dedicate_later(database: Database, name: str, **more: Any) -> Connection:
         nonlocal tries
@@ -235,7 +235,7 @@ def test_deliveries_wait_while_the_database_is_away_and_are_all_there_later(
         nowhere = Database("postgresql:///?host=/nowhere", pool_size=1)
         return dedicate(nowhere if away else database, name, **more)
 
-    monkeypatch.setattr(Database, "dedicate", dedicate_later)
+    monkeypatch.setattr(Database, "dedicated_connection", dedicate_later)
     runs = [bench.begin() for _ in range(3)]
     for run in runs:
         bench.recorder.deliver([tokens(run, say("kept"))])
@@ -289,7 +289,7 @@ def test_a_recorder_that_is_stopped_gives_up_what_no_database_takes(
         raise OperationalError("", None, psycopg.OperationalError("nobody is there"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.database, "dedicate", refuse)
+        patch.setattr(bench.database, "dedicated_connection", refuse)
         terminate_recorder(bench.database.url)
         bench.recorder.deliver([tokens(run, say(" lost"))])
         assert not bench.fenced

@@ -342,10 +342,12 @@ def test_a_database_that_is_away_is_a_trouble_of_the_recorders(
     monkeypatch.setattr(committer, "_REPORT_AFTER_SECONDS", 0.2)
     assert bench.recorder.trouble() is None
     run = bench.begin()
-    dedicate = Database.dedicate
+    dedicate = Database.dedicated_connection
     nowhere = Database("postgresql:///?host=/nowhere", pool_size=1)
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "dedicate", lambda _database, name, **more: dedicate(nowhere, name, **more))
+        patch.setattr(
+            Database, "dedicated_connection", lambda _database, name, **more: dedicate(nowhere, name, **more)
+        )
         bench.recorder.deliver([tokens(run, say("a"))])
         eventually(lambda: bench.recorder.trouble() == "the database does not take what is recorded")
     bench.recorder.deliver([finished(run)])

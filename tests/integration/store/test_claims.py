@@ -3,9 +3,8 @@ from uuid import UUID
 
 from server.protocol.ids import new_uuid
 from server.store.cluster import claims
-from server.store.cluster.claims import ResponseKey
 from server.store.content import responses
-from server.store.content.responses import StoredResponse
+from server.store.content.responses import ResponseKey, StoredResponse
 from server.store.database import Database
 from tests.support.builders import TENANT, accept, insert_response, kill, make_echo, make_ending, register
 

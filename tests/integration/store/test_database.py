@@ -41,7 +41,7 @@ def test_a_transaction_that_raises_leaves_nothing(database: Database) -> None:
 
 
 def test_every_session_has_time_limits(database: Database) -> None:
-    own = database.dedicate("test")
+    own = database.dedicated_connection("test")
     with database.begin() as connection:
         limits = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
         assert "0" not in [show(connection, limit) for limit in limits]
@@ -51,7 +51,7 @@ def test_every_session_has_time_limits(database: Database) -> None:
 
 
 def test_a_dedicated_connection_waits_for_the_disk_when_it_says_durable(database: Database) -> None:
-    own = database.dedicate("test")
+    own = database.dedicated_connection("test")
     with own.begin():
         assert show(own, "synchronous_commit") == "off"
         commit_synchronously(own)
@@ -64,7 +64,7 @@ def test_a_dedicated_connection_waits_for_the_disk_when_it_says_durable(database
 def test_a_strict_database_leaves_the_servers_own_setting(strict: Database, database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         expected = connection.execute("show synchronous_commit").fetchone()
-    own = strict.dedicate("test")
+    own = strict.dedicated_connection("test")
     assert (show(own, "synchronous_commit"),) == expected
     own.close()
 
@@ -97,7 +97,7 @@ def test_what_is_asked_has_no_transaction_and_leaves_none(database: Database) ->
     def work(connection: Connection) -> list[tuple[object, object]]:
         return [tuple(connection.exec_driver_sql(moment).one()) for _ in range(2)]
 
-    (before, one), (after, other) = database.ask(work)
+    (before, one), (after, other) = database.autocommit(work)
     assert before < after  # type: ignore[operator]
     assert one == other
     with database.begin() as connection:  # the same connection, which has transactions again
@@ -111,7 +111,7 @@ def test_a_database_that_is_not_there_is_a_database_error() -> None:
     with pytest.raises(DatabaseError), absent.begin():
         pass
     with pytest.raises(DatabaseError):
-        absent.dedicate("test")
+        absent.dedicated_connection("test")
 
 
 def test_an_error_of_the_driver_is_a_database_error(database: Database) -> None:

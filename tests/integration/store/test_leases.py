@@ -126,7 +126,7 @@ def test_a_burial_passes_by_a_replica_whose_commit_is_in_flight(database: Databa
 
 def test_a_heartbeat_and_a_commit_in_flight_do_not_wait_for_each_other(database: Database) -> None:
     replica = register(database)
-    recorder = database.dedicate(leases.recorder_application_name(replica))
+    recorder = database.dedicated_connection(leases.recorder_application_name(replica))
     with database.begin() as commit:
         leases.fence(commit, replica)
         with database.begin() as heartbeat:
@@ -144,7 +144,7 @@ def test_a_commit_that_meets_a_burial_in_flight_waits_for_it_and_is_fenced(datab
     outcome: list[str] = []
 
     def commit() -> None:
-        connection = database.dedicate("zombie")
+        connection = database.dedicated_connection("zombie")
         try:
             with connection.begin():
                 leases.fence(connection, replica)
@@ -170,7 +170,7 @@ def test_a_replica_that_vanished_in_the_middle_of_a_copy_is_buried(database: Dat
     with database.begin() as connection:
         age(connection, replica, 11)
         age(connection, living, -3600)
-    session = database.dedicate(leases.recorder_application_name(replica))
+    session = database.dedicated_connection(leases.recorder_application_name(replica))
     with psycopg_connection(session) as raw:
         raw.pgconn.send_query(b"begin; select 1 from replicas for key share; copy conversations from stdin")
         eventually(lambda: _copies(database))

@@ -24,7 +24,7 @@ def notifier(database: Database) -> Iterator[Notifier]:
 
 @pytest.fixture
 def ear(database: Database) -> Iterator[Connection]:
-    connection = database.dedicate("ear", autocommit=True)
+    connection = database.dedicated_connection("ear", autocommit=True)
     notifications.listen(connection)
     yield connection
     connection.close()
@@ -45,10 +45,10 @@ def listen_until(ear: Connection, expected: Hints) -> None:
 def test_hints_are_read_as_they_were_written(responses: set[UUID], queue: bool, cancels: set[UUID]) -> None:
     given = Hints({short_id(response) for response in responses}, queue, cancels)
     read = Hints()
-    for channel, payload in given.written():
-        read.read(channel, payload)
+    for channel, payload in given.to_notifications():
+        read.parse(channel, payload)
     assert read == given
-    assert bool(given) == bool(given.written())
+    assert bool(given) == bool(given.to_notifications())
 
 
 def test_hints_of_thousands_of_responses_fit_into_what_postgres_takes(
@@ -56,11 +56,11 @@ def test_hints_of_thousands_of_responses_fit_into_what_postgres_takes(
 ) -> None:
     responses = [new_uuid() for _ in range(5000)]
     given = Hints(set(map(short_id, responses)), queue=True, cancels=set(responses))
-    assert max(len(payload) for _, payload in given.written()) < 7900
-    notifier.events(responses)
-    notifier.queue()
+    assert max(len(payload) for _, payload in given.to_notifications()) < 7900
+    notifier.notify_events(responses)
+    notifier.notify_queue()
     for response in responses:
-        notifier.cancel(response)
+        notifier.notify_cancel(response)
     listen_until(ear, given)
 
 
@@ -68,19 +68,19 @@ def test_nothing_is_said_while_nobody_else_is_alive(
     database: Database, database_url: str, notifier: Notifier, ear: Connection
 ) -> None:
     response, later = new_uuid(), new_uuid()
-    notifier.others_alive = False
-    notifier.events([response])
-    notifier.queue()
-    notifier.cancel(response)
-    notifier.others_alive = True
-    notifier.events([later])
+    notifier.other_replicas_alive = False
+    notifier.notify_events([response])
+    notifier.notify_queue()
+    notifier.notify_cancel(response)
+    notifier.other_replicas_alive = True
+    notifier.notify_events([later])
     listen_until(ear, Hints({short_id(later)}))
 
 
 def test_a_muted_notifier_says_nothing(database: Database, database_url: str) -> None:
-    notifier = Notifier(database, muted=True)
+    notifier = Notifier(database, enabled=False)
     notifier.start()
-    notifier.queue()
+    notifier.notify_queue()
     notifier.stop()
     assert sessions(database_url, "notifier") == 0
 
@@ -95,7 +95,7 @@ def test_what_could_not_be_said_is_said_later_and_logged_once(
 ) -> None:
     monkeypatch.setattr(notifications, "_RETRY_SECONDS", 0.0)
     first, second = new_uuid(), new_uuid()
-    notifier.events([first])
+    notifier.notify_events([first])
     listen_until(ear, Hints({short_id(first)}))
     fails = iter([True, True, True])
     say = notifications.notify
@@ -106,7 +106,7 @@ def test_what_could_not_be_said_is_said_later_and_logged_once(
         say(connection, hints)
 
     monkeypatch.setattr(notifications, "notify", sometimes)
-    notifier.events([second])
+    notifier.notify_events([second])
     listen_until(ear, Hints({short_id(second)}))
     assert [record.levelname for record in caplog.records if record.name == "holdfast.notify"] == ["WARNING"]
 

@@ -112,7 +112,7 @@ def test_work_waits_for_a_database_that_comes_back(
         )
         with ThreadPoolExecutor(8) as pool:
             waiting = [pool.submit(database.retry, clock, 60.0) for _ in range(8)]
-            eventually(lambda: database._outage._since is not None)
+            eventually(lambda: database._outage._down_since is not None)
             assert not any(work.done() for work in waiting)
             administrator.execute(f"alter database {name} allow_connections true")
             assert all(work.result() for work in waiting)
@@ -122,7 +122,7 @@ def test_work_waits_for_a_database_that_comes_back(
 
 def test_no_time_is_spent_on_an_outage_that_has_lasted(database: Database) -> None:
     work = Work(raising("57P01"), runs=1000)
-    database._outage.began(0.0)
+    database._outage.report_failure(0.0)
     with pytest.raises(DatabaseError):
         database.retry(work, seconds=0.5)
     assert work.runs == 1

@@ -18,7 +18,7 @@ PATIENCE_S = 0.4
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect.TimeoutConnection, "patience", PATIENCE_S)
+    monkeypatch.setattr(connect.TimeoutConnection, "timeout_seconds", PATIENCE_S)
     monkeypatch.setattr(connect, "PING_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setitem(connect._CLIENT_KEEPALIVES, "connect_timeout", "2")  # less is as much, says psycopg
 
@@ -37,19 +37,19 @@ def test_a_statement_that_is_not_answered_is_given_up(proxy: Proxy, remote: Data
 
 
 def test_a_commit_that_is_not_answered_is_given_up(proxy: Proxy, remote: Database) -> None:
-    own = remote.dedicate("test")
+    own = remote.dedicated_connection("test")
     transaction = own.begin()
     clock(own)
     with proxy.deaf(), pytest.raises(DatabaseError):
         transaction.commit()
     own.close()
-    with remote.dedicate("test") as another:
+    with remote.dedicated_connection("test") as another:
         clock(another)
 
 
 def test_a_new_connection_that_is_not_answered_is_given_up(proxy: Proxy, remote: Database) -> None:
     with proxy.deaf(), pytest.raises(DatabaseError):
-        remote.dedicate("test")
+        remote.dedicated_connection("test")
 
 
 def test_idle_connections_that_fell_silent_are_replaced(
@@ -84,7 +84,7 @@ def test_work_waits_for_a_network_that_comes_back(proxy: Proxy, remote: Database
     with proxy.down():
         waiting = threading.Thread(target=lambda: found.append(remote.retry(clock, 60.0)))
         waiting.start()
-        eventually(lambda: remote._outage._since is not None)
+        eventually(lambda: remote._outage._down_since is not None)
         assert found == []
     waiting.join()
     assert found
@@ -112,7 +112,7 @@ def test_a_lock_does_not_outlive_a_client_that_vanished(
 ) -> None:
     short = connect.REQUEST_TIMEOUTS.replace("session_timeout=5s", "session_timeout=500")
     monkeypatch.setattr(database, "REQUEST_TIMEOUTS", short)
-    own = remote.dedicate("test")
+    own = remote.dedicated_connection("test")
     own.begin()
     own.exec_driver_sql("insert into conversations values ('t', gen_random_uuid(), '{}')")
     own.exec_driver_sql("lock table conversations")

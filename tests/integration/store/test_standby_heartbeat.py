@@ -55,7 +55,7 @@ def test_the_connection_is_there_only_while_the_server_is_silent(
     with standing_by(database_url, replica) as standby:
 
         def has_gone_after_a_sign() -> bool:
-            standby.sign()
+            standby.signal_alive()
             return not connected()
 
         eventually(connected)

@@ -26,7 +26,7 @@ class Keys:
         self.touched: list[tuple[str, str]] = []
         self.asked_whether_any = 0
 
-    def ask(self, work: Callable[["Keys"], Caller]) -> Caller:
+    def autocommit(self, work: Callable[["Keys"], Caller]) -> Caller:
         return work(self)
 
     def add(self, tenant: str) -> str:

@@ -116,16 +116,16 @@ def with_item(index: int, **changes: Any) -> Wound:
 
 def with_folded(**changes: Any) -> Wound:
     def wound(response: AuditedResponse) -> AuditedResponse:
-        assert response.folded is not None
-        return replace(response, folded=replace(response.folded, **changes), replays=[])
+        assert response.compacted is not None
+        return replace(response, compacted=replace(response.compacted, **changes), replays=[])
 
     return wound
 
 
 def with_metered(**changes: Any) -> Wound:
     def wound(response: AuditedResponse) -> AuditedResponse:
-        assert response.metered is not None
-        return replace(response, metered=replace(response.metered, **changes))
+        assert response.ledger_entry is not None
+        return replace(response, ledger_entry=replace(response.ledger_entry, **changes))
 
     return wound
 
@@ -149,7 +149,7 @@ WOUNDS: list[tuple[str, str, Wound]] = [
     ("I2", "the stream is cut", with_folded(body="[[0,1,0,0,0,1.5,{")),
     ("I2", "an event is no object", with_rows(lambda rows: rows[5].__setitem__(6, 12))),
     ("I2", "the kind is unknown", with_rows(lambda rows: rows[4].__setitem__(2, 77))),
-    ("I2", "the stream is gone", lambda response: replace(response, folded=None, replays=[])),
+    ("I2", "the stream is gone", lambda response: replace(response, compacted=None, replays=[])),
     ("I2", "the running log is left", lambda response: replace(response, hot=running().hot)),
     ("I3", "the end is missing", without_event("response.completed")),
     ("I3", "the end is there twice", with_event_twice("response.completed")),
@@ -178,7 +178,7 @@ WOUNDS: list[tuple[str, str, Wound]] = [
     ("I6", "the item says otherwise", with_item(-1, payload=SILENT)),
     ("I6", "the item cannot be read", with_item(0, payload='{"type":"message"}')),
     ("I6", "the item's status is other", with_item(0, status="incomplete")),
-    ("I7", "the ledger has no line", lambda response: replace(response, metered=None)),
+    ("I7", "the ledger has no line", lambda response: replace(response, ledger_entry=None)),
     ("I7", "the ledger says it is not stored", with_metered(stored=False)),
     ("I7", "the ledger has another key", with_metered(key_id="k2")),
     ("I9", "it follows a stranger", on_row(previous_id=OTHER)),
@@ -203,9 +203,9 @@ WOUNDS: list[tuple[str, str, Wound]] = [
 RUNNING_WOUNDS: list[tuple[str, str, Wound]] = [
     ("I2", "a row is missing", lambda response: replace(response, hot=[response.hot[0], *response.hot[2:]])),
     ("I2", "it has no event", lambda response: replace(response, hot=[])),
-    ("I2", "it is folded", lambda response: replace(response, folded=ended().folded)),
-    ("I3", "its log has an end", lambda response: replace(response, folded=ended().folded)),
-    ("I7", "it is metered", lambda response: replace(response, metered=ended().metered)),
+    ("I2", "it is folded", lambda response: replace(response, compacted=ended().compacted)),
+    ("I3", "its log has an end", lambda response: replace(response, compacted=ended().compacted)),
+    ("I7", "it is metered", lambda response: replace(response, ledger_entry=ended().ledger_entry)),
     ("I11", "it has an end", on_row(finished_at=LATER)),
     ("I11", "it has usage", on_row(output_tokens=1)),
     ("I11", "it has an error", on_row(error_code="server_error")),
@@ -341,13 +341,13 @@ def test_a_next_turn_is_after_the_end_of_the_one_before() -> None:
 
 
 def test_a_deleted_response_may_stay_for_a_later_one_without_its_stream() -> None:
-    kept = stands(replace(ended(), folded=None, replays=[]), deleted_at=LATER, has_next=True)
+    kept = stands(replace(ended(), compacted=None, replays=[]), deleted_at=LATER, has_next=True)
     assert broken(kept) == set()
     assert broken(stands(running(), deleted_at=LATER)) == set()
 
 
 def test_a_deleted_response_that_nothing_needs_may_wait_for_its_purge_once_it_has_expired() -> None:
-    left = stands(replace(ended(), folded=None, replays=[]), deleted_at=LATER)
+    left = stands(replace(ended(), compacted=None, replays=[]), deleted_at=LATER)
     assert broken(stands(left, expires_at=NOW)) == set()
     assert broken(stands(left, expires_at=AFTER)) == {"I16"}
     assert "I16" in broken(stands(ended(), deleted_at=LATER, expires_at=NOW))

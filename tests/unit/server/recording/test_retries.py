@@ -36,18 +36,18 @@ def fail(retries: Retries, retry: Retry, trouble: CommitFailure, times: int = 1)
 
 def test_blocked_tries_are_repeated_with_growing_pauses_and_given_up_after_so_many() -> None:
     retries, retry = one(new())
-    pauses = fail(retries, retry, "blocked", MAX_TRIES - 1)
+    pauses = fail(retries, retry, "timed_out", MAX_TRIES - 1)
     assert pauses[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
     assert max(pauses) <= MAX_PAUSE_SECONDS
     assert not retry.given_up
-    assert fail(retries, retry, "blocked") == [0.0]
+    assert fail(retries, retry, "timed_out") == [0.0]
     assert retry.way == "fail"
 
 
 def test_an_outage_is_waited_out_however_long_it_is() -> None:
     retries, retry = one(new())
-    fail(retries, retry, "away", 1000)
-    fail(retries, retry, "broken")
+    fail(retries, retry, "unavailable", 1000)
+    fail(retries, retry, "schema_mismatch")
     assert not retry.given_up
     assert retry.tries == 0
 
@@ -55,9 +55,9 @@ def test_an_outage_is_waited_out_however_long_it_is() -> None:
 @pytest.mark.parametrize(
     ("trouble", "background", "way"),
     [
-        ("refused", False, "fail"),
-        ("refused", True, "fail"),
-        ("lost", False, "fail"),
+        ("rejected", False, "fail"),
+        ("rejected", True, "fail"),
+        ("ownership_lost", False, "fail"),
     ],
 )
 def test_what_is_refused_is_given_up_at_once(trouble: CommitFailure, background: bool, way: Way) -> None:
@@ -68,19 +68,19 @@ def test_what_is_refused_is_given_up_at_once(trouble: CommitFailure, background:
 
 def test_what_is_blocked_too_long_goes_on_elsewhere_if_it_may() -> None:
     retries, retry = one(new(background=True))
-    fail(retries, retry, "blocked", MAX_TRIES)
+    fail(retries, retry, "timed_out", MAX_TRIES)
     assert retry.way == "hand back"
 
 
 def test_what_is_given_up_is_brought_to_an_end_in_either_way_for_as_long_as_it_takes() -> None:
     retries, retry = one(new())
-    fail(retries, retry, "refused")
+    fail(retries, retry, "rejected")
     ways = []
     for _ in range(50):
         ways.append(retry.way)
-        fail(retries, retry, "blocked")
+        fail(retries, retry, "timed_out")
     assert ways[:4] == ["fail", "hand back", "fail", "hand back"]
-    assert fail(retries, retry, "blocked") == [MAX_PAUSE_SECONDS]
+    assert fail(retries, retry, "timed_out") == [MAX_PAUSE_SECONDS]
 
 
 def test_the_step_that_has_waited_longest_is_next() -> None:
@@ -94,7 +94,7 @@ def test_the_step_that_has_waited_longest_is_next() -> None:
     retry = retries.due(1.5)
     assert retry is not None
     assert retry.update is first
-    retries.failed(retry, "blocked", 2.5)
+    retries.failed(retry, "timed_out", 2.5)
     retry = retries.due(2.5)
     assert retry is not None
     assert retry.update is second
@@ -109,6 +109,6 @@ def test_a_step_can_be_given_up_from_outside_once() -> None:
     for _ in range(2):
         retries.give_up(retry.response, 101.0)
         ways.append(retry.way)
-        retries.failed(retry, "refused", 101.0)
+        retries.failed(retry, "rejected", 101.0)
     assert ways == ["fail", "hand back"]
     retries.give_up(uuid4(), 102.0)

@@ -19,7 +19,7 @@ def beats(standby: HeartbeatSchedule, start: int, end: int) -> list[int]:
     found = []
     for now in range(start, end):
         if standby.is_due(now):
-            standby.beat(now)
+            standby.record_attempt(now)
             found.append(now)
     return found
 
@@ -27,27 +27,27 @@ def beats(standby: HeartbeatSchedule, start: int, end: int) -> list[int]:
 def test_nobody_is_beaten_for_who_gives_signs_of_life() -> None:
     standby = HeartbeatSchedule(SETTINGS, 0)
     for now in range(20):
-        standby.sign(now)
+        standby.signal_alive(now)
         assert not standby.is_due(now + 0.9)
 
 
 def test_a_silent_server_is_beaten_for_until_the_silence_is_too_long() -> None:
     standby = HeartbeatSchedule(SETTINGS, 0)
-    standby.sign(10)
+    standby.signal_alive(10)
     assert beats(standby, 10, 100) == list(range(12, 71))
-    standby.sign(100)
+    standby.signal_alive(100)
     assert beats(standby, 100, 104) == [102, 103]
 
 
 @pytest.mark.parametrize(("now", "pause"), [(0, 2), (1.5, 0.5), (2, 0), (61, 1)])
 def test_it_sleeps_until_something_may_be_due(now: float, pause: float) -> None:
-    assert HeartbeatSchedule(SETTINGS, 0).pause(now) == pause
+    assert HeartbeatSchedule(SETTINGS, 0).next_check(now) == pause
 
 
 def test_it_sleeps_between_two_heartbeats() -> None:
     standby = HeartbeatSchedule(SETTINGS, 0)
-    standby.beat(5)
-    assert standby.pause(5.25) == 0.75
+    standby.record_attempt(5)
+    assert standby.next_check(5.25) == 0.75
 
 
 def test_a_process_that_a_signal_has_stopped_is_told_from_one_that_runs() -> None:
@@ -67,7 +67,7 @@ def test_the_process_ends_with_the_pipe_and_ignores_signals_to_the_group() -> No
     process = standby._process
     assert process is not None
     os.kill(process.pid, 0)
-    standby.sign()
+    standby.signal_alive()
     standby.stop()
     assert process.returncode == 0
 
@@ -81,7 +81,7 @@ def test_a_process_that_was_killed_is_started_again(monkeypatch: pytest.MonkeyPa
         assert first is not None
         first.kill()
         first.wait()
-        standby.sign()
+        standby.signal_alive()
         assert standby._process is not None
         assert standby._process.pid != first.pid
     finally:

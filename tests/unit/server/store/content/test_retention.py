@@ -1,14 +1,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store.content.retention import MAX_BATCH_ROWS, ExpiredResponse, Place, within_row_limit
+from server.store.content.responses import ResponseKey
+from server.store.content.retention import MAX_BATCH_ROWS, ExpiredResponse, within_row_limit
 from tests.support.builders import RESPONSE, TENANT, examples
 
 weights = st.lists(st.integers(1, MAX_BATCH_ROWS * 2), max_size=12)
 
 
 def due(sizes: list[int]) -> list[ExpiredResponse]:
-    return [ExpiredResponse(Place(TENANT, RESPONSE), None, live=True, weight=weight) for weight in sizes]
+    return [
+        ExpiredResponse(ResponseKey(TENANT, RESPONSE), None, live=True, weight=weight) for weight in sizes
+    ]
 
 
 @given(weights, st.integers(0, MAX_BATCH_ROWS))
