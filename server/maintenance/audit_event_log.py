@@ -76,7 +76,11 @@ def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
         yield "I2", f"it is {status}, but its events are folded as if it had ended."
     if status in TERMINAL_STATUSES and response.hot:
         yield "I2", f"it is {status}, but {len(response.hot)} rows of its running log are left."
-    if status in TERMINAL_STATUSES and response.compacted is None and response.audit_columns.deleted_at is None:
+    if (
+        status in TERMINAL_STATUSES
+        and response.compacted is None
+        and response.audit_columns.deleted_at is None
+    ):
         yield "I2", f"it is {status}, but its events are not there."
     if status not in TERMINAL_STATUSES and response.compacted is None and not response.hot:
         yield "I2", f"it is {status}, but it has no event."
