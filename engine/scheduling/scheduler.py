@@ -1,7 +1,6 @@
 """`Scheduler`: admission by free KV blocks, chunked prefill beside decode, preemption, priorities.
 
-Engine thread; no torch, no clock, no messages. A preempted request loses its blocks, keeps its tokens, and
-recomputes them later (its cached blocks are usually still in the pool).
+Engine thread; no torch, no clock, no messages. A preempted request recomputes its tokens later.
 
     waiting --admit--> running --remove--> (ended)
        ^                  |
@@ -10,16 +9,15 @@ recomputes them later (its cached blocks are usually still in the pool).
 Requests are ordered by (priority, first admission); those never admitted follow in the order of
 `waiting_queue`. Guarantees:
 
-- The first request in this order is in every plan, because it may preempt all others. Exceptions: its last
-  token is in flight; it was preempted with a token in flight (one step); or it was preempted for a key that
-  ran nothing, until there is room again, when it is admitted first.
-- A request is preempted only for one before it in the order or, while its key runs other requests, for one of
-  a key that runs nothing. It is admitted again before any request that was first admitted later.
+- The first request in this order is in every plan, as it may preempt all others. Exceptions: its last token
+  is in flight; it was preempted with a token in flight (one step); or it was preempted for a key that ran
+  nothing, until there is room again, when it is admitted first.
+- A request is preempted only for one before it or, while its key runs other requests, for one of a key that
+  runs nothing. It is admitted again before any request that was first admitted later.
 - So a request ends after finitely many steps, unless requests of better priority or of new keys keep coming.
 
-A request whose next block another one is about to compute waits for that block, so that many requests with
-one prompt cost one prefill. It waits only for running requests of its own or a better priority: these come
-first in the order, always advance, and use up the budget in all prefill steps but the last.
+A request whose next block another one is about to compute waits for it: many requests with one prompt cost
+one prefill. It waits only for running requests of its own or a better priority, which always advance.
 """
 
 from bisect import insort
@@ -158,9 +156,8 @@ class Scheduler:
         singles += [chunk for chunk in prompts if chunk.count == 1]
         plan = (*singles, *(chunk for chunk in prompts if chunk.count > 1))
         for chunk in plan:
-            chunk.sequence.num_written_tokens = max(
-                chunk.sequence.num_written_tokens, chunk.start + chunk.count
-            )
+            sequence = chunk.sequence
+            sequence.num_written_tokens = max(sequence.num_written_tokens, chunk.start + chunk.count)
         return plan
 
     def advance(self, plan: SchedulerOutput) -> list[ComputedBlocks]:
@@ -183,8 +180,8 @@ class Scheduler:
     def confirm(self, progress: ComputedBlocks) -> None:
         """Records that the computed keys and values are finite, and caches the full blocks.
 
-        Finite logits of a token prove it for all earlier tokens, because attention propagates NaN. Without
-        effect if the sequence has released these blocks since.
+        Finite logits prove it for all earlier tokens, as attention propagates NaN. Without effect if the
+        sequence has released these blocks since.
         """
         sequence = progress.sequence
         if sequence.blocks is not progress.blocks:

@@ -68,14 +68,8 @@ class Run:
         self._compaction = decoding.compaction
         self._summary_text: list[str] = []
         """The summary that the model writes in the first turn of a compaction."""
-        self._emitter = EventEmitter(
-            facts.id,
-            facts.created_at,
-            facts.echo,
-            decoding.seal,
-            self._hosted_tools,
-            summarizes_reasoning=decoding.summarizes_reasoning,
-        )
+        arguments = (facts.id, facts.created_at, facts.echo, decoding.seal, self._hosted_tools)
+        self._emitter = EventEmitter(*arguments, summarizes_reasoning=decoding.summarizes_reasoning)
         self._started = False
         self._first_token_at: datetime | None = None
         self._usage = TurnUsages()

@@ -138,8 +138,7 @@ def listening_socket(config: Config) -> socket.socket:
 def _limit_send_buffer(listener: socket.socket, seconds: float) -> None:
     """Limits unsent bytes of a client that does not read, and the time to close; connections inherit both.
 
-    Without SO_SNDBUF the kernel buffers megabytes before `send` waits; without TCP_USER_TIMEOUT closing may
-    wait forever.
+    The kernel would buffer megabytes before `send` waits, and without TCP_USER_TIMEOUT closing may not end.
     """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
