@@ -200,9 +200,7 @@ class Scheduler:
         return shrunk
 
     def reduce_running(self, plan: SchedulerOutput) -> bool:
-        """Preempts the last request of a step that ran out of memory and lowers the limit of running requests
-        for `CALM_STEPS`; False if the request ran alone.
-        """
+        """Preempts the last request and, for `CALM_STEPS`, admits no other; False if it ran alone."""
         if len(self._running) < 2:
             return False
         self._calm_steps = 0
@@ -296,9 +294,8 @@ class Scheduler:
         return num_running < self._max_running and self.pool.free >= needed + num_running
 
     def _admit(self, sequence: TokenSequence, spare: Sequence[TokenSequence] = ()) -> bool:
-        """Moves a sequence from waiting to running if there are blocks for all its tokens so far.
-
-        Preempts as few of the `spare` requests as needed, in their order; none may be in the plan yet.
+        """Moves a sequence from waiting to running if there are blocks for all its tokens so far, preempting
+        as few of the `spare` requests as needed, in their order; none may be in the plan yet.
         """
         if sequence.in_flight or self._is_pending(sequence.awaited_digest, sequence):
             return False
@@ -337,10 +334,8 @@ class Scheduler:
         insort(self._running, sequence, key=_rank)
 
     def _find_victims(self, needed: int, spare: Sequence[TokenSequence]) -> list[TokenSequence] | None:
-        """The `spare` requests to preempt for one more request that needs `needed` blocks; None if too few.
-
-        Leaves one free block per running request, or the new one would soon be preempted.
-        """
+        """The `spare` requests to preempt for one that needs `needed` blocks; None if too few."""
+        # One free block per running request is left over, or the new request would soon be preempted.
         victims: list[TokenSequence] = []
         released: Counter[int] = Counter()
         free, num_running = self.pool.free, len(self._running)
