@@ -21,9 +21,7 @@ from server.model_formats.interface import Conversation, ModelFormat, Parser, Pr
 from server.model_formats.select_format import pick
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import event_type, is_terminal, render
-from server.recording.messages import (
-    SERVER_ERROR,
-)
+from server.recording.messages import SERVER_ERROR
 from server.recovery import claimer as claimer_module
 from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED, Claimer
 from server.recovery.replay import texts
