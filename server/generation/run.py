@@ -149,8 +149,6 @@ class Run:
         assert self._compaction is not None
         return self._compaction.seal(item_id, "".join(self._summary_text))
 
-    # --- recovery ---
-
     def feed_logged_tokens(self, log: RunLog) -> list[Event]:
         """The events of the log's tokens, all of them from the current engine request.
 
@@ -181,8 +179,6 @@ class Run:
         """Repeats the state changes of `accept` and, if the log shows it, of `start`."""
         if log.next_seq > len(self.accept()):
             self.start()
-
-    # --- the current engine request ---
 
     def tokens(
         self,
@@ -251,8 +247,6 @@ class Run:
         self._await_tools()
         return events
 
-    # --- between turns ---
-
     def _await_tools(self) -> None:
         """Waits for the turn's calls, or, if there are none, for the next turn."""
         self.awaiting_tools = True
@@ -303,8 +297,6 @@ class Run:
     def request_cancel(self, at: datetime) -> list[Event]:
         """Ends the run between two turns. During a turn the engine ends it, which is cancelled as well."""
         return self.cancel(at) if self.awaiting_tools else []
-
-    # --- the end ---
 
     def _add_usage(self, usage: EngineUsage) -> None:
         first_is_summary = self._compaction is not None and self._compaction.by_model

@@ -21,10 +21,7 @@ from server.model_formats.interface import Conversation, ModelFormat, OutputPars
 from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import event_type, is_terminal, render
-from server.recording.messages import (
-    SERVER_ERROR,
-)
-from server.recovery import claimer as claimer_module
+from server.recording.messages import SERVER_ERROR
 from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED, Claimer
 from server.recovery.replay import texts
 from server.store.cluster import claims
@@ -244,7 +241,7 @@ def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(database
 def test_what_waited_for_a_replica_to_start_is_claimed_at_once(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claimer_module, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("server.recovery.claimer.POLL_SECONDS", 3600.0)
     with taking(database_url) as at:
         run = accept(at.bench.database, at.bench.replica, background=True)
         at.claimer.start()
