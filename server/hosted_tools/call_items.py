@@ -1,4 +1,4 @@
-"""A call that the server makes, in the forms in which OpenAI tells of one: MCP, code, web search. Pure."""
+"""Output items of calls that the server makes: mcp_call, code_interpreter_call, web_search_call. Pure."""
 
 import json
 import re
@@ -29,7 +29,7 @@ _URL = re.compile(r"https?://[^\s<>\"')\]\u3011]+")
 
 
 def started_item(form: CallType, item_id: str, response: UUID, call: McpCall) -> ServedCall:
-    """The item as it is added."""
+    """The item when it is added to the output."""
     match form:
         case "mcp":
             return msgspec.structs.replace(call, id=item_id)
@@ -40,7 +40,7 @@ def started_item(form: CallType, item_id: str, response: UUID, call: McpCall) ->
 
 
 def with_arguments(item: ServedCall, call: McpCall) -> ServedCall:
-    """The item with what the call is given."""
+    """The item with the call's arguments."""
     match item:
         case McpCall():
             return msgspec.structs.replace(item, arguments=call.arguments)
@@ -53,13 +53,13 @@ def with_arguments(item: ServedCall, call: McpCall) -> ServedCall:
 def finished_item(
     item: ServedCall, status: FinalStatus, outcome: ToolResult, *, tells_sources: bool
 ) -> ServedCall:
-    """The item as the call has left it. What a call gave is always told: the conversation goes on from it."""
-    gave = outcome.output is not None or outcome.error is not None
+    """The item after the call. The output is always in it, because the conversation continues from it."""
+    has_result = outcome.output is not None or outcome.error is not None
     match item:
         case McpCall():
             return msgspec.structs.replace(item, status=status, output=outcome.output, error=outcome.error)
         case CodeInterpreterCall():
-            outputs = [{"type": "logs", "logs": result_text(outcome)}] if gave else None
+            outputs = [{"type": "logs", "logs": result_text(outcome)}] if has_result else None
             return msgspec.structs.replace(item, status=status, outputs=outputs)
         case WebSearchCall():
             text = result_text(outcome)
@@ -69,14 +69,14 @@ def finished_item(
             if tells_sources and action["type"] == "search":
                 urls = list(dict.fromkeys(outcome.urls or _URL.findall(text)))[:MAX_SOURCES]
                 action = {**action, "sources": [{"type": "url", "url": url} for url in urls]}
-            results = text if gave else msgspec.UNSET
+            results = text if has_result else msgspec.UNSET
             return msgspec.structs.replace(item, status=status, action=action, results=results)
 
 
 def end_event(
     form: CallType, *, failed: bool
 ) -> type[wire.McpCallCompleted | wire.McpCallFailed | wire.CodeCompleted | wire.SearchCompleted]:
-    """The event of a call's end. OpenAI has one for failures of MCP's calls alone."""
+    """The event of a call's end. Only MCP calls have an event for failures."""
     match form:
         case "mcp":
             return wire.McpCallFailed if failed else wire.McpCallCompleted
@@ -87,17 +87,17 @@ def end_event(
 
 
 def code_of(arguments: str) -> str:
-    """The code in a call's arguments, which is all of them where they are no JSON object with code in it."""
-    found = _parse_object(arguments).get("code")
-    return found if isinstance(found, str) else arguments
+    """The `code` in a call's JSON arguments; else the arguments themselves, as gpt-oss writes them."""
+    code = _parse_object(arguments).get("code")
+    return code if isinstance(code, str) else arguments
 
 
 def _parse_object(arguments: str) -> dict[str, Any]:
     try:
-        found = json.loads(arguments)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _action(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

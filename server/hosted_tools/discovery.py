@@ -1,7 +1,7 @@
-"""The MCP servers that a request names: checked, and asked for their tools, before the response exists.
+"""MCP tool discovery: the servers that a request names are validated and listed before the response exists.
 
-What they offer is written into the request, so that a run which is taken over offers the same. A conversation
-that has a server's list already is not told it again, as with OpenAI.
+Their tools become a part of the stored request, so that a recovered run offers the same ones. A list that the
+conversation already has is not sent again, as with OpenAI.
 """
 
 import re
@@ -38,7 +38,7 @@ _FORBIDDEN_HEADERS = frozenset(
     {"host", "content-length", "content-type", "transfer-encoding", "connection", "accept"}
 )
 _PROTOCOL_HEADERS = frozenset({"mcp-session-id", "mcp-protocol-version", "last-event-id", TOKEN_HEADER})
-"""Headers by which a caller would step into another's session at a server that the operator shares."""
+"""Headers by which a client could enter another tenant's session at a registered server."""
 BUILTIN_LABELS = {
     "code_interpreter": "python",
     "web_search": "browser",
@@ -46,17 +46,17 @@ BUILTIN_LABELS = {
     "web_search_preview": "browser",
     "web_search_preview_2025_03_11": "browser",
 }
-"""Tools of OpenAI's, and the label of the server that serves them if it is registered; vLLM's names."""
+"""OpenAI's built-in tools, and the label of the registered server that implements each; vLLM's labels."""
 BUILTIN_TOOLS = {"python": ("python",), "browser": ("search", "open", "find")}
 _VLLM_LABELS: dict[object, dict[str, Any]] = {
     "code_interpreter": {"type": "code_interpreter", "container": {"type": "auto"}},
     "web_search_preview": {"type": "web_search_preview"},
 }
-"""Labels by which vLLM's clients mean tools of OpenAI's, at whatever URL they say."""
+"""Labels that vLLM's clients use for OpenAI's built-in tools, with any URL."""
 _CONTAINER = "container"
-"""Another label of vLLM's, of a server that must be registered under it, as `holdfast-runner` can be."""
+"""vLLM's label of a code server, which must be registered under it, as `holdfast-runner` can be."""
 _RESERVED = frozenset({"functions", "assistant", "browser", "python"})
-"""Names that a model may know as something else's."""
+"""Labels that a client's own server cannot have: they are namespaces of model formats."""
 
 
 def discover_tools(
@@ -114,7 +114,7 @@ def discover_tools(
 
 
 class _RequestServers:
-    """The servers that one request names, as far as its caller may use them."""
+    """The MCP servers of one request, and the lists of tools that are still being fetched."""
 
     def __init__(self, servers: McpServers, caller: Caller) -> None:
         self.labels = servers.registered.labels_for(caller.tenant, caller.key_id)
@@ -123,28 +123,32 @@ class _RequestServers:
         self._pending: list[Future[None]] = []
 
     def as_mcp_tool(self, element: dict[str, Any]) -> dict[str, Any] | None:
-        """The MCP server that an element of `tools` means, if it means one.
+        """An element of `tools` as an MCP tool; None for functions and for built-in tools without a server.
 
-        A registered one may be named by its URL, too: some clients cannot leave it out. By vLLM's labels one
-        of OpenAI's tools is meant, unless a server of that name is there; whatever URL stands beside
-        `container`, the registered one is.
+        The URL of a registered server may be repeated, because some clients cannot leave it out. vLLM's
+        labels stand for OpenAI's built-in tools unless a server is registered under that label.
+        `container` is the registered server, with any URL that the client may not use itself.
         """
         if element.get("type") != "mcp":
             return _builtin_server(self.labels, element)
-        bare = {name: value for name, value in element.items() if name not in INTERNAL}
-        label, url = bare.get("server_label"), bare.get("server_url")
+        fields = {name: value for name, value in element.items() if name not in INTERNAL}
+        label, url = fields.get("server_label"), fields.get("server_url")
         if label in self.labels:
             own = url is not None and url == self._servers.registered.locations.get(str(label))
             if own or (label == _CONTAINER and isinstance(url, str) and not self._is_allowed_url(url)):
-                del bare["server_url"]
-            return bare
-        meant = _VLLM_LABELS.get(label) if isinstance(label, str) else None
-        if meant is None or bare.get("require_approval") not in (None, "never") or self._is_allowed_url(url):
-            return bare
-        return _builtin_server(self.labels, meant, bare.get("allowed_tools")) or bare
+                del fields["server_url"]
+            return fields
+        builtin = _VLLM_LABELS.get(label) if isinstance(label, str) else None
+        if (
+            builtin is None
+            or fields.get("require_approval") not in (None, "never")
+            or self._is_allowed_url(url)
+        ):
+            return fields
+        return _builtin_server(self.labels, builtin, fields.get("allowed_tools")) or fields
 
     def _is_allowed_url(self, url: object) -> bool:
-        """Whether it is a server of the caller's own that requests may name."""
+        """Whether requests may name a server at this URL."""
         if not isinstance(url, str):
             return False
         try:
@@ -153,33 +157,36 @@ class _RequestServers:
             return False
         return True
 
-    def find_tools(self, label: str, access: McpCredentials) -> ToolList | None:
-        """None while the server is being asked. Raises TooManyRequests or Overloaded, unless others are."""
+    def find_tools(self, label: str, credentials: McpCredentials) -> ToolList | None:
+        """A server's tools; None while they are fetched. Raises TooManyRequests or Overloaded.
+
+        The errors are not raised while lists of this request are pending: the server is asked after those.
+        """
         try:
-            found = self._servers.find_tools(label, access, self._tenant)
+            result = self._servers.find_tools(label, credentials, self._tenant)
         except (TooManyRequests, Overloaded):
             if not self._pending:
                 raise
-            return None  # it is asked once those have answered
-        if isinstance(found, ToolList):
-            return found
-        self._pending.append(found)
+            return None
+        if isinstance(result, ToolList):
+            return result
+        self._pending.append(result)
         return None
 
     def check_ready(self) -> None:
-        """Raises NotReady."""
+        """Raises NotReady while lists are pending."""
         if self._pending:
             raise NotReady(self._pending)
 
-    def check_usage(self, tool: McpTool, access: McpCredentials, path: str, *, background: bool) -> None:
-        """Raises InvalidRequest for a server that this caller cannot name, or not so."""
-        _check_usage(self._servers, self.labels, tool, access, path, background=background)
+    def check_usage(self, tool: McpTool, credentials: McpCredentials, path: str, *, background: bool) -> None:
+        """Raises InvalidRequest for a server, header or URL that this caller may not use."""
+        _check_usage(self._servers, self.labels, tool, credentials, path, background=background)
 
 
 def _builtin_server(
     labels: frozenset[str], element: dict[str, Any], allowed: object = None
 ) -> dict[str, Any] | None:
-    """The registered server that serves a tool of OpenAI's, or those of its tools that are allowed."""
+    """The MCP tool of the registered server that implements a built-in tool; None if there is none."""
     kind = element.get("type")
     label = BUILTIN_LABELS.get(kind) if isinstance(kind, str) else None
     if label is None or label not in labels:
@@ -196,34 +203,34 @@ def _builtin_server(
     }
 
 
-def _require_builtin_tool(found: ToolList, tool: McpTool) -> None:
-    """No item tells that one of OpenAI's tools is missing, as one tells it of an MCP server."""
-    wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
-    if {*wanted}.isdisjoint(offered.name for offered in found.tools):
+def _require_builtin_tool(listed: ToolList, tool: McpTool) -> None:
+    """Raises ToolServerDown, because a built-in tool has no mcp_list_tools item for the error."""
+    required = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
+    if {*required}.isdisjoint(offered.name for offered in listed.tools):
         kind = str((tool.stands_for or {}).get("type"))
-        raise ToolServerDown(kind, tool.server_label, found.error or f"it does not offer {wanted[0]!r}.")
+        raise ToolServerDown(kind, tool.server_label, listed.error or f"it does not offer {required[0]!r}.")
 
 
-def _without_clashes(found: ToolList, label: str, names: set[str]) -> list[Any]:
-    """The tools but for those whose names a model would take for another's."""
-    return [tool for tool in found.tools if f"{label}__{tool.name}" not in names]
+def _without_clashes(listed: ToolList, label: str, names: set[str]) -> list[Any]:
+    """The tools whose full names no other tool of the request has."""
+    return [tool for tool in listed.tools if f"{label}__{tool.name}" not in names]
 
 
 def _stored_tool_list(items: Sequence[Item], tool: McpTool) -> ToolList | None:
-    """The list that this server got in the conversation, if it has all that the request wants of it."""
+    """The server's list in a stored mcp_list_tools item, if it has every tool that the request names."""
     for item in reversed(items):
         if not isinstance(item, McpListTools) or item.server_label != tool.server_label or item.error:
             continue
-        if is_output_id(item.id):  # else a client has written it
-            known = ToolList(usable_tools(tool.server_label, item.tools))
-            wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
-            wanted = [name for name in wanted if name != EVERY_TOOL]
-            return known if {offered.name for offered in known.tools} >= set(wanted) else None
+        if is_output_id(item.id):  # not written by a client
+            stored = ToolList(usable_tools(tool.server_label, item.tools))
+            required = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
+            required = [name for name in required if name != EVERY_TOOL]
+            return stored if {offered.name for offered in stored.tools} >= set(required) else None
     return None
 
 
 def _is_listed_in(items: Sequence[Item], tool: McpTool) -> bool:
-    """Whether a list that a client brings along has what the server offers, so that it is not told again."""
+    """Whether an mcp_list_tools item of the input has all offered tools, so that none is sent again."""
     if tool.listing_error is not None:
         return False
     return any(
@@ -250,7 +257,7 @@ def _credentials(tool: McpTool, path: str) -> McpCredentials:
 
 
 def _without_query(url: str | None) -> str | None:
-    """What may be stored of a URL: a query may be a secret."""
+    """The URL as it is stored: its query may be a secret."""
     return url.partition("?")[0] if url is not None else None
 
 
@@ -258,7 +265,7 @@ def _check_usage(
     servers: McpServers,
     labels: frozenset[str],
     tool: McpTool,
-    access: McpCredentials,
+    credentials: McpCredentials,
     path: str,
     *,
     background: bool,
@@ -271,8 +278,8 @@ def _check_usage(
                 code="unsupported_parameter",
             )
     _check_server(servers, labels, tool, path)
-    if access.url is None:
-        _check_registered_headers(servers, tool, access, path)
+    if credentials.url is None:
+        _check_registered_headers(servers, tool, credentials, path)
     hidden = "headers" if tool.headers else "authorization" if tool.authorization else None
     if tool.server_url is not None and "?" in tool.server_url:
         hidden = "server_url"
@@ -285,11 +292,13 @@ def _check_usage(
         )
 
 
-def _check_registered_headers(servers: McpServers, tool: McpTool, access: McpCredentials, path: str) -> None:
-    """Raises InvalidRequest for what is not sent to a server of the operator's."""
-    if access.headers and servers.registered.is_command(tool.server_label):
+def _check_registered_headers(
+    servers: McpServers, tool: McpTool, credentials: McpCredentials, path: str
+) -> None:
+    """Raises InvalidRequest for headers that a registered server does not get."""
+    if credentials.headers and servers.registered.is_command(tool.server_label):
         raise InvalidRequest("This MCP server takes no headers.", param=f"{path}.headers")
-    for name in access.headers:
+    for name in credentials.headers:
         if name.lower() in _PROTOCOL_HEADERS:
             raise InvalidRequest(
                 f"The header {name[:50]!r} cannot be sent to a registered MCP server.",
@@ -319,7 +328,7 @@ def _check_server(servers: McpServers, labels: frozenset[str], tool: McpTool, pa
 
 
 def check_approved_calls(hosted: HostedTools) -> None:
-    """Raises InvalidRequest for an allowed call of a tool that the request does not offer."""
+    """Raises InvalidRequest for an approved call of a tool that the request does not offer."""
     for call in hosted.approved_calls:
         listed = hosted.by_label.get(call.server_label)
         if listed is None or all(tool.name != call.name for tool in listed.tools):

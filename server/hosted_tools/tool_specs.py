@@ -1,7 +1,4 @@
-"""What the server itself does for one response: the tools that it offers, and how a model reads them.
-
-Pure.
-"""
+"""Hosted tools of a response: offered tools, pending calls, results, items as a model reads them. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,22 +36,22 @@ DENIED = "The user did not allow this call."
 
 CallType = Literal["mcp", "code", "search"]
 SOURCES = "web_search_call.action.sources"
-"""The value of `include` that asks for the pages that a search found."""
+"""The value of `include` for the URLs that a search found."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedServer:
-    """One server's tools as the stream tells them, or why there are none."""
+    """One MCP server's tools, or the error of listing them."""
 
     label: str
     tools: Sequence[ListedTool]
     error: str | None = None
     is_new: bool = True
-    """Else the conversation has the list already."""
+    """False if the conversation has the list already, so that it is not sent again."""
     approval_required: frozenset[str] = frozenset()
-    """The tools that are called only when somebody allows it."""
+    """The names of tools whose calls need an approval."""
     call_type: CallType = "mcp"
-    """How its calls are told."""
+    """The item type of its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,72 +61,72 @@ class HostedTools:
     servers: Sequence[ListedServer] = ()
     max_calls: int | None = None
     approved_calls: Sequence[McpApprovalRequest] = ()
-    """Calls that are made before the model says anything."""
+    """Calls that the input approves; they are made before the first turn."""
     include_sources: bool = False
     tag_approval: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
-    """Gives a request for approval the id by which it is known again."""
+    """Appends the MAC to an approval request's id."""
     by_label: Mapping[str, ListedServer] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_label", {listed.label: listed for listed in self.servers})
 
     def needs_approval(self, label: str, name: str) -> bool:
-        """Whether somebody must allow that call."""
+        """Whether the call needs an approval."""
         return name in self.by_label[label].approval_required
 
     def offers(self, call: McpCall) -> bool:
-        """Whether the request lets its model have that tool."""
+        """Whether the request offers the called tool."""
         listed = self.by_label.get(call.server_label)
         return listed is not None and any(tool.name == call.name for tool in listed.tools)
 
     def repeatable(self, call: McpCall) -> bool:
-        """Whether a call that was perhaps made may be made again."""
+        """Whether a call that may have been made before a crash may be made again."""
         listed = self.by_label.get(call.server_label)
         return listed is not None and any(tool.repeatable for tool in listed.tools if tool.name == call.name)
 
 
 @dataclass(frozen=True, slots=True)
 class McpCredentials:
-    """How a request reaches one server: what is never stored, and never shown."""
+    """A request's URL and headers for one MCP server. Never stored and never logged."""
 
     url: str | None = field(default=None, repr=False)
-    """Else the one under which the operator has registered it."""
+    """None for a registered server."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gave: its output, or why there is none."""
+    """The output of a call, or its error; both None if the call was not finished."""
 
     output: str | None = None
     error: McpError | None = None
     urls: Sequence[str] = ()
-    """Where a search or a page that a browser read comes from, if its server says so."""
+    """The sources of a search or a page, if the server names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DueCall:
-    """A call that is to be made, and its item's place in the output."""
+    """A call to make, and its item's index in the output."""
 
     index: int
     call: McpCall
     within_limit: bool
-    """Else `max_tool_calls` were made before."""
+    """False if `max_tool_calls` calls were made before."""
     offered: bool = True
-    """Else the request has no such tool of that server's."""
+    """False if the request does not offer the tool."""
     repeatable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PendingToolWork:
-    """What a run waits for: calls to be made, or, once there are none, the model's next turn."""
+    """Work that a run waits for: calls, or the model's next turn if there are none."""
 
     calls: Sequence[DueCall]
     output: Sequence[Item]
     turn: int
-    """Of the turn that is over; the first is 0."""
+    """The number of the turn that has ended; the first is 0."""
     output_tokens: int
-    """Output tokens until now."""
+    """Output tokens of the response so far."""
 
 
 def hosted_tools_of(
@@ -137,11 +134,11 @@ def hosted_tools_of(
     tools: Sequence[Tool],
     items: Sequence[Item] = (),
     tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None,
-    most_calls: int | None = None,
+    server_limit: int | None = None,
 ) -> HostedTools:
-    """The servers of a request whose tools were listed, and the calls that its items allow.
+    """The hosted tools of a request after discovery, with the calls that its items approve.
 
-    `most_calls` bounds what the request may have made.
+    `server_limit` is the server's own limit of calls.
     """
     servers = [
         ListedServer(
@@ -155,13 +152,13 @@ def hosted_tools_of(
         for tool in tools
         if isinstance(tool, McpTool)
     ]
-    most = call_limit(request, most_calls)
-    return HostedTools(servers, most, approved_calls(items), SOURCES in (request.include or ()), tag)
+    limit = call_limit(request, server_limit)
+    return HostedTools(servers, limit, approved_calls(items), SOURCES in (request.include or ()), tag)
 
 
-def call_limit(request: CreateResponse, most_calls: int | None) -> int | None:
-    """Tool calls that may be made for a request, where the server makes at most so many; None: any number."""
-    limits = [limit for limit in (request.max_tool_calls, most_calls) if limit is not None]
+def call_limit(request: CreateResponse, server_limit: int | None) -> int | None:
+    """The smaller of the request's and the server's limit of calls; None for no limit."""
+    limits = [limit for limit in (request.max_tool_calls, server_limit) if limit is not None]
     return min(limits, default=None)
 
 
@@ -172,30 +169,30 @@ def _call_type(tool: McpTool) -> CallType:
 
 
 def approved_calls(items: Sequence[Item]) -> list[McpApprovalRequest]:
-    """The calls that were allowed after the model's last word."""
+    """The calls that were approved after the last output of the model, in the order of the approvals."""
     answers: dict[str, McpApprovalResponse] = {}
-    asked: dict[str, McpApprovalRequest] = {}
-    last_word = False
+    requests: dict[str, McpApprovalRequest] = {}
+    before_output = False
     for item in reversed(items):
         match item:
-            case McpApprovalResponse() if not last_word:
+            case McpApprovalResponse() if not before_output:
                 answers[item.approval_request_id] = item
             case McpApprovalRequest():
-                asked[item.id] = item
-                last_word = True
+                requests[item.id] = item
+                before_output = True
             case Message(role="assistant") | Reasoning() | FunctionCall() | CustomToolCall():
-                last_word = True
+                before_output = True
             case McpCall() | CodeInterpreterCall() | WebSearchCall():
-                last_word = True
-    allowed = [name for name, answer in reversed(answers.items()) if answer.approve and name in asked]
-    return [asked[name] for name in allowed]
+                before_output = True
+    allowed = [name for name, answer in reversed(answers.items()) if answer.approve and name in requests]
+    return [requests[name] for name in allowed]
 
 
 def items_for_model(items: Sequence[Item]) -> list[Item]:
-    """The items as a model reads them: a call of the server's is a call like any other, with its output."""
+    """The items as a model reads them: a hosted call as a function call with its output."""
     called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
     answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
-    return [read for item in items for read in _as_model_items(item, called, answers)]
+    return [converted for item in items for converted in _as_model_items(item, called, answers)]
 
 
 def _as_model_items(
@@ -238,7 +235,7 @@ def _json(arguments: Mapping[str, object]) -> str:
 
 
 def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
-    """The call that an action tells of."""
+    """The browser tool's name and arguments from a web search item's action."""
     match action:
         case {"type": "open_page", "url": url}:
             return "open", {"id": url}
@@ -248,7 +245,7 @@ def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
 
 
 def tool_result_of(item: ServedCall) -> ToolResult:
-    """What came of a call, from its item."""
+    """The result of a call, from its item."""
     match item:
         case McpCall():
             return ToolResult(item.output, item.error if not isinstance(item.error, str) else None)
@@ -271,7 +268,7 @@ def _approval_text(answer: McpApprovalResponse | None) -> str:
 
 
 def result_text(call: McpCall | ToolResult) -> str:
-    """A call's result in words."""
+    """A call's output or error as text for the model."""
     if call.output is not None:
         return call.output
     if call.error is None:

@@ -1,7 +1,7 @@
-"""How many background responses may wait in the database, in all and of one tenant.
+"""Limits on queued background responses in the database, in all and per tenant.
 
-The counts are taken in the transaction that adds the row. Transactions that run at the same time do not see
-each other's rows, so the bounds may be passed by as many as the handlers' threads.
+The accept transaction counts before it adds its row. Concurrent transactions do not see each other's rows, so
+a limit may be exceeded by as many rows as there are handler threads.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from server.store.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """At most `total` waiting responses, and `per_tenant` of a tenant with a key."""
+    """At most `total` queued responses, and `per_tenant` of one tenant."""
 
     total: int
     per_tenant: int | None
 
     @staticmethod
     def from_config(config: Config) -> "QueueLimits":
-        """What these settings allow."""
+        """The limits of the settings."""
         return QueueLimits(config.max_queued, config.max_queued_of_tenant)
 
     def share(self, caller: Caller) -> int:
-        """The caller's bound: without a key there is only one tenant, and the total is its share."""
+        """The caller's limit. A server without keys has one tenant, whose limit is the total."""
         if self.per_tenant is not None:
             return min(self.per_tenant, self.total)
         return self.total if caller.key_id is None else max(1, self.total // 2)

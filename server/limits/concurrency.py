@@ -1,8 +1,8 @@
-"""Bounds on what is in use at the same time, in all and by one tenant.
+"""`SharedLimit`: a limit on units in use at the same time, in all and per tenant.
 
-Every class of work that a caller can start (handlers, streams, tokenizing, tool calls, body bytes) has one
-`SharedLimit`. It counts; it never waits. The caller's share is checked first, so that a tenant at its own
-bound gets 429 and only a full server answers 503. `docs/limits.md` lists every bound.
+Every kind of work that a client can start (handlers, streams, tokenizing, tool calls, body bytes) has
+one. It counts and never waits. The tenant's limit is checked first, so that a tenant at its own limit
+gets 429 and only a full server answers 503. `docs/limits.md` lists every limit.
 """
 
 import threading
@@ -26,7 +26,7 @@ class SharedLimit:
         self._by_tenant: Counter[str] = Counter()
 
     def acquire(self, tenant: str, amount: int = 1) -> None:
-        """Takes `amount` units, or none. Raises TooManyRequests at the tenant's bound, else Overloaded."""
+        """Take `amount` units, or none. Raises TooManyRequests at the tenant's bound, else Overloaded."""
         with self._lock:
             if self._by_tenant[tenant] + amount > self.per_tenant:
                 self._forget_if_unused(tenant)
@@ -40,7 +40,7 @@ class SharedLimit:
             self._by_tenant[tenant] += amount
 
     def release(self, tenant: str, amount: int = 1) -> None:
-        """Gives back what `acquire` took."""
+        """Return units taken by `acquire`."""
         with self._lock:
             self._used -= amount
             self._by_tenant[tenant] -= amount
@@ -48,7 +48,7 @@ class SharedLimit:
 
     @contextmanager
     def hold(self, tenant: str, amount: int = 1) -> Iterator[None]:
-        """`acquire` for as long as the block runs. Raises as it does."""
+        """`acquire` for the duration of the block. Raises as it does."""
         self.acquire(tenant, amount)
         try:
             yield

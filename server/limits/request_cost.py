@@ -1,4 +1,4 @@
-"""What a request may ask for of the server's work: its urgency, and how many log probabilities. Pure."""
+"""Limits on what one request may cost: its priority, and the log probabilities of its answers. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,13 +9,13 @@ from server.errors import InvalidRequest
 from server.protocol.responses.request import CreateResponse
 
 MAX_LOGPROBS = 2**18
-"""Log probabilities told in one answer, over all its choices. One takes some 60 bytes of JSON."""
+"""Log probabilities in one answer, over all its choices; 16 MB of JSON, at some 60 bytes each."""
 
 
 def check_priority(caller: Caller, request: CreateResponse) -> None:
-    """Raises InvalidRequest for a priority before that of everybody else, unless the key allows it.
+    """Raises InvalidRequest for a priority below the key's floor, ahead of other tenants' requests.
 
-    Without a key there is only one tenant, and its priorities order its own requests.
+    A server without keys has one tenant, whose priorities order its own requests.
     """
     if caller.key_id is None:
         return
@@ -29,17 +29,17 @@ def check_priority(caller: Caller, request: CreateResponse) -> None:
 
 
 def logprobs_limit(top_logprobs: int | None, named: Sequence[int] = ()) -> int:
-    """The most tokens that one response may be told with so many log probabilities each; None is without.
+    """The most output tokens of a response with `top_logprobs` (None: no limit) for each.
 
-    Or with those of the `named` tokens.
+    `named` are the token ids of `logprob_token_ids`, which are sent in addition.
     """
     return 2**31 if top_logprobs is None else MAX_LOGPROBS // max(1, top_logprobs, len(named))
 
 
 def limit_logprobs(engine_request: EngineRequest, request: CreateResponse, choices: int) -> EngineRequest:
-    """The engine request of one of so many choices, which share what may be told of log probabilities.
+    """The engine request of one of `choices` choices, which share MAX_LOGPROBS, with max_tokens within it.
 
-    Without a limit of the caller's the answer is cut there. Raises InvalidRequest for a limit beyond it.
+    Raises InvalidRequest if the request's own max_output_tokens is beyond it.
     """
     if engine_request.logprobs is None:
         return engine_request
@@ -59,7 +59,7 @@ def limit_logprobs(engine_request: EngineRequest, request: CreateResponse, choic
 
 
 def check_prompt_logprobs(engine_requests: Sequence[EngineRequest]) -> None:
-    """Raises InvalidRequest if these prompts would be told with too many log probabilities."""
+    """Raises InvalidRequest if the prompts of these choices have too many log probabilities."""
     wanted = sum(
         len(engine_request.prompt) * max(1, engine_request.prompt_logprobs or 0)
         for engine_request in engine_requests

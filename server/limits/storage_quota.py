@@ -1,7 +1,7 @@
-"""How many bytes a tenant may have stored. Thread-safe.
+"""A quota of stored bytes per tenant, checked before a response is accepted. Thread-safe.
 
-What is stored grows by requests that were admitted before, too, and other replicas admit as well. So a tenant
-may pass its bound by what is under way and by what a few seconds bring; what it has stays, and is readable.
+Accepted responses still grow, and other replicas accept more, so a tenant may exceed its quota by running
+responses and by the requests of a few seconds. Stored content remains readable.
 """
 
 import threading
@@ -16,19 +16,19 @@ from server.store.content import storage_usage
 from server.store.database import Database
 
 DEFAULT_TENANT_BYTES: Final = 100 * 1024**3
-"""Of a tenant with a key. Without a key there is one tenant, which has the whole disk."""
+"""Of a tenant with a key. The tenant of a server without keys has the whole disk."""
 FRESH_SECONDS: Final = 2.0
-"""For how long a tenant's sum is not read again."""
+"""How long a tenant's sum is cached."""
 _MAX_TENANTS: Final = 4096
 
 
 class StorageQuota:
-    """Reads a tenant's sum at most once in `FRESH_SECONDS`."""
+    """Reads a tenant's sum from the database at most once in `FRESH_SECONDS`."""
 
     def __init__(
         self, database: Database, per_tenant: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`per_tenant` is the setting; None for its default."""
+        """`per_tenant` is the setting in bytes; None for the default."""
         self._database = database
         self._per_tenant = per_tenant
         self._clock = clock
@@ -37,11 +37,11 @@ class StorageQuota:
 
     @staticmethod
     def from_config(config: Config, database: Database) -> "StorageQuota":
-        """What these settings allow."""
+        """The quota of the settings."""
         return StorageQuota(database, config.max_stored_bytes_of_tenant)
 
     def share(self, key_id: str | None) -> int | None:
-        """A tenant's bound in bytes, None for none; `key_id` is None while the server has no key."""
+        """A tenant's quota in bytes, None for no quota. `key_id` is None on a server without keys."""
         if self._per_tenant is not None:
             return self._per_tenant
         return DEFAULT_TENANT_BYTES if key_id is not None else None
@@ -55,14 +55,14 @@ class StorageQuota:
     def _stored(self, tenant: str) -> int:
         now = self._clock()
         with self._lock:
-            at, found = self._read.get(tenant, (None, 0))
-            if at is not None and now - at < FRESH_SECONDS:
-                return found
-            if at is not None:  # others go by what was read before, and do not read it, too
-                self._read[tenant] = (now, found)
-        found = self._database.ask(lambda connection: storage_usage.total(connection, tenant))
+            read_at, size = self._read.get(tenant, (None, 0))
+            if read_at is not None and now - read_at < FRESH_SECONDS:
+                return size
+            if read_at is not None:  # other threads use the old sum while this one reads
+                self._read[tenant] = (now, size)
+        size = self._database.ask(lambda connection: storage_usage.total(connection, tenant))
         with self._lock:
             if len(self._read) >= _MAX_TENANTS:
                 self._read.clear()
-            self._read[tenant] = (now, found)
-        return found
+            self._read[tenant] = (now, size)
+        return size

@@ -1,7 +1,7 @@
-"""Bounds on what a caller sent, checked before a model format works on it. Pure.
+"""Limits on tools, formats and grammars of a request, checked before a model format uses them. Pure.
 
-The work of writing a prompt and a grammar grows with schemas, patterns and grammars, and some of it faster
-than they do. So the engine's own bounds for grammars are applied here first, to the caller's originals.
+Writing a prompt and compiling a grammar take time that may grow faster than the schemas and patterns. So the
+engine's own limits for grammars are applied here to the client's originals first.
 """
 
 from collections.abc import Mapping
@@ -22,24 +22,24 @@ from server.protocol.responses.items import (
 )
 
 MAX_COUNTED_CONTEXTS = 4
-"""Times as many tokens as the model can read are counted; what has more is refused."""
+"""Tokens are counted up to so many times the model's context; longer input is refused."""
 MAX_FUNCTIONS = 512
-"""Functions and custom tools of a request, those in namespaces and of MCP servers included."""
+"""Functions and custom tools of a request, including those in namespaces and of MCP servers."""
 MAX_TOOL_CHARACTERS = 131_072
-"""Characters of one tool's texts: its description, its grammar, and all names and texts in its schema."""
+"""Characters of one tool: its description, its grammar, and all keys and strings in its schema."""
 MAX_TOOLS_CHARACTERS = 2**20
 """The same of all tools together."""
 MAX_TOOL_VALUES = 10_000
 """Values in one tool's schema, objects and arrays included."""
 MAX_FORMAT_NAME = 256
 MAX_REGEX = MAX_PATTERN - 8
-"""Characters of a custom tool's pattern, which is put into brackets and between anchors."""
+"""Characters of a custom tool's pattern; a group and anchors are added to it."""
 
 
 def check_tools_and_grammars(conversation: Conversation, grammar: StructuredOutput | None) -> None:
-    """Raises InvalidRequest for tools, formats and grammars beyond what can be served.
+    """Raises InvalidRequest for tools, formats and grammars beyond the limits.
 
-    `grammar` is the one that the caller gave for the whole output.
+    `grammar` is that of `structured_outputs`.
     """
     if grammar is not None:
         try:
@@ -54,12 +54,12 @@ def check_tools_and_grammars(conversation: Conversation, grammar: StructuredOutp
 
 
 def characters_of(conversation: Conversation) -> int:
-    """Characters that are in the prompt whatever the model's template does, those of tools left out."""
+    """Characters that any chat template puts into the prompt; tools are not counted."""
     return len(conversation.instructions or "") + sum(map(text_size, conversation.items))
 
 
 def text_size(item: Item) -> int:
-    """Characters of a message or of a call's output; 0 of others, which a template may leave out."""
+    """Characters of a message or a call's output; 0 for other items, which a template may drop."""
     match item:
         case Message(content=content):
             return len(plain_text(content))
@@ -87,7 +87,7 @@ def _check_tool_sizes(conversation: Conversation) -> None:
 
 
 def _size(tool: Tool) -> int:
-    """Characters of all texts of a tool. Raises InvalidRequest for a schema that is too large or too deep."""
+    """Characters of a tool. Raises InvalidRequest for a schema with too many values or levels."""
     total = len(tool.name) + len(tool.description or "") + len(tool.definition)
     level: list[Any] = [tool.parameters]
     values = 0
@@ -119,7 +119,7 @@ def _may_be_called(conversation: Conversation, tool: Tool) -> bool:
 
 
 def _check_tool_grammar(tool: Tool) -> None:
-    """Of what is enforced of a call: a strict function's schema, a custom tool's grammar."""
+    """Check what becomes a grammar: a strict function's schema, a custom tool's grammar."""
     try:
         if tool.kind == "function" and tool.strict and tool.parameters is not None:
             check_schema(tool.parameters)
@@ -154,13 +154,13 @@ def _invalid_tools(message: str) -> InvalidRequest:
 
 
 OVER_THE_LIMIT = "Input tokens exceed the configured limit"
-"""By these words, or `maximum context length`, clients know that they must shorten a conversation."""
+"""Clients recognise this error by these words, or by `maximum context length`."""
 
 
 def too_long(limit: int, param: str = "input", *, tokens: int | None = None) -> InvalidRequest:
-    """For a prompt that leaves no room for an answer in the model's `limit` tokens.
+    """The error for a prompt that leaves no room for an answer in a context of `limit` tokens.
 
-    Without `tokens`, of an input that was not counted to its end, which is that there are more.
+    `tokens` is the prompt's length; None if counting stopped at the limit.
     """
     counted = "and the input has more" if tokens is None else f"and the input has {tokens}"
     return InvalidRequest(
@@ -172,7 +172,7 @@ def too_long(limit: int, param: str = "input", *, tokens: int | None = None) -> 
 
 
 def too_long_to_count(limit: int, param: str = "input") -> InvalidRequest:
-    """For more tokens than are counted where nothing is generated."""
+    """The error for more tokens than are counted for a request that generates nothing."""
     return InvalidRequest(
         f"{OVER_THE_LIMIT} of {limit} tokens: no more are counted here.",
         param=param,

@@ -1,9 +1,9 @@
-"""How many responses this process may hold that have not ended, in all and of one tenant.
+"""Limits on the unfinished responses of this process, in all and per tenant.
 
 A response is counted from before its row exists until its end is committed, also while it waits for a
-tool. The bound is the engine's own (running and waiting engine requests), and a response has at most one
-engine request at a time. So the engine has room for every engine request of a response that is counted
-here, and overload is known before a response is accepted.
+tool. The total is the engine's own limit of running and waiting requests, and a response has one engine
+request at a time. So the engine has room for each counted response, and overload is known before a
+response is accepted.
 """
 
 import threading
@@ -21,10 +21,7 @@ class UnfinishedResponses:
     """The unfinished responses here, by id. Thread-safe."""
 
     def __init__(self, *, total: int = UNBOUNDED, per_tenant: int | None = None) -> None:
-        """`per_tenant` defaults to half of the total for tenants with a key.
-
-        Without a key there is only one tenant, and the total is its share.
-        """
+        """`per_tenant` defaults to half of the total on a server with keys, and to the total without."""
         self.total = total
         self._per_tenant = per_tenant
         self._lock = threading.Lock()
@@ -33,36 +30,36 @@ class UnfinishedResponses:
 
     @staticmethod
     def from_config(config: Config) -> "UnfinishedResponses":
-        """What these settings allow."""
+        """The limits of the settings."""
         return UnfinishedResponses(
             total=config.max_running + config.max_waiting, per_tenant=config.max_of_tenant
         )
 
     def share(self, key_id: str | None) -> int:
-        """The most unfinished responses of one tenant; `key_id` is None while the server has no key."""
+        """The limit of one tenant. `key_id` is None on a server without keys."""
         if self._per_tenant is not None:
             return min(self._per_tenant, self.total)
         return self.total if key_id is None else max(1, self.total // 2)
 
     def check(self, tenant: str, key_id: str | None, count: int) -> None:
-        """Raises TooManyRequests or Overloaded where `reserve` would, InvalidRequest for what never fits."""
+        """Raises TooManyRequests or Overloaded if `reserve` would; InvalidRequest if `count` never fits."""
         with self._lock:
             self._check(tenant, key_id, count)
 
     def reserve(self, tenant: str, key_id: str | None, responses: Sequence[UUID]) -> None:
-        """Counts these responses, or none of them. Raises as `check` does."""
+        """Count these responses, or none of them. Raises as `check` does."""
         with self._lock:
             self._check(tenant, key_id, len(responses))
             for response in responses:
                 self._add(response, tenant)
 
     def add(self, response: UUID, tenant: str) -> None:
-        """Counts a response that is here already, whatever the bounds; once, however often it is added."""
+        """Count a response regardless of the limits; idempotent."""
         with self._lock:
             self._add(response, tenant)
 
     def discard(self, response: UUID) -> None:
-        """It has ended, or was given up. Does nothing for one that is not counted."""
+        """Stop counting a response that has ended or was released; idempotent."""
         with self._lock:
             tenant = self._tenants.pop(response, None)
             if tenant is None:
@@ -72,9 +69,10 @@ class UnfinishedResponses:
                 del self._counts[tenant]
 
     def full_tenants(self) -> set[str]:
-        """Those that have as many as the setting allows one tenant; none where only the default does.
+        """Tenants at the limit of the setting; empty if only the default limits them.
 
-        Background responses are claimed only while not everything that may run does, and fairly.
+        The claimer skips their background responses. It claims only while there is room, and fairly, so that
+        the default limit is not needed there.
         """
         most = self._per_tenant
         with self._lock:

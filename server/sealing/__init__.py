@@ -1,1 +1,1 @@
-"""Content that clients keep for the server: encrypted and authenticated for a tenant and a purpose."""
+"""Encrypted content that clients keep for the server: authenticated for one tenant and one purpose."""

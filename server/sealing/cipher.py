@@ -1,9 +1,9 @@
-"""What clients keep for us and must neither read nor change: text, sealed for a tenant and a purpose. Pure.
+"""`Seal`: encrypts text that clients keep and must not read or change, and makes MACs. Pure.
 
-AES-256-SIV (RFC 5297), an AEAD that gives the same bytes for the same input. So a run that is rebuilt after a
-crash tells the same item, and no counter has to be kept. A sealed text is `hf1.<key id>.<base64url>`: the
-version, which key it takes, and 16 bytes derived from where the text stood, then the ciphertext. The tenant
-and the purpose are authenticated with it: for anybody else, and for anything else, it is not there.
+AES-256-SIV (RFC 5297), a deterministic AEAD: a run that is rebuilt after a crash produces the same item,
+and no nonce has to be stored. A sealed text is `hf1.<key id>.<base64url>`; the encoded bytes are 16 bytes
+of salt, derived from the item's id, and the ciphertext. Tenant and purpose are associated data, so a
+sealed text cannot be opened for another tenant or purpose.
 """
 
 import base64
@@ -23,11 +23,11 @@ Purpose = Literal["reasoning", "compaction", "context"]
 TagPurpose = Literal["approval", "session", "tenant"]
 KEY_BYTES = 32
 TAG_BYTES = 16
-"""Of a tag: 128 bits, which nobody guesses."""
+"""Of a MAC: 128 bits."""
 _VERSION = "hf1"
-_PLACE_BYTES = 16
+_SALT_BYTES = 16
 _END = b"\n"
-"""After the text, because SIV seals no empty one."""
+"""Appended to the text, because SIV does not encrypt an empty one."""
 
 
 def make_key() -> bytes:
@@ -35,7 +35,7 @@ def make_key() -> bytes:
 
 
 class Seal:
-    """The keys of a server: the first seals, all of them open. Thread-safe."""
+    """The keys of a server: the first one encrypts, all of them decrypt. Thread-safe."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = {_key_id(key): _derive_key(key) for key in keys}
@@ -44,18 +44,18 @@ class Seal:
 
     @classmethod
     def of_this_process(cls) -> Self:
-        """One whose key nobody else has: what it seals is foreign to every other process."""
+        """A seal with a random key, whose texts no other process can open."""
         return cls([make_key()])
 
-    def seal(self, purpose: Purpose, tenant: str, place: str, text: str) -> str:
-        """`place` tells equal texts apart: the id of the item that carries the text."""
-        salt = hashlib.sha256(place.encode()).digest()[:_PLACE_BYTES]
+    def seal(self, purpose: Purpose, tenant: str, item_id: str, text: str) -> str:
+        """Encrypt. `item_id` is the item that carries the text: equal texts differ in different items."""
+        salt = hashlib.sha256(item_id.encode()).digest()[:_SALT_BYTES]
         about = [purpose.encode(), tenant.encode(), salt]
         sealed = AESSIV(self._keys[self._current]).encrypt(text.encode() + _END, about)
         return f"{_VERSION}.{self._current}.{base64.urlsafe_b64encode(salt + sealed).decode()}"
 
     def open(self, purpose: Purpose, tenant: str, sealed: str) -> str | None:
-        """The text; None for what these keys did not seal for this tenant and purpose."""
+        """Decrypt. None if no key of this seal encrypted it for this tenant and purpose."""
         version, _, rest = sealed.partition(".")
         key_id, _, body = rest.partition(".")
         key = self._keys.get(key_id)
@@ -63,20 +63,20 @@ class Seal:
             return None
         try:
             content = base64.b64decode(body.encode(), altchars=b"-_", validate=True)
-            salt, ciphertext = content[:_PLACE_BYTES], content[_PLACE_BYTES:]
+            salt, ciphertext = content[:_SALT_BYTES], content[_SALT_BYTES:]
             text = AESSIV(key).decrypt(ciphertext, [purpose.encode(), tenant.encode(), salt])
         except (InvalidTag, binascii.Error, ValueError):
             return None
         return text.removesuffix(_END).decode()
 
     def tag(self, purpose: TagPurpose, *parts: str) -> str:
-        """Hex digits that only these keys make of the parts: the same on all replicas and after a restart."""
+        """The MAC of the parts in hex, the same on all replicas with these keys."""
         return _tag(self._tag_keys[0], purpose, parts)
 
     def is_tag(self, tag: str, purpose: TagPurpose, *parts: str) -> bool:
-        """Whether one of these keys made the tag of these parts."""
-        given = tag.encode(errors="replace")
-        return any(hmac.compare_digest(given, _tag(key, purpose, parts).encode()) for key in self._tag_keys)
+        """Whether the tag is the MAC of the parts with one of the keys."""
+        encoded = tag.encode(errors="replace")
+        return any(hmac.compare_digest(encoded, _tag(key, purpose, parts).encode()) for key in self._tag_keys)
 
 
 def _key_id(key: bytes) -> str:
@@ -88,7 +88,7 @@ def _derive_key(key: bytes, use: bytes = b"holdfast seal 1", length: int = 64) -
 
 
 def _tag(key: bytes, purpose: TagPurpose, parts: Sequence[str]) -> str:
-    """HMAC-SHA256, cut to TAG_BYTES. Each part's length stands before it, so that none runs into the next."""
+    """HMAC-SHA256 truncated to TAG_BYTES. Length prefixes keep the parts apart."""
     encoded = [part.encode("utf-8", "surrogatepass") for part in (purpose, *parts)]
     message = b"".join(len(part).to_bytes(8, "big") + part for part in encoded)
     return hmac.digest(key, message, "sha256")[:TAG_BYTES].hex()

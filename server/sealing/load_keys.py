@@ -1,4 +1,4 @@
-"""The keys of what clients carry for the server: the setting's, else one that all replicas share."""
+"""Loads the seal's keys: those of the setting, else one in the database that all replicas share."""
 
 from server.configuration.settings import Config
 from server.sealing.cipher import Seal, make_key
@@ -7,12 +7,12 @@ from server.store.database import Connection, Database
 
 
 def load_seal_keys(config: Config, database: Database) -> Seal:
-    """The setting's keys seal, if there are any; the database's goes on opening what it once sealed."""
+    """A seal that encrypts with the setting's first key, and opens what the database's key has sealed."""
 
-    def shared(connection: Connection) -> bytes | None:
+    def shared_key(connection: Connection) -> bytes | None:
         if not config.seal_keys:
             seal_keys.keep(connection, make_key())
         return seal_keys.find(connection)
 
-    kept = database.retry(shared)
-    return Seal([*config.seal_keys, *([kept] if kept is not None else [])])
+    stored = database.retry(shared_key)
+    return Seal([*config.seal_keys, *([stored] if stored is not None else [])])

@@ -1,7 +1,7 @@
-"""A whole context in one sealed item: what a compaction within a response carries. Pure.
+"""A compacted context in one sealed item, as `context_management` makes it. Pure.
 
-An item of the compact endpoint stands for what was left out, beside messages that are sent with it. One that
-a response tells stands for everything before it: the newest messages and calls, and a summary of the rest.
+The compact endpoint's item stands for the summarised items beside retained messages. The item of a response
+stands for everything before it: retained messages and calls, and a summary of the rest.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ SUMMARY_PREFIX = "Earlier parts of this conversation were left out. This is what
 
 @dataclass(frozen=True, slots=True)
 class SealedContext:
-    """What is left of a context, in order."""
+    """A compacted context, in order."""
 
     before: Sequence[Item]
     summary: str
     after: Sequence[Item]
-    """What is to be answered, and what was called for that."""
+    """The unanswered user message and the calls after it."""
 
-    def items(self, place: str) -> list[Item]:
-        """As a model reads it; the summary is the developer's message, by the id of the place it was in."""
-        told = [summary_message(place, self.summary)] if self.summary else []
-        return [*self.before, *told, *self.after]
+    def items(self, item_id: str) -> list[Item]:
+        """As a model reads it: the summary is a developer message with the compaction item's id."""
+        summary = [summary_message(item_id, self.summary)] if self.summary else []
+        return [*self.before, *summary, *self.after]
 
 
 class _Sealed(msgspec.Struct):
@@ -37,24 +37,24 @@ class _Sealed(msgspec.Struct):
     after: list[msgspec.Raw]
 
 
-def summary_message(place: str, summary: str) -> Message:
-    return Message(place, "completed", "developer", [InputText(SUMMARY_PREFIX + summary)])
+def summary_message(item_id: str, summary: str) -> Message:
+    return Message(item_id, "completed", "developer", [InputText(SUMMARY_PREFIX + summary)])
 
 
-def seal_context(window: SealedContext, seal: Seal, tenant: str, place: str) -> str:
-    """The content of the item at that place."""
-    text = msgspec.json.encode(_Sealed(_raw(window.before), window.summary, _raw(window.after))).decode()
-    return seal.seal("context", tenant, place, text)
+def seal_context(context: SealedContext, seal: Seal, tenant: str, item_id: str) -> str:
+    """The encrypted_content of the compaction item."""
+    text = msgspec.json.encode(_Sealed(_raw(context.before), context.summary, _raw(context.after))).decode()
+    return seal.seal("context", tenant, item_id, text)
 
 
 def unseal_context(item: Compaction, seal: Seal, tenant: str) -> list[Item] | None:
-    """What the item stands for; None if it is no window of ours."""
+    """The items that a compaction stands for; None if it is not a sealed context of this server."""
     text = seal.open("context", tenant, item.encrypted_content)
     if text is None:
         return None
-    found = decode_as(text, _Sealed)
-    before, after = ([decode_item(bytes(one)) for one in part] for part in (found.before, found.after))
-    return SealedContext(before, found.summary, after).items(item.id)
+    sealed = decode_as(text, _Sealed)
+    before, after = ([decode_item(bytes(one)) for one in part] for part in (sealed.before, sealed.after))
+    return SealedContext(before, sealed.summary, after).items(item.id)
 
 
 def _raw(items: Sequence[Item]) -> list[msgspec.Raw]:

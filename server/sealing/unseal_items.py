@@ -1,4 +1,4 @@
-"""What is sealed, opened for the model, and sealed again for a reader that asks for it. Pure."""
+"""Opens sealed reasoning and compactions for the model, and seals reasoning for clients. Pure."""
 
 from collections.abc import Iterable
 
@@ -21,18 +21,18 @@ UNREADABLE = "[Earlier parts of this conversation were compacted by another serv
 
 
 def unseal_items(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
-    """Items as a model is given them: what was compacted is told by the developer.
+    """The items as a model reads them: a compaction becomes a developer message with its summary.
 
-    A compaction within a response stands for everything before it. Sealed reasoning that is not ours stays
-    without content, which every dialect leaves out.
+    A response's own compaction replaces everything before it. Reasoning that another server has sealed stays
+    without content; every model format skips it.
     """
-    found: list[Item] = []
+    unsealed: list[Item] = []
     for item in items:
-        if isinstance(item, Compaction) and (window := unseal_context(item, seal, tenant)) is not None:
-            found = window
+        if isinstance(item, Compaction) and (context := unseal_context(item, seal, tenant)) is not None:
+            unsealed = context
         elif (one := _unseal(item, seal, tenant)) is not None:
-            found.append(one)
-    return found
+            unsealed.append(one)
+    return unsealed
 
 
 def _unseal(item: Item, seal: Seal, tenant: str) -> Item | None:
@@ -41,7 +41,7 @@ def _unseal(item: Item, seal: Seal, tenant: str) -> Item | None:
             text = seal.open("reasoning", tenant, sealed)
             return msgspec.structs.replace(item, content=[ReasoningText(text)]) if text else item
         case Compaction(encrypted_content=""):
-            return None  # one that was broken off
+            return None  # of a response that ended during its compaction
         case Compaction(encrypted_content=sealed):
             return _compaction_message(item.id, seal.open("compaction", tenant, sealed))
         case _:
@@ -49,14 +49,14 @@ def _unseal(item: Item, seal: Seal, tenant: str) -> Item | None:
 
 
 def _compaction_message(item_id: str, summary: str | None) -> Message | None:
-    """A compaction as the developer's message; None if nothing was left out."""
+    """A compaction as a developer message; None if its summary is empty."""
     if summary is None:
         return Message(item_id, "completed", "developer", [InputText(UNREADABLE)])
     return summary_message(item_id, summary) if summary else None
 
 
 def seal_reasoning(response: Response, seal: Seal, tenant: str) -> Response:
-    """The response as it is read back, its reasoning sealed, too, where it was not from the start."""
+    """The response with encrypted_content in each reasoning item that has none."""
     output = [decode_item(payload) for payload in response.output if isinstance(payload, msgspec.Raw)]
     return msgspec.structs.replace(response, output=[_seal_item(item, seal, tenant) for item in output])
 

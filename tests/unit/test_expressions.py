@@ -112,7 +112,7 @@ REACH = {
     "server/outbound_http/allowed_addresses.py:_HOST_NAME": SHORT,
     "server/outbound_http/allowed_addresses.py:_ENTRY": OPERATOR,
     "server/outbound_http/allowed_addresses.py:read_url": SHORT,
-    "server/outbound_http/allowed_addresses.py:_check_form": SHORT,
+    "server/outbound_http/allowed_addresses.py:_check_syntax": SHORT,
     "server/hosted_tools/mcp/client.py:_NAME": TEXT,
     "server/hosted_tools/mcp/source_urls.py:_URL": SHORT,
     "server/hosted_tools/mcp/registered_servers.py": OPERATOR,

@@ -1,7 +1,7 @@
-"""How many calls of tools are under way at a time: in all, of a tenant, of a server, and of one at the other.
+"""Concurrency limits of MCP calls: in all, per tenant, per server, and per tenant and server.
 
-A call beyond one of these waits in its tenant's queue. A free slot goes to the tenants in turn, so neither a
-server that never answers nor a tenant with many calls keeps others waiting. For one event loop.
+A call beyond a limit waits in its tenant's queue. Free slots go to the tenants round-robin, so neither a
+server that never answers nor a tenant with many calls delays others. Used by one event loop.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ MAX_PER_TENANT_AND_SERVER = 16
 
 
 class NoSlot(Exception):
-    """The call waited for as long as it may."""
+    """No slot was free within the time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +34,7 @@ class CallSlots:
         per_server: int = MAX_PER_SERVER,
         per_pair: int = MAX_PER_TENANT_AND_SERVER,
     ) -> None:
-        """`per_pair` is of one tenant at one server."""
+        """`per_pair` limits one tenant's calls of one server."""
         self._total = total
         self._per_tenant = per_tenant
         self._per_server = per_server
@@ -44,7 +44,7 @@ class CallSlots:
         self._servers: Counter[str] = Counter()
         self._pairs: Counter[tuple[str, str]] = Counter()
         self._waiting: dict[str, deque[_Waiter]] = {}
-        """By tenant; the tenant whose turn is next comes first."""
+        """Waiters by tenant, in round-robin order: the next tenant is first."""
 
     @asynccontextmanager
     async def slot(self, tenant: str, server: str, seconds: float) -> AsyncIterator[None]:
@@ -64,7 +64,9 @@ class CallSlots:
             async with asyncio.timeout(seconds):
                 await waiter.granted
         except BaseException as error:
-            if waiter.granted.done() and not waiter.granted.cancelled():  # its slot came at the same moment
+            if (
+                waiter.granted.done() and not waiter.granted.cancelled()
+            ):  # granted at the same moment: give the slot back
                 self._count(tenant, server, -1)
             else:
                 self._remove_waiter(tenant, waiter)
@@ -74,20 +76,20 @@ class CallSlots:
             raise
 
     def _grant_free_slots(self) -> None:
-        """Gives free slots to those that wait and fit, one tenant after the other."""
-        found = True
-        while found and self._used < self._total:
-            found = False
+        """Grant free slots, one to each tenant in turn, while a waiter is within all limits."""
+        granted = True
+        while granted and self._used < self._total:
+            granted = False
             for tenant in list(self._waiting):
                 waiter = next((one for one in self._waiting[tenant] if self._fits(tenant, one)), None)
                 if waiter is None:
                     continue
-                found = True
+                granted = True
                 self._remove_waiter(tenant, waiter)
                 self._count(tenant, waiter.server, 1)
                 waiter.granted.set_result(None)
                 if tenant in self._waiting:
-                    self._waiting[tenant] = self._waiting.pop(tenant)  # last in turn now
+                    self._waiting[tenant] = self._waiting.pop(tenant)  # now the last in order
 
     def _fits(self, tenant: str, waiter: _Waiter) -> bool:
         return (

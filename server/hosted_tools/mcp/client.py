@@ -1,9 +1,9 @@
-"""MCP servers: what tools they offer, and calls of them.
+"""The MCP client: lists of tools and calls, as futures.
 
-Those that the operator has registered are reached by their label, wherever they are; those that a request
-names by URL only through the guarded door. An event loop on a thread of its own does the talking: no thread
-of anybody else's waits for a server, and calls beyond a share wait for their turn there. What goes wrong with
-a server is a result like any other, in words for the model and the client; the cause is in the log.
+Registered servers are reached at any address; servers that a request names by URL only where
+`AllowedAddresses` lets it. All exchanges run in one event loop on a thread of its own, so no other thread
+waits for a server. Calls beyond the limits of `CallSlots` wait there. A server's failure is a result with
+a sentence for the model and the client; its cause is logged.
 """
 
 import asyncio
@@ -50,13 +50,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 MAX_TOOLS = 128
 MAX_OUTPUT_CHARACTERS = 100_000
-"""Characters of a tool's output that are kept; what is beyond is left out, and that is said."""
+"""Characters of a tool's output; the rest is replaced by a note of its length."""
 MAX_SCHEMA = 65_536
 MAX_TOOLS_BYTES = 1024 * 1024
-"""Bytes of all schemas and descriptions of a server."""
+"""Bytes of all schemas and descriptions of one server."""
 MAX_DEPTH = 32
 MAX_CALLS = 2048
-"""Tool calls under way or waiting for their turn."""
+"""Tool calls running or waiting for a slot."""
 MAX_CALLS_PER_TENANT = 512
 LIST_SECONDS = 10.0
 STOP_SECONDS = 5.0
@@ -64,7 +64,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 class McpServers:
-    """The door to them. Any thread."""
+    """The client of all MCP servers. Thread-safe."""
 
     def __init__(
         self,
@@ -74,9 +74,8 @@ class McpServers:
         *,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
-        """`seconds` is how long a call may take, connecting included, and how long it may wait for its turn;
-        `list_seconds` is how long a list of tools may take. `allowed` is where requests may send this server
-        by a URL of theirs.
+        """`seconds` is the time limit of a call, connecting included, and of its wait for a slot;
+        `list_seconds` that of a list of tools. `allowed` applies to URLs in requests.
         """
         self.registered = registered
         self._seconds = seconds
@@ -85,7 +84,7 @@ class McpServers:
         self._lock = threading.Lock()
         self._closed = False
         self.loop: asyncio.AbstractEventLoop | None = None
-        """Of the thread that talks, once there is one."""
+        """The loop of the client's thread, once that is started."""
         self._thread: threading.Thread | None = None
         self._pending_calls: dict[UUID, set[Future[Any]]] = {}
         self._listings = ToolListCache()
@@ -93,26 +92,28 @@ class McpServers:
         self._calls = SharedLimit("tool calls", total=MAX_CALLS, per_tenant=MAX_CALLS_PER_TENANT)
 
     def check(self, url: str) -> None:
-        """Raises Refused for a URL that requests may not name, as far as can be told before it is visited."""
+        """Raises Refused for a URL that requests may not name; addresses are checked on connecting."""
         check_url(read_url(url), self._allowed)
 
-    def find_tools(self, label: str, access: McpCredentials, tenant: str) -> "ToolList | Future[None]":
-        """The tools of a server if they are known, else what is done when they are.
+    def find_tools(self, label: str, credentials: McpCredentials, tenant: str) -> "ToolList | Future[None]":
+        """A server's tools from the cache, else a future that is done when the cache has them.
 
-        One that cannot be asked gives an error. Raises TooManyRequests or Overloaded.
+        A failure is an error in the list. Raises TooManyRequests or Overloaded.
         """
-        key = ToolListKey(tenant, self._share_key(label, access), label, _digest(access))
-        return self._listings.find(key, partial(self.start_listing, label, access, tenant))
+        key = ToolListKey(tenant, self._share_key(label, credentials), label, _digest(credentials))
+        return self._listings.find(key, partial(self.start_listing, label, credentials, tenant))
 
-    def start_listing(self, label: str, access: McpCredentials, tenant: str) -> "Future[ToolList]":
-        """Asks a server for its tools. The future never raises."""
+    def start_listing(self, label: str, credentials: McpCredentials, tenant: str) -> "Future[ToolList]":
+        """Ask a server for its tools. The future never raises."""
         try:
-            place = self._location(label, access, tenant)
+            location = self._location(label, credentials, tenant)
         except Exception as error:  # noqa: BLE001 - as in `_as_listed_tool`
             return _resolved(self._failed_list(label, error))
-        asked = self._start(session.list_tools(place, self._list_seconds))
+        exchange = self._start(session.list_tools(location, self._list_seconds))
         return _then(
-            asked, lambda offered: ToolList(usable_tools(label, offered)), partial(self._failed_list, label)
+            exchange,
+            lambda offered: ToolList(usable_tools(label, offered)),
+            partial(self._failed_list, label),
         )
 
     def _failed_list(self, label: str, error: BaseException) -> ToolList:
@@ -124,26 +125,33 @@ class McpServers:
         return ToolList(error="The MCP server could not list its tools.")
 
     def start_call(
-        self, label: str, name: str, arguments: str, access: McpCredentials, *, tenant: str, response: UUID
+        self,
+        label: str,
+        name: str,
+        arguments: str,
+        credentials: McpCredentials,
+        *,
+        tenant: str,
+        response: UUID,
     ) -> "Future[ToolResult]":
-        """Calls a tool with JSON text, in its turn. The future never raises; `give_up` ends it early."""
-        if access.url is None and label not in self.registered.labels:
+        """Call a tool with JSON arguments once there is a slot. The future never raises."""
+        if credentials.url is None and label not in self.registered.labels:
             return _resolved(failed_result("This MCP server is not registered here any more."))
-        given = _arguments(arguments)
-        if given is None:
+        parsed = _arguments(arguments)
+        if parsed is None:
             return _resolved(failed_result("The arguments are not a JSON object."))
         try:
-            place = self._location(label, access, tenant, response)
+            location = self._location(label, credentials, tenant, response)
             self._calls.acquire(tenant)
         except ApiError as full:
             return _resolved(failed_result(str(full)))
         except Exception as error:  # noqa: BLE001 - as in `_uncalled`
             return _resolved(self._failed_call(label, error))
-        call = partial(session.call_tool, place, name, given, self._seconds)
-        server = self._share_key(label, access)
-        asked = self._start(session.in_turn(self._slots, tenant, server, self._seconds, call), response)
-        asked.add_done_callback(lambda _: self._calls.release(tenant))
-        return _then(asked, _tool_result, partial(self._failed_call, label))
+        call = partial(session.call_tool, location, name, parsed, self._seconds)
+        server = self._share_key(label, credentials)
+        exchange = self._start(session.in_turn(self._slots, tenant, server, self._seconds, call), response)
+        exchange.add_done_callback(lambda _: self._calls.release(tenant))
+        return _then(exchange, _tool_result, partial(self._failed_call, label))
 
     def _failed_call(self, label: str, error: BaseException) -> ToolResult:
         if isinstance(error, NoSlot):
@@ -154,14 +162,14 @@ class McpServers:
         return failed_result("The MCP server could not be asked, or its answer could not be read.")
 
     def cancel_calls(self, response: UUID) -> None:
-        """Ends the calls of a response that are under way."""
+        """Cancel the calls of a response."""
         with self._lock:
             futures = list(self._pending_calls.get(response, ()))
         for future in futures:
             future.cancel()
 
     def close(self) -> None:
-        """Ends the thread; calls under way fail, and what would begin now never ends."""
+        """Stop the thread. Running calls fail; futures of calls started later are never done."""
         with self._lock:
             self._closed = True
             loop, self.loop = self.loop, None
@@ -172,24 +180,26 @@ class McpServers:
             self._thread.join(STOP_SECONDS)
 
     def _location(
-        self, label: str, access: McpCredentials, tenant: str, response: UUID | None = None
+        self, label: str, credentials: McpCredentials, tenant: str, response: UUID | None = None
     ) -> session.ServerLocation:
-        """Raises Refused. The operator's servers are told which calls are of one response of a tenant."""
-        if access.url is not None:
-            self.check(access.url)
-            return session.Remote(access.url, access.headers, self._allowed)
-        place = self.registered.locations[label]
-        if place.startswith(COMMAND):
-            return session.Command(shlex.split(place.removeprefix(COMMAND)))
-        headers = self.registered.headers(label, access.headers, tenant, response.hex if response else None)
-        return session.Remote(place, headers, allow_host_of(place))
+        """The server's URL and headers, or its command; with a session id if registered. Raises Refused."""
+        if credentials.url is not None:
+            self.check(credentials.url)
+            return session.Remote(credentials.url, credentials.headers, self._allowed)
+        location = self.registered.locations[label]
+        if location.startswith(COMMAND):
+            return session.Command(shlex.split(location.removeprefix(COMMAND)))
+        headers = self.registered.headers(
+            label, credentials.headers, tenant, response.hex if response else None
+        )
+        return session.Remote(location, headers, allow_host_of(location))
 
-    def _share_key(self, label: str, access: McpCredentials) -> str:
-        """What a server's share is counted by, whichever label a request gives it."""
-        if access.url is None:
+    def _share_key(self, label: str, credentials: McpCredentials) -> str:
+        """The server's name in limits: the label of a registered one, else host and port."""
+        if credentials.url is None:
             return label
         try:
-            host, port = host_and_port(read_url(access.url))
+            host, port = host_and_port(read_url(credentials.url))
         except Refused:
             return ""
         return f"{host}:{port}"
@@ -213,7 +223,7 @@ class McpServers:
                 del self._pending_calls[response]
 
     def _ensure_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, which begins with the first exchange. The lock is held."""
+        """The loop, started with the first exchange. The caller has the lock."""
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=_run_loop, args=[self.loop], name="mcp", daemon=True)
@@ -222,8 +232,8 @@ class McpServers:
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread. The library is loaded before any exchange's time begins."""
-    import mcp  # noqa: F401 - 20 MB, which a server that asks no other for tools need not have
+    """The thread's target. The library is imported before an exchange's time limit starts."""
+    import mcp  # noqa: F401 - 20 MB, loaded only if MCP is used
 
     loop.run_forever()
     loop.run_until_complete(loop.shutdown_asyncgens())
@@ -236,42 +246,44 @@ def _resolved(value: R) -> "Future[R]":
     return future
 
 
-def _then(asked: "Future[T]", make: Callable[[T], R], explain: Callable[[BaseException], R]) -> "Future[R]":
-    """What is made of a result, or of what an exchange raised, whatever that is."""
-    made: Future[R] = Future()
+def _then(
+    exchange: "Future[T]", make: Callable[[T], R], explain: Callable[[BaseException], R]
+) -> "Future[R]":
+    """A future of `make(result)`, or of `explain(error)` for any error."""
+    result: Future[R] = Future()
 
     def finish(future: "Future[T]") -> None:
         try:
             value = make(future.result())
         except BaseException as error:  # noqa: BLE001 - whatever a server makes its client raise
             value = explain(error)
-        made.set_result(value)
+        result.set_result(value)
 
-    asked.add_done_callback(finish)
-    return made
+    exchange.add_done_callback(finish)
+    return result
 
 
 def _arguments(text: str) -> dict[str, object] | None:
-    """A call's arguments; None for what is no JSON object."""
+    """A call's arguments; None for text that is no JSON object."""
     try:
-        given = json.loads(text or "{}")
+        value = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return None
-    return given if isinstance(given, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def _digest(access: McpCredentials) -> bytes:
-    """Of what decides which list a server gives. The name of a session at a registered one does not."""
+def _digest(credentials: McpCredentials) -> bytes:
+    """A digest of the URL and headers that a list may depend on; a registered server's session id is none."""
     headers = sorted(
         (name.lower(), value)
-        for name, value in access.headers.items()
-        if access.url is not None or name.lower() != SESSION_HEADER
+        for name, value in credentials.headers.items()
+        if credentials.url is not None or name.lower() != SESSION_HEADER
     )
-    return hashlib.sha256(msgspec.json.encode([access.url, headers])).digest()
+    return hashlib.sha256(msgspec.json.encode([credentials.url, headers])).digest()
 
 
 def usable_tools(label: str, offered: Sequence["OfferedTool | ListedTool"]) -> list[ListedTool]:
-    """The tools that a model can be offered; the others are told in the log."""
+    """The tools that a model can be offered; others are logged and left out."""
     tools: dict[str, ListedTool] = {}
     room = MAX_TOOLS_BYTES
     for tool in map(_as_listed_tool, offered[:MAX_TOOLS]):
@@ -287,14 +299,14 @@ def usable_tools(label: str, offered: Sequence["OfferedTool | ListedTool"]) -> l
 def _as_listed_tool(tool: "OfferedTool | ListedTool") -> ListedTool:
     if isinstance(tool, ListedTool):
         return tool
-    said = tool.annotations.model_dump(exclude_none=True) if tool.annotations else {}
-    hints = {name: hint for name, hint in said.items() if isinstance(hint, bool)}
+    annotations = tool.annotations.model_dump(exclude_none=True) if tool.annotations else {}
+    hints = {name: hint for name, hint in annotations.items() if isinstance(hint, bool)}
     description = (tool.description or "")[:MAX_SCHEMA] or None
     return ListedTool(tool.name, description, tool.inputSchema, hints or None)
 
 
 def _encoded_size(tool: ListedTool) -> int | None:
-    """Of its description and its schema, as JSON; None if they are not what can be kept or used."""
+    """Bytes of its description and schema as JSON; None if they cannot be stored or are too deep."""
     if is_deeper(tool.input_schema, MAX_DEPTH):
         return None
     try:
@@ -323,12 +335,12 @@ def _tool_result(result: "CallToolResult") -> ToolResult:
 
 
 def failed_result(message: str) -> ToolResult:
-    """Of a call that no tool has answered."""
+    """The result of a call that no tool answered."""
     return ToolResult(error=McpError("mcp_protocol_error", code=-32000, message=message))
 
 
 def _cause(error: BaseException) -> str:
-    """What went wrong, without what was sent: a group of errors is told by its first."""
+    """The error's type without its message, which may have secrets; of a group, its first error's."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return type(error).__name__

@@ -1,7 +1,4 @@
-"""The MCP servers that the operator has registered: where they are, who may use them, what they are sent.
-
-Pure but for the keys of the seal.
-"""
+"""MCP servers that the operator has registered: locations, access lists, tokens. Pure but for the keys."""
 
 import re
 import shlex
@@ -14,25 +11,25 @@ from server.sealing.cipher import Seal
 
 COMMAND = "stdio:"
 SESSION_HEADER = "x-session-id"
-"""vLLM's name for it: a server that keeps something between calls knows by it which belong together."""
+"""vLLM's header: a server with state between calls keeps it by this id."""
 TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
 EVERYBODY = "*"
 KEY = "key:"
-"""What stands before the id of an API key where a tenant could stand."""
+"""Prefix of an API key's id in a list of tenants."""
 FIRST_TENANT = "default"
-"""The only tenant that may use a process of this machine unless the operator says otherwise."""
+"""The only tenant that may use a local command unless the operator lists others."""
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredServers:
-    """The settings about registered servers, read and checked."""
+    """The parsed settings of registered servers."""
 
     locations: Mapping[str, str] = field(default_factory=dict)
     """URL or command, by label."""
     users: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Tenants and keys that may use a label, where the operator says it."""
+    """Tenants and keys that may use a label, for labels with an access list."""
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     seal: Seal = field(default_factory=Seal.of_this_process, repr=False)
 
@@ -41,7 +38,7 @@ class RegisteredServers:
         return frozenset(self.locations)
 
     def labels_for(self, tenant: str, key_id: str | None) -> frozenset[str]:
-        """The labels that a caller may name. To it, there are no others."""
+        """The labels that a caller may use; others are unknown to it."""
         return frozenset(label for label in self.locations if self._may_use(label, tenant, key_id))
 
     def _may_use(self, label: str, tenant: str, key_id: str | None) -> bool:
@@ -51,25 +48,24 @@ class RegisteredServers:
         return EVERYBODY in users or tenant in users or (key_id is not None and KEY + key_id in users)
 
     def is_command(self, label: str) -> bool:
-        """Whether it is a process of this machine."""
+        """Whether the server is a local process."""
         return self.locations.get(label, "").startswith(COMMAND)
 
     def headers(
-        self, label: str, given: Mapping[str, str], tenant: str, session: str | None
+        self, label: str, caller_headers: Mapping[str, str], tenant: str, session: str | None
     ) -> dict[str, str]:
-        """What is sent to a server: the caller's headers, but for the session's name and the token.
+        """The headers sent to a server: the caller's, with the session id and the token replaced.
 
-        The name is `<tag of the tenant>.<tag of the session>`, which only the server's keys make. A session
-        belongs to the caller's own value of that header, else to `session`, within its tenant. There is no
-        name where `session` is None.
+        The session id is `<MAC of the tenant>.<MAC of the session>`. The session is the caller's own value of
+        the header, else `session`; without either there is no session id.
         """
         reserved = (SESSION_HEADER, TOKEN_HEADER)
-        headers = {name: value for name, value in given.items() if name.lower() not in reserved}
-        words = [value for name, value in given.items() if name.lower() == SESSION_HEADER]
+        headers = {name: value for name, value in caller_headers.items() if name.lower() not in reserved}
+        sessions = [value for name, value in caller_headers.items() if name.lower() == SESSION_HEADER]
         if session is not None:
-            word = words[-1] if words else session
+            name = sessions[-1] if sessions else session
             headers[SESSION_HEADER] = (
-                f"{self.seal.tag('tenant', tenant)}.{self.seal.tag('session', tenant, word)}"
+                f"{self.seal.tag('tenant', tenant)}.{self.seal.tag('session', tenant, name)}"
             )
         if label in self.tokens:
             headers[TOKEN_HEADER] = self.tokens[label]
@@ -80,14 +76,14 @@ def read_servers(text: str | None) -> dict[str, str]:
     """The setting's `label=url,…`, or `label=stdio:command`. Raises ConfigError."""
     servers: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in (text or "").split(","))):
-        label, _, place = entry.partition("=")
-        if not _LABEL.fullmatch(label) or label in ("functions", "assistant") or not _is_location(place):
+        label, _, location = entry.partition("=")
+        if not _LABEL.fullmatch(label) or label in ("functions", "assistant") or not _is_location(location):
             raise ConfigError(
                 f"tool-server must be label=url or label=stdio:command, with commas between, not {entry!r}."
             )
         if label in servers:
             raise ConfigError(f"tool-server has two servers called {label}.")
-        servers[label] = place
+        servers[label] = location
     return servers
 
 
@@ -121,11 +117,11 @@ def read_tokens(text: str | None) -> dict[str, str]:
     return tokens
 
 
-def _is_location(place: str) -> bool:
+def _is_location(location: str) -> bool:
     try:
-        if place.startswith(COMMAND):
-            return bool(shlex.split(place.removeprefix(COMMAND)))
-        allow_host_of(place)
+        if location.startswith(COMMAND):
+            return bool(shlex.split(location.removeprefix(COMMAND)))
+        allow_host_of(location)
     except (Refused, ValueError):
         return False
     return True

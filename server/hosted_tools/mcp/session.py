@@ -1,7 +1,7 @@
-"""One exchange with an MCP server: connect, ask, leave. The asynchronous half of `mcp.py`.
+"""One exchange with an MCP server: connect, list or call, close. The asynchronous half of `client.py`.
 
-A server is not trusted: what it sends is bounded as it arrives, and it cannot send us elsewhere. One that is
-a process of this machine is the operator's own, and begins and ends with the exchange.
+Servers are not trusted: the bytes that they send are limited while they arrive, and redirects are not
+followed. A local command is the operator's own; its process lives for one exchange.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_PAGES = 16
 MAX_LIST_BYTES = 2 * 1024 * 1024
-"""Of all answers while a server lists its tools."""
+"""Of all responses while a server lists its tools."""
 MAX_LIST_LINES = 512
-"""Of streams of events meanwhile; a list is one event of two or three lines."""
+"""Of event streams while a server lists its tools; a list is one event of two or three lines."""
 CLOSE_SECONDS = 2.0
-"""After the time of an exchange: how long the server may take to hear that its session is over."""
+"""For closing the session, after the exchange's own time."""
 _STEP_TIMEOUT = httpx.Timeout(30.0, read=3600.0)
-"""Of single steps; the exchange as a whole ends before."""
+"""Of single steps; the exchange's own time limit is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A server that is reached by HTTP: by server-sent events if the path ends in /sse, else streamable."""
+    """A server over HTTP: the SSE transport if the path ends in /sse, else streamable HTTP."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
@@ -44,7 +44,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A process that speaks over its standard input and output."""
+    """A local process with the stdio transport."""
 
     argv: Sequence[str]
 
@@ -54,27 +54,27 @@ ServerLocation = Remote | Command
 
 @asynccontextmanager
 async def _session(
-    place: ServerLocation, seconds: float, budget: ResponseBudget
+    location: ServerLocation, seconds: float, budget: ResponseBudget
 ) -> AsyncGenerator["ClientSession"]:
-    # Here and not above: it is 20 MB, which a server that asks no other for tools need not have.
+    # Imported here because it takes 20 MB, which a server without MCP need not have.
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.sse import sse_client
     from mcp.client.stdio import stdio_client
     from mcp.client.streamable_http import streamable_http_client
 
-    match place:
+    match location:
         case Command():
-            parameters = StdioServerParameters(command=place.argv[0], args=list(place.argv[1:]))
+            parameters = StdioServerParameters(command=location.argv[0], args=list(location.argv[1:]))
             async with (
                 stdio_client(parameters) as (read, write),
                 ClientSession(read, write) as session,
             ):
                 await session.initialize()
                 yield session
-        case Remote() if httpx.URL(place.url).path.rstrip("/").endswith("/sse"):
-            factory = partial(_client, place.allowed, seconds, budget)
+        case Remote() if httpx.URL(location.url).path.rstrip("/").endswith("/sse"):
+            factory = partial(_client, location.allowed, seconds, budget)
             async with (
-                sse_client(place.url, headers=dict(place.headers), httpx_client_factory=factory) as (
+                sse_client(location.url, headers=dict(location.headers), httpx_client_factory=factory) as (
                     read,
                     write,
                 ),
@@ -84,8 +84,8 @@ async def _session(
                 yield session
         case Remote():
             async with (
-                _client(place.allowed, seconds, budget, place.headers) as client,
-                streamable_http_client(place.url, http_client=client) as (read, write, _),
+                _client(location.allowed, seconds, budget, location.headers) as client,
+                streamable_http_client(location.url, http_client=client) as (read, write, _),
                 ClientSession(read, write) as session,
             ):
                 await session.initialize()
@@ -97,7 +97,7 @@ def _client(
     seconds: float,
     budget: ResponseBudget,
     headers: Mapping[str, str] | None = None,
-    timeout: httpx.Timeout | None = None,  # noqa: ARG001 - of the library that calls it
+    timeout: httpx.Timeout | None = None,  # noqa: ARG001 - the library passes it
     auth: httpx.Auth | None = None,
 ) -> httpx.AsyncClient:
     return guarded_client(
@@ -110,11 +110,11 @@ def _client(
     )
 
 
-async def list_tools(place: ServerLocation, seconds: float) -> list["Tool"]:
+async def list_tools(location: ServerLocation, seconds: float) -> list["Tool"]:
     """All tools of the server. Raises TimeoutError after `seconds`."""
     tools: list[Tool] = []
     budget = ResponseBudget(MAX_LIST_BYTES, most_lines=MAX_LIST_LINES)
-    async with asyncio.timeout(seconds), _session(place, seconds, budget) as session:
+    async with asyncio.timeout(seconds), _session(location, seconds, budget) as session:
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await session.list_tools(cursor=cursor)
@@ -126,23 +126,23 @@ async def list_tools(place: ServerLocation, seconds: float) -> list["Tool"]:
 
 
 async def call_tool(
-    place: ServerLocation, name: str, arguments: dict[str, object], seconds: float
+    location: ServerLocation, name: str, arguments: dict[str, object], seconds: float
 ) -> "CallToolResult":
-    """What the tool answers. Raises TimeoutError after `seconds`."""
-    async with asyncio.timeout(seconds), _session(place, seconds, ResponseBudget()) as session:
+    """The tool's result. Raises TimeoutError after `seconds`."""
+    async with asyncio.timeout(seconds), _session(location, seconds, ResponseBudget()) as session:
         return await session.call_tool(name, arguments)
 
 
 async def in_turn(
     slots: CallSlots, tenant: str, server: str, seconds: float, call: Callable[[], Coroutine[Any, Any, T]]
 ) -> T:
-    """What the call gives, once there is a slot for it. Raises NoSlot after `seconds` without one."""
+    """The result of `call`, made once there is a slot. Raises NoSlot after `seconds` without one."""
     async with slots.slot(tenant, server, seconds):
         return await call()
 
 
 async def cancel_others() -> None:
-    """Ends every exchange of this loop; returns when they are over."""
+    """Cancel every other task of this loop; returns when they have ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

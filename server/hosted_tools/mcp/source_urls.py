@@ -1,4 +1,4 @@
-"""How a browser says in MCP where its text comes from: `_meta` of a call's result. Pure."""
+"""Source URLs of a browser tool's result, in the `_meta` field of MCP's call result. Pure."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ _URL = re.compile(r"https?://[^\s\x00-\x1f]+")
 
 
 def source_urls(meta: dict[str, Any] | None) -> tuple[str, ...]:
-    """The addresses that the result of a call names, those that are none left out."""
-    said = (meta or {}).get(URLS_KEY)
-    urls = said[:MAX_URLS] if isinstance(said, list) else []
+    """The URLs in a result's `_meta`, without invalid ones."""
+    value = (meta or {}).get(URLS_KEY)
+    urls = value[:MAX_URLS] if isinstance(value, list) else []
     return tuple(url for url in urls if isinstance(url, str) and len(url) <= MAX_URL and _URL.fullmatch(url))

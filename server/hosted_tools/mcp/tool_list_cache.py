@@ -1,6 +1,6 @@
-"""What MCP servers offer, as they said a short while ago: each is asked by one request for all that wait.
+"""A cache of MCP servers' lists of tools. Concurrent requests for one list share one exchange.
 
-A list is a tenant's own, for the credentials that it was asked with. For any thread; nobody waits here.
+A list belongs to a tenant and to the credentials that it was fetched with. Thread-safe; no call waits.
 """
 
 import threading
@@ -19,18 +19,18 @@ from server.protocol.typed import decode_as
 
 FRESH_SECONDS = 60.0
 FAILED_SECONDS = 10.0
-"""For how long a server that could not list its tools is not asked again."""
+"""For how long a failed list is cached."""
 MAX_PENDING = 64
 MAX_PENDING_PER_TENANT = 8
 MAX_PENDING_PER_SERVER = 16
 MAX_BYTES = 64 * 1024 * 1024
 MAX_BYTES_PER_TENANT = 16 * 1024 * 1024
 _ENTRY_BYTES = 16 * 1024
-"""What an entry counts beside its list, so that many small ones are bounded, too."""
+"""Counted for each entry beside its list, so that the number of entries is limited, too."""
 
 
 class ToolList(msgspec.Struct, frozen=True):
-    """What a server offers, or why it offers nothing."""
+    """A server's tools, or the error of listing them."""
 
     tools: list[ListedTool] = []
     error: str | None = None
@@ -38,11 +38,11 @@ class ToolList(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ToolListKey:
-    """Whose list it is, and of which server."""
+    """Identifies a tenant's list of one server."""
 
     tenant: str
     server: str
-    """What its share is counted by: a registered server's label, or a host and port."""
+    """The server's name in limits: a registered server's label, or host and port."""
     label: str
     credentials: bytes
     """A digest of the URL and of the headers."""
@@ -51,7 +51,7 @@ class ToolListKey:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     encoded: bytes
-    """As JSON: so its size is known, and small."""
+    """The ToolList as JSON, whose size is known."""
     expires_at: float
 
 
@@ -60,7 +60,7 @@ class ToolListCache:
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: OrderedDict[ToolListKey, _Entry] = OrderedDict()
-        """The longest unused first."""
+        """The least recently used first."""
         self._pending: dict[ToolListKey, Future[None]] = {}
         self._by_tenant = SharedLimit(
             "MCP servers listing their tools", total=MAX_PENDING, per_tenant=MAX_PENDING_PER_TENANT
@@ -68,9 +68,9 @@ class ToolListCache:
         self._by_server = SharedLimit("lists of tools", total=MAX_PENDING, per_tenant=MAX_PENDING_PER_SERVER)
 
     def find(self, key: ToolListKey, ask: Callable[[], "Future[ToolList]"]) -> "ToolList | Future[None]":
-        """The list, or what is done when it is there. `ask` begins to get one, and is not called in vain.
+        """The cached list, or a future that is done when it is cached. `ask` starts it if none runs.
 
-        Raises TooManyRequests or Overloaded where too many servers are being asked.
+        Raises TooManyRequests or Overloaded at the limits of pending exchanges.
         """
         with self._lock:
             entry = self._entries.get(key)
@@ -83,11 +83,11 @@ class ToolListCache:
             done: Future[None] = Future()
             self._pending[key] = done
         try:
-            asked = ask()
+            exchange = ask()
         except BaseException:
             self._finish(key, done, ToolList(error="The MCP server could not be asked."))
             raise
-        asked.add_done_callback(lambda future: self._finish(key, done, _result(future)))
+        exchange.add_done_callback(lambda future: self._finish(key, done, _result(future)))
         return done
 
     def _acquire(self, key: ToolListKey) -> None:
@@ -113,7 +113,7 @@ class ToolListCache:
         done.set_result(None)
 
     def _evict(self, tenant: str) -> None:
-        """Drops what has expired, then of this tenant's what is beyond its share, then of all's."""
+        """Drop expired entries, then this tenant's beyond its limit, then any beyond the total."""
         now = self._clock()
         for key in [key for key, entry in self._entries.items() if entry.expires_at <= now]:
             del self._entries[key]
@@ -122,7 +122,7 @@ class ToolListCache:
         self._drop(list(self._entries), MAX_BYTES)
 
     def _drop(self, keys: list[ToolListKey], most: int) -> None:
-        """Drops the longest unused of these until at most so many bytes are left; never the last one."""
+        """Drop the least recently used of these keys until `most` bytes are left, but never the last."""
         size = sum(self._size(key) for key in keys)
         for key in keys[:-1]:
             if size <= most:
@@ -137,5 +137,5 @@ class ToolListCache:
 def _result(future: "Future[ToolList]") -> ToolList:
     try:
         return future.result()
-    except BaseException:  # noqa: BLE001 - cancelled at the end of the process, or a mistake of ours
+    except BaseException:  # noqa: BLE001 - cancelled at shutdown, or a bug
         return ToolList(error="The MCP server could not list its tools.")
