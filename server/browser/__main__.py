@@ -1,4 +1,4 @@
-"""`holdfast-browser`: serves MCP until it is told to stop. Exit codes: 0, or 1 with a sentence."""
+"""The command `holdfast-browser`: an MCP server for web search. Exit codes: 0, or 1 with an error message."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""What one model has open, pages by their cursors: searching, opening, finding. Not for two threads."""
+"""One session of the browser tool: search, open and find on numbered open pages. Not thread-safe."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from server.protocol.typed import decode_as
 
 MAX_PAGES = 100
 MAX_BYTES = 16 * 1024 * 1024
-"""Of one model's open pages; the oldest are closed beyond it, but for the one opened last."""
+"""Of a session's open pages; beyond it the oldest are closed, but not the newest."""
 _MAX_RESULTS = 20
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT = ("application/json", "application/xml", "application/javascript", "")
@@ -23,11 +23,11 @@ Fetch = Callable[[str, AllowedAddresses, FetchLimits], FetchResult]
 
 
 class BrowserError(Exception):
-    """What a model asked for cannot be done; the message tells it why."""
+    """An action failed; the message is for the model."""
 
 
 class BrowserOutput(str):
-    """What a model is shown, and the URLs that it comes from: of a search those that it found."""
+    """The text that a model gets, with its source URLs: the page's, or those of the search results."""
 
     __slots__ = ("urls",)
     urls: tuple[str, ...]
@@ -45,10 +45,10 @@ class _Results(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """Where pages come from."""
+    """The search engine, the allowed addresses, and functions that fetch and parse pages."""
 
     search_url: str | None
-    """Of a SearXNG instance, or of what answers like one."""
+    """Of a SearXNG instance, or of a server with the same JSON; None without search."""
     allowed: AllowedAddresses
     bounds: FetchLimits = field(default_factory=FetchLimits)
     fetch: Fetch = fetch
@@ -60,23 +60,23 @@ class BrowserTabs:
         self._web = web
         self._pages: list[Page | None] = []
         self._first = 0
-        """The oldest page that is open."""
+        """The cursor of the oldest open page."""
         self.size = 0
         """Bytes of the open pages."""
 
     def search(self, query: str, count: int = 10) -> BrowserOutput:
-        """Raises Impossible."""
+        """Raises BrowserError."""
         if self._web.search_url is None:
             raise BrowserError("There is no search here; open a page by its URL.")
         address = f"{self._web.search_url}?{urlencode({'q': query, 'format': 'json'}, errors='replace')}"
         try:
             fetched = self._fetch(address, allow_host_of(self._web.search_url))
-            told = decode_as(fetched.body, _Results)
+            found = decode_as(fetched.body, _Results)
         except (BrowserError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             raise BrowserError("The search does not answer at the moment.") from None
         results = [
             (result.url, result.title or "", (result.content or "")[:1000])
-            for result in told.results
+            for result in found.results
             if _is_url(result.url)
         ]
         return self._open_tab(from_results(query, results[: max(1, min(count, _MAX_RESULTS))]))
@@ -84,7 +84,7 @@ class BrowserTabs:
     def open(
         self, target: int | str = -1, cursor: int = -1, first: int = -1, lines: int = -1
     ) -> BrowserOutput:
-        """A link of a page by its number, a URL, or, without either, an open page. Raises Impossible."""
+        """Open a page's link by number, or a URL; with neither, show an open page. Raises BrowserError."""
         try:
             number = int(target)
         except ValueError:
@@ -98,7 +98,7 @@ class BrowserTabs:
         return self._open_tab(self._load_page(page.links[number]), first, lines)
 
     def find(self, pattern: str, cursor: int = -1) -> BrowserOutput:
-        """Raises Impossible."""
+        """Raises BrowserError."""
         if not pattern:
             raise BrowserError("The pattern is empty.")
         at, page = self._page(cursor)
@@ -117,7 +117,10 @@ class BrowserTabs:
         while len(self._pages) - self._first > MAX_PAGES or (
             self.size > MAX_BYTES and self._first < len(self._pages) - 1
         ):
-            closed, self._pages[self._first] = self._pages[self._first], None  # the others keep their cursors
+            closed, self._pages[self._first] = (
+                self._pages[self._first],
+                None,
+            )  # so that cursors of later pages stay valid
             self._first += 1
             self.size -= closed.size if closed is not None else 0
         return _output_of_lines(page, len(self._pages) - 1, first, lines)

@@ -1,4 +1,4 @@
-"""The browser as an MCP server, over streamable HTTP: `search`, `open` and `find`, as gpt-oss knows them."""
+"""The browser's MCP server over streamable HTTP, with gpt-oss's tools `search`, `open` and `find`."""
 
 import hmac
 import threading
@@ -23,7 +23,7 @@ from server.hosted_tools.mcp.source_urls import MAX_URLS, URLS_KEY
 
 S = TypeVar("S", bound=str)
 SESSION_HEADER = "x-session-id"
-"""Calls that come under the same value find each other's pages; vLLM's name for it."""
+"""vLLM's header: calls with the same value share open pages."""
 TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
 MAX_SESSION_NAME = 256
 MAX_SESSIONS = 256
@@ -32,7 +32,7 @@ MAX_BYTES = 512 * 1024 * 1024
 """Of the open pages of all sessions."""
 MAX_BYTES_PER_TENANT = 128 * 1024 * 1024
 MAX_ACTIONS = 64
-"""Searches and visits under way."""
+"""Actions that run at a time."""
 MAX_ACTIONS_PER_TENANT = 16
 IDLE_SECONDS = 1200.0
 
@@ -47,20 +47,20 @@ class _Session:
 
 
 class Sessions:
-    """What each model has open, by the name of its session, `<tenant>.<session>`. For any thread.
+    """Open pages by session id, `<tenant>.<session>`. Thread-safe.
 
-    A tenant has a share of the sessions and of their bytes; beyond it its own longest unused session ends.
+    At a tenant's limit of sessions or bytes its least recently used session ends.
     """
 
     def __init__(self, web: Web) -> None:
         self._web = web
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
-        """The longest unused first."""
+        """The least recently used first."""
         self._acts: Counter[str] = Counter()
 
     def run(self, name: str | None, act: Callable[[BrowserTabs], S]) -> S:
-        """What it gives. Raises ToolError with words for the model."""
+        """Run an action on a session's pages; without a name on a new one. Raises ToolError for the model."""
         tenant = tenant_of(name)
         self._count_action(tenant)
         try:
@@ -91,7 +91,7 @@ class Sessions:
         with self._lock:
             session = self._sessions.pop(name, None) or _Session(self._web, tenant)
             session.used_at = time.monotonic()
-            self._sessions[name] = session  # the last again, so that the first is the longest unused
+            self._sessions[name] = session  # moved to the end: the most recently used
             self._evict(tenant)
         return session
 
@@ -101,7 +101,7 @@ class Sessions:
             self._evict(session.tenant)
 
     def _evict(self, tenant: str) -> None:
-        """Ends what is unused for long, the tenant's sessions beyond its share, then the largest tenant's."""
+        """End idle sessions, the tenant's beyond its limits, then the largest tenant's beyond the total."""
         old = time.monotonic() - IDLE_SECONDS
         for name in [name for name, one in self._sessions.items() if one.used_at <= old]:
             del self._sessions[name]
@@ -113,7 +113,7 @@ class Sessions:
             self._shrink(largest, counts[largest] - 1, MAX_BYTES)
 
     def _shrink(self, tenant: str, most: int, most_bytes: int) -> None:
-        """Ends the tenant's longest unused sessions until it has at most so many, of so many bytes."""
+        """End the tenant's least recently used sessions until it is within these limits."""
         own = [name for name, one in self._sessions.items() if one.tenant == tenant]
         size = self._size(tenant)
         while own and (len(own) > most or size > most_bytes):
@@ -124,13 +124,13 @@ class Sessions:
 
 
 def tenant_of(name: str | None) -> str:
-    """Whose session that is, as far as its name tells: those without a dot are of one tenant."""
+    """The tenant's part of a session id; empty for ids without a dot, which share one tenant."""
     tenant, dot, _ = (name or "").partition(".")
     return tenant if dot else ""
 
 
 def build_server(web: Web, host: str) -> FastMCP:
-    """A server that listens on that host. On loopback it answers to loopback's names only."""
+    """An MCP server for this host. On loopback it accepts loopback's Host headers only."""
     sessions = Sessions(web)
     threads = CapacityLimiter(MAX_ACTIONS)
     server = FastMCP(
@@ -182,10 +182,10 @@ async def _act(
 
 
 class RequireToken:
-    """Lets in only who sends one of the tokens, to all addresses but the health check's. An ASGI app."""
+    """ASGI middleware: answers 401 to requests without a valid token, but for /health."""
 
     def __init__(self, app: ASGIApp, tokens: Collection[str]) -> None:
-        """Without any token everybody is let in."""
+        """Without tokens every request passes."""
         self._app = app
         self._tokens = [token.encode() for token in tokens]
 
@@ -193,8 +193,8 @@ class RequireToken:
         if scope["type"] != "http" or not self._tokens or scope["path"] == "/health":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(TOKEN_HEADER, "").encode()
-        if any(hmac.compare_digest(given, token) for token in self._tokens):
+        token_header = Headers(scope=scope).get(TOKEN_HEADER, "").encode()
+        if any(hmac.compare_digest(token_header, token) for token in self._tokens):
             await self._app(scope, receive, send)
             return
         await PlainTextResponse("The token is missing or wrong.\n", 401)(scope, receive, send)

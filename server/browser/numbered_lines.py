@@ -1,4 +1,4 @@
-"""What a model is shown of a page: numbered lines under a head that says where it is. Pure.
+"""A page as text for the model: numbered lines under a header with cursor, title and URL. Pure.
 
 The form is that of gpt-oss's own tool: `[cursor]`, then `L9: text`, so that it can cite `【6†L9-L11】`.
 """
@@ -6,14 +6,14 @@ The form is that of gpt-oss's own tool: `[cursor]`, then `L9: text`, so that it 
 from server.browser.page import Page
 
 MAX_CHARACTERS = 8000
-"""Shown at a time, unless more lines are asked for."""
+"""Of one output, unless the model asks for a number of lines."""
 MAX_LINES = 1000
 _CONTEXT_LINES = 4
 _MAX_MATCHES = 50
 
 
 def number_lines(page: Page, cursor: int, first: int = 0, lines: int | None = None) -> str:
-    """The page from a line on. Raises ValueError for a line that it does not have."""
+    """The page from line `first` on. Raises ValueError for a line that does not exist."""
     total = len(page.lines)
     if not 0 <= first < max(total, 1):
         raise ValueError(f"The page has lines 0 to {max(total - 1, 0)}.")
@@ -29,17 +29,17 @@ def number_lines(page: Page, cursor: int, first: int = 0, lines: int | None = No
 
 
 def find_lines(page: Page, cursor: int, pattern: str) -> str:
-    """The places at which a text stands in the page, whatever its capitals, with the lines around them."""
-    wanted = pattern.lower()
-    places = [number for number, line in enumerate(page.lines) if wanted in line.lower()]
-    if not places:
+    """The lines that contain a text, ignoring case, each with the lines around it."""
+    lowered = pattern.lower()
+    matches = [number for number, line in enumerate(page.lines) if lowered in line.lower()]
+    if not matches:
         return f"{_head(page, cursor)}\nNo line has `{pattern[:200]}`."
     parts = [_head(page, cursor)]
-    for place in places[:_MAX_MATCHES]:
-        around = range(max(place - 1, 0), min(place + _CONTEXT_LINES, len(page.lines)))
-        parts += ["", f"# found at L{place}", *(f"L{number}: {page.lines[number]}" for number in around)]
-    if len(places) > _MAX_MATCHES:
-        parts += ["", f"[{len(places) - _MAX_MATCHES} more places were left out]"]
+    for number in matches[:_MAX_MATCHES]:
+        around = range(max(number - 1, 0), min(number + _CONTEXT_LINES, len(page.lines)))
+        parts += ["", f"# found at L{number}", *(f"L{line}: {page.lines[line]}" for line in around)]
+    if len(matches) > _MAX_MATCHES:
+        parts += ["", f"[{len(matches) - _MAX_MATCHES} more places were left out]"]
     return "\n".join(parts)
 
 

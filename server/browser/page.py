@@ -1,7 +1,7 @@
-"""A web page as a model reads it: lines of text, in which links have numbers. Pure.
+"""A web page as lines of text with numbered links. Pure.
 
-The marks are those that gpt-oss is trained on: a link is `【4†its text†its host】`, without the host if it is
-the page's own. Text that brings such marks along has them changed, so that none can be forged.
+Links have the form that gpt-oss is trained on: `【4†text†host】`, without the host if it is the page's own.
+These brackets in a page's own text are replaced, so that a page cannot forge links.
 """
 
 import re
@@ -17,7 +17,7 @@ from server.outbound_http.allowed_addresses import Refused, read_url
 
 WIDTH = 80
 MAX_CHARACTERS = 500_000
-"""Of a page's text; the rest is left out, and that is said."""
+"""Of a page's text; the rest is replaced by a note of its length."""
 MAX_LINKS = 2000
 _REMOVED = "script, style, noscript, template, svg, iframe, object, select, head"
 _BLOCKS = frozenset(
@@ -52,18 +52,18 @@ class Page:
     title: str
     lines: tuple[str, ...]
     links: tuple[str, ...] = ()
-    """URLs, by their numbers."""
+    """URLs; the index is the link's number."""
 
     @property
     def size(self) -> int:
-        """Bytes of memory, nearly."""
+        """Approximate bytes of memory."""
         return sum(map(sys.getsizeof, (self.url, self.title, *self.lines, *self.links))) + 8 * len(self.lines)
 
 
 def decode_body(body: bytes, charset: str | None) -> str:
-    """Text of a body by its header, else by what an HTML page says of itself, else as UTF-8."""
-    if charset is None and (found := _CHARSET.search(body[:4096])):
-        charset = found[1].decode("ascii")
+    """Decode a body by the header's charset, else by an HTML page's <meta>, else as UTF-8."""
+    if charset is None and (match := _CHARSET.search(body[:4096])):
+        charset = match[1].decode("ascii")
     try:
         return body.decode(charset or "utf-8", "replace")
     except (LookupError, ValueError):
@@ -71,35 +71,35 @@ def decode_body(body: bytes, charset: str | None) -> str:
 
 
 def from_text(url: str, text: str) -> Page:
-    """Text as it is."""
+    """A page of plain text."""
     return Page(url, url, _lines(text.translate(_MARKS)))
 
 
 def from_html(url: str, html: str) -> Page:
-    """What a reader would see of it, in reading order."""
+    """The visible text of an HTML page, in document order."""
     tree = LexborHTMLParser(html)
     title_node = tree.css_first("title")
     title = _clean(title_node.text()) if title_node is not None else ""
     for node in tree.css(_REMOVED):
         node.decompose()
-    # A word that the page cannot know stands for its links until they are written.
-    word = sha256(html.encode("utf-8", "replace")).hexdigest()[:24]
+    # An unguessable placeholder stands for each link until the text is extracted.
+    placeholder = sha256(html.encode("utf-8", "replace")).hexdigest()[:24]
     links: list[str] = []
     written: list[str] = []
     for anchor in tree.css("a[href]")[:MAX_LINKS]:
         text, there = _clean(anchor.text()), _target(anchor, httpx.URL(url))
         if text and there is not None:
             host = f"†{there.host}" if there.host != httpx.URL(url).host else ""
-            anchor.replace_with(f"{word}{len(links)};")
+            anchor.replace_with(f"{placeholder}{len(links)};")
             written.append(f"【{len(links)}†{text}{host}】")
             links.append(str(there))
     text = _text(tree).translate(_MARKS)
-    text = re.sub(rf"{word}(\d+);", lambda found: written[int(found[1])], text)
+    text = re.sub(rf"{placeholder}(\d+);", lambda match: written[int(match[1])], text)
     return Page(url, title or url, _lines(text), tuple(links))
 
 
 def from_results(query: str, results: list[tuple[str, str, str]]) -> Page:
-    """What a search found: addresses, titles and extracts."""
+    """A page of search results, given as (URL, title, extract)."""
     lines: list[str] = []
     for number, (url, title, extract) in enumerate(results):
         lines.append(f"【{number}†{_clean(title) or url}†{httpx.URL(url).host}】")
@@ -108,7 +108,7 @@ def from_results(query: str, results: list[tuple[str, str, str]]) -> Page:
 
 
 def _target(anchor: LexborNode, here: httpx.URL) -> httpx.URL | None:
-    """Where a link leads, unless that is nowhere, or a place in the same page."""
+    """The URL of a link; None for an invalid one and for one within the same page."""
     try:
         there = read_url(str(here.join((anchor.attributes.get("href") or "").strip())))
     except (Refused, httpx.InvalidURL, ValueError):

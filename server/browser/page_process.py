@@ -1,6 +1,7 @@
-"""Reads one HTML page in a process that ends with it, so that a page made to be slow or large harms no other.
+"""Parses one HTML page in a process of its own, with limits of CPU time and memory.
 
-Parsers of HTML take time that grows with the square of a page's depth, and cannot be interrupted.
+HTML parsers take time quadratic in a page's depth and cannot be interrupted, so a hostile page must not
+run in the server's process.
 """
 
 import resource
@@ -17,21 +18,21 @@ _MEMORY_BYTES = 1 << 30
 
 
 class PageUnreadable(Exception):
-    """The page takes too long, or too much memory, to be read."""
+    """Parsing takes too much time or memory."""
 
 
 def parse_page(url: str, html: str, seconds: float = CPU_SECONDS) -> Page:
-    """What `from_html` gives. Raises Unreadable."""
-    given = msgspec.json.encode((url, html.encode("utf-8", "replace").decode(), seconds))
+    """`from_html` in a new process. Raises PageUnreadable."""
+    message = msgspec.json.encode((url, html.encode("utf-8", "replace").decode(), seconds))
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-m", "server.browser.page_process"],
-            input=given,
+            input=message,
             capture_output=True,
             check=True,
-            timeout=4 * seconds,  # by the clock, on a busy machine
+            timeout=4 * seconds,  # wall-clock time; CPU time is limited in the process
         ).stdout
-        return decode_as(told, Page)
+        return decode_as(output, Page)
     except (subprocess.SubprocessError, msgspec.DecodeError):
         raise PageUnreadable("The page takes too long to be read.") from None
 

@@ -1,7 +1,8 @@
-"""Which addresses of the network may be visited: what the operator has named, and nothing inside. Pure.
+"""The SSRF guard: which URLs and IP addresses the server may connect to. Pure.
 
-A URL is read once, by the parser whose result is then connected to, so that no two readings can differ. What
-a name leads to is checked apart, for every address, and only one that was checked may be connected to.
+Only hosts that the operator lists are allowed, and no private addresses. A URL is parsed once, and the
+connection is made from that result, so that two parsers cannot disagree. Every address that a name
+resolves to is checked, and only a checked address is connected to.
 """
 
 import re
@@ -54,19 +55,19 @@ _NOT_PUBLIC: tuple[Network, ...] = tuple(
 
 
 class Refused(Exception):
-    """An address may not be visited. The message tells nothing about the network inside."""
+    """A URL or address is not allowed. The message reveals nothing about the internal network."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedHost:
-    """Hosts that may be visited, on one port."""
+    """An entry of the list: one or more hosts, on one port."""
 
     host: str
-    """A name or an address, `*.` before a name for all names below it, or `*` for every public one."""
+    """A name or an address; `*.name` for all names below it; `*` for every public host."""
     port: int | None = None
-    """Else the scheme's own."""
+    """None for the scheme's default."""
     allows_http: bool = False
-    """By http, too."""
+    """Whether http is allowed beside https."""
 
     def matches(self, host: str, scheme: str, port: int) -> bool:
         if scheme == "http" and not self.allows_http:
@@ -80,54 +81,54 @@ class AllowedHost:
 
 @dataclass(frozen=True, slots=True)
 class AllowedAddresses:
-    """What may be visited. Nothing, unless somebody says so."""
+    """The hosts and networks that may be connected to; by default none."""
 
     hosts: tuple[AllowedHost, ...] = ()
     networks: tuple[Network, ...] = ()
-    """Addresses that are not public and that the sites' names may nevertheless lead to."""
+    """Private addresses that allowed names may resolve to."""
     unchecked_hosts: frozenset[str] = frozenset()
-    """Hosts whose addresses are not looked at: the operator has given their URL."""
+    """Hosts with any address: the operator has configured their URL or address."""
 
 
 def read_allowed(text: str | None) -> AllowedAddresses:
-    """An operator's list of `host`, `host:port`, `http://host`, `*.host`, `*` and networks.
+    """Parse a comma-separated list of `host`, `host:port`, `http://host`, `*.host`, `*` and networks.
 
     Raises ValueError.
     """
-    sites: list[AllowedHost] = []
+    hosts: list[AllowedHost] = []
     networks: list[Network] = []
     for entry in filter(None, (part.strip() for part in (text or "").split(","))):
-        found = _ENTRY.fullmatch(entry)
-        if found is not None:
-            port = int(found["port"]) if found["port"] else None
+        match = _ENTRY.fullmatch(entry)
+        if match is not None:
+            port = int(match["port"]) if match["port"] else None
             if port is not None and not 0 < port < 65536:
                 raise ValueError(f"{entry!r} has no possible port")
-            host = found["host"].lower().strip("[]")
-            sites.append(AllowedHost(_canonical(host), port, allows_http=found["plain"] is not None))
+            host = match["host"].lower().strip("[]")
+            hosts.append(AllowedHost(_canonical(host), port, allows_http=match["plain"] is not None))
             continue
         try:
             networks.append(ip_network(entry))
         except ValueError:
             raise ValueError(f"{entry!r} is neither a host, with or without a port, nor a network") from None
-    named = frozenset(site.host for site in sites if _literal(site.host) is not None)
-    return AllowedAddresses(tuple(sites), tuple(networks), named)
+    named = frozenset(allowed_host.host for allowed_host in hosts if _literal(allowed_host.host) is not None)
+    return AllowedAddresses(tuple(hosts), tuple(networks), named)
 
 
 def allow_host_of(url: str) -> AllowedAddresses:
-    """What an operator allows who gives a server's URL: that host on that port, wherever it leads.
+    """Allow the host and port of a URL that the operator has configured, with any address.
 
-    Raises Refused for what is no URL.
+    Raises Refused for an invalid URL.
     """
-    read = read_url(url)
-    host, port = host_and_port(read)
+    parsed = read_url(url)
+    host, port = host_and_port(parsed)
     return AllowedAddresses(
-        (AllowedHost(host, port, allows_http=read.scheme == "http"),), (), frozenset({host})
+        (AllowedHost(host, port, allows_http=parsed.scheme == "http"),), (), frozenset({host})
     )
 
 
 def read_url(text: str) -> httpx.URL:
-    """An absolute http or https URL. Raises Refused."""
-    # Characters of which parsers make different things are in no URL that is written as it should be.
+    """Parse an absolute http or https URL. Raises Refused."""
+    # Parsers disagree about these characters, and valid URLs do not have them.
     if len(text) > MAX_URL or not text.isprintable() or re.search(r"[\s\\]", text):
         raise Refused("This is not a URL that can be visited.")
     try:
@@ -139,34 +140,38 @@ def read_url(text: str) -> httpx.URL:
 
 
 def check_url(url: httpx.URL, allowed: AllowedAddresses) -> None:
-    """Whether it may be visited, as far as can be told before its host is looked up. Raises Refused."""
+    """Raises Refused for a URL that is not allowed, before its host is resolved."""
     _check_syntax(url)
     host, port = host_and_port(url)
     literal = _literal(host)
-    sites = [site for site in allowed.hosts if site.matches(host, url.scheme, port)]
+    hosts = [allowed_host for allowed_host in allowed.hosts if allowed_host.matches(host, url.scheme, port)]
     if literal is not None and any(unwrapped(literal) in network for network in allowed.networks):
         return
-    if not sites:
+    if not hosts:
         raise Refused(f"The operator does not let {host[:100]} be visited by {url.scheme} on this port.")
-    if literal is not None and not is_public(literal) and all(site.host != host for site in sites):
+    if (
+        literal is not None
+        and not is_public(literal)
+        and all(allowed_host.host != host for allowed_host in hosts)
+    ):
         raise Refused(_NO_PUBLIC_ADDRESS.format(host[:100]))
 
 
 def host_and_port(url: httpx.URL) -> tuple[str, int]:
-    """What is connected to: a name in ASCII's small letters, or an address as usually written; and a port."""
+    """The host to connect to, as a lower-case ASCII name or a canonical address, and the port."""
     host = _canonical(url.raw_host.decode("ascii").lower())
     return host, _DEFAULT_PORTS[url.scheme] if url.port is None else url.port
 
 
-def check_addresses(host: str, found: Sequence[str], allowed: AllowedAddresses) -> list[Address]:
-    """The addresses that a host's name leads to, if all of them may be connected to. Raises Refused.
+def check_addresses(host: str, resolved: Sequence[str], allowed: AllowedAddresses) -> list[Address]:
+    """The addresses of a host, parsed. Raises Refused unless all of them are allowed.
 
-    It says the same of a name that does not exist and of one that leads inside, so that nobody can ask which
-    names there are inside.
+    The error is the same for a name that does not exist and for an internal one, so that internal names
+    cannot be probed.
     """
     refusal = Refused(_NO_PUBLIC_ADDRESS.format(host[:100]))
     try:
-        addresses = [ip_address(text) for text in found]
+        addresses = [ip_address(text) for text in resolved]
     except ValueError:
         raise refusal from None
     if host in allowed.unchecked_hosts and addresses:
@@ -180,7 +185,7 @@ def check_addresses(host: str, found: Sequence[str], allowed: AllowedAddresses) 
 
 
 def is_public(address: Address) -> bool:
-    """Whether it belongs to the internet, and to nobody's inside, however it is written."""
+    """Whether the address, or the IPv4 address that it embeds, is a public unicast address."""
     address = unwrapped(address)
     if isinstance(address, IPv6Address) and (
         address.scope_id or address not in _PUBLIC_V6 or _is_isatap(address)
@@ -194,7 +199,7 @@ def is_public(address: Address) -> bool:
 
 
 def unwrapped(address: Address) -> Address:
-    """The IPv4 address that a mapped or translated one stands for."""
+    """The IPv4 address of an IPv4-mapped or NAT64 address; else the address itself."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -204,7 +209,7 @@ def unwrapped(address: Address) -> Address:
 
 
 def _is_isatap(address: IPv6Address) -> bool:
-    """An IPv4 address in the clothes of an IPv6 one (RFC 5214)."""
+    """Whether the IPv6 address embeds an IPv4 address (RFC 5214)."""
     return (int(address) >> 32) & 0xFDFFFFFF == 0x00005EFE
 
 
@@ -218,7 +223,7 @@ def _check_syntax(url: httpx.URL) -> None:
     host = url.raw_host.decode("ascii").lower()
     if _literal(host) is not None:
         return
-    # What ends in a number is an address to some resolvers: 127.1, 0x7f000001, 2130706433, 0177.0.0.1.
+    # Some resolvers take a host that ends in a number for an address: 127.1, 0x7f000001, 0177.0.0.1.
     last = host.rpartition(".")[2]
     if not _HOST_NAME.fullmatch(host) or last.isdigit() or re.fullmatch(r"0x[0-9a-f]*", last):
         raise Refused("This is not a URL that can be visited.")
@@ -229,7 +234,7 @@ def _literal(host: str) -> Address | None:
         address = ip_address(host)
     except ValueError:
         return None
-    # One that holds for a network card of this machine only is no address of the internet's.
+    # An address with a scope is valid on one network interface only.
     return None if isinstance(address, IPv6Address) and address.scope_id else address
 
 

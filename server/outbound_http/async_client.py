@@ -1,4 +1,4 @@
-"""The one door to the web for MCP's client, which is asynchronous: the same checks, as an httpx client."""
+"""`guarded_client`: an httpx.AsyncClient for MCP with the checks of `fetch.py` and limits on responses."""
 
 import asyncio
 import re
@@ -14,25 +14,25 @@ from server.outbound_http.fetch import trusted_authorities
 
 AsyncLookup = Callable[[str, int], Awaitable[Sequence[str]]]
 MAX_BYTES = 8 * 1024 * 1024
-"""Of all answers that one client gets; a stream of events is one."""
+"""Of all responses to one client, event streams included."""
 MAX_SECONDS = 3600.0
 MAX_VALUES = 100_000
-"""JSON values in them, by their brackets and commas: to parse that many takes about a tenth of a second."""
+"""JSON values, counted by brackets and commas: parsing that many takes about 0.1 s."""
 MAX_LINES = 10_000
-"""Lines of streams of events: an event has at least two."""
+"""Lines of event streams; an event has at least two."""
 BURST_LINES = 32
 LINES_PER_SECOND = 100
-"""Of one stream of events, after its first LINES_AT_ONCE. MCP's client takes about 0.15 ms of the interpreter
-for an event, however small, so 32 streams that send as fast as they can take a quarter of it."""
+"""Of one event stream, after its first BURST_LINES. MCP's client takes about 0.15 ms of CPU for an event of
+any size, so 32 streams at this rate take a quarter of the interpreter."""
 _LINE_END = re.compile(rb"[\r\n]")
 
 
 class ResponseTooLarge(Exception):
-    """A server sent more than it may."""
+    """A server sent more than the limit."""
 
 
 class ResponseBudget:
-    """What the servers may still send to one client: counted before it is parsed."""
+    """The bytes, JSON values and lines that one client may still receive, counted before they are parsed."""
 
     def __init__(
         self, most_bytes: int = MAX_BYTES, most_values: int = MAX_VALUES, most_lines: int = MAX_LINES
@@ -42,7 +42,7 @@ class ResponseBudget:
         self._lines = most_lines
 
     def spend(self, piece: bytes, *, is_events: bool) -> None:
-        """Raises TooMuch."""
+        """Count a chunk. Raises ResponseTooLarge beyond a limit."""
         self._bytes -= len(piece)
         self._values -= piece.count(b",") + piece.count(b"[") + piece.count(b"{")
         if is_events:
@@ -52,12 +52,12 @@ class ResponseBudget:
 
 
 def count_lines(piece: bytes) -> int:
-    r"""The ends of lines in it, an upper bound: `\r\n` is two."""
+    r"""An upper bound of its lines: `\r\n` counts as two."""
     return piece.count(b"\n") + piece.count(b"\r")
 
 
 def split_lines(piece: bytes, most: int) -> Iterator[bytes]:
-    """The piece in parts with at most `most` ends of lines each, as `count_lines` counts them."""
+    """Split a chunk into parts of at most `most` lines, as `count_lines` counts them."""
     begin = lines = 0
     for end in _LINE_END.finditer(piece):
         lines += 1
@@ -78,9 +78,9 @@ def guarded_client(
     seconds: float = MAX_SECONDS,
     lookup: AsyncLookup | None = None,
 ) -> httpx.AsyncClient:
-    """A client that visits what is allowed and nothing else, also when a server redirects it.
+    """A client that connects to allowed addresses only and follows no redirects.
 
-    Its requests raise Refused, TooMuch, TimeoutError once the client is `seconds` old, and httpx's own.
+    Requests raise Refused, ResponseTooLarge, TimeoutError `seconds` after creation, and httpx's own errors.
     """
     return httpx.AsyncClient(
         headers=headers,
@@ -93,12 +93,12 @@ def guarded_client(
 
 
 async def look_up(host: str, port: int) -> list[str]:
-    """The addresses of a host, as this machine resolves it. An `AsyncLookup`."""
+    """The addresses of a host by the system's resolver; empty on failure. An `AsyncLookup`."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    return [str(entry[4][0]) for entry in found]
+    return [str(entry[4][0]) for entry in answers]
 
 
 class _CheckedTransport(httpx.AsyncHTTPTransport):
@@ -107,7 +107,7 @@ class _CheckedTransport(httpx.AsyncHTTPTransport):
     ) -> None:
         context = trusted_authorities()
         super().__init__(verify=context, trust_env=False)
-        # The parent has no parameter for it. Its own pool has opened nothing yet.
+        # httpx has no parameter for the network backend. The parent's pool has no connections yet.
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=context, network_backend=_CheckedNetwork(allowed, lookup)
         )
@@ -121,7 +121,7 @@ class _CheckedTransport(httpx.AsyncHTTPTransport):
         async with asyncio.timeout_at(self._deadline):
             response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            # The bytes that are counted would not be those that are kept.
+            # The limits count bytes as sent, not decompressed.
             await response.aclose()
             raise ResponseTooLarge("The server compressed what it was asked not to.")
         assert isinstance(response.stream, httpx.AsyncByteStream)
@@ -157,7 +157,7 @@ class _BoundedStream(httpx.AsyncByteStream):
                 await self._pace(count_lines(lines))
 
     async def _pace(self, lines: int) -> None:
-        """Waits until that many lines more may be worked on; meanwhile the server waits, too."""
+        """Wait until so many more lines are within LINES_PER_SECOND. TCP slows the server down meanwhile."""
         loop = asyncio.get_running_loop()
         burst = BURST_LINES / LINES_PER_SECOND
         self._paced_until = max(self._paced_until, loop.time() - burst) + lines / LINES_PER_SECOND
@@ -170,7 +170,7 @@ class _BoundedStream(httpx.AsyncByteStream):
 
 
 class _CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Connects to addresses that were checked, so that a name cannot lead elsewhere after the check."""
+    """Resolves, checks and connects to the checked address, so that DNS rebinding has no effect."""
 
     def __init__(self, allowed: AllowedAddresses, lookup: AsyncLookup) -> None:
         self._allowed = allowed
@@ -187,11 +187,11 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         try:
             async with asyncio.timeout(timeout):
-                found = await self._lookup(host, port)
+                addresses = await self._lookup(host, port)
         except TimeoutError:
-            found = []
+            addresses = []
         problem: Exception | None = None
-        for address in check_addresses(host, found, self._allowed):
+        for address in check_addresses(host, addresses, self._allowed):
             try:
                 return await self._network.connect_tcp(
                     str(address), port, timeout, local_address, socket_options

@@ -1,9 +1,8 @@
-"""The one door to the web: fetches a URL that the operator lets be visited, and no more of it than is good.
+"""`fetch`: a synchronous GET of an allowed URL, with limits on time, size and redirects.
 
-A connection is made to an address that was checked, so a name cannot lead elsewhere between the check and the
-use; each redirect is checked like the first URL. Nothing of the environment is used or sent: no proxies, no
-cookies, no credentials. However slow or compressed, the answer ends in time and within its size.
-`fetch_async.py` is the same door for MCP's client.
+Connections are made to checked addresses, so DNS rebinding has no effect; each redirect is checked like the
+first URL. Proxies, cookies and credentials of the environment are not used. The limits hold for slow and for
+compressed responses, too. `async_client.py` has the same checks for MCP's client.
 """
 
 import socket
@@ -32,38 +31,38 @@ from server.outbound_http.allowed_addresses import (
 from server.version import VERSION
 
 Lookup = Callable[[str, int, float], Sequence[str]]
-"""Host, port and the seconds there are, to addresses; none if there are none, or none in time."""
+"""(host, port, time limit) → addresses; empty if the host has none or the time is over."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _STEP_SECONDS = 10.0
 _CHUNK_BYTES = 65536
 _lookups = threading.BoundedSemaphore(32)
-"""A resolver that does not answer holds its thread; more than so many are not begun."""
+"""A lookup that is not answered blocks its thread, so the number of threads is limited."""
 
 
 class Unreachable(Exception):
-    """A URL was visited in vain. The message tells whoever asked."""
+    """A URL could not be fetched. The message is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """What one fetch may take, redirects included."""
+    """Limits of one fetch, redirects included."""
 
     size: int = 5 * 1024 * 1024
-    """Bytes of the answer, both as they are sent and decompressed."""
+    """Bytes of the body, both compressed and decompressed."""
     seconds: float = 10.0
     redirects: int = 3
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """What a URL gave."""
+    """The response of a fetch."""
 
     url: str
-    """The last one, after redirects."""
+    """After redirects."""
     status: int
     media_type: str
-    """Small letters, without parameters; empty if none was told."""
+    """In lower case, without parameters; empty without a Content-Type."""
     charset: str | None
     body: bytes
 
@@ -76,7 +75,7 @@ def fetch(
     accept: str = "*/*",
     lookup: Lookup | None = None,
 ) -> FetchResult:
-    """GETs it. Raises Refused for what may not be visited, and Unreachable."""
+    """GET a URL. Raises Refused if it is not allowed, and Unreachable."""
     bounds = bounds or FetchLimits()
     deadline = time.monotonic() + bounds.seconds
     here = read_url(url)
@@ -97,7 +96,7 @@ def fetch(
 
 
 def _get(pool: httpcore.ConnectionPool, url: httpx.URL, accept: str, size: int) -> FetchResult | str:
-    """What the URL gives, or where it redirects to."""
+    """The response, or the location of a redirect."""
     headers = [
         (b"host", url.netloc),
         (b"accept", accept.encode("ascii")),
@@ -108,11 +107,11 @@ def _get(pool: httpcore.ConnectionPool, url: httpx.URL, accept: str, size: int) 
     target = httpcore.URL(scheme=url.raw_scheme, host=host.encode("ascii"), port=port, target=url.raw_path)
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), _STEP_SECONDS)
     with pool.stream("GET", target, headers=headers, extensions={"timeout": timeouts}) as response:
-        told = httpx.Headers(response.headers)
-        if response.status in REDIRECTS and "location" in told:
-            return told["location"]
-        body = _read_body(response.iter_stream(), told.get("content-encoding", "").lower(), size)
-        media_type, parameters = _content_type(told.get("content-type", ""))
+        received = httpx.Headers(response.headers)
+        if response.status in REDIRECTS and "location" in received:
+            return received["location"]
+        body = _read_body(response.iter_stream(), received.get("content-encoding", "").lower(), size)
+        media_type, parameters = _content_type(received.get("content-type", ""))
         return FetchResult(str(url), response.status, media_type, parameters.get("charset"), body)
 
 
@@ -124,7 +123,7 @@ def _redirected(here: httpx.URL, location: str) -> httpx.URL:
 
 
 def _read_body(pieces: Iterable[bytes], encoding: str, size: int) -> bytes:
-    """All of the body. Raises Unreachable when it is too much, or is not what it says it is."""
+    """The decompressed body. Raises Unreachable if it is too large or badly compressed."""
     body = bytearray()
     for piece in _decompressed(pieces, encoding, size):
         body += piece
@@ -145,7 +144,7 @@ def _decompressed(pieces: Iterable[bytes], encoding: str, size: int) -> Iterator
         for piece in pieces:
             sent += len(piece)
             left = piece
-            while left:  # a little of it may be a thousand times as much
+            while left:  # one byte may decompress to a thousand
                 yield inflator.decompress(left, _CHUNK_BYTES)
                 left = inflator.unconsumed_tail
             if inflator.eof or sent > size:
@@ -161,29 +160,29 @@ def _content_type(text: str) -> tuple[str, dict[str, str]]:
 
 
 def look_up(host: str, port: int, seconds: float) -> list[str]:
-    """The addresses of a host, as this machine resolves it. A `Lookup`."""
-    found: SimpleQueue[list[str]] = SimpleQueue()
+    """The addresses of a host by the system's resolver. A `Lookup`."""
+    result: SimpleQueue[list[str]] = SimpleQueue()
 
     def ask() -> None:
         try:
             answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             answers = []
-        found.put([str(answer[4][0]) for answer in answers])
+        result.put([str(answer[4][0]) for answer in answers])
         _lookups.release()
 
     if not _lookups.acquire(timeout=seconds):
         return []
     threading.Thread(target=ask, name="lookup", daemon=True).start()
     try:
-        return found.get(timeout=seconds)
+        return result.get(timeout=seconds)
     except Empty:
         return []
 
 
 @cache
 def trusted_authorities() -> ssl.SSLContext:
-    """Certificates are checked against this machine's authorities and certifi's."""
+    """A TLS context with the system's certificate authorities and certifi's."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
     return context
@@ -197,7 +196,7 @@ def _remaining(deadline: float, timeout: float | None) -> float:
 
 
 class _CheckedNetwork(httpcore.NetworkBackend):
-    """Connects to addresses that were checked, and is over at a deadline."""
+    """Resolves, checks and connects to the checked address, before a deadline."""
 
     def __init__(self, allowed: AllowedAddresses, deadline: float, lookup: Lookup) -> None:
         self._allowed = allowed
@@ -213,9 +212,9 @@ class _CheckedNetwork(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        found = self._lookup(host, port, _remaining(self._deadline, timeout))
+        addresses = self._lookup(host, port, _remaining(self._deadline, timeout))
         problem: Exception | None = None
-        for address in check_addresses(host, found, self._allowed):
+        for address in check_addresses(host, addresses, self._allowed):
             left = _remaining(self._deadline, timeout)
             try:
                 stream = self._network.connect_tcp(str(address), port, left, local_address, socket_options)
@@ -231,7 +230,7 @@ class _CheckedNetwork(httpcore.NetworkBackend):
 
 
 class _DeadlineStream(httpcore.NetworkStream):
-    """A connection that is over at a deadline, however little arrives at a time."""
+    """A connection with a deadline for all of its reads and writes together."""
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: float) -> None:
         self._stream = stream

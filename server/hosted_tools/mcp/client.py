@@ -182,7 +182,7 @@ class McpServers:
     def _location(
         self, label: str, credentials: McpCredentials, tenant: str, response: UUID | None = None
     ) -> session.ServerLocation:
-        """The server's URL and headers, or its command. Registered ones get a session id. Raises Refused."""
+        """The server's URL and headers, or its command; with a session id if registered. Raises Refused."""
         if credentials.url is not None:
             self.check(credentials.url)
             return session.Remote(credentials.url, credentials.headers, self._allowed)
