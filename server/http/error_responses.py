@@ -47,7 +47,7 @@ def error_response(error: ApiError, request_id: str) -> Response:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """Whatever went wrong as something a client may be told."""
+    """Whatever went wrong as something a client may be api_error."""
     match error:
         case ApiError():
             return error
@@ -72,19 +72,19 @@ def to_api_error(error: Exception) -> ApiError:
             return InternalError()
 
 
-def log_internal_error(told: ApiError, request_id: str, error: Exception) -> None:
-    """Keeps the cause of what the client is told nothing about."""
-    if isinstance(told, InternalError):
+def log_internal_error(api_error: ApiError, request_id: str, error: Exception) -> None:
+    """Keeps the cause of what the client is api_error nothing about."""
+    if isinstance(api_error, InternalError):
         log.error("request %s failed", request_id, exc_info=error)
 
 
 def on_error(request: HTTPConnection, error: Exception) -> Response:
     """Starlette's handler for every exception that a route raises."""
     request_id = getattr(request.state, "request_id", None) or new_request_id()
-    told = to_api_error(error)
-    log_internal_error(told, request_id, error)
-    answered = error_response(told, request_id)
-    if isinstance(told, MethodNotAllowed):
+    api_error = to_api_error(error)
+    log_internal_error(api_error, request_id, error)
+    answered = error_response(api_error, request_id)
+    if isinstance(api_error, MethodNotAllowed):
         answered.headers["allow"] = ", ".join(_allowed_methods(request))
     return answered
 

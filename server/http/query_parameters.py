@@ -1,4 +1,4 @@
-"""What addresses say after their `?`: read, bounded, refused by name."""
+"""Query parameters: parsing, bounds, and errors that name the parameter."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which function answers which address, and what each of them takes and gives."""
+"""The routes: method, path, handler, and the contract for the OpenAPI document."""
 
 from collections.abc import Callable
 from functools import cache

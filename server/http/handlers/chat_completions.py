@@ -1,4 +1,4 @@
-"""/v1/chat/completions: responses under another name, in another shape."""
+"""/v1/chat/completions: creates a response for each choice and answers in the shape of chat completions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

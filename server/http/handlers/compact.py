@@ -1,4 +1,4 @@
-"""/v1/responses/compact: a conversation made short, for the client to go on with."""
+"""/v1/responses/compact: summarises a conversation, which the client continues."""
 
 import msgspec
 from starlette.requests import Request

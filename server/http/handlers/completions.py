@@ -1,4 +1,4 @@
-"""/v1/completions, OpenAI's legacy API: a model goes on with a text, which no template is put around."""
+"""/v1/completions, OpenAI's legacy API: continues a text without a chat template."""
 
 from typing import Any
 

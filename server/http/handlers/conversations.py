@@ -67,14 +67,14 @@ def create_items(services: Services, caller: Caller, request: Request, body: byt
 
 def list_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/conversations/{conversation_id}/items; `include` changes nothing, everything is given"""
-    asked = query_parameters.page_request(request)
+    page = query_parameters.page_request(request)
     listed = conversations.list_items(
         services.database,
         caller.tenant,
         _conversation_id(request),
-        asked.after,
-        asked.limit,
-        newest_first=asked.newest_first,
+        page.after,
+        page.limit,
+        newest_first=page.newest_first,
     )
     return json_response(request, listed)
 
@@ -94,10 +94,10 @@ def delete_item(services: Services, caller: Caller, request: Request, _body: byt
 
 
 def _conversation_id(request: Request) -> UUID:
-    given = request.path_params["conversation_id"]
-    conversation = ids.parse_conversation_id(given)
+    text = request.path_params["conversation_id"]
+    conversation = ids.parse_conversation_id(text)
     if conversation is None:
-        raise unknown_conversation(given)
+        raise unknown_conversation(text)
     return conversation
 
 

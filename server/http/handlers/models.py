@@ -1,4 +1,4 @@
-"""/v1/models: what is served here."""
+"""/v1/models: the served model and its adapters."""
 
 from starlette.requests import Request
 from starlette.responses import Response

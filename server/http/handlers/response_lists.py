@@ -1,4 +1,4 @@
-"""What of stored responses is listed: all of them, which is an extension of ours, and what one was given."""
+"""Lists of stored responses (an extension of OpenAI's API) and of a response's input items."""
 
 from typing import get_args
 

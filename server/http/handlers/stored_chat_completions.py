@@ -19,14 +19,14 @@ from server.store.content.list_pages import Filters
 
 def completions(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions"""
-    asked = query_parameters.page_request(request, "asc")
+    page = query_parameters.page_request(request, "asc")
     filters = Filters(
         model=query_parameters.text(request, "model"),
         metadata=query_parameters.metadata(request),
         completions=True,
     )
     listed = stored_chat.list_completions(
-        services.database, caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
+        services.database, caller.tenant, filters, page.after, page.limit, newest_first=page.newest_first
     )
     return json_response(request, listed)
 
@@ -57,21 +57,21 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
 
 def messages(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions/{completion_id}/messages"""
-    asked = query_parameters.page_request(request, "asc")
+    page = query_parameters.page_request(request, "asc")
     listed = stored_chat.list_messages(
         services.database,
         caller.tenant,
         _completion_id(request),
-        asked.after,
-        asked.limit,
-        newest_first=asked.newest_first,
+        page.after,
+        page.limit,
+        newest_first=page.newest_first,
     )
     return json_response(request, listed)
 
 
 def _completion_id(request: Request) -> UUID:
-    given = request.path_params["completion_id"]
-    first = ids.parse_completion_id(given)
+    text = request.path_params["completion_id"]
+    first = ids.parse_completion_id(text)
     if first is None:
-        raise NotFound(f"Chat completion with id '{given[:100]}' not found.")
+        raise NotFound(f"Chat completion with id '{text[:100]}' not found.")
     return first

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: what a model is given, token by token. vLLM's, at vLLM's addresses."""
+"""/tokenize, /detokenize and /tokenizer_info, as in vLLM's API."""
 
 import msgspec
 from starlette.requests import Request

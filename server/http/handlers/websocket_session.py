@@ -1,7 +1,7 @@
-"""What one WebSocket on /v1/responses decides: which messages it takes, and what its responses go on from.
+"""A WebSocket session on /v1/responses: validates messages, starts responses, retains unstored ones.
 
-A response that is not stored lives on in the connection that made it: its items are kept here, and nowhere
-else, so that the next turn can name it as `previous_response_id`.
+The items of an unstored response are retained in the connection that created it, and only there, so that a
+later message can name it as `previous_response_id`.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,11 +35,11 @@ from server.protocol.responses.websocket_messages import (
 from server.protocol.typed import decode_as
 
 MAX_QUEUED_MESSAGES = 16
-"""Messages that may wait for their turn on one connection."""
+"""The most queued messages of one connection."""
 MAX_RETAINED_RESPONSES = 16
-"""Responses that one connection keeps to go on from; the oldest is forgotten first."""
+"""The most retained responses of one connection; the oldest is dropped first."""
 MAX_RETAINED_BODIES = 2
-"""Times the largest body, that the messages and answers of those may be long together."""
+"""The most bytes of retained messages and answers, as a multiple of the maximum body size."""
 
 _UNSUPPORTED: list[tuple[str, Callable[[CreateMessage], object]]] = [
     ("stream", lambda message: message.stream is False),
@@ -189,13 +189,13 @@ class SocketSession:
             self._drop(response)
 
     def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
-        told = to_api_error(error)
-        log_internal_error(told, self._websocket.state.request_id, error)
+        api_error = to_api_error(error)
+        log_internal_error(api_error, self._websocket.state.request_id, error)
         lane = wanted.message.stream_id if wanted else None
         return msgspec.json.encode(
             SocketError(
-                status=told.status,
-                error=ErrorDetail(str(told), told.type, told.param, told.code),
+                status=api_error.status,
+                error=ErrorDetail(str(api_error), api_error.type, api_error.param, api_error.code),
                 stream_id=msgspec.UNSET if lane is None else lane,
             )
         )
