@@ -110,7 +110,7 @@ def test_each_choice_is_prepared_as_if_it_were_alone(prepare: Callable[..., list
         assert new.prepared.echo == alone.prepared.echo
         # the room for log probabilities is shared by all choices of a request
         unlike = {
-            "engine_request_id": alone.prepared.engine_request.request_id,
+            "request_id": alone.prepared.engine_request.request_id,
             "max_tokens": alone.prepared.engine_request.max_tokens,
         }
         assert replace(new.prepared.engine_request, **unlike) == alone.prepared.engine_request  # type: ignore[arg-type]
