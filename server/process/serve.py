@@ -136,10 +136,7 @@ def listening_socket(config: Config) -> socket.socket:
 
 
 def _limit_send_buffer(listener: socket.socket, seconds: float) -> None:
-    """Limits unsent bytes of a client that does not read, and the time to close; connections inherit both.
-
-    The kernel would buffer megabytes before `send` waits, and without TCP_USER_TIMEOUT closing may not end.
-    """
+    """Limits unsent bytes of a client that does not read, and the time to close; connections inherit both."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(seconds * 1000), 2**31 - 1))
