@@ -18,7 +18,7 @@ import traceback
 import types
 
 
-class TimeLimitReached(KeyboardInterrupt):
+class OutOfTime(KeyboardInterrupt):
     """Derives from KeyboardInterrupt, so that `except Exception` does not catch it."""
 
 
@@ -62,7 +62,7 @@ def run(code: str, name: str, namespace: dict[str, object]) -> None:
         while frames is not None and frames.tb_frame.f_code.co_filename != name:
             frames = frames.tb_next
         told = traceback.TracebackException(type(error), error, frames)
-        if isinstance(error, TimeLimitReached):
+        if isinstance(error, OutOfTime):
             told.stack.pop()  # where the signal is handled
         print("".join(told.format()), end="", file=sys.stderr)  # noqa: T201
 
@@ -82,7 +82,7 @@ def execute(words: list[str], folder: str, variables: dict[str, str], seconds: f
         return
     try:
         code = process.wait(seconds)
-    except (subprocess.TimeoutExpired, TimeLimitReached):
+    except (subprocess.TimeoutExpired, OutOfTime):
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -93,7 +93,7 @@ def execute(words: list[str], folder: str, variables: dict[str, str], seconds: f
 
 
 def stop(_signal: int, _frame: object) -> None:
-    raise TimeLimitReached("the time for this code is over")
+    raise OutOfTime("the time for this code is over")
 
 
 def main() -> None:

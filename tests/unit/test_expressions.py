@@ -79,7 +79,7 @@ REACH = {
     "server/model_formats/harmony/message_header.py:_ASSISTANT": HEADER,
     "server/model_formats/harmony/message_header.py:_AUTHOR": HEADER,
     "server/model_formats/harmony/message_header.py:_CHANNEL": HEADER,
-    "server/model_formats/harmony/message_header.py:_CALLED": HEADER,
+    "server/model_formats/harmony/message_header.py:_RECIPIENT": HEADER,
     "server/model_formats/harmony/message_header.py:_TYPE": HEADER,
     "server/model_formats/harmony/typescript_schema.py:_LONG_WORD": TEXT,
     "server/model_formats/harmony/typescript_schema.py:_LONG_SPACE": TEXT,
@@ -116,18 +116,18 @@ REACH = {
     "server/hosted_tools/mcp/client.py:_NAME": TEXT,
     "server/hosted_tools/mcp/source_urls.py:_URL": SHORT,
     "server/hosted_tools/mcp/registered_servers.py": OPERATOR,
-    "server/protocol/decode.py:_BOUND": HEADER,
-    "server/protocol/decode.py:_PATH": HEADER,
-    "server/protocol/decode.py:_located": HEADER,
+    "server/protocol/decode.py:_BOUND_ERROR": HEADER,
+    "server/protocol/decode.py:_ERROR_PATH": HEADER,
+    "server/protocol/decode.py:_decode_failure": HEADER,
     "server/protocol/ids.py:_OUTPUT_ID": TEXT,
-    "server/protocol/ids.py:_TAGGED": TEXT,
-    "server/protocol/responses/prompt_templates.py:_PLACE": TEXT,
+    "server/protocol/ids.py:_TAGGED_ID": TEXT,
+    "server/protocol/responses/prompt_templates.py:_VARIABLE": TEXT,
 }
 """How many characters of whose text reach each expression, or all of a file."""
 AT_ONE_PLACE = {
     *(
         f"server/model_formats/harmony/message_header.py:_{name}"
-        for name in ("ASSISTANT", "AUTHOR", "CHANNEL", "CALLED")
+        for name in ("ASSISTANT", "AUTHOR", "CHANNEL", "RECIPIENT")
     ),
     "server/model_formats/harmony/message_header.py:_TYPE",
     "server/model_formats/tool_calls/streamed_json.py:_CUSTOM_HEAD",
