@@ -10,10 +10,7 @@ from collections.abc import Callable, Sequence
 from hypercorn.asyncio import serve
 from hypercorn.config import Config as Hypercorn
 
-from runner.find_python import (
-    check_sandbox,
-    find_python,
-)
+from runner.find_python import check_sandbox, find_python
 from runner.limits import MB, Limits
 from runner.sandbox import CannotRun, Sandbox
 from runner.server import RequireToken, build

@@ -13,7 +13,7 @@ from server.model_formats.grammar.unenforced_keywords import without_unenforced
 from server.prompting.completion_params import choice_parameters, refuse_unsupported, unsupported
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.output_options import LOGPROBS
-from server.prompting.structured_outputs import grammar_of_format, with_modern_names
+from server.prompting.structured_output.structured_outputs import grammar_of_format, with_modern_names
 from server.prompting.truncation import truncate_tokens
 from server.protocol.completions.legacy import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 

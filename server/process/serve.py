@@ -38,11 +38,7 @@ from server.http.app import build
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.authentication import Authenticator
 from server.http.connections.hypercorn_patches import install_patches
-from server.http.connections.listener import (
-    Listener,
-    connection_limit,
-    raise_file_limit,
-)
+from server.http.connections.listener import Listener, connection_limit, raise_file_limit
 from server.http.services import Services
 from server.limits.unfinished_responses import UnfinishedResponses
 from server.maintenance.retention import Retention
@@ -52,9 +48,7 @@ from server.process.key_required import require_key
 from server.process.load_model import load_model, model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.prompting.loaded_model import LoadedModel
-from server.recording.messages import (
-    RecorderMessage,
-)
+from server.recording.messages import RecorderMessage
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat

@@ -18,7 +18,7 @@ from server.prompting.prompt import moment_of, write_prompt
 from server.prompting.request_echo import request_echo
 from server.prompting.resolved_request import ResolvedRequest
 from server.prompting.sampling_params import sampling_params, thinking_budget, token_ids
-from server.prompting.structured_outputs import structured_output_grammar
+from server.prompting.structured_output.structured_outputs import structured_output_grammar
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 

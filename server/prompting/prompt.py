@@ -16,7 +16,7 @@ from server.limits.tools_and_grammars import (
 from server.model_formats.interface import Prompt, PromptError, PromptTooLong
 from server.prompting.conversation import make_conversation
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.structured_outputs import structured_output_grammar
+from server.prompting.structured_output.structured_outputs import structured_output_grammar
 from server.prompting.truncation import truncate_tokens, write_within
 from server.protocol.completions.legacy import PlainRequest
 from server.protocol.ids import unix_seconds

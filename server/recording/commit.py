@@ -7,10 +7,7 @@ from uuid import UUID
 
 from server.crashpoints import crashpoint
 from server.recording.isolation import LOCK_MS, STATEMENT_MS
-from server.recording.messages import (
-    RecorderMessage,
-    RunUpdate,
-)
+from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.persist import is_written, log_chunks, write
 from server.recording.run_registry import RunRegistry
 from server.recording.unsynced_commits import UnsyncedCommits

@@ -10,10 +10,7 @@ from uuid import UUID
 
 from server.recording.commit import GroupCommit, JointCommit
 from server.recording.isolation import BUDGET_SECONDS, Isolation
-from server.recording.messages import (
-    RecorderMessage,
-    RunUpdate,
-)
+from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.run_registry import RunRegistry
 from server.recording.unsynced_commits import UnsyncedCommits
 from server.store.cluster import leases

@@ -8,9 +8,7 @@ and so is whatever was not tried within the budget, because all other runs wait 
 from collections import deque
 from collections.abc import Sequence
 
-from server.recording.messages import (
-    RunUpdate,
-)
+from server.recording.messages import RunUpdate
 
 BUDGET_SECONDS = 0.5
 """For all commits of one isolation. The joint commit gives up waiting for a lock after 0.25 s; together with

@@ -11,9 +11,7 @@ from server.generation.run import Run
 from server.input_resolution.history import stored_item
 from server.protocol.responses.states import Ending
 from server.recording.expiry import lifetime_after_end
-from server.recording.messages import (
-    RunUpdate,
-)
+from server.recording.messages import RunUpdate
 from server.recording.unsynced_commits import update_chunks
 from server.store.cluster import claims
 from server.store.content import conversations, deletion, responses

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
-from server.recording.messages import (
-    RunUpdate,
-)
+from server.recording.messages import RunUpdate
 from server.store.commit_failures import CommitFailure
 
 MAX_TRIES = 8

@@ -9,13 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from server.recording.messages import (
-    RecorderMessage,
-    ReleaseRuns,
-    RunUpdate,
-    StartRun,
-    response_hex_of,
-)
+from server.recording.messages import RecorderMessage, ReleaseRuns, RunUpdate, StartRun, response_hex_of
 
 MAX_RETAINED = 8192
 """Messages to one run. Each has one token or a few, so this is minutes of the fastest stream. A run with

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from uuid import UUID
 
-from server.recording.messages import (
-    RunUpdate,
-)
+from server.recording.messages import RunUpdate
 from server.store.database import Connection
 from server.store.log import events
 

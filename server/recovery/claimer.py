@@ -14,13 +14,7 @@ from uuid import UUID
 from engine.request import RequestRefused
 from server.crashpoints import crashpoint
 from server.prompting.loaded_model import LoadedModel
-from server.recording.messages import (
-    SERVER_ERROR,
-    CancelRun,
-    FailRun,
-    ReleaseRuns,
-    StartRun,
-)
+from server.recording.messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recording.recorder import Recorder
 from server.recovery.rebuild import Rebuilt, rebuild
 from server.store.cluster import claims, leases

@@ -4,10 +4,7 @@ from functools import cache
 
 import pytest
 
-from runner.find_python import (
-    check_sandbox,
-    find_python,
-)
+from runner.find_python import check_sandbox, find_python
 from runner.limits import Limits
 from runner.sandbox import CannotRun
 

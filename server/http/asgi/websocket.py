@@ -17,10 +17,7 @@ from server.http.asgi.answer import Answer
 from server.http.asgi.endpoint import EndpointContext
 from server.http.asgi.retried_handler import retry_until_ready
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
-from server.http.connections.websocket_messages import (
-    MESSAGE_BUFFER,
-    ReceivedBytes,
-)
+from server.http.connections.websocket_messages import MESSAGE_BUFFER, ReceivedBytes
 from server.http.error_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of

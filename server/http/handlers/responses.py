@@ -23,7 +23,7 @@ from server.http.json_response import json_response
 from server.http.request_id import apply_body_request_id
 from server.http.services import Services
 from server.prompting.output_options import SEALED_REASONING
-from server.prompting.structured_outputs import with_modern_names
+from server.prompting.structured_output.structured_outputs import with_modern_names
 from server.prompting.unsupported_parameters import refuse_empty
 from server.protocol import ids
 from server.protocol.decode import decode

@@ -19,7 +19,7 @@ from server.http.error_responses import log_internal_error, to_api_error
 from server.http.handlers import responses
 from server.http.services import Services
 from server.limits.concurrency import SharedLimit
-from server.prompting.structured_outputs import with_modern_names
+from server.prompting.structured_output.structured_outputs import with_modern_names
 from server.prompting.unsupported_parameters import refuse_empty
 from server.protocol.decode import decode
 from server.protocol.errors import ErrorDetail

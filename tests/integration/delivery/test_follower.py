@@ -8,9 +8,7 @@ from server.delivery import follower
 from server.generation.run import Run
 from server.http.asgi.event_stream import DONE
 from server.protocol.ids import new_uuid
-from server.recording.messages import (
-    StartRun,
-)
+from server.recording.messages import StartRun
 from server.store.cluster.notifications import Notifier
 from server.store.content import deletion
 from server.store.database import Connection

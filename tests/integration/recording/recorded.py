@@ -12,9 +12,7 @@ from engine.request import Finished, FinishReason, Tokens, Usage
 from server.delivery.event_frames import frame
 from server.generation.run import Run
 from server.protocol.responses.events import Event
-from server.recording.messages import (
-    RecorderMessage,
-)
+from server.recording.messages import RecorderMessage
 from server.recording.recorder import Recorder
 from server.store.database import Database
 from server.store.log import events

@@ -13,9 +13,7 @@ from server.generation.run import Run
 from server.input_resolution import history
 from server.protocol.responses.events import Event, Kind, is_terminal
 from server.recording import committer, persist, retries
-from server.recording.messages import (
-    ReleaseRuns,
-)
+from server.recording.messages import ReleaseRuns
 from server.store.content import responses
 from server.store.content.responses import NewItem
 from server.store.database import Database

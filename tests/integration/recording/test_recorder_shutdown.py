@@ -9,9 +9,7 @@ from server.prompting.next_turn import TurnBuilder
 from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
-from server.recording.messages import (
-    ToolCallFinished,
-)
+from server.recording.messages import ToolCallFinished
 from server.store.database import Database
 from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import finished, recording, tokens

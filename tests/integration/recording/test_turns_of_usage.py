@@ -8,10 +8,7 @@ from server.delivery.stored_responses import find_response
 from server.generation.run import Run
 from server.hosted_tools.tool_specs import HostedTools, ToolResult
 from server.model_formats.interface import TextDelta
-from server.recording.messages import (
-    StartTurn,
-    ToolCallFinished,
-)
+from server.recording.messages import StartTurn, ToolCallFinished
 from server.store.content.list_pages import Filters
 from tests.integration.recording.recorded import Bench
 from tests.support.builders import TENANT

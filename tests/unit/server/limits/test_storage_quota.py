@@ -19,7 +19,7 @@ class FakeDatabase:
         self.stored = {"alice": 10, "bob": 1}
         self.asked = 0
 
-    def ask(self, work: Callable[[Any], int]) -> int:
+    def autocommit(self, work: Callable[[Any], int]) -> int:
         self.asked += 1
         return work(self)
 

@@ -4,14 +4,7 @@ from uuid import UUID, uuid4
 
 from engine.request import Tokens
 from server.generation.run import Run
-from server.recording.messages import (
-    FailRun,
-    RecorderMessage,
-    ReleaseRuns,
-    RunUpdate,
-    StartRun,
-    StopRecorder,
-)
+from server.recording.messages import FailRun, RecorderMessage, ReleaseRuns, RunUpdate, StartRun, StopRecorder
 from server.recording.run_registry import RunRegistry
 from server.recording.suspended import SuspendedRuns
 from tests.support.builders import LATER, make_echo, make_run, say

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.grammar.limits import BadGrammar, parse_json
 from engine.request import StructuredOutput
-from server.prompting.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf
+from server.prompting.structured_output.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf
 
 _FORMATS = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
 _COMPOSED = ("tag", "sequence", "or", "tags_with_separator")

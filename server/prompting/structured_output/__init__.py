@@ -1,0 +1,1 @@
+"""`structured_outputs` of requests: JSON schemas, regexes, choices, EBNF and structural tags as grammars."""
