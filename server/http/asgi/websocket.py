@@ -17,7 +17,7 @@ from server.http.asgi.answer import Answer
 from server.http.asgi.endpoint import EndpointContext
 from server.http.asgi.retried_handler import retry_until_ready
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
-from server.http.connections.websocket_messages import MESSAGE_BUFFER, ReceivedBytes
+from server.http.connections.websocket_messages import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
 from server.http.error_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
@@ -106,14 +106,17 @@ class SocketEndpoint(Generic[C]):
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             await websocket.send_denial_response(on_error(websocket, error))
             return
-        inbox = ReceivedBytes(self._context.bodies, share.tenant)
-        websocket.scope["state"][MESSAGE_BUFFER].inbox = inbox
-        connection = _Connection(websocket, session, self._context.threads, share, inbox, self._send_seconds)
+        received = ReceivedBytes(self._context.bodies, share.tenant)
+        buffer: MessageBuffer = websocket.scope["state"][MESSAGE_BUFFER]
+        buffer.received = received
+        connection = _Connection(
+            websocket, session, self._context.threads, share, received, self._send_seconds
+        )
         try:
             await websocket.accept(headers=[(b"x-request-id", websocket.state.request_id.encode())])
             await connection.serve(asyncio.get_running_loop().time() + self._seconds, self._closing)
         finally:
-            inbox.close()
+            received.close()
             session.close()
 
 
@@ -124,14 +127,14 @@ class _Connection:
         session: Session,
         threads: ThreadPools,
         share: ThreadShare,
-        inbox: ReceivedBytes,
+        received: ReceivedBytes,
         send_seconds: float,
     ) -> None:
         self._websocket = websocket
         self._session = session
         self._threads = threads
         self._lane = share
-        self._inbox = inbox
+        self._received = received
         self._send_seconds = send_seconds
         self._wanted: deque[PendingResponse] = deque()
         self._news = asyncio.Event()
@@ -162,7 +165,7 @@ class _Connection:
             except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
                 found = self._session.explain(error)
             if isinstance(found, bytes):
-                self._inbox.release(len(body))
+                self._received.release(len(body))
                 await self._send(found)
             else:
                 self._wanted.append(found)
@@ -200,7 +203,7 @@ class _Connection:
             await self._send(self._session.explain(error, wanted))
             return
         finally:
-            self._inbox.release(wanted.size)
+            self._received.release(wanted.size)
         relay = _EventRelay(self._send, wanted.prefix, listening)
         scope: Scope = {"type": "http"}
         set_store_reader(scope, self._threads.stream.bind(self._lane))
