@@ -123,7 +123,7 @@ class RunRegistry:
             case Failed(request_id, "engine_dead") if self._is_background(response_id_of(request_id)):
                 self._release(updates, frozenset({response_id_of(request_id)}), engine_died=True)
             case Failed(engine_request_id, code, cause, usage):
-                log.error("engine_request %s failed: %s: %s", engine_request_id, code, cause)
+                log.error("engine request %s failed: %s: %s", engine_request_id, code, cause)
                 act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
                 self._advance(updates, response_id_of(engine_request_id), now, act)
             case StopRecorder():

@@ -162,10 +162,10 @@ class SideWriter:
         self._retries.failed(retry, trouble, self._clock())
         details = (retry.response, type(error).__name__, retry.way)
         if retry.given_up and not was_given_up:
-            log.error("a update of response %s cannot be stored (%s); next: %s", *details)
+            log.error("an update of response %s cannot be stored (%s); next: %s", *details)
             self._on_result(SideResult(retry.update, "given up"))
         elif trouble != "unavailable":
-            log.warning("a update of response %s is not stored yet (%s); next: %s", *details)
+            log.warning("an update of response %s is not stored yet (%s); next: %s", *details)
 
     def _commit(self, connection: Connection, retry: Retry) -> SideResult:
         """One try. The commit is synchronous, because `UnsyncedCommits` belongs to the recorder's thread."""

@@ -56,8 +56,11 @@ class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
     include_reasoning: bool = True
     echo: bool = False
     return_token_ids: bool = False
-    streams_token_ids: bool = False
-    """The stream has a `holdfast:tokens` event with each group of token ids."""
+    streams_token_ids: bool = msgspec.field(default=False, name="tells_tokens")
+    """The stream has a `holdfast:tokens` event with each group of token ids.
+
+    Requests are stored with their responses, so earlier releases' name of the field stays.
+    """
     prompt_logprobs: int | None = None
     add_special_tokens: bool = False
     """The tokenizer's own special tokens (BOS, EOS) are added around the prompt."""
