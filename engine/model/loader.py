@@ -14,7 +14,15 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from engine.attention.interface import IMPLEMENTATION, LayerCall, ProbeForward
 from engine.attention.paged import LayerAttentionSpec
@@ -95,20 +103,21 @@ def _load_and_probe(
     *others, last = load_options(hf_config, device)
     for options in others:
         try:
-            return _load_with(config, dtype, device, options, progress)
+            return _load_with(config, hf_config, dtype, device, options, progress)
         except ModelRefused as error:
             log.warning("the weights are read in another way, because in the first: %s", error)
-    return _load_with(config, dtype, device, last, progress)
+    return _load_with(config, hf_config, dtype, device, last, progress)
 
 
 def _load_with(
     config: EngineConfig,
+    hf_config: PretrainedConfig,
     dtype: torch.dtype,
     device: torch.device,
     options: Mapping[str, Any],
     progress: Callable[[str], None],
 ) -> tuple[PreTrainedModel, "_AttentionSpecProbe"]:
-    network = _read_weights(config, dtype, options)
+    network = _read_weights(config, hf_config, dtype, options)
     if "device_map" not in options:
         network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
     if device.type == "cpu":
@@ -179,10 +188,28 @@ def _refuse_unservable(hf_config: PretrainedConfig) -> None:
         raise ModelRefused(f"{name} has layers that share their keys, which is not served.")
 
 
-def _read_weights(config: EngineConfig, dtype: torch.dtype, options: Mapping[str, Any]) -> PreTrainedModel:
+def _auto_class(hf_config: PretrainedConfig) -> Any:
+    """The class that reads the checkpoint: of a model with a vision tower, the whole model."""
+    is_causal_lm = type(hf_config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    reads_images = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if reads_images and not is_causal_lm else AutoModelForCausalLM
+
+
+def _attention_of(network: PreTrainedModel) -> str | dict[str, str]:
+    """Ours for the language model; torch's own for vision towers, which see a whole picture at once."""
+    parts = [name for name in network.config.sub_configs if getattr(network.config, name, None) is not None]
+    text = network.config.get_text_config()
+    if text is network.config:
+        return IMPLEMENTATION
+    return {name: IMPLEMENTATION if getattr(network.config, name) is text else "sdpa" for name in parts}
+
+
+def _read_weights(
+    config: EngineConfig, hf_config: PretrainedConfig, dtype: torch.dtype, options: Mapping[str, Any]
+) -> PreTrainedModel:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = _auto_class(hf_config).from_pretrained(
             config.model,
             dtype=dtype,
             use_safetensors=True,
@@ -205,7 +232,7 @@ def _read_weights(config: EngineConfig, dtype: torch.dtype, options: Mapping[str
         raise ModelRefused(f"{name} keeps a state beside keys and values, which is not served.")
     if "logits_to_keep" not in inspect.signature(network.forward).parameters:
         raise ModelRefused(f"{name} cannot compute the logits of chosen tokens only.")
-    network.set_attn_implementation(IMPLEMENTATION)
+    network.set_attn_implementation(_attention_of(network))
     network.eval()  # type: ignore[no-untyped-call]
     return network
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tests.support.engines import make_prompt, make_request, save_random_model, start_model
+from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, save_random_vision_model
 
 DEMO = Path(__file__).parents[4] / "demo" / "holdfast-demo"
 
@@ -74,6 +75,23 @@ def test_greedy_tokens_equal_those_of_generate(case: Case) -> None:
     (outcome,) = bench.run(make_request("second turn", second_turn, 10))
     assert outcome.last.usage.cached == 48
     assert outcome.tokens == generate(reference, second_turn, 10)
+    bench.engine.close(drain=True)
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config.removesuffix("Config"))
+def test_a_model_with_a_vision_tower_answers_text_as_generate_would(config: str) -> None:
+    model = save_random_vision_model(config)
+    reference: Any = AutoModelForImageTextToText.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    )
+    bench = start_model(model, token_budget=24, max_running=4)
+    prompts = [[token % IMAGE_TOKEN for token in make_prompt(length, length)] for length in (5, 13, 29, 50)]
+
+    outcomes = bench.run(*(make_request(str(n), p, 14) for n, p in enumerate(prompts)))
+
+    for prompt, outcome in zip(prompts, outcomes, strict=True):
+        assert outcome.tokens == generate(reference, prompt, 14)
+    assert len({token for outcome in outcomes for token in outcome.tokens}) > 6
     bench.engine.close(drain=True)
 
 
