@@ -1,9 +1,16 @@
 """Small models with vision towers and random weights, one for each of the families that many people use."""
 
 import atexit
+import io
+import json
+import random
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, models
 
 VOCABULARY = 200
 IMAGE_TOKEN = 190
@@ -115,7 +122,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def save_random_vision_model(config_name: str) -> Path:
-    """Writes a model of one of `FAMILIES` and returns its folder, which is deleted when the process ends.
+    """Writes a model of one of `FAMILIES` with its tokenizer and image processor, and returns the folder.
+
+    It is deleted when the process ends.
 
     All matrices but the embeddings are large: a small random model otherwise repeats one token whatever it is
     given.
@@ -132,7 +141,123 @@ def save_random_vision_model(config_name: str) -> Path:
     for name, weights in model.named_parameters():
         if weights.ndim > 1:
             torch.nn.init.normal_(weights, std=0.03 if "embed_tokens" in name else 0.3)
+    model.generation_config.eos_token_id = None
     directory = tempfile.TemporaryDirectory(prefix="holdfast-model-")
     atexit.register(directory.cleanup)
     model.save_pretrained(directory.name)
+    save_processor(config_name, Path(directory.name))
     return Path(directory.name)
+
+
+@dataclass(frozen=True)
+class Media:
+    """The image processor of a family: its class, its settings and the markup of its prompts."""
+
+    processor: str
+    images: str
+    image_settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    special_tokens: dict[int, str] = field(default_factory=dict)
+    named_tokens: dict[str, str] = field(default_factory=dict)
+
+
+QWEN_MARKUP = {
+    IMAGE_TOKEN: "<|image_pad|>",
+    191: "<|video_pad|>",
+    192: "<|vision_start|>",
+    193: "<|vision_end|>",
+}
+GLM_MARKUP = {IMAGE_TOKEN: "<|image|>", 191: "<|video|>"}
+GEMMA_MARKUP = {IMAGE_TOKEN: "<soft>", 191: "<boi>", 192: "<eoi>"}
+GEMMA_NAMES = {"image_token": "<soft>", "boi_token": "<boi>", "eoi_token": "<eoi>"}
+SMOL_TILES = {194 + n: f"<row_{n // 2 + 1}_col_{n % 2 + 1}>" for n in range(4)}
+QWEN_SIZES = {"size": {"shortest_edge": 28 * 28 * 2, "longest_edge": 28 * 28 * 16}}
+SQUARE = {"size": {"height": 28, "width": 28}}
+
+MEDIA: dict[str, Media] = {
+    "Qwen2VLConfig": Media("Qwen2VL", "Qwen2VL", QWEN_SIZES, special_tokens=QWEN_MARKUP),
+    "Qwen2_5_VLConfig": Media("Qwen2_5_VL", "Qwen2VL", QWEN_SIZES, special_tokens=QWEN_MARKUP),
+    "Qwen3VLConfig": Media(
+        "Qwen3VL", "Qwen2VL", {**QWEN_SIZES, "patch_size": 16}, special_tokens=QWEN_MARKUP
+    ),
+    "Glm4vConfig": Media("Glm4v", "Glm4v", QWEN_SIZES, special_tokens=GLM_MARKUP),
+    "Gemma3Config": Media("Gemma3", "Gemma3", SQUARE, {"image_seq_length": 4}, GEMMA_MARKUP, GEMMA_NAMES),
+    "Gemma4Config": Media(
+        "Gemma4",
+        "Gemma4",
+        {"max_soft_tokens": 70},
+        {},
+        GEMMA_MARKUP,
+        {**GEMMA_NAMES, "audio_token": "<x103>", "boa_token": "<x104>", "eoa_token": "<x105>"},
+    ),
+    "Mistral3Config": Media(
+        "Pixtral",
+        "Pixtral",
+        {"size": {"longest_edge": 112}, "patch_size": {"height": 28, "width": 28}},
+        {"patch_size": 14, "spatial_merge_size": 2},
+        {IMAGE_TOKEN: "[IMG]", 191: "[IMG_BREAK]", 192: "[IMG_END]"},
+    ),
+    "LlavaConfig": Media(
+        "Llava",
+        "CLIP",
+        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
+        {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        {IMAGE_TOKEN: "<image>"},
+    ),
+    "InternVLConfig": Media(
+        "InternVL",
+        "GotOcr2",
+        {**SQUARE, "crop_to_patches": True, "max_patches": 3},
+        {"image_seq_length": 1},
+        {IMAGE_TOKEN: "<IMG_CONTEXT>", 191: "<img>", 192: "</img>", 193: "<video>"},
+        {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+    ),
+    "SmolVLMConfig": Media(
+        "SmolVLM",
+        "SmolVLM",
+        {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}},
+        {"image_seq_len": 1},
+        {IMAGE_TOKEN: "<image>", 191: "<fake>", 192: "<global>", 193: "<end_of_utterance>", **SMOL_TILES},
+        {
+            "image_token": "<image>",
+            "fake_image_token": "<fake>",
+            "global_image_token": "<global>",
+            "end_of_utterance_token": "<end_of_utterance>",
+        },
+    ),
+}
+
+
+def save_processor(config_name: str, folder: Path) -> None:
+    """Writes the tokenizer, a character a token, and the files of the family's processor."""
+    import transformers
+
+    media = MEDIA[config_name]
+    special = {token: media.special_tokens.get(token, f"<x{token}>") for token in range(96, VOCABULARY)}
+    vocabulary = {chr(32 + index): index for index in range(95)} | {"\n": 95}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in special.values()]
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<x96>", extra_special_tokens=media.named_tokens
+    ).save_pretrained(folder)
+    images: Any = getattr(transformers, f"{media.images}ImageProcessorPil")(**media.image_settings)
+    images.save_pretrained(folder)
+    settings = {"processor_class": f"{media.processor}Processor", **media.settings}
+    (folder / "processor_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def picture(seed: int, width: int = 60, height: int = 44) -> bytes:
+    """A PNG of random blocks of colour."""
+    noise = random.Random(seed)
+    image = Image.new("RGB", (width // 4, height // 4))
+    image.putdata([tuple(noise.randbytes(3)) for _ in range(image.width * image.height)])
+    file = io.BytesIO()
+    image.resize((width, height)).save(file, "PNG")
+    return file.getvalue()

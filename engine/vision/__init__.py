@@ -1,0 +1,1 @@
+"""Pictures in prompts: the model folder's image processor and the vision tower."""

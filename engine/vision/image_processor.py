@@ -1,0 +1,119 @@
+"""`ImageProcessor`: a model folder's own image processor, and the text that stands for a picture in a prompt.
+
+Uses transformers' processors with their Pillow backend. The parts of a processor for video and sound are left
+out: they need torchvision or torchaudio, and nothing here sends them anything.
+"""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from PIL import Image
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig, ProcessorMixin
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
+
+from engine.config import ModelRefused
+from engine.error_text import describe
+
+PIXTRAL_PROCESSOR = "PixtralProcessor"
+"""transformers cannot import this class without torchvision, so `_PixtralText` does its part."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """A picture as the vision tower takes it."""
+
+    text: str
+    """What replaces the placeholder in the rendered prompt: placeholders, one for each embedding, and the
+    markup between them."""
+    tensors: Mapping[str, Tensor]
+    """The arguments of the model's `get_image_features`, and others that it does not take."""
+
+
+class _ImageText(Protocol):
+    """The part of transformers' processors that writes the text for a picture."""
+
+    image_token: str
+
+    def replace_image_token(self, image_inputs: Mapping[str, Any], image_idx: int) -> str: ...
+
+
+class ImageProcessor:
+    """Thread-safe: calls do not change it."""
+
+    def __init__(self, processor: Any, texts: _ImageText, arguments: Mapping[str, Any]) -> None:
+        self._processor = processor
+        self._texts = texts
+        self._arguments = arguments
+        self.placeholder: str = texts.image_token
+        """The text that chat templates write for a picture."""
+
+    @staticmethod
+    def load(folder: Path, hf_config: PretrainedConfig) -> "ImageProcessor":
+        """Raises `ModelRefused` if the folder has no image processor that can be used here."""
+        try:
+            return _load(folder, hf_config)
+        except Exception as error:
+            raise ModelRefused(
+                f"The image processor of {folder} cannot be used: {describe(error, 500)}"
+            ) from error
+
+    def process(self, data: bytes) -> ProcessedImage:
+        """`data` is an image file that Pillow can read. CPU work of 5 to 50 ms."""
+        with Image.open(io.BytesIO(data)) as image:
+            pixels = image.convert("RGB")
+        outputs = self._processor(images=[pixels], **{**self._arguments, "return_tensors": "pt"})
+        tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
+        return ProcessedImage(self._texts.replace_image_token(outputs, 0), tensors)
+
+
+def _load(folder: Path, hf_config: PretrainedConfig) -> ImageProcessor:
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    images: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", **options)
+    names = PROCESSOR_MAPPING_NAMES[hf_config.model_type]
+    name = names if isinstance(names, str) else names[0]
+    settings, _ = ProcessorMixin.get_processor_dict(folder, local_files_only=True)
+    if name == PIXTRAL_PROCESSOR:
+        return ImageProcessor(images, _PixtralText(hf_config, settings), {})
+    processor_class = _without_other_media(processor_class_from_name(name))
+    parts = {
+        "image_processor": images,
+        "tokenizer": AutoTokenizer.from_pretrained(folder, **options),
+    }
+    processor = processor_class.from_args_and_dict(
+        [parts.get(part) for part in processor_class.get_attributes()], settings
+    )
+    arguments = processor._merge_kwargs(processor.valid_processor_kwargs, tokenizer_init_kwargs={})
+    return ImageProcessor(images, processor, arguments["images_kwargs"])
+
+
+def _without_other_media(processor_class: Any) -> Any:
+    """A subclass that can be made without its parts for video and sound."""
+
+    class ImagesOnly(processor_class):  # type: ignore[misc]  # a class known at run time only
+        def check_argument_for_proper_class(self, argument_name: str, argument: object) -> object:
+            if argument is None:
+                return None
+            return super().check_argument_for_proper_class(argument_name, argument)
+
+    ImagesOnly.__name__ = processor_class.__name__  # its configuration is looked up by this name
+    return ImagesOnly
+
+
+class _PixtralText:
+    """A row of `[IMG]` for each row of patches, `[IMG_BREAK]` between them, `[IMG_END]` at the end."""
+
+    def __init__(self, hf_config: PretrainedConfig, settings: Mapping[str, Any]) -> None:
+        self.image_token = settings.get("image_token", "[IMG]")
+        self._break = settings.get("image_break_token", "[IMG_BREAK]")
+        self._end = settings.get("image_end_token", "[IMG_END]")
+        merged = settings.get("spatial_merge_size") or getattr(hf_config, "spatial_merge_size", 1)
+        self._patch = (settings.get("patch_size") or hf_config.vision_config.patch_size) * merged
+
+    def replace_image_token(self, image_inputs: Mapping[str, Any], image_idx: int) -> str:
+        height, width = (int(pixels) for pixels in image_inputs["image_sizes"][image_idx])
+        row = self.image_token * (width // self._patch)
+        return self._break.join([row] * (height // self._patch)) + self._end
