@@ -69,7 +69,7 @@ class EngineConfig:
     dtype: DtypeName = "auto"
     """`auto` is the checkpoint's dtype on a GPU and float32 on a CPU."""
     kv_memory: int | None = None
-    """Bytes for the KV cache; None chooses by model and free memory (`engine.kv.memory_sizing`)."""
+    """Bytes for the KV cache; None chooses by model and free memory (`engine.kv_cache.count_blocks`)."""
     kv_blocks: int | None = None
     """Size of the KV cache in blocks, instead of `kv_memory`."""
     block_size: int = 16

@@ -23,6 +23,10 @@ class EngineFault(BaseException):
     """The device has failed for good. A BaseException, so that handlers of one request's errors miss it."""
 
 
+class StepAbandoned(BaseException):
+    """Raised on the engine thread when a step returns after `core.supervisor.Watchdog` declared a hang."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowFailure:
     """One request's row of a step failed; the results of the other rows are valid."""

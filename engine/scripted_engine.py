@@ -33,8 +33,7 @@ from engine.request import (
     PromptLogprobs,
     TokenLogprobs,
 )
-from engine.sampling.grammar_masks import GrammarMatchers, Masks
-from engine.sampling.token_rules import TokenRules
+from engine.sampling.token_masks import GrammarMatchers, Masks, TokenRules
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
@@ -232,17 +231,16 @@ class _ScriptedExecutor:
         self, sampled: list[SampledToken | RowFailure], sequences: list[TokenSequence], masks: Masks
     ) -> list[SampledToken | RowFailure]:
         """Replaces tokens that grammars or rules forbid by allowed ones."""
-        for row in masks.rows:
-            token = sampled[row]
-            if row in masks.failed:
-                sampled[row] = RowFailure("engine_error", masks.failed[row])
-            elif isinstance(token, SampledToken):
-                sequence = sequences[row]
-                token_id = self._allowed(token.token_id, sequence, masks.of(row))
+        for row, mask in masks.of.items():
+            token, sequence = sampled[row], sequences[row]
+            if isinstance(token, SampledToken) and row not in masks.failed:
+                token_id = self._allowed(token.token_id, sequence, mask)
                 sampled[row] = SampledToken(token_id, _logprobs_of(sequence.request, token_id))
+        for row, message in masks.failed.items():
+            sampled[row] = RowFailure("engine_error", message)
         return sampled
 
-    def _allowed(self, token_id: int, sequence: TokenSequence, mask: memoryview) -> int:
+    def _allowed(self, token_id: int, sequence: TokenSequence, mask: bytes) -> int:
         """The token if it is allowed; else a stop id, if the answer is long enough; else any allowed id."""
         stops = [stop for stop in sorted(sequence.request.stop_ids) if _has(mask, stop)]
         script = self._answers[sequence].script
@@ -272,7 +270,7 @@ class _ScriptedExecutor:
         self.hanging.clear()
 
 
-def _has(mask: memoryview, token_id: int) -> bool:
+def _has(mask: bytes, token_id: int) -> bool:
     return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 

@@ -18,16 +18,14 @@ that ends while its token is in flight has a surplus row in the launched pass; i
 import logging
 import queue
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
 from engine.config import Limits
-from engine.core.deadlines import Deadlines
 from engine.core.metrics import EngineMetrics
-from engine.core.request_registry import AcceptedRequest, Close, Inbound, RequestRegistry, Resumed
-from engine.core.watchdog import StepAbandoned, Watchdog
+from engine.core.request_registry import AcceptedRequest, Close, Deadlines, Inbound, RequestRegistry, Resumed
 from engine.executor import (
     Executor,
     ForwardHandle,
@@ -36,6 +34,7 @@ from engine.executor import (
     PipelinedExecutor,
     RowFailure,
     SampledToken,
+    StepAbandoned,
 )
 from engine.request import (
     Cancel,
@@ -80,7 +79,7 @@ class EngineCore:
         registry: RequestRegistry,
         deliver: Deliver,
         metrics: EngineMetrics,
-        watchdog: Watchdog,
+        watchdog: AbstractContextManager[None],
     ) -> None:
         self._executor = executor
         self._scheduler = Scheduler(limits, metrics.counters)

@@ -13,11 +13,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from engine.error_text import one_line
 from engine.fair_limit import FairLimit
 from engine.grammar.lark_source import to_lark
 from engine.grammar.limits import MAX_TEXT, BadGrammar
-from engine.request import EngineRequest, RequestRefused, StructuredOutput
+from engine.request import EngineRequest, RequestRefused, StructuredOutput, one_line
 from engine.vocabulary import Vocabulary
 
 CACHE_BYTES = 256 * 2**20

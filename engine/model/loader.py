@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -24,15 +23,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from engine.attention.interface import IMPLEMENTATION, LayerCall, ProbeForward
-from engine.attention.paged import LayerAttentionSpec
+from engine.attention.interface import IMPLEMENTATION, LayerAttentionSpec, ProbeForward
 from engine.config import EngineConfig, ModelRefused
-from engine.error_text import describe
 from engine.executor import EngineFault
-from engine.kv.kv_cache import LayerShape
 from engine.model.prepacked_linear import prepack_weights
 from engine.model.quantization import load_options, refuse_unknown_format, refuse_unused_scales
-from engine.request import ModelInfo
+from engine.request import ModelInfo, describe
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -51,9 +47,7 @@ class LoadedModel:
     network: PreTrainedModel
     device: torch.device
     dtype: torch.dtype
-    shapes: list[LayerShape]
-    attention_specs: frozenset[LayerAttentionSpec]
-    """The different kinds of its attention layers."""
+    layers: list[LayerAttentionSpec]
     model_info: ModelInfo
     vocabulary: Vocabulary | None
 
@@ -69,16 +63,14 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     refuse_unknown_format(config.model, hf_config)
     dtype = _choose_dtype(config, hf_config, device)
     progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
-    network, probe = _load_and_probe(config, hf_config, dtype, device, progress)
+    network, layers = _load_and_probe(config, hf_config, dtype, device, progress)
     model_info = _describe(network)
     try:
         vocabulary = read_vocabulary(config.model, model_info.vocab_size)
     except ValueError as error:
         progress(f"stop strings and grammars are not served: {error}")
         vocabulary = None
-    shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
-    attention_specs = frozenset(probe.attention_specs)
-    return LoadedModel(network, device, dtype, shapes, attention_specs, model_info, vocabulary)
+    return LoadedModel(network, device, dtype, layers, model_info, vocabulary)
 
 
 @contextmanager
@@ -99,7 +91,7 @@ def _load_and_probe(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[str], None],
-) -> tuple[PreTrainedModel, "_AttentionSpecProbe"]:
+) -> tuple[PreTrainedModel, list[LayerAttentionSpec]]:
     *others, last = load_options(hf_config, device)
     for options in others:
         try:
@@ -116,7 +108,7 @@ def _load_with(
     device: torch.device,
     options: Mapping[str, Any],
     progress: Callable[[str], None],
-) -> tuple[PreTrainedModel, "_AttentionSpecProbe"]:
+) -> tuple[PreTrainedModel, list[LayerAttentionSpec]]:
     network = _read_weights(config, hf_config, dtype, options)
     if "device_map" not in options:
         network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
@@ -124,28 +116,6 @@ def _load_with(
         prepack_weights(network)
     progress("checking that every layer attends as it should")
     return network, _probe(network, device)
-
-
-class _AttentionSpecProbe(ProbeForward):
-    """Records the attention specs of all layers beside their shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention_specs: set[LayerAttentionSpec] = set()
-
-    def attend(self, call: LayerCall) -> Tensor:
-        self.attention_specs.add(
-            LayerAttentionSpec(
-                num_heads=call.query.shape[1],
-                num_kv_heads=call.key.shape[1],
-                key_size=call.key.shape[2],
-                value_size=call.value.shape[2],
-                window=call.window,
-                sinks=call.sinks is not None,
-                softcap=call.softcap,
-            )
-        )
-        return super().attend(call)
 
 
 def _choose_device(config: EngineConfig) -> torch.device:
@@ -237,9 +207,9 @@ def _read_weights(
     return network
 
 
-def _probe(network: PreTrainedModel, device: torch.device) -> _AttentionSpecProbe:
-    """Runs two tokens through the model, to record its attention layers and refuse unsupported arguments."""
-    step = _AttentionSpecProbe()
+def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerAttentionSpec]:
+    """Runs two tokens through the model: returns each layer's attention, or refuses unsupported arguments."""
+    step = ProbeForward()
     pair = torch.tensor([[0, 1]], device=device)
     try:
         with torch.inference_mode():
@@ -256,12 +226,12 @@ def _probe(network: PreTrainedModel, device: torch.device) -> _AttentionSpecProb
         name = type(network).__name__
         raise ModelRefused(f"{name} cannot be run in one packed row: {_say(error)}") from error
     layers = network.config.get_text_config().num_hidden_layers
-    if sorted(step.shapes) != list(range(layers)):
+    if sorted(step.specs) != list(range(layers)):
         raise ModelRefused(
-            f"{type(network).__name__} has {layers} layers, of which {len(step.shapes)} use the "
+            f"{type(network).__name__} has {layers} layers, of which {len(step.specs)} use the "
             "attention that we can replace."
         )
-    return step
+    return [step.specs[layer] for layer in range(layers)]
 
 
 def _describe(network: PreTrainedModel) -> ModelInfo:

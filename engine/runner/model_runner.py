@@ -12,27 +12,25 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.attention.paged import PagedAttentionBackend
+from engine.attention.interface import PagedAttentionBackend
 from engine.config import EngineConfig, Limits
 from engine.device_copies import AsyncToHost, to_device
 from engine.executor import EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
-from engine.kv.kv_cache import KVCache
-from engine.kv.malloc import retain_freed_memory
-from engine.kv.memory_sizing import count_blocks
-from engine.lora.adapter_layers import Adapters, install_adapters
+from engine.kv_cache import KVCache, count_blocks, retain_freed_memory
 from engine.model.loader import LoadedModel, load_model, raising_model_refused
+from engine.model.lora_layers import (
+    Adapters,
+    install_adapters,
+)
 from engine.request import ModelInfo, PromptLogprobs
-from engine.runner.input_builder import ForwardInputs, InputBuilder, LogitRows
-from engine.runner.paged_input_builder import PagedInputBuilder
-from engine.runner.select_decoding import select_attention_and_graphs
+from engine.runner.cuda_graphs import select_attention_and_graphs
+from engine.runner.input_builder import ForwardInputs, InputBuilder, LogitRows, PagedInputBuilder
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
-from engine.sampling.grammar_masks import GrammarMatchers
-from engine.sampling.logit_masking import apply_masks
+from engine.sampling.logits_processors import apply_masks
 from engine.sampling.logprobs import prompt_token_logprobs
-from engine.sampling.sampler import PendingSample
-from engine.sampling.sampling_batch import SamplingBatches
-from engine.sampling.token_rules import TokenRules
+from engine.sampling.sampler import PendingSample, SamplingBatches
+from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
@@ -152,7 +150,8 @@ class ModelRunner:
         model = load_model(config, progress)
         adapters = install_adapters(model.network, config.adapters, progress)
         context = model.model_info.context_length
-        per_token = sum(bucket.elements_per_token for bucket in model.shapes) * model.dtype.itemsize
+        shapes = [layer.kv_shape for layer in model.layers]
+        per_token = sum(shape.elements_per_token for shape in shapes) * model.dtype.itemsize
         on_gpu = model.device.type == "cuda"
         if not on_gpu:
             retain_freed_memory()
@@ -164,7 +163,7 @@ class ModelRunner:
             context_length=context,
             gpu_free=torch.cuda.mem_get_info(model.device)[0] if on_gpu else None,
         )
-        kv_cache = KVCache(model.shapes, blocks, config.block_size, model.dtype, model.device)
+        kv_cache = KVCache(shapes, blocks, config.block_size, model.dtype, model.device)
         capacity = blocks * config.block_size
         size = capacity * per_token * copies / 2**20
         progress(f"the KV cache holds {capacity} tokens in at most {size:.0f} MiB")

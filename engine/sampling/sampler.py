@@ -11,6 +11,7 @@ transfer.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,9 +19,16 @@ from torch import Tensor
 from engine.device_copies import AsyncToHost, to_device
 from engine.executor import RowFailure, SampledToken
 from engine.request import SamplingParams, TokenLogprobs
+from engine.sampling.logits_processors import (
+    PenaltyTable,
+    TokenCounts,
+    changes_logits,
+    mask_tokens,
+    restore_logits,
+)
 from engine.sampling.logprobs import PendingLogprobs, read_logprobs
-from engine.sampling.penalties import PenaltyTable, TokenCounts, mask_tokens, restore_logits
 from engine.sampling.token_sampler import TokenSampler
+from engine.scheduling.sequence import TokenSequence
 
 Mask = Callable[[Tensor], None]
 """Sets the logits of disallowed tokens to -inf, in place, for all rows of the step. Runs after biases and
@@ -161,3 +169,47 @@ def _row_failure(highest: float) -> RowFailure:
     if highest == -inf:
         return RowFailure("engine_error", "No token may be drawn here: all are forbidden.")
     return RowFailure("engine_error", "The model gave no finite logits.")
+
+
+NO_IDS: frozenset[int] = frozenset()
+
+
+class SamplingBatches:
+    """The batches of successive steps; usually the batch of the previous step."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._row_samplings: WeakKeyDictionary[TokenSequence, RowSampling] = WeakKeyDictionary()
+        self._sequences: list[TokenSequence] = []
+        self._batch = SamplingBatch((), vocab_size, device)
+
+    def of(self, sequences: list[TokenSequence]) -> SamplingBatch:
+        """The batch of these sequences, updated to their current tokens."""
+        if sequences != self._sequences:
+            self._batch = SamplingBatch(
+                [self._row_sampling(s) for s in sequences], self._vocab_size, self._device
+            )
+            self._sequences = sequences
+        for sequence, row_sampling in zip(sequences, self._batch.samples_token, strict=True):
+            row_sampling.position = len(sequence.tokens)
+            if row_sampling.counts is not None:
+                row_sampling.counts.catch_up(sequence.tokens)
+            if sequence.request.min_tokens and sequence.request.grammar is None:
+                row_sampling.masked_ids = sequence.ends if sequence.must_not_stop else NO_IDS
+        return self._batch
+
+    def _row_sampling(self, sequence: TokenSequence) -> RowSampling:
+        row_sampling = self._row_samplings.get(sequence)
+        if row_sampling is None:
+            request = sequence.request
+            counts = TokenCounts(request) if changes_logits(request.sampling) else None
+            row_sampling = RowSampling(
+                request.sampling,
+                len(sequence.tokens),
+                counts,
+                logprobs=request.logprobs,
+                logprob_token_ids=request.logprob_token_ids,
+            )
+            self._row_samplings[sequence] = row_sampling
+        return row_sampling

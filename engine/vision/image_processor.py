@@ -16,7 +16,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig, Pr
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
 
 from engine.config import ModelRefused
-from engine.error_text import describe
+from engine.request import describe
 
 PIXTRAL_PROCESSOR = "PixtralProcessor"
 """transformers cannot import this class without torchvision, so `_PixtralText` does its part."""

@@ -13,7 +13,7 @@ import pytest
 from engine.grammar.compiler import COMPILE_SECONDS, STACK_BYTES, GrammarCompiler
 from engine.grammar.limits import MAX_CHAIN, MAX_OPTIONAL
 from engine.request import RequestRefused, StructuredOutput
-from engine.sampling.grammar_masks import GrammarMatchers
+from engine.sampling.token_masks import GrammarMatchers
 from tests.support.engines import make_request
 from tests.support.eventually import eventually
 from tests.support.grammars import END, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
