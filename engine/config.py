@@ -38,6 +38,8 @@ class Limits:
     """Maximum of accepted requests that are not running."""
     max_per_key: int | None = None
     """Maximum of unfinished requests of one fairness key."""
+    whole_images: bool = False
+    """The tokens of a picture attend to each other in both directions, so they are computed in one step."""
     hang_seconds: float = 300.0
     """A longer step counts as a hang and ends the engine. On a CPU a full token budget of a large model takes
     about a minute, and on a GPU the first step may compile kernels."""

@@ -19,7 +19,13 @@ from engine.executor import Executor
 from engine.grammar.compiler import CompiledGrammar, check_grammar
 from engine.request import Cancel, Deliver, EngineRequest, ModelInfo, OnEngineDeath, RequestRefused, Stats
 from engine.scheduling.block_pool import extend_chain
-from engine.validation import refuse_bad_beams, refuse_bad_output, refuse_bad_sampling, refuse_unknown_adapter
+from engine.validation import (
+    refuse_bad_beams,
+    refuse_bad_images,
+    refuse_bad_output,
+    refuse_bad_sampling,
+    refuse_unknown_adapter,
+)
 
 
 class ThreadedEngine:
@@ -78,6 +84,7 @@ class ThreadedEngine:
             has_vocabulary=self._executor.vocabulary is not None,
         )
         refuse_bad_beams(request)
+        refuse_bad_images(request, model_info)
         total = len(request.prompt) + request.max_tokens
         if total > model_info.context_length:
             raise RequestRefused(
@@ -92,6 +99,10 @@ class ThreadedEngine:
                 f"{self._limits.kv_blocks * self._limits.block_size}.",
             )
         return check_grammar(request, self._executor.grammars)
+
+    def image_text(self, data: bytes, cache_salt: str = "") -> str:
+        """What replaces a picture's placeholder in the prompt. Raises `RequestRefused`; any thread."""
+        return self._executor.image_text(data, cache_salt)
 
     def submit(self, request: EngineRequest) -> None:
         """Queues the request. Raises `RequestRefused`. Any thread; hashes the prompt's blocks on that thread.
@@ -151,7 +162,13 @@ class ThreadedEngine:
         chain: list[bytes] = []
         try:
             extend_chain(
-                chain, request.cache_salt, request.prompt, len(request.prompt) // size, size, request.adapter
+                chain,
+                request.cache_salt,
+                request.prompt,
+                len(request.prompt) // size,
+                size,
+                request.adapter,
+                request.images,
             )
         except (AttributeError, TypeError):
             return []  # malformed; the engine thread runs into the same error and fails the request

@@ -115,6 +115,9 @@ class Executor(Protocol):
     def pipelined(self) -> PipelinedExecutor | None:
         """Set for an executor whose device computes while the host does other work."""
 
+    def image_text(self, data: bytes, cache_salt: str, /) -> str:
+        """See `engine.request.Engine`. Any thread."""
+
     def thread_context(self) -> AbstractContextManager[object]:
         """Entered by the engine thread for its whole life."""
 

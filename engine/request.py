@@ -30,6 +30,7 @@ MAX_ALLOWED_TOKENS = 16_384
 MAX_BAD_TOKENS = 4096
 """Tokens of all bad words of a request together."""
 MAX_BAD_WORDS = 256
+MAX_IMAGES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,24 @@ class Beams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptImage:
+    """A picture in the prompt, whose tokens are those of `Engine.image_text`."""
+
+    data: bytes
+    """An image file: PNG, JPEG, WebP or GIF."""
+    digest: bytes
+    """SHA-256 of `data`."""
+    start: int
+    """Index in the prompt of the first token."""
+    length: int
+    """Number of tokens; at least 1."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One generation: prompt token ids, sampling parameters, limits."""
 
@@ -152,6 +171,8 @@ class EngineRequest:
     precedence over `min_tokens`, `ignore_eos`, biases, bad words and the thinking budget. It starts with the
     output, earlier output included."""
     thinking_budget: ThinkingBudget | None = None
+    images: tuple[PromptImage, ...] = ()
+    """In the order of the prompt, without overlap; at most `MAX_IMAGES`."""
     beams: Beams | None = None
     """Tokens are delivered at the end of the search, all at once. Beams are scored by the model's own
     logprobs, so sampling parameters, grammars and stop strings do not apply; `min_tokens` and stop ids do."""
@@ -271,7 +292,7 @@ class OnEngineDeath(Protocol):
 
 RefusalReason = Literal[
     "bad_token", "bad_limit", "bad_sampling", "bad_stop", "bad_beams", "bad_grammar", "bad_adapter",
-    "too_long", "duplicate", "overloaded", "share_full", "closed",
+    "bad_image", "too_long", "duplicate", "overloaded", "share_full", "closed",
 ]  # fmt: skip
 
 
@@ -320,6 +341,9 @@ class ModelInfo:
     """Default output limit of generation_config; None is the rest of the context."""
     adapters: tuple[str, ...] = ()
     """Names of the loaded LoRA adapters."""
+    image_placeholder: str | None = None
+    """What chat templates write for a picture, to be replaced by `Engine.image_text`; None if the model reads
+    text only."""
     attention: str = ""
     """The attention backend: `sdpa` (torch's own) or the name of a kernel."""
     decode: str = ""
@@ -373,6 +397,12 @@ class Engine(Protocol):
 
     def check(self, request: EngineRequest) -> None:
         """Raises `RequestRefused` if the request could never run. Pure; any thread."""
+
+    def image_text(self, data: bytes, cache_salt: str = "") -> str:
+        """What replaces the placeholder of this picture in the prompt. Takes up to 0.1 s; any thread.
+
+        Raises `RequestRefused` (`bad_image`) if the model reads no pictures or cannot read this one.
+        """
 
     def submit(self, request: EngineRequest) -> None:
         """Queues the request. Raises `RequestRefused`. Any thread."""

@@ -31,6 +31,7 @@ from engine.request import (
     ModelInfo,
     OnEngineDeath,
     PromptLogprobs,
+    RequestRefused,
     TokenLogprobs,
 )
 from engine.sampling.token_masks import GrammarMatchers, Masks, TokenRules
@@ -167,6 +168,9 @@ class _ScriptedExecutor:
             top_p=config.top_p,
             adapters=config.adapters,
         )
+
+    def image_text(self, _data: bytes, _cache_salt: str) -> str:
+        raise RequestRefused("bad_image", "The model reads no pictures.")
 
     def thread_context(self) -> AbstractContextManager[object]:
         return nullcontext()

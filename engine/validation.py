@@ -14,12 +14,14 @@ from engine.request import (
     MAX_BAD_WORDS,
     MAX_BEAMS,
     MAX_BIASES,
+    MAX_IMAGES,
     MAX_LOGPROB_TOKENS,
     MAX_LOGPROBS,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
     EngineRequest,
+    ModelInfo,
     RequestRefused,
     SamplingParams,
     ThinkingBudget,
@@ -96,6 +98,21 @@ def refuse_bad_output(request: EngineRequest, *, vocab_size: int, has_vocabulary
         raise RequestRefused(
             "bad_stop", "This model has no tokenizer.json, so its tokens have no text to stop at."
         )
+
+
+def refuse_bad_images(request: EngineRequest, model_info: ModelInfo) -> None:
+    """Raises `RequestRefused` for pictures that the model cannot read or that are not in the prompt."""
+    if not request.images:
+        return
+    if model_info.image_placeholder is None:
+        raise RequestRefused("bad_image", "The model reads no pictures.")
+    if len(request.images) > MAX_IMAGES:
+        raise RequestRefused("bad_image", f"A prompt may have at most {MAX_IMAGES} pictures.")
+    ends = [0, *(image.end for image in request.images)]
+    if any(image.length < 1 or image.start < end for image, end in zip(request.images, ends, strict=False)):
+        raise RequestRefused("bad_image", "The pictures are not in the order of the prompt.")
+    if ends[-1] > len(request.prompt) - request.output_offset:
+        raise RequestRefused("bad_image", "A picture is not in the prompt.")
 
 
 def refuse_bad_beams(request: EngineRequest) -> None:

@@ -33,6 +33,10 @@ class PromptChunk:
     past: int
     slots: Tensor
     """`[past + end - begin + 1]`: the slots of the request's tokens, and a blank slot for sinks."""
+    two_way: Sequence[range] = ()
+    """Ranges of positions whose tokens attend to each other in both directions: pictures."""
+    two_way_windowed_only: bool = False
+    """`two_way` holds in layers with a sliding window only."""
 
     @property
     def total(self) -> int:
@@ -124,7 +128,7 @@ class SdpaForward:
         self._slots = slots
         self._decodes = decodes
         self._chunks = chunks
-        self._masks: dict[tuple[int, int | None, int], Tensor] = {}
+        self._masks: dict[tuple[int, int | None, int, bool], Tensor] = {}
 
     def attend(self, call: LayerCall) -> Tensor:
         self._kv_cache.write(call.layer, self._slots, call.key, call.value)
@@ -152,27 +156,29 @@ class SdpaForward:
         rows = slice(chunk.begin, chunk.end)
         window = call.window if _is_cut(call.window, chunk.total) else None
         query = call.query[rows]
-        if chunk.past == 0 and call.sinks is None and call.softcap is None and window is None:
+        two_way = bool(chunk.two_way) and (call.window is not None or not chunk.two_way_windowed_only)
+        if not two_way and chunk.past == 0 and call.sinks is None and call.softcap is None and window is None:
             # A prompt's first chunk attends only to itself.
             return _attend_prompt(query, call.key[rows], call.value[rows], None, call)
         count = chunk.end - chunk.begin
         segment = count
-        if window is not None or call.sinks is not None or call.softcap is not None:
+        if not two_way and (window is not None or call.sinks is not None or call.softcap is not None):
             segment = max(MAX_QUERIES_PER_CALL, window or 0)
         parts = [
-            self._prefill_segment(call, chunk, window, begin, min(begin + segment, count))
+            self._prefill_segment(call, chunk, window, begin, min(begin + segment, count), two_way)
             for begin in range(0, count, segment)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _prefill_segment(
-        self, call: LayerCall, chunk: PromptChunk, window: int | None, begin: int, end: int
+        self, call: LayerCall, chunk: PromptChunk, window: int | None, begin: int, end: int, two_way: bool
     ) -> Tensor:
         """Tokens `begin` .. `end` of the chunk, over the positions that at least one of them attends to."""
         first = 0 if window is None else max(chunk.past + begin + 1 - window, 0)
         last = chunk.past + end
         slots = chunk.slots[first:last]
-        mask = self._chunk_mask(chunk, window, begin, end, first, call.query.dtype)[None, None]
+        ranges = tuple(chunk.two_way) if two_way else ()
+        mask = self._chunk_mask(chunk, window, begin, end, first, call.query.dtype, ranges)[None, None]
         if call.sinks is None:
             mask = mask[..., :-1]
         else:
@@ -185,23 +191,31 @@ class SdpaForward:
     def _decode_mask(
         self, rows: DecodeRows, window: int | None, first: int, width: int, dtype: torch.dtype
     ) -> Tensor:
-        mask = self._masks.get((rows.begin, window, width))
+        mask = self._masks.get((rows.begin, window, width, False))
         if mask is None:
             position = torch.arange(first, first + width, device=self._kv_cache.device)
             mask = _visibility(position, rows.seq_lens - 1, window, dtype)
-            self._masks[rows.begin, window, width] = mask
+            self._masks[rows.begin, window, width, False] = mask
         return mask
 
     def _chunk_mask(
-        self, chunk: PromptChunk, window: int | None, begin: int, end: int, first: int, dtype: torch.dtype
+        self,
+        chunk: PromptChunk,
+        window: int | None,
+        begin: int,
+        end: int,
+        first: int,
+        dtype: torch.dtype,
+        two_way: Sequence[range],
     ) -> Tensor:
         """`[end - begin, positions + 1]`; the last column is for a sink."""
-        mask = self._masks.get((chunk.begin + begin, window, end))
+        key = (chunk.begin + begin, window, end, bool(two_way))
+        mask = self._masks.get(key)
         if mask is None:
             position = torch.arange(first, chunk.past + end + 1, device=self._kv_cache.device)
             own = position[chunk.past + begin - first : -1]
-            mask = _visibility(position, own, window, dtype)
-            self._masks[chunk.begin + begin, window, end] = mask
+            mask = _visibility(position, own, window, dtype, two_way)
+            self._masks[key] = mask
         return mask
 
 
@@ -209,9 +223,14 @@ def _is_cut(window: int | None, tokens: int) -> bool:
     return window is not None and window < tokens
 
 
-def _visibility(position: Tensor, own: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+def _visibility(
+    position: Tensor, own: Tensor, window: int | None, dtype: torch.dtype, two_way: Sequence[range] = ()
+) -> Tensor:
     """Additive mask `[own, position]`: 0 where the token at `own` attends to `position`, else -inf."""
     masked = position[None] > own[:, None]
+    for span in two_way:
+        keys, queries = ((at >= span.start) & (at < span.stop) for at in (position, own))
+        masked &= ~(queries[:, None] & keys[None])
     if window is not None:
         masked |= position[None] <= own[:, None] - window
     return torch.zeros(masked.shape, dtype=dtype, device=masked.device).masked_fill_(masked, -inf)

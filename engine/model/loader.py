@@ -29,6 +29,7 @@ from engine.executor import EngineFault
 from engine.model.prepacked_linear import prepack_weights
 from engine.model.quantization import load_options, refuse_unknown_format, refuse_unused_scales
 from engine.request import ModelInfo, describe
+from engine.vision.image_processor import ImageProcessor
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class LoadedModel:
     layers: list[LayerAttentionSpec]
     model_info: ModelInfo
     vocabulary: Vocabulary | None
+    image_processor: ImageProcessor | None = None
+    """None if the model reads text only."""
 
 
 def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
@@ -70,7 +73,20 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     except ValueError as error:
         progress(f"stop strings and grammars are not served: {error}")
         vocabulary = None
-    return LoadedModel(network, device, dtype, layers, model_info, vocabulary)
+    images = _image_processor(config.model, hf_config, network, progress)
+    return LoadedModel(network, device, dtype, layers, model_info, vocabulary, images)
+
+
+def _image_processor(
+    folder: Path, hf_config: PretrainedConfig, network: PreTrainedModel, progress: Callable[[str], None]
+) -> ImageProcessor | None:
+    if not hasattr(getattr(network, "model", None), "get_image_features"):
+        return None
+    try:
+        return ImageProcessor.load(folder, hf_config)
+    except ModelRefused as error:
+        progress(f"pictures are not served: {error}")
+        return None
 
 
 @contextmanager

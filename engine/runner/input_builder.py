@@ -39,6 +39,8 @@ class ForwardInputs:
     attention: AttentionStep
     adapters: AdapterStep | None
     """None if no request of the step has an adapter."""
+    begin_of: Mapping[TokenSequence, int]
+    """Index in the packed row of the first token of each sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,29 @@ class LogitRows:
     """Index of the chunk in the plan."""
     places: range
     """Token indexes within the chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwoWayImages:
+    """Models whose pictures attend to themselves in both directions (Gemma 3 and 4)."""
+
+    placeholder_id: int
+    windowed_layers_only: bool
+
+    def spans(self, sequence: TokenSequence, start: int, end: int) -> list[range]:
+        """The runs of placeholders among the tokens `start` .. `end` of pictures."""
+        spans: list[range] = []
+        for image in sequence.request.images:
+            begin: int | None = None
+            for place in range(max(image.start, start), min(image.end, end)):
+                if sequence.tokens[place] != self.placeholder_id:
+                    begin = None
+                elif begin is None:
+                    begin = place
+                    spans.append(range(begin, place + 1))
+                else:
+                    spans[-1] = range(begin, place + 1)
+        return spans
 
 
 def sampling_first(plan: SchedulerOutput) -> list[ScheduledChunk]:
@@ -94,8 +119,14 @@ class _Segment:
 class InputBuilder:
     """Builds step inputs. On the CPU, decoding requests use the contiguous cache."""
 
-    def __init__(self, kv_cache: KVCache, adapters: Mapping[str, int] | None = None) -> None:
-        """`adapters` maps names to indexes."""
+    def __init__(
+        self,
+        kv_cache: KVCache,
+        adapters: Mapping[str, int] | None = None,
+        two_way: TwoWayImages | None = None,
+    ) -> None:
+        """`adapters` maps names to indexes. `two_way` is None if pictures are attended to like text."""
+        self._two_way = two_way
         self._kv_cache = kv_cache
         self._adapters = adapters or {}
         self._contiguous_cache = ContiguousKVCache(kv_cache) if kv_cache.device.type == "cpu" else None
@@ -135,6 +166,7 @@ class InputBuilder:
             staging[logit_positions],
             self._attention(staging, segments, slots),
             self._adapter_step(ordered, adapter_indexes, staging[staged_indexes]),
+            begin_of,
         )
 
     def _adapter_step(
@@ -200,7 +232,12 @@ class InputBuilder:
         slots = (blocks[:, None] * size + self._block_offsets).view(-1)
         # Ends with the first slot of the blank block, for attention sinks.
         slots = torch.cat((slots[: chunk.start + chunk.count], self._block_offsets[:1] + BLANK_BLOCK * size))
-        return PromptChunk(segment.begin, segment.end, chunk.start, slots)
+        if self._two_way is None or not chunk.sequence.request.images:
+            return PromptChunk(segment.begin, segment.end, chunk.start, slots)
+        spans = self._two_way.spans(chunk.sequence, chunk.start, chunk.start + chunk.count)
+        return PromptChunk(
+            segment.begin, segment.end, chunk.start, slots, spans, self._two_way.windowed_layers_only
+        )
 
     def _num_blocks(self, chunk: ScheduledChunk) -> int:
         return -(-(chunk.start + chunk.count) // self._kv_cache.block_size)
@@ -274,4 +311,5 @@ class PagedInputBuilder:
             staging[logit_positions],
             PagedForward(self._kv_cache, slots, metadata, self._backend),
             AdapterStep(starts[-1], segments, staging[staged_indexes]) if segments else None,
+            {chunk.sequence: start for chunk, start in zip(plan, starts, strict=False)},
         )

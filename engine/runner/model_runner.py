@@ -23,7 +23,7 @@ from engine.model.lora_layers import (
     Adapters,
     install_adapters,
 )
-from engine.request import ModelInfo, PromptLogprobs
+from engine.request import ModelInfo, PromptLogprobs, RequestRefused
 from engine.runner.cuda_graphs import select_attention_and_graphs
 from engine.runner.input_builder import ForwardInputs, InputBuilder, LogitRows, PagedInputBuilder
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
@@ -33,6 +33,7 @@ from engine.sampling.sampler import PendingSample, SamplingBatches
 from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
+from engine.vision.prompt_images import ModelInputs, PromptImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,13 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._adapters = adapters
         self._batches = SamplingBatches(model.model_info.vocab_size, model.device)
+        self._images = (
+            None if model.image_processor is None else PromptImages(model.network, model.image_processor)
+        )
+        two_way = None if self._images is None else self._images.two_way
         self._input_builder = (
-            InputBuilder(kv_cache, adapters.indexes)
-            if backend is None
+            InputBuilder(kv_cache, adapters.indexes, two_way)
+            if backend is None or two_way is not None
             else PagedInputBuilder(kv_cache, backend, adapters.indexes)
         )
         self._static = static
@@ -169,8 +174,10 @@ class ModelRunner:
         progress(f"the KV cache holds {capacity} tokens in at most {size:.0f} MiB")
         usable = min(context, capacity)
         decoding = select_attention_and_graphs(model, kv_cache, config, usable, progress)
+        images = model.image_processor
         model_info = replace(
             model.model_info,
+            image_placeholder=None if images is None else images.placeholder,
             context_length=usable,
             adapters=adapters.names,
             attention=decoding.attention,
@@ -180,7 +187,9 @@ class ModelRunner:
         executor = ModelRunner(model, adapters, config, kv_cache, decoding.backend, decoding.static)
         if executor.grammars is not None:
             executor.grammars.load()  # holds the GIL for up to a second, so before requests arrive
-        return executor, config.limits(blocks)
+        limits = config.limits(blocks)
+        whole = executor._images is not None and executor._images.two_way is not None
+        return executor, replace(limits, whole_images=whole)
 
     @contextmanager
     def thread_context(self) -> Iterator[None]:
@@ -203,6 +212,11 @@ class ModelRunner:
     def scrub(self, blocks: list[int]) -> None:
         self._kv_cache.scrub(blocks)
 
+    def image_text(self, data: bytes, cache_salt: str) -> str:
+        if self._images is None:
+            raise RequestRefused("bad_image", "The model reads no pictures.")
+        return self._images.text(data, cache_salt)
+
     def interrupt(self) -> None:
         """Nothing to do: a step only computes."""
 
@@ -222,6 +236,8 @@ class ModelRunner:
         bucket = self._static.bucket_for(plan)
         if bucket is None or any(chunk.sequence.request.adapter for chunk in plan):
             return None
+        if any(chunk.sequence.request.images for chunk in plan):
+            return None  # their rotary positions are not those of their slots
         self._adapters.step = None
         output = self._static.run(plan, bucket, self._device_tokens)
         none = output.logits[:0]
@@ -238,7 +254,7 @@ class ModelRunner:
         if self.pipelined is not None:
             self._fill_in_device_tokens(inputs.token_ids[0], inputs.ends, sequences)
         self._adapters.step = inputs.adapters
-        logits = self._forward(inputs)
+        logits = self._forward(plan, inputs)
         partial = [chunk.sequence for chunk in plan if not chunk.samples_token]
         counts = [len(sequences), len(partial), len(logits) - len(plan)]
         sampling_logits, partial_logits, prompt_logits = torch.split(logits, counts)
@@ -252,11 +268,13 @@ class ModelRunner:
             [prompt_request for _, prompt_request in prompt_requests],
         )
 
-    def _forward(self, inputs: ForwardInputs) -> Tensor:
+    def _forward(self, plan: SchedulerOutput, inputs: ForwardInputs) -> Tensor:
         """Logits `[len(inputs.ends), vocabulary]`."""
+        changed = ModelInputs(inputs.positions) if self._images is None else self._images.inputs(plan, inputs)
         logits: Tensor = self._network(
-            input_ids=inputs.token_ids,
-            position_ids=inputs.positions,
+            input_ids=inputs.token_ids if changed.embeddings is None else None,
+            inputs_embeds=changed.embeddings,
+            position_ids=changed.positions,
             use_cache=False,
             logits_to_keep=inputs.ends,
             step=inputs.attention,

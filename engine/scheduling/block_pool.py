@@ -13,6 +13,8 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from engine.request import PromptImage
+
 BLANK_BLOCK = 0
 """Never allocated and never written. Padding of block tables points to it, so its content must stay
 finite."""
@@ -45,10 +47,19 @@ def extend_chain(
     count: int,
     block_size: int,
     adapter: str = "",
+    images: Sequence[PromptImage] = (),
 ) -> None:
-    """Appends digests of a sequence's blocks to `chain` until it has `count`. Any thread."""
+    """Appends digests of a sequence's blocks to `chain` until it has `count`. Any thread.
+
+    All pictures have the same placeholder tokens. So the digest of a block with tokens of a picture covers
+    the picture's own digest, and where in the picture the block begins.
+    """
     previous = chain[-1] if chain else root_digest(salt, adapter)
     for begin in range(len(chain) * block_size, count * block_size, block_size):
+        for image in images:
+            if image.start < begin + block_size and begin < image.end:
+                offset = (begin - image.start).to_bytes(8, "big", signed=True)
+                previous = hashlib.blake2b(previous + image.digest + offset, digest_size=32).digest()
         previous = chained_digest(previous, token_ids[begin : begin + block_size])
         chain.append(previous)
 

@@ -138,7 +138,9 @@ class TokenSequence:
     def block_digests(self, count: int, block_size: int) -> list[bytes]:
         """The digests of the first `count` blocks, all of which must be full."""
         request = self.request
-        extend_chain(self.digests, request.cache_salt, self.tokens, count, block_size, request.adapter)
+        extend_chain(
+            self.digests, request.cache_salt, self.tokens, count, block_size, request.adapter, request.images
+        )
         return self.digests[:count]
 
     def append(self, token_id: int) -> FinishReason | None:

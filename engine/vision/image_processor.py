@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig, ProcessorMixin
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
+from transformers.models.auto import processing_auto
 
 from engine.config import ModelRefused
 from engine.request import describe
@@ -72,13 +72,17 @@ class ImageProcessor:
 
 def _load(folder: Path, hf_config: PretrainedConfig) -> ImageProcessor:
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    images: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", **options)
-    names = PROCESSOR_MAPPING_NAMES[hf_config.model_type]
+    images: Any = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+        folder, backend="pil", **options
+    )
+    names = processing_auto.PROCESSOR_MAPPING_NAMES[  # type: ignore[attr-defined]
+        hf_config.model_type
+    ]
     name = names if isinstance(names, str) else names[0]
     settings, _ = ProcessorMixin.get_processor_dict(folder, local_files_only=True)
     if name == PIXTRAL_PROCESSOR:
         return ImageProcessor(images, _PixtralText(hf_config, settings), {})
-    processor_class = _without_other_media(processor_class_from_name(name))
+    processor_class = _without_other_media(processing_auto.processor_class_from_name(name))
     parts = {
         "image_processor": images,
         "tokenizer": AutoTokenizer.from_pretrained(folder, **options),
@@ -116,4 +120,4 @@ class _PixtralText:
     def replace_image_token(self, image_inputs: Mapping[str, Any], image_idx: int) -> str:
         height, width = (int(pixels) for pixels in image_inputs["image_sizes"][image_idx])
         row = self.image_token * (width // self._patch)
-        return self._break.join([row] * (height // self._patch)) + self._end
+        return str(self._break.join([row] * (height // self._patch)) + self._end)
