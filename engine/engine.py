@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import monotonic
 
 from engine.config import EngineConfig, Limits
-from engine.core.beam_requests import BeamRequests
+from engine.core.beam_search import BeamRequests
 from engine.core.engine_core import EngineCore
 from engine.core.metrics import EngineMetrics
 from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry, Resumed

@@ -7,7 +7,7 @@ move to its own process. Prompts and outputs are token ids, not text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token or a stop string came; `length`: the limit was reached; `cancelled`: `Cancel` was
@@ -99,7 +99,7 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beams:
-    """The output is a result of beam search (`engine.sampling.beam_search`)."""
+    """The output is a result of beam search (`engine.core.beam_search`)."""
 
     width: int
     """Beams that are continued in each step, and number of results. 1 to `MAX_BEAMS`."""
@@ -269,29 +269,32 @@ class OnEngineDeath(Protocol):
     def __call__(self, why: str, /) -> None: ...
 
 
+RefusalReason = Literal[
+    "bad_token", "bad_limit", "bad_sampling", "bad_stop", "bad_beams", "bad_grammar", "bad_adapter",
+    "too_long", "duplicate", "overloaded", "share_full", "closed",
+]  # fmt: skip
+
+
 class RequestRefused(Exception):
     """The request was not accepted. `reason` is machine-readable, `str()` is a sentence for the caller."""
 
     def __init__(
         self,
-        reason: Literal[
-            "bad_token",
-            "bad_limit",
-            "bad_sampling",
-            "bad_stop",
-            "bad_beams",
-            "bad_grammar",
-            "bad_adapter",
-            "too_long",
-            "duplicate",
-            "overloaded",
-            "share_full",
-            "closed",
-        ],
+        reason: RefusalReason,
         message: str,
     ) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """The text without line breaks, cut to `limit` characters, for messages of failures and refusals."""
+    return " ".join(text.split())[:limit]
+
+
+def describe(error: BaseException, limit: int = 300) -> str:
+    """Type and message of the error in one line, cut to `limit` characters."""
+    return one_line(f"{type(error).__name__}: {error}", limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +327,7 @@ class ModelInfo:
     tests)."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepSeconds:
+class StepSeconds(NamedTuple):
     """Percentiles of the duration of recent steps, in seconds."""
 
     p50: float = 0.0
@@ -388,6 +390,4 @@ class Engine(Protocol):
         """Any thread."""
 
     def close(self, *, drain: bool) -> None:
-        """Ends the engine thread: after the accepted requests (`drain`), or after cancelling them.
-        Idempotent.
-        """
+        """Ends the engine thread, after the requests (`drain`) or after cancelling them. Idempotent."""

@@ -15,14 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention.interface import LayerCall
-from engine.attention.paged import (
-    AttentionMetadata,
-    GatherSdpaBackend,
-    LayerAttentionSpec,
-    PagedAttentionBackend,
-)
-from engine.error_text import describe
+from engine.attention.interface import AttentionMetadata, LayerAttentionSpec, LayerCall, PagedAttentionBackend
+from engine.attention.sdpa import GatherSdpaBackend
+from engine.request import describe
 
 log = logging.getLogger(__name__)
 

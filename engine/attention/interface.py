@@ -1,7 +1,9 @@
-"""The seam to transformers: the registered attention function `paged_attention` and its step protocol.
+"""What transformers' layers call (`paged_attention`), and the protocols of a step and of a paged backend.
 
 Engine thread. Each layer of the model calls `paged_attention`, which passes the layer's query, key and value
-as a `LayerCall` to the `AttentionStep` of the forward pass.
+as a `LayerCall` to the `AttentionStep` of the forward pass. A `PagedAttentionBackend` computes over block
+tables: `AttentionMetadata` describes all requests of a step by tensors whose shapes the host knows, so that
+calls can be captured as CUDA graphs.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine.config import ModelRefused
-from engine.kv.kv_cache import LayerShape
+from engine.kv_cache import KVCache, LayerShape
 
 IMPLEMENTATION = "holdfast_paged"
 """The name of `paged_attention` in transformers. No mask function is registered for it, so models build no
@@ -88,15 +90,85 @@ def paged_attention(
 AttentionInterface.register(IMPLEMENTATION, paged_attention)
 
 
+@dataclass(frozen=True, slots=True)
+class LayerAttentionSpec:
+    """The properties of an attention layer that a backend must support."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    window: int | None
+    sinks: bool
+    softcap: float | None
+
+    @property
+    def kv_shape(self) -> LayerShape:
+        return LayerShape(self.num_kv_heads, self.key_size, self.value_size)
+
+
 @dataclass(slots=True)
 class ProbeForward:
-    """Records the shapes of all layers in a forward pass; its output is meaningless."""
+    """Records the attention of all layers in a forward pass; its output is meaningless."""
 
-    shapes: dict[int, LayerShape] = field(default_factory=dict)
+    specs: dict[int, LayerAttentionSpec] = field(default_factory=dict)
 
     def attend(self, call: LayerCall) -> Tensor:
-        if call.layer in self.shapes:
+        if call.layer in self.specs:
             raise ModelRefused(f"layer {call.layer} attends twice in one pass")
-        _, heads, size = call.value.shape
-        self.shapes[call.layer] = LayerShape(heads, call.key.shape[2], size)
-        return call.value.repeat_interleave(call.query.shape[1] // heads, dim=1)
+        (_, num_heads, _), (_, num_kv_heads, key_size) = call.query.shape, call.key.shape
+        self.specs[call.layer] = LayerAttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            key_size=key_size,
+            value_size=call.value.shape[2],
+            window=call.window,
+            sinks=call.sinks is not None,
+            softcap=call.softcap,
+        )
+        return call.value.repeat_interleave(num_heads // num_kv_heads, dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Block tables and lengths of the requests of one packed row. All tensors are int32."""
+
+    block_tables: Tensor
+    """`[requests, blocks]`, padded with blocks whose content is finite."""
+    seq_lens: Tensor
+    """`[requests]`: tokens of each request, those of this step (its last ones) included."""
+    query_start_loc: Tensor
+    """`[requests + 1]`: start of each request's tokens in the packed row, and the row's end."""
+    max_query_len: int
+    """Maximum of a request's tokens in this step."""
+    max_seq_len: int
+    """Maximum of `seq_lens`, rounded up to whole blocks."""
+
+
+class PagedAttentionBackend(Protocol):
+    """Attention over keys and values in their blocks, to which the step's own have been written."""
+
+    @property
+    def name(self) -> str:
+        """For the log and `ModelInfo.attention`."""
+
+    def attend(self, call: LayerCall, keys: Tensor, values: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """`keys` and `values` are `[blocks, block size, heads, size]`; returns `[T, heads, value size]`."""
+
+
+class PagedForward:
+    """One forward pass over block tables; implements `AttentionStep`."""
+
+    def __init__(
+        self, kv_cache: KVCache, slots: Tensor, metadata: AttentionMetadata, backend: PagedAttentionBackend
+    ) -> None:
+        """`slots` `[T]`: the slot of each token's key and value."""
+        self._kv_cache = kv_cache
+        self._slots = slots
+        self._metadata = metadata
+        self._backend = backend
+
+    def attend(self, call: LayerCall) -> Tensor:
+        self._kv_cache.write(call.layer, self._slots, call.key, call.value)
+        keys, values = self._kv_cache.blocks_of(call.layer)
+        return self._backend.attend(call, keys, values, self._metadata)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.attention.interface import LayerCall
-from engine.kv.contiguous_cache import ContiguousBuffer
-from engine.kv.kv_cache import KVCache
+from engine.attention.interface import AttentionMetadata, LayerCall
+from engine.kv_cache import ContiguousBuffer, KVCache
+from engine.scheduling.block_pool import BLANK_BLOCK
 
 MAX_QUERIES_PER_CALL = 128
 """Prefill tokens per attention call where masks are per head (sinks, softcap), or where a sliding window
@@ -279,3 +279,54 @@ def _attend_with_softcap(
     if mask is not None:
         scores = scores + mask
     return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
+
+
+class GatherSdpaBackend:
+    """The reference, for one token a row. With a sliding window, only its blocks are gathered."""
+
+    name = "sdpa"
+
+    def attend(self, call: LayerCall, keys: Tensor, values: Tensor, metadata: AttentionMetadata) -> Tensor:
+        if metadata.max_query_len != 1:
+            raise ValueError("rows of several tokens are not what the reference is for")
+        size = keys.shape[1]
+        window = call.window if call.window is not None and call.window < metadata.max_seq_len else None
+        block_tables, first = metadata.block_tables, torch.zeros_like(metadata.seq_lens)
+        if window is not None:
+            block_tables, first = _cut_to_window(block_tables, metadata.seq_lens, window, size)
+        position = first[:, None] + torch.arange(block_tables.shape[1] * size, device=block_tables.device)
+        masked = position >= metadata.seq_lens[:, None]
+        if window is not None:
+            masked |= position < metadata.seq_lens[:, None] - window
+        mask = torch.zeros(masked.shape, dtype=call.query.dtype, device=block_tables.device)
+        mask = mask.masked_fill_(masked, -inf)[:, None, None]
+        if call.sinks is not None:
+            block_tables, mask = _with_sink_blocks(block_tables, mask, call.sinks, size)
+        gathered = [_gather(stored, block_tables) for stored in (keys, values)]
+        return attend_one_token(call.query, gathered[0], gathered[1], mask, call)
+
+
+def _cut_to_window(block_tables: Tensor, seq_lens: Tensor, window: int, size: int) -> tuple[Tensor, Tensor]:
+    """The part of the tables that a window can reach, and the position of its first token in each row."""
+    span = -(-(window - 1) // size) + 1
+    if span >= block_tables.shape[1]:
+        return block_tables, torch.zeros_like(seq_lens)
+    begin = (seq_lens - window).clamp(min=0) // size
+    places = begin[:, None] + torch.arange(span, device=block_tables.device)
+    # Indexes past the table are clamped; their positions are past the row's end and masked.
+    return block_tables.gather(1, places.clamp(max=block_tables.shape[1] - 1).long()), begin * size
+
+
+def _with_sink_blocks(block_tables: Tensor, mask: Tensor, sinks: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The blank block, whose keys and values are zero, behind all others: its first column is the sink."""
+    blank = torch.full_like(block_tables[:, :1], BLANK_BLOCK)
+    mask = mask.expand(-1, len(sinks), -1, -1)
+    last = torch.full((*mask.shape[:3], size), -inf, dtype=mask.dtype, device=mask.device)
+    last[..., 0] = sinks.to(mask.dtype)[:, None]
+    return torch.cat((block_tables, blank), dim=1), torch.cat((mask, last), dim=3)
+
+
+def _gather(stored: Tensor, block_tables: Tensor) -> Tensor:
+    """`[requests, heads, columns, size]`."""
+    gathered = stored.flatten(1).index_select(0, block_tables.reshape(-1))
+    return gathered.view(len(block_tables), -1, *stored.shape[2:]).transpose(1, 2)

@@ -1,9 +1,10 @@
-"""`RequestRegistry`: the unfinished requests, the engine thread's inbox, and the limits on accepted requests.
+"""`RequestRegistry`: unfinished requests, the engine thread's inbox, limits on acceptance; `Deadlines`.
 
 Shared by the engine thread and all others, behind one lock. Enforces the limits in total and per fairness
 key.
 """
 
+import heapq
 import queue
 import threading
 from collections import Counter
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from engine.grammar.compiler import CompiledGrammar
 from engine.request import Cancel, EngineRequest, RequestRefused
+from engine.scheduling.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,10 @@ class RequestRegistry:
             requests = list(self._requests.values())
             self._requests.clear()
             self._count_by_key.clear()
-            closes: list[Close] = []
-            while not self.inbox.empty():
+            for _ in range(self.inbox.qsize()):
                 message = self.inbox.get()
                 if isinstance(message, Close):
-                    closes.append(message)
-            for close in closes:
-                self.inbox.put(close)
+                    self.inbox.put(message)
             return requests
 
     def _refuse(self, request: EngineRequest) -> None:
@@ -117,3 +116,39 @@ class RequestRegistry:
             raise RequestRefused(
                 "share_full", f"This fairness key has {capacity} unfinished requests, the maximum."
             )
+
+
+MAX_STALE_ENTRIES = 64
+"""The heap is rebuilt when it has more entries of ended requests than this, beyond one per live request."""
+
+
+class Deadlines:
+    """The unfinished requests that have a deadline."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, TokenSequence] = {}  # by arrival order, which is unique
+        self._heap: list[tuple[float, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._sequences)
+
+    def add(self, sequence: TokenSequence, due: float) -> None:
+        self._sequences[sequence.arrival_order] = sequence
+        heapq.heappush(self._heap, (due, sequence.arrival_order))
+
+    def discard(self, sequence: TokenSequence) -> None:
+        """Removes an ended request, if it has a deadline."""
+        self._sequences.pop(sequence.arrival_order, None)
+        if len(self._heap) > 2 * len(self._sequences) + MAX_STALE_ENTRIES:
+            self._heap = [entry for entry in self._heap if entry[1] in self._sequences]
+            heapq.heapify(self._heap)
+
+    def pop_overdue(self, now: float) -> list[TokenSequence]:
+        """Removes and returns the requests whose deadline is at or before `now`."""
+        overdue: list[TokenSequence] = []
+        while self._heap and self._heap[0][0] <= now:
+            _, arrival = heapq.heappop(self._heap)
+            sequence = self._sequences.pop(arrival, None)
+            if sequence is not None:
+                overdue.append(sequence)
+        return overdue

@@ -1,4 +1,4 @@
-"""`Supervisor`: starts the engine thread, restarts it after a first death, reports a final one.
+"""`Supervisor` starts the engine thread, restarts it after a death; `Watchdog` detects a hang of it.
 
 The thread runs an `EngineCore`, which ends when it is closed or dies of an error that no single request has
 caused. A death fails every unfinished request at once. After a first death a new `EngineCore` continues with
@@ -20,13 +20,13 @@ import threading
 from collections.abc import Callable
 from math import inf
 from time import monotonic
+from types import TracebackType
 
 from engine.core.engine_core import EngineCore
 from engine.core.metrics import EngineMetrics
 from engine.core.request_registry import RequestRegistry
-from engine.core.watchdog import StepAbandoned, Watchdog
-from engine.executor import EngineFault
-from engine.request import OnEngineDeath
+from engine.executor import EngineFault, StepAbandoned
+from engine.request import OnEngineDeath, describe
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,73 @@ Python's default of 5 ms, steps beside a busy Python thread take up to three tim
 
 RECOVERY_SECONDS = 60.0
 """A second death within this time is taken for permanent."""
+
+LONGEST_SLEEP = 3600.0
+"""Seconds; `Event.wait` raises OverflowError for very large timeouts."""
+
+
+class Watchdog:
+    """Calls `on_hang` once, on a thread of its own, when a step takes longer than `timeout` seconds.
+
+    The engine thread enters the watchdog as a context manager around each iteration, and again around each
+    step within it; entering and leaving restart the timeout. Under a lock, either the engine thread leaves
+    in time or the watchdog declares it abandoned; then leaving raises `StepAbandoned`, and the engine thread
+    must not deliver messages any more.
+    """
+
+    def __init__(self, timeout: float, on_hang: Callable[[], None]) -> None:
+        self._timeout = timeout
+        self._on_hang = on_hang
+        self._lock = threading.Lock()
+        self._entered_at: float | None = None
+        self._depth = 0
+        self.abandoned = False
+        """A hang was declared; the engine thread may never return."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the watchdog thread; idempotent."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Waits for the watchdog thread to end, unless called on it."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._depth += 1
+            self._entered_at = monotonic()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._depth -= 1
+            self._entered_at = monotonic() if self._depth else None
+            if self.abandoned:
+                raise StepAbandoned
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self._sleep_seconds()):
+            if self._abandon_if_overdue():
+                self._on_hang()
+                return
+
+    def _sleep_seconds(self) -> float:
+        """Seconds until the earliest possible timeout, also of a step that begins later."""
+        with self._lock:
+            waited = 0.0 if self._entered_at is None else monotonic() - self._entered_at
+        return min(max(self._timeout - waited, 0.001), LONGEST_SLEEP)
+
+    def _abandon_if_overdue(self) -> bool:
+        with self._lock:
+            self.abandoned = self._entered_at is not None and monotonic() - self._entered_at > self._timeout
+            return self.abandoned
 
 
 class Supervisor:
@@ -120,6 +187,6 @@ class Supervisor:
 
     def _notify_owner(self, cause: BaseException) -> None:
         try:
-            self._on_dead(f"{type(cause).__name__}: {cause}")
+            self._on_dead(describe(cause))
         except Exception:
             log.exception("the on_dead callback failed")

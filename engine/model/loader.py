@@ -13,18 +13,14 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from engine.attention.interface import IMPLEMENTATION, LayerCall, ProbeForward
-from engine.attention.paged import LayerAttentionSpec
+from engine.attention.interface import IMPLEMENTATION, LayerAttentionSpec, ProbeForward
 from engine.config import EngineConfig, ModelRefused
-from engine.error_text import describe
 from engine.executor import EngineFault
-from engine.kv.kv_cache import LayerShape
 from engine.model.prepacked_linear import prepack_weights
 from engine.model.quantization import load_options, refuse_unknown_format, refuse_unused_scales
-from engine.request import ModelInfo
+from engine.request import ModelInfo, describe
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -43,9 +39,7 @@ class LoadedModel:
     network: PreTrainedModel
     device: torch.device
     dtype: torch.dtype
-    shapes: list[LayerShape]
-    attention_specs: frozenset[LayerAttentionSpec]
-    """The different kinds of its attention layers."""
+    layers: list[LayerAttentionSpec]
     model_info: ModelInfo
     vocabulary: Vocabulary | None
 
@@ -61,16 +55,14 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     refuse_unknown_format(config.model, hf_config)
     dtype = _choose_dtype(config, hf_config, device)
     progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
-    network, probe = _load_and_probe(config, hf_config, dtype, device, progress)
+    network, layers = _load_and_probe(config, hf_config, dtype, device, progress)
     model_info = _describe(network)
     try:
         vocabulary = read_vocabulary(config.model, model_info.vocab_size)
     except ValueError as error:
         progress(f"stop strings and grammars are not served: {error}")
         vocabulary = None
-    shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
-    attention_specs = frozenset(probe.attention_specs)
-    return LoadedModel(network, device, dtype, shapes, attention_specs, model_info, vocabulary)
+    return LoadedModel(network, device, dtype, layers, model_info, vocabulary)
 
 
 @contextmanager
@@ -91,7 +83,7 @@ def _load_and_probe(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[str], None],
-) -> tuple[PreTrainedModel, "_AttentionSpecProbe"]:
+) -> tuple[PreTrainedModel, list[LayerAttentionSpec]]:
     *others, last = load_options(hf_config, device)
     for options in others:
         try:
@@ -107,7 +99,7 @@ def _load_with(
     device: torch.device,
     options: Mapping[str, Any],
     progress: Callable[[str], None],
-) -> tuple[PreTrainedModel, "_AttentionSpecProbe"]:
+) -> tuple[PreTrainedModel, list[LayerAttentionSpec]]:
     network = _read_weights(config, dtype, options)
     if "device_map" not in options:
         network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
@@ -115,28 +107,6 @@ def _load_with(
         prepack_weights(network)
     progress("checking that every layer attends as it should")
     return network, _probe(network, device)
-
-
-class _AttentionSpecProbe(ProbeForward):
-    """Records the attention specs of all layers beside their shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention_specs: set[LayerAttentionSpec] = set()
-
-    def attend(self, call: LayerCall) -> Tensor:
-        self.attention_specs.add(
-            LayerAttentionSpec(
-                num_heads=call.query.shape[1],
-                num_kv_heads=call.key.shape[1],
-                key_size=call.key.shape[2],
-                value_size=call.value.shape[2],
-                window=call.window,
-                sinks=call.sinks is not None,
-                softcap=call.softcap,
-            )
-        )
-        return super().attend(call)
 
 
 def _choose_device(config: EngineConfig) -> torch.device:
@@ -210,9 +180,9 @@ def _read_weights(config: EngineConfig, dtype: torch.dtype, options: Mapping[str
     return network
 
 
-def _probe(network: PreTrainedModel, device: torch.device) -> _AttentionSpecProbe:
-    """Runs two tokens through the model, to record its attention layers and refuse unsupported arguments."""
-    step = _AttentionSpecProbe()
+def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerAttentionSpec]:
+    """Runs two tokens through the model: returns each layer's attention, or refuses unsupported arguments."""
+    step = ProbeForward()
     pair = torch.tensor([[0, 1]], device=device)
     try:
         with torch.inference_mode():
@@ -229,32 +199,31 @@ def _probe(network: PreTrainedModel, device: torch.device) -> _AttentionSpecProb
         name = type(network).__name__
         raise ModelRefused(f"{name} cannot be run in one packed row: {_say(error)}") from error
     layers = network.config.get_text_config().num_hidden_layers
-    if sorted(step.shapes) != list(range(layers)):
+    if sorted(step.specs) != list(range(layers)):
         raise ModelRefused(
-            f"{type(network).__name__} has {layers} layers, of which {len(step.shapes)} use the "
+            f"{type(network).__name__} has {layers} layers, of which {len(step.specs)} use the "
             "attention that we can replace."
         )
-    return step
+    return [step.specs[layer] for layer in range(layers)]
 
 
 def _describe(network: PreTrainedModel) -> ModelInfo:
     hf_config = network.config.get_text_config()
-    defaults: Any = network.generation_config
-    eos_ids = defaults.eos_token_id
-    if eos_ids is None:
-        eos_ids = getattr(hf_config, "eos_token_id", None)
-    if eos_ids is None:
-        eos_ids = []
-    max_new_tokens = getattr(defaults, "max_new_tokens", None)
+    defaults = {k: v for k, v in vars(network.generation_config).items() if v is not None}
+    eos_ids = defaults.get("eos_token_id", getattr(hf_config, "eos_token_id", None))
+    if eos_ids is None or isinstance(eos_ids, int):
+        eos_ids = [] if eos_ids is None else [eos_ids]
+    max_new_tokens = defaults.get("max_new_tokens")
+    sampled = defaults if defaults.get("do_sample") else {"temperature": 0.0}
     return ModelInfo(
         vocab_size=hf_config.vocab_size,
         context_length=_context_length(hf_config),
-        stop_ids=_within_vocabulary([eos_ids] if isinstance(eos_ids, int) else eos_ids, hf_config.vocab_size),
-        temperature=_number(defaults.temperature, 1.0) if defaults.do_sample else 0.0,
-        top_p=_number(defaults.top_p, 1.0) if defaults.do_sample else 1.0,
-        top_k=int(_number(defaults.top_k, 0)) if defaults.do_sample else 0,
-        min_p=_number(defaults.min_p, 0.0) if defaults.do_sample else 0.0,
-        repetition_penalty=_number(defaults.repetition_penalty, 1.0),
+        stop_ids=_within_vocabulary(eos_ids, hf_config.vocab_size),
+        temperature=sampled.get("temperature", 1.0),
+        top_p=sampled.get("top_p", 1.0),
+        top_k=int(sampled.get("top_k", 0)),
+        min_p=sampled.get("min_p", 0.0),
+        repetition_penalty=defaults.get("repetition_penalty", 1.0),
         max_new_tokens=max_new_tokens if isinstance(max_new_tokens, int) and max_new_tokens > 0 else None,
     )
 
@@ -279,10 +248,6 @@ def _context_length(hf_config: PretrainedConfig) -> int:
         if rope and rope.get("rope_type") in LENGTH_DEPENDENT_ROPES:
             length = min(length, rope.get("original_max_position_embeddings", length))
     return length
-
-
-def _number(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _say(error: Exception) -> str:

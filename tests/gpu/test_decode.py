@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.attention.flash_attention import kernel_sources, select_backend
-from engine.attention.paged import LayerAttentionSpec
+from engine.attention.interface import LayerAttentionSpec
 from engine.request import EngineRequest, Failed, TokenLogprobs, Tokens
 from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
 

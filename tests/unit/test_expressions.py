@@ -29,8 +29,7 @@ HEADER = 65_536
 SHORT = 2048
 
 REACH = {
-    "engine/lora/adapter_settings.py": OPERATOR,
-    "engine/lora/adapter_weights.py": OPERATOR,
+    "engine/model/lora_adapter_files.py": OPERATOR,
     "engine/grammar/limits.py:LARK_LITERAL": MAX_LARK,
     "engine/grammar/limits.py:_PATTERN_PART": MAX_LARK,
     "engine/grammar/lark_source.py:_DIRECTIVE": MAX_LARK,

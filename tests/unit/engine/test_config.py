@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
+from engine import kv_cache
 from engine.config import EngineConfig, Limits, ModelRefused
-from engine.kv import memory_sizing
-from engine.kv.malloc import retain_freed_memory
-from engine.kv.memory_sizing import (
+from engine.kv_cache import (
     CPU_MAX_BYTES,
     GPU_MAX_BLOCKS,
     MAX_FULL_CONTEXTS,
     count_blocks,
     free_memory,
+    retain_freed_memory,
 )
 
 
@@ -78,7 +78,7 @@ def test_a_gpu_keeps_more_than_the_contexts_that_can_run() -> None:
 def test_files_that_were_read_count_as_free_in_a_control_group(
     limit: str, used: str, statistic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_sizing, "CGROUPS", ((tmp_path, limit, used, statistic),))
+    monkeypatch.setattr(kv_cache, "CGROUPS", ((tmp_path, limit, used, statistic),))
     (tmp_path / limit).write_text(str(2**24))
     (tmp_path / used).write_text(str(2**23 + 2**22))
     assert free_memory() == 2**22

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.attention.flash_attention import FlashAttentionBackend, kernel_sources, select_backend
-from engine.attention.paged import LayerAttentionSpec
+from engine.attention.interface import LayerAttentionSpec
 from engine.request import Failed
-from engine.runner import select_decoding
+from engine.runner import cuda_graphs
 from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
 from tests.support.flash import flash_attn_with_kvcache as flash
 
@@ -218,7 +218,7 @@ def test_an_engine_with_a_kernel_gives_the_same_tokens(
         return flash(**given)
 
     kernel = FlashAttentionBackend("a kernel", counted, inspect.signature(flash).parameters)
-    choose: Any = select_decoding.select_attention_and_graphs
+    choose: Any = cuda_graphs.select_attention_and_graphs
     monkeypatch.setattr(
         "engine.runner.model_runner.select_attention_and_graphs", lambda *args: choose(*args, backend=kernel)
     )

@@ -13,7 +13,7 @@ import pytest
 from engine.grammar.compiler import COMPILE_SECONDS, STACK_BYTES, GrammarCompiler
 from engine.grammar.limits import MAX_CHAIN, MAX_OPTIONAL
 from engine.request import RequestRefused, StructuredOutput
-from engine.sampling.grammar_masks import GrammarMatchers
+from engine.sampling.token_masks import GrammarMatchers
 from tests.support.engines import make_request
 from tests.support.eventually import eventually
 from tests.support.grammars import END, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
@@ -194,10 +194,10 @@ def test_a_panic_of_the_library_is_a_refusal(
     class PanicException(BaseException):
         pass
 
-    def panic(_grammar: StructuredOutput, _digest: bytes) -> None:
+    def panic(_source: str) -> None:
         raise PanicException("it broke")
 
-    monkeypatch.setattr(compiler, "_compile_unguarded", panic)
+    monkeypatch.setattr(compiler, "_matcher", panic)
     with pytest.raises(RequestRefused, match="it broke"):
         compiler.compiled(schema({}))
 
@@ -211,14 +211,14 @@ class Blocked:
         self.begun: list[str] = []
         self.compiler = GrammarCompiler(VOCABULARY)
         self.compiler.compiled(grammar("json_object"))
-        compile_it = self.compiler._compile_unguarded
+        compile_it = self.compiler._compile
 
         def compile_later(wanted: StructuredOutput, digest: bytes) -> object:
             self.begun.append(wanted.text)
             self.go_on.wait(60)
             return compile_it(wanted, digest)
 
-        monkeypatch.setattr(self.compiler, "_compile_unguarded", compile_later)
+        monkeypatch.setattr(self.compiler, "_compile", compile_later)
 
     def refusal(self, pattern: str, fairness_key: str) -> str:
         with pytest.raises(RequestRefused) as refusal:

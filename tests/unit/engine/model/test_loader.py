@@ -29,7 +29,7 @@ def test_loading_says_what_it_does() -> None:
 
 
 def test_the_shapes_of_all_layers_are_learnt_from_the_model() -> None:
-    shapes = loaded(tiny_model()).shapes
+    shapes = [layer.kv_shape for layer in loaded(tiny_model()).layers]
     assert [(s.heads, s.key_size, s.value_size) for s in shapes] == [(2, 8, 8)] * 2
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import engine.model.prepacked_linear
-from engine.lora.adapter_weights import sizes_of
+from engine.model.lora_adapter_files import sizes_of
 from engine.model.prepacked_linear import (
     MIN_OUTPUT_RATIO,
     MIN_WEIGHTS,

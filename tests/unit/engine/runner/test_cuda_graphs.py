@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.paged import GatherSdpaBackend
+from engine.attention.sdpa import GatherSdpaBackend
 from engine.config import EngineConfig
-from engine.kv.kv_cache import KVCache
+from engine.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.runner.cuda_graphs import GraphReplay, capture_graphs, capture_graphs_or_log, choose_buckets
 from engine.runner.static_decode import GraphBucket, StaticInputs
@@ -32,7 +32,7 @@ def make_buffers(config_name: str = "Qwen3Config", device: str = "cpu") -> Stati
     for module in model.network.modules():
         for name, buffer in list(module._buffers.items()):
             module._buffers[name] = None if buffer is None else buffer.to(to)
-    store = KVCache(model.shapes, 32, 16, model.dtype, to)
+    store = KVCache([layer.kv_shape for layer in model.layers], 32, 16, model.dtype, to)
     return StaticInputs(model.network.to(device=to), store, GatherSdpaBackend(), max(SHAPES))  # type: ignore[call-arg]
 
 

@@ -169,7 +169,7 @@ def test_a_cpu_computes_packed_rows_unless_it_is_told_otherwise(model: Any) -> N
     assert (model_info.attention, model_info.decode) == ("sdpa", "eager")
     executor: ModelRunner = bench.engine._executor
     assert executor._static is None
-    assert executor.pipelined is None
+    assert not executor.pipelined
     bench.engine.close(drain=True)
 
 

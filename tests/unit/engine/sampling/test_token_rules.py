@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.request import EngineRequest, Finished, RequestRefused, ThinkingBudget, Tokens
-from engine.sampling.token_rules import ThinkingState
+from engine.sampling.token_masks import ThinkingState
 from tests.support.engines import Bench, make_prompt, make_request, start_model
 from tests.support.grammars import CALL, END, SIZE, ids_of, readable_model, schema, text_of
 

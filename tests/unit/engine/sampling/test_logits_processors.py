@@ -18,7 +18,11 @@ from transformers import (
 
 from engine.executor import RowFailure, SampledToken
 from engine.request import EngineRequest, SamplingParams
-from engine.sampling.penalties import PenaltyTable, TokenCounts, restore_logits
+from engine.sampling.logits_processors import (
+    PenaltyTable,
+    TokenCounts,
+    restore_logits,
+)
 from engine.sampling.sampler import Mask, RowSampling, SamplingBatch
 
 SIZE = 60

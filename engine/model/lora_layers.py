@@ -1,12 +1,13 @@
-"""LoRA layers: each request's tokens use its own adapter, in one forward pass for all (as SGMV kernels do).
+"""LoRA layers (`AdaptedLayer`): each request's tokens use its own adapter, in one forward pass for all.
 
-Layers that adapters change are wrapped while loading. Per layer, the matrices of all adapters are stacked, so
-that a step uses views of them: two products for a segment of rows, with a mask between them if its rows have
-different adapters. Masks are built once a step. Segments without an adapter cost nothing.
+Layers that adapters change are wrapped at load time. Per layer, the matrices of all adapters are stacked, so
+that a step uses views of them, as SGMV kernels do: two products for a segment of rows, with a mask between
+them if its rows have different adapters. Masks are built once a step. Segments without an adapter are free.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 
 from engine.attention.interface import ProbeForward
 from engine.config import ModelRefused
-from engine.lora.adapter_weights import Adapter, LowRank, read_adapter
+from engine.model.lora_adapter_files import LowRank, read_adapter
 from engine.scheduling.scheduler import ScheduledChunk
 
 NO_ADAPTER = -1
@@ -44,18 +45,18 @@ class Adapters:
         self.names = tuple(names)
         self.indexes: Mapping[str, int] = {name: place for place, name in enumerate(names)}
         self.step: StepRows | None = None
-        """To be set before each pass through the model; None computes with the base model alone."""
+        """Set before each forward pass; None computes with the base model alone."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Layout:
-    """Where the adapters lie in the stacked matrices of a layer; one object for all layers alike."""
+    """The rows of each adapter in a layer's stacked matrices; one object for all layers with equal ranks."""
 
     bounds: tuple[int, ...]
-    """The adapter at the place `p` has the rows `bounds[p]` .. `bounds[p + 1]`: none if it leaves the
-    layer as it is."""
+    """The adapter with index `i` has the rows `bounds[i]` .. `bounds[i + 1]`; none if it does not change the
+    layer."""
     adapter_indexes: Tensor
-    """`[rows]`: the place of each row's adapter."""
+    """`[rows]`: the index of each row's adapter."""
 
 
 class AdaptedLayer(nn.Module):
@@ -92,7 +93,7 @@ class AdapterStep:
     """Implements `StepRows` for one packed row."""
 
     def __init__(self, rows: int, segments: Sequence[AdaptedRows], adapter_indexes: Tensor) -> None:
-        """`adapter_indexes` has the place of each row's adapter, as far as rows may be `mixed`."""
+        """`adapter_indexes` has the index of each row's adapter, up to the last row that may be `mixed`."""
         self._rows = rows
         self._segments = segments
         self._adapter_indexes = adapter_indexes
@@ -114,7 +115,7 @@ class AdapterStep:
         return out
 
     def _foreign_columns(self, segment: AdaptedRows, layout: Layout) -> Tensor:
-        """`[rows, columns]`: where a row meets an adapter that is not its own."""
+        """`[rows, columns]`: whether the column belongs to another adapter than the row's."""
         mask = self._masks.get((segment.first, layout))
         if mask is None:
             own = self._adapter_indexes[segment.begin : segment.end]
@@ -124,15 +125,22 @@ class AdapterStep:
 
 
 def adapter_indexes_of(chunks: Sequence[ScheduledChunk], indexes: Mapping[str, int]) -> list[int]:
-    """The place of each chunk's adapter."""
-    return [indexes.get(chunk.sequence.request.adapter, NO_ADAPTER) for chunk in chunks]
+    """The index of each chunk's adapter; empty if there are no adapters."""
+    return [indexes.get(chunk.sequence.request.adapter, NO_ADAPTER) for chunk in chunks] if indexes else []
+
+
+def adapter_step(
+    chunks: Sequence[ScheduledChunk], adapter_indexes: Sequence[int], on_device: Tensor
+) -> AdapterStep | None:
+    """The step for a packed row of these chunks; None if none of them has an adapter."""
+    counts = [chunk.count for chunk in chunks]
+    segments = adapter_segments(counts, adapter_indexes) if adapter_indexes else []
+    return AdapterStep(sum(counts), segments, on_device) if segments else None
 
 
 def adapter_segments(counts: Sequence[int], adapter_indexes: Sequence[int]) -> list[AdaptedRows]:
-    """Which rows compute with which adapters, for chunks of so many tokens: those of one token first."""
-    singles = [
-        adapter_index for adapter_index, count in zip(adapter_indexes, counts, strict=True) if count == 1
-    ]
+    """The segments of the packed row with adapters, for chunks of `counts` tokens, one-token chunks first."""
+    singles = [index for index, count in zip(adapter_indexes, counts, strict=True) if count == 1]
     segments = [_segment_of(singles, first, last) for first, last in _index_runs(singles)]
     begin = len(singles)
     for adapter_index, count in list(zip(adapter_indexes, counts, strict=True))[begin:]:
@@ -147,13 +155,13 @@ def adapter_segments(counts: Sequence[int], adapter_indexes: Sequence[int]) -> l
 
 
 def _index_runs(adapter_indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The places that occur, those near each other together, as first and one after the last."""
+    """Groups the indexes that occur into runs without large gaps: (first, last + 1) of each."""
     run: list[int] = []
-    for place in sorted(set(adapter_indexes) - {NO_ADAPTER}):
-        if run and place > run[-1] + 1 + MAX_IDLE_BETWEEN:
+    for index in sorted(set(adapter_indexes) - {NO_ADAPTER}):
+        if run and index > run[-1] + 1 + MAX_IDLE_BETWEEN:
             yield run[0], run[-1] + 1
             run = []
-        run.append(place)
+        run.append(index)
     if run:
         yield run[0], run[-1] + 1
 
@@ -179,8 +187,9 @@ def install_adapters(
         progress(f"reading the adapter {name} from {folder}")
         read.append(read_adapter(name, folder, network, network.dtype))
     layouts: dict[tuple[int, ...], Layout] = {}
-    for layer in sorted({layer for adapter in read for layer in adapter.layers}):
-        network.set_submodule(layer, _wrap(network.get_submodule(layer), layer, read, layouts, adapters))
+    for layer in sorted({layer for adapter in read for layer in adapter}):
+        parts = [adapter.get(layer) for adapter in read]
+        network.set_submodule(layer, _wrap(network.get_submodule(layer), parts, layouts, adapters))
     if read:
         _refuse_unless_all_rows(network, adapters)
     return adapters
@@ -188,24 +197,20 @@ def install_adapters(
 
 def _wrap(
     base: nn.Module,
-    layer: str,
-    read: Sequence[Adapter],
+    parts: Sequence[LowRank | None],
     layouts: dict[tuple[int, ...], Layout],
     adapters: Adapters,
 ) -> AdaptedLayer:
+    """The layer with the stacked matrices of all adapters; `parts` has one entry an adapter."""
     device = next(base.parameters()).device
-    parts = [adapter.layers.get(layer) for adapter in read]
     ranks = [0 if part is None else len(part.down) for part in parts]
-    bounds = tuple(sum(ranks[:place]) for place in range(len(ranks) + 1))
+    bounds = (0, *accumulate(ranks))
     if bounds not in layouts:
         adapter_indexes = torch.arange(len(ranks)).repeat_interleave(torch.tensor(ranks))
         layouts[bounds] = Layout(bounds, adapter_indexes.to(device))
-    present = [part for part in parts if part is not None]
-    return AdaptedLayer(base, layouts[bounds], *_stack(present, device), adapters)
-
-
-def _stack(parts: Sequence[LowRank], device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.cat([p.down for p in parts]).to(device), torch.cat([p.up for p in parts]).to(device)
+    down = torch.cat([part.down for part in parts if part is not None]).to(device)
+    up = torch.cat([part.up for part in parts if part is not None]).to(device)
+    return AdaptedLayer(base, layouts[bounds], down, up, adapters)
 
 
 class _RowProbe:
@@ -220,7 +225,7 @@ class _RowProbe:
 
 
 def _refuse_unless_all_rows(network: PreTrainedModel, adapters: Adapters) -> None:
-    """Runs some tokens through the model: each layer must compute all of them, once."""
+    """Runs some tokens through the model, of which each wrapped layer must compute all, once."""
     probe = _RowProbe()
     adapters.step = probe
     row = torch.arange(PROBE_ROWS, device=network.device)[None]

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from engine.core.beam_search import Beam, BeamSearch
 from engine.request import TokenLogprobs
-from engine.sampling.beam_search import Beam, BeamSearch
 
 VOCABULARY = 6
 STOP = 0

@@ -6,7 +6,7 @@ import pytest
 
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
-from engine.sampling.grammar_masks import GrammarMatchers
+from engine.sampling.token_masks import GrammarMatchers
 from engine.vocabulary import Vocabulary
 from tests.support.engines import make_request
 from tests.support.grammars import CALL, END, SIZE, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
@@ -27,7 +27,7 @@ def allowed(compiler: GrammarCompiler, wanted: StructuredOutput, output: list[in
     masks = GrammarMatchers(compiler).masks([sequence_of(request, compiler)])
     assert masks is not None
     assert not masks.failed
-    mask = masks.of(0)
+    mask = masks.of[0]
     return {token_id for token_id in range(SIZE) if mask[token_id // 8] >> token_id % 8 & 1}
 
 
@@ -129,7 +129,7 @@ def test_a_vocabulary_of_any_size_has_its_last_token_and_its_end_apart() -> None
         for token_id in (size - 1, 0):
             masks = followers.masks([sequence])
             assert masks is not None
-            told.append([n for n in range(masks.stride * 8) if masks.of(0)[n // 8] >> n % 8 & 1])
+            told.append([n for n in range(len(masks.of[0]) * 8) if masks.of[0][n // 8] >> n % 8 & 1])
             sequence.append(token_id)
         assert told == [[size - 1], [0]]
         compiler.close()
@@ -148,14 +148,14 @@ def test_text_that_a_special_token_ends_is_ended_by_nothing_else() -> None:
 def test_masks_bar_what_they_do_not_allow_whatever_rows_they_are_of() -> None:
     import torch
 
-    from engine.sampling.grammar_masks import Masks
-    from engine.sampling.logit_masking import apply_masks
+    from engine.sampling.logits_processors import apply_masks
+    from engine.sampling.token_masks import Masks
 
     logits = torch.arange(3 * 20, dtype=torch.float32).view(3, 20)
-    masks = Masks([0, 2], bytearray([0b101, 0, 0b1000, 0, 0xFF, 0xFF, 0xFF, 0]), 4)
+    masks = Masks({0: bytes([0b101, 0, 0b1000, 0]), 2: bytes([0xFF, 0xFF, 0xFF, 0])})
     apply_masks(changed := logits.clone(), masks)
     assert torch.equal(changed[1:], logits[1:])
     assert changed[0].isfinite().nonzero().flatten().tolist() == [0, 2, 19]
-    one = Masks([0], bytearray([0b10, 0, 0, 0]), 4)
+    one = Masks({0: bytes([0b10, 0, 0, 0])})
     apply_masks(changed := logits[:1].clone(), one)
     assert changed[0].isfinite().nonzero().flatten().tolist() == [1]

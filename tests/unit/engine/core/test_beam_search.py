@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from engine.config import EngineConfig
+from engine.core.beam_search import BeamSearch
 from engine.request import Beams, EngineRequest, Failed, Finished, RequestRefused, TokenLogprobs, Tokens
-from engine.sampling.beam_search import BeamSearch
 from tests.support.engines import (
     Bench,
     Outcome,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.lora.adapter_layers import (
+from engine.model.lora_layers import (
     NO_ADAPTER,
     AdaptedLayer,
     AdaptedRows,

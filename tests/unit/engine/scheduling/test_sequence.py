@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.request import EngineRequest, SamplingParams, StopMatch
-from engine.scheduling.sequence import TokenSequence
-from engine.scheduling.stop_strings import StopStrings
+from engine.scheduling.sequence import StopStrings, TokenSequence
 from engine.vocabulary import Vocabulary
 
 

@@ -1,12 +1,13 @@
-"""Logit bias and repetition, frequency and presence penalties, applied only at the tokens they concern.
+"""Changes of logits before sampling: bias, repetition, frequency and presence penalties, token masks.
 
-Engine thread. The state is kept between steps and updated with new tokens, never over the whole vocabulary.
-It is a function of the request and its tokens, so it survives a preemption and can be rebuilt from earlier
-output.
+Engine thread. Penalties are applied only at the tokens they concern; their state is updated with new tokens,
+never over the whole vocabulary. It is a function of the request and its tokens, so it survives a preemption
+and can be rebuilt from earlier output.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from math import inf
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from engine.device_copies import to_device
 from engine.request import EngineRequest, SamplingParams
+from engine.sampling.token_masks import Masks
 
 SPARE_COLUMNS = 64
 """Free columns of a new table, for tokens to come before it must be rebuilt."""
@@ -83,10 +85,8 @@ class PenaltyTable:
         self._rows = rows
         self._counts = counts
         self._device = device
-        coefficients = [
-            (s.repetition_penalty, s.frequency_penalty, s.presence_penalty)
-            for s in (own.sampling for own in counts)
-        ]
+        params = [own.sampling for own in counts]
+        coefficients = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in params]
         self._repeats = any(repetition != 1 for repetition, _, _ in coefficients)
         self._coefficients = to_device(torch.tensor(coefficients), torch.float32, device).T[:, :, None]
         self._num_synced = [0] * len(counts)
@@ -143,12 +143,9 @@ class PenaltyTable:
                 self._cells[line, index] = self._rows[line] * vocab_size + own.ids[index]
                 self._numbers[0, line, index] = own.counts[index]
                 self._numbers[1, line, index] = own.biases[index]
-                if index == 0:
-                    self._repeat_first(line, own)
-
-    def _repeat_first(self, line: int, own: TokenCounts) -> None:
-        self._cells[line, len(own) :] = self._cells[line, 0]
-        self._numbers[:, line, len(own) :] = self._numbers[:, line, :1]
+                if index == 0:  # unused columns repeat it
+                    self._cells[line, len(own) :] = self._cells[line, 0]
+                    self._numbers[:, line, len(own) :] = self._numbers[:, line, :1]
 
 
 def restore_logits(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
@@ -162,3 +159,25 @@ def mask_tokens(logits: Tensor, rows: Sequence[int], token_ids: Sequence[frozens
     pairs = [(row, token_id) for row, ids in zip(rows, token_ids, strict=True) for token_id in ids]
     cells = to_device(torch.tensor(pairs).reshape(-1, 2), torch.long, logits.device)
     logits[cells[:, 0], cells[:, 1]] = -inf
+
+
+def apply_masks(logits: Tensor, masks: Masks) -> None:
+    """Sets the logits of disallowed tokens to -inf, in place. `logits` has all rows of the step."""
+    rows = sorted(masks.of)
+    if not rows:
+        return
+    bits = torch.frombuffer(bytearray().join(masks.of[row] for row in rows), dtype=torch.uint8)
+    packed = to_device(bits, torch.uint8, logits.device)
+    # Adding -inf takes a tenth of the time of `masked_fill_` on a CPU.
+    barred = _bars(logits.device).index_select(0, packed.int()).view(len(rows), -1)[:, : logits.shape[-1]]
+    if len(rows) == len(logits):
+        logits.add_(barred)
+    else:
+        logits.index_add_(0, to_device(rows, torch.long, logits.device), barred)
+
+
+@cache
+def _bars(device: torch.device) -> Tensor:
+    """`[256, 8]`: for each byte of a bitmask, the values to add to the logits of its eight tokens."""
+    bars = [[0.0 if byte >> bit & 1 else -inf for bit in range(8)] for byte in range(256)]
+    return torch.tensor(bars, dtype=torch.float32, device=device)

@@ -11,9 +11,12 @@ import torch
 from torch import nn
 
 from engine.config import EngineConfig, ModelRefused
-from engine.lora.adapter_layers import AdaptedLayer, install_adapters
-from engine.lora.adapter_settings import read_settings
 from engine.model.loader import load_model
+from engine.model.lora_adapter_files import read_settings
+from engine.model.lora_layers import (
+    AdaptedLayer,
+    install_adapters,
+)
 from tests.support.adapters import ATTENTION, DENSE, MadeAdapter, make_adapter, merge, new_folder, read_base
 from tests.support.engines import save_random_model, tiny_model
 

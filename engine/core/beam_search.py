@@ -1,15 +1,18 @@
-"""Beam search over ordinary requests: each search step submits a one-token request for every running beam.
+"""Beam search: `BeamSearch` scores one search's beams, `BeamRequests` computes them as one-token requests.
 
-The prefix cache computes the beams' common prefix once. Requests that differ only in `beams.rank` share a
-search while it runs. A search is a function of the request, so a later one, or one after a restart, has the
-same results. `submit` and `cancel` run on any thread, `deliver` on the engine thread.
+Each step submits a one-token request for every running beam. The prefix cache computes the beams' common
+prefix once. Requests that differ only in `beams.rank` share a search while it runs. A search is a function of
+the request, so a later one, or one after a restart, has the same results. `submit` and `cancel` run on any
+thread, `deliver` on the engine thread.
 """
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
 from time import monotonic
+from typing import NamedTuple
 
 from engine.request import (
     Deliver,
@@ -24,8 +27,110 @@ from engine.request import (
     Tokens,
     Usage,
 )
-from engine.sampling.beam_search import Beam, BeamSearch
 from engine.scheduling.block_pool import extend_chain
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A finished or partial output."""
+
+    token_ids: tuple[int, ...] = ()
+    """Stop token included."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, if requested."""
+    total: float = 0.0
+    """Sum of the tokens' logprobs."""
+    ended: bool = False
+    """Ended by a stop token."""
+    origin: int = 0
+    """Index, among the beams of the previous step, of the beam that it continues."""
+
+
+class _Candidate(NamedTuple):
+    """A beam with one token more."""
+
+    total: float
+    beam: Beam
+    origin: int
+    token_id: int
+    logprob: float
+    table: TokenLogprobs
+    ends: bool
+
+    def extended(self, num_logprobs: int | None) -> Beam:
+        token_ids, logprobs = (*self.beam.token_ids, self.token_id), self.beam.logprobs
+        if num_logprobs is not None:
+            logprobs = (*logprobs, TokenLogprobs(self.logprob, self.table.top[:num_logprobs]))
+        return Beam(token_ids, logprobs, self.total, self.ends, self.origin)
+
+
+@dataclass(kw_only=True, slots=True)
+class BeamSearch:
+    """One search, as vLLM's `beam_search`.
+
+    Each step reads the `2 * width` likeliest next tokens of every beam; beams with a stop token leave the
+    search, and the best `width` of the others continue. A score is the sum of the tokens' logprobs divided by
+    (number of prompt and output tokens) ** `length_penalty`.
+    """
+
+    width: int
+    length_penalty: float
+    prompt_length: int
+    max_tokens: int
+    min_tokens: int = 0
+    """Beams that end before this many tokens are dropped."""
+    ends: frozenset[int] = frozenset()
+    """The stop tokens."""
+    logprobs: int | None = None
+    """Top tokens in `Beam.logprobs`; None leaves it empty."""
+    running: list[Beam] = field(default_factory=lambda: [Beam()], init=False)
+    """Those that go on, best first; none when the search is over."""
+    best: list[Beam] = field(default_factory=list, init=False)
+    """Of the beams that ended, at most `width`, best first."""
+    _steps: int = field(default=0, init=False)
+
+    @property
+    def candidates_per_beam(self) -> int:
+        """Number of likeliest tokens per beam that a step needs."""
+        return 2 * self.width
+
+    def advance(self, tables: Sequence[TokenLogprobs]) -> None:
+        """Takes the likeliest next tokens of each of `running`, in order."""
+        candidates = [
+            _Candidate(beam.total + logprob, beam, origin, token_id, logprob, table, token_id in self.ends)
+            for origin, (beam, table) in enumerate(zip(self.running, tables, strict=True))
+            for token_id, logprob in table.top[: self.candidates_per_beam]
+        ]
+        if self._steps >= self.min_tokens:
+            self._keep_best(one.extended(self.logprobs) for one in candidates if one.ends)
+        self._steps += 1
+        # All of these have the same length, so that the likeliest have the best scores, whatever the penalty.
+        going_on = (one for one in candidates if not one.ends)
+        following = nlargest(self.width, going_on, key=lambda one: one.total)
+        self.running = [one.extended(self.logprobs) for one in following]
+        if self._steps == self.max_tokens or self._is_decided():
+            self._keep_best(self.running)
+            self.running = []
+
+    def score(self, beam: Beam) -> float:
+        """The normalized score. A stop token counts in the sum and not in the length."""
+        return self._normalized(beam.total, len(beam.token_ids) - beam.ended)
+
+    def _keep_best(self, ended: Iterable[Beam]) -> None:
+        self.best = sorted([*self.best, *ended], key=self.score, reverse=True)[: self.width]
+
+    def _normalized(self, total: float, output_length: int) -> float:
+        length = self.prompt_length + output_length
+        return float(total / length**self.length_penalty) if length else total
+
+    def _is_decided(self) -> bool:
+        """Whether no running beam can become one of the best any more: sums only fall."""
+        if len(self.best) < self.width:
+            return False
+        worst = self.score(self.best[-1])
+        longest = self.max_tokens if self.length_penalty > 0 else self._steps
+        return all(self._normalized(beam.total, longest) <= worst for beam in self.running)
+
 
 PREFIX = "beam/"
 """Id prefix of the internal one-token requests, whose messages are not passed on."""
@@ -35,8 +140,6 @@ PREFIX = "beam/"
 class _SharedSearch:
     request: EngineRequest
     """The search key: see `_search_key`."""
-    prompt: tuple[int, ...]
-    """Without earlier output."""
     due: float | None
     search: BeamSearch
     chains: list[list[bytes]]
@@ -54,7 +157,7 @@ class _SharedSearch:
 
 
 class BeamRequests:
-    """Runs all searches. Each request gets exactly one `Finished` or `Failed`."""
+    """Runs all searches over ordinary requests. Each request gets exactly one `Finished` or `Failed`."""
 
     def __init__(
         self,
@@ -111,18 +214,13 @@ class BeamRequests:
 
     def deliver(self, messages: Sequence[Outbound]) -> None:
         """Handles a step's messages of one-token requests and passes the others on. Engine thread."""
-        outbound: list[Outbound] = []
         with self._lock:
-            if not self._by_step and not self._cancelled:
-                outbound += messages
-            else:
-                outbound += self._cancelled
-                self._cancelled = []
-                for message in messages:
-                    if message.request_id.startswith(PREFIX):
-                        outbound += self._handle_step_message(message)
-                    else:
-                        outbound.append(message)
+            outbound, self._cancelled = self._cancelled, []
+            for message in messages:
+                if message.request_id.startswith(PREFIX):
+                    outbound += self._handle_step_message(message)
+                else:
+                    outbound.append(message)
         if outbound:
             self._deliver(outbound)
 
@@ -170,15 +268,8 @@ class BeamRequests:
             for index, beam in enumerate(shared.search.running):
                 step = f"{PREFIX}{next(self._numbers)}"
                 request, chain = _step_request(shared, beam, step), list(shared.chains[beam.origin])
-                size = self._block_size
-                extend_chain(
-                    chain,
-                    request.cache_salt,
-                    request.prompt,
-                    len(request.prompt) // size,
-                    size,
-                    request.adapter,
-                )
+                size, salt, adapter = self._block_size, request.cache_salt, request.adapter
+                extend_chain(chain, salt, request.prompt, len(request.prompt) // size, size, adapter)
                 chains.append(chain)
                 self._submit(request, chain)
                 shared.steps[step] = index
@@ -237,7 +328,7 @@ def _new_search(request: EngineRequest) -> _SharedSearch:
         logprobs=request.logprobs,
     )
     due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
-    return _SharedSearch(request, request.prompt, due, search, [[]])
+    return _SharedSearch(request, due, search, [[]])
 
 
 def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineRequest:
@@ -245,7 +336,7 @@ def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineR
     request = shared.request
     return EngineRequest(
         request_id=request_id,
-        prompt=(*shared.prompt, *beam.token_ids),
+        prompt=(*request.prompt, *beam.token_ids),
         max_tokens=1,
         sampling=SamplingParams(seed=0, temperature=0.0),
         logprobs=max(shared.search.candidates_per_beam, request.logprobs or 0),

@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kv.contiguous_cache import ContiguousBuffer, ContiguousKVCache
-from engine.kv.kv_cache import KVCache, LayerShape
+from engine.kv_cache import (
+    ContiguousBuffer,
+    ContiguousKVCache,
+    KVCache,
+    LayerShape,
+)
 from engine.scheduling.scheduler import ScheduledChunk
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model

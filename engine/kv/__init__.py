@@ -1,1 +1,0 @@
-"""The KV cache: tensors of blocks, contiguous copies for decoding, sizes."""

@@ -1,0 +1,274 @@
+"""Bitmasks of allowed tokens: grammars (llguidance matchers), allowed ids, bad words, thinking budgets.
+
+Engine thread; no torch. A mask is a function of the request and its tokens, so it can be rebuilt after a
+preemption or restart, and computed before the logits are there.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from engine.grammar.compiler import CompiledGrammar, GrammarCompiler
+from engine.request import EngineRequest, ThinkingBudget, describe, one_line
+from engine.scheduling.sequence import TokenSequence
+
+
+@dataclass(slots=True)
+class Masks:
+    """The masks of some rows of a step."""
+
+    of: dict[int, bytes] = field(default_factory=dict)
+    """By row: bit `n % 8` of byte `n // 8` is set if token n is allowed."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """By row: why no token can be sampled. Such a row's mask is missing or meaningless."""
+
+
+def mask_stride(vocab_size: int) -> int:
+    """Bytes of a mask: a bit for each token and one for the end, in whole 32-bit words."""
+    return (vocab_size + 32) // 32 * 4
+
+
+class _NoToken(Exception):
+    """No token may be sampled in this row; the message says why."""
+
+
+class GrammarMatcher:
+    """One request's state in its grammar, a matcher of llguidance."""
+
+    def __init__(self, compiled: CompiledGrammar, request: EngineRequest) -> None:
+        self.compiled = compiled
+        self.ll_matcher: Any = compiled.begin()
+        self._num_consumed = len(request.prompt) - request.output_offset
+        """Number of the request's tokens that the matcher has consumed or skipped, the prompt included."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Consumes new tokens; `tokens` is prompt and output so far."""
+        if self._num_consumed < len(tokens):
+            self.ll_matcher.consume_tokens(list(tokens[self._num_consumed :]))
+            self._num_consumed = len(tokens)
+
+
+class GrammarMatchers:
+    """The matchers of all requests with a grammar; they live as long as their sequences."""
+
+    def __init__(self, compiler: GrammarCompiler | None) -> None:
+        self._compiler = compiler
+        self._matchers: WeakKeyDictionary[TokenSequence, GrammarMatcher] = WeakKeyDictionary()
+
+    def masks(self, sequences: Sequence[TokenSequence]) -> Masks | None:
+        """The masks for the next token of these sequences; None if none of them has a grammar."""
+        rows = [row for row, sequence in enumerate(sequences) if sequence.request.grammar is not None]
+        if not rows or self._compiler is None:
+            return None
+        vocab_size = len(self._compiler.vocabulary.tokens)
+        masks = Masks()
+        for row in rows:
+            try:
+                mask = self._compute(self._compiler, sequences[row])
+                masks.of[row] = _with_stop_ids(mask, sequences[row].request.stop_ids, vocab_size)
+            except BaseException as error:  # panics of the library are not Exceptions
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    raise
+                masks.failed[row] = str(error) if isinstance(error, _NoToken) else describe(error)
+        return masks
+
+    def _compute(self, compiler: GrammarCompiler, sequence: TokenSequence) -> bytes:
+        """The mask for the next token, with a bit for the end after the last token. Raises `_NoToken`.
+
+        Requests share their grammar's lexer states, whose number is limited. A request that meets the limit,
+        perhaps because of others, continues with a successor: the same grammar without states, compiled on
+        another thread once this one has many.
+        """
+        for last in (False, True):
+            started = time.perf_counter()
+            matcher = self._advanced_matcher(compiler, sequence)
+            mask: bytes = matcher.ll_matcher.compute_bitmask()
+            matcher.compiled.record_mask_time(time.perf_counter() - started)
+            if matcher.compiled.is_large:
+                compiler.recompile_in_background(matcher.compiled)
+            if not matcher.ll_matcher.is_error():
+                return mask
+            successor = None if last else compiler.take_successor(matcher.compiled)
+            if successor is None:
+                break
+            del self._matchers[sequence]
+            sequence.compiled = successor
+        raise _NoToken(f"The grammar failed: {one_line(matcher.ll_matcher.get_error())}")
+
+    def _advanced_matcher(self, compiler: GrammarCompiler, sequence: TokenSequence) -> GrammarMatcher:
+        matcher, request = self._matchers.get(sequence), sequence.request
+        if matcher is None:
+            assert request.grammar is not None
+            compiled = sequence.compiled or compiler.get_cached(request.grammar, request.fairness_key)
+            matcher = self._matchers[sequence] = GrammarMatcher(compiled, request)
+        matcher.advance(sequence.tokens)
+        return matcher
+
+
+def _with_stop_ids(mask: bytes, stop_ids: Iterable[int], vocab_size: int) -> bytes:
+    """The mask with stop ids allowed exactly where the grammar may end. Raises `_NoToken` if it is empty."""
+    bits = bytearray(mask)
+    end, end_bit = vocab_size // 8, 1 << vocab_size % 8
+    may_end = bool(bits[end] & end_bit)
+    bits[end] &= ~end_bit
+    for token_id in stop_ids:
+        if 0 <= token_id < vocab_size:
+            byte, bit = token_id // 8, 1 << token_id % 8
+            bits[byte] = bits[byte] | bit if may_end else bits[byte] & ~bit
+    if _is_empty(bits):
+        raise _NoToken("The grammar allows no token here.")
+    return bytes(bits)
+
+
+class ThinkingState:
+    """Tracks whether a request's output is inside reasoning, and how many reasoning tokens it has."""
+
+    def __init__(self, budget: ThinkingBudget, output: int) -> None:
+        """`output` is the index of the first output token."""
+        self._budget = budget
+        self._begin = self._read = output
+        self._inside = budget.open
+        self._count = budget.spent if budget.open else 0
+        self._ending = 0
+        """Number of tokens of `budget.end` that have been forced."""
+
+    @property
+    def forced(self) -> int | None:
+        """The token that must come next; None if any may."""
+        if not self._inside or self._count < self._budget.tokens:
+            return None
+        return self._budget.end[self._ending]
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Processes new tokens; `tokens` is prompt and output so far."""
+        while self._read < len(tokens):
+            forced = self.forced
+            self._read += 1
+            if forced is not None and tokens[self._read - 1] == forced:
+                self._ending += 1
+                if self._ending == len(self._budget.end):
+                    self._inside, self._ending = False, 0
+            elif self._inside:
+                self._ending = 0
+                self._count += 1
+                if self._ends_with(tokens, self._budget.end):
+                    self._inside = False
+                    self._count = max(0, self._count - len(self._budget.end))
+            else:
+                self._inside = self._ends_with(tokens, self._budget.start)
+
+    def _ends_with(self, tokens: Sequence[int], mark: tuple[int, ...]) -> bool:
+        """Whether the tokens read so far end with `mark`, all of it in the output."""
+        start = self._read - len(mark)
+        return start >= self._begin and tuple(tokens[start : self._read]) == mark
+
+
+class RequestRules:
+    """The allowed ids, bad words and thinking budget of one request."""
+
+    def __init__(self, request: EngineRequest, vocab_size: int) -> None:
+        self._begin = len(request.prompt) - request.output_offset
+        self._thinking = None
+        if request.thinking_budget is not None:
+            self._thinking = ThinkingState(request.thinking_budget, self._begin)
+        self._size = mask_stride(vocab_size)
+        self._stops = self._bits(request.stop_ids)
+        allowed = request.sampling.allowed_token_ids
+        self._allowed = self._bits(allowed) if allowed else None
+        self._words: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        """Bad words of several tokens, by their last token but one."""
+        self._always = {word[0] for word in request.sampling.bad_words if len(word) == 1}
+        for word in request.sampling.bad_words:
+            if len(word) > 1:
+                self._words[word[-2]].append(word)
+
+    def mask(self, tokens: Sequence[int], grammar: bytes | None) -> bytes | None:
+        """The mask of allowed tokens, within that of the grammar if there is one; None allows all.
+
+        A mask of zeros allows none.
+        """
+        if self._thinking is not None:
+            self._thinking.advance(tokens)
+            if self._thinking.forced is not None:
+                alone = self._bits([self._thinking.forced])
+                if grammar is None or not _is_empty(_and(alone, grammar)):
+                    return alone
+        allowed = self._allowed
+        if grammar is not None:
+            # Stop ids are always allowed where the grammar may end.
+            allowed = grammar if allowed is None else _and(_or(allowed, self._stops), grammar)
+        banned = self._banned(tokens)
+        if not banned:
+            return allowed
+        rest = bytearray(b"\xff" * self._size if allowed is None else allowed)
+        for token_id in banned:
+            if token_id // 8 < self._size:
+                rest[token_id // 8] &= ~(1 << token_id % 8)
+        return allowed if grammar is not None and _is_empty(rest) else bytes(rest)
+
+    def _banned(self, tokens: Sequence[int]) -> set[int]:
+        """The tokens that would complete a bad word."""
+        if len(tokens) <= self._begin or tokens[-1] not in self._words:
+            return self._always
+        banned = set(self._always)
+        for word in self._words[tokens[-1]]:
+            start = len(tokens) - len(word) + 1
+            if start >= self._begin and tuple(tokens[start:]) == word[:-1]:
+                banned.add(word[-1])
+        return banned
+
+    def _bits(self, token_ids: Iterable[int]) -> bytes:
+        bits = bytearray(self._size)
+        for token_id in token_ids:
+            if token_id // 8 < self._size:
+                bits[token_id // 8] |= 1 << token_id % 8
+        return bytes(bits)
+
+
+class TokenRules:
+    """The rules of all requests that have any; they live as long as their sequences."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._rules: WeakKeyDictionary[TokenSequence, RequestRules] = WeakKeyDictionary()
+
+    def restrict(self, sequences: Sequence[TokenSequence], masks: Masks | None) -> Masks | None:
+        """Combines the sequences' rules with their grammars' masks; None if all tokens are allowed."""
+        ruled = [row for row, sequence in enumerate(sequences) if _has_rules(sequence.request)]
+        if not ruled:
+            return masks
+        masks = masks or Masks()
+        for row in ruled:
+            if row in masks.failed:
+                continue
+            mask = self._of(sequences[row]).mask(sequences[row].tokens, masks.of.get(row))
+            if mask is not None:
+                masks.of[row] = mask
+                if _is_empty(mask):
+                    masks.failed[row] = "Of the tokens that the request allows none may come here."
+        return masks if masks.of or masks.failed else None
+
+    def _of(self, sequence: TokenSequence) -> RequestRules:
+        rules = self._rules.get(sequence)
+        if rules is None:
+            rules = self._rules[sequence] = RequestRules(sequence.request, self._vocab_size)
+        return rules
+
+
+def _has_rules(request: EngineRequest) -> bool:
+    return bool(request.sampling.allowed_token_ids or request.sampling.bad_words or request.thinking_budget)
+
+
+def _is_empty(bits: bytes | bytearray) -> bool:
+    return bits == bytes(len(bits))
+
+
+def _and(one: bytes, other: bytes) -> bytes:
+    return (int.from_bytes(one, "little") & int.from_bytes(other, "little")).to_bytes(len(one), "little")
+
+
+def _or(one: bytes, other: bytes) -> bytes:
+    return (int.from_bytes(one, "little") | int.from_bytes(other, "little")).to_bytes(len(one), "little")
