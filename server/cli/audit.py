@@ -20,7 +20,9 @@ from server.protocol.ids import response_id
 from server.store.audit import orphans
 from server.store.audit import stored_responses as store
 from server.store.audit.stored_responses import Scope
-from server.store.database import Connection, Database, DatabaseError, clock, schema_state
+from server.store.database import Connection, Database, clock
+from server.store.database_errors import DatabaseError
+from server.store.schema_upgrade import schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 _AGE = re.compile(r"(\d{1,6})([mhd])")

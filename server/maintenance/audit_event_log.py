@@ -20,7 +20,8 @@ from server.protocol.responses.events import TERMINAL, Event, render
 from server.protocol.responses.states import TERMINAL_STATUSES
 from server.store.audit.stored_responses import AuditedResponse
 from server.store.content.responses import OUTPUT
-from server.store.log.events import CODEC_ROWS, LogRow, decode_row, parse_compacted
+from server.store.log_append import CODEC_ROWS
+from server.store.log_read import LogRow, decode_row, parse_compacted
 
 Finding = tuple[str, str]
 """An invariant's name and how it is violated."""

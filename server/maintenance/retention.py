@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.store.content import retention, storage_usage
-from server.store.database import Database, DatabaseError
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk, Shortage
 from server.supervised_thread import Retry, SupervisedThread
 

@@ -20,7 +20,8 @@ from server.recovery.rebuild import Rebuilt, rebuild
 from server.store.cluster import claims, leases
 from server.store.cluster.undecodable_responses import fail_undecodable
 from server.store.content.responses import ResponseKey, StoredResponse
-from server.store.database import Connection, Database, DatabaseError, TransientError, is_unavailable
+from server.store.database import Connection, Database
+from server.store.database_errors import DatabaseError, TransientError, is_unavailable
 from server.supervised_thread import SupervisedThread
 from server.tool_loop import ToolLoop
 

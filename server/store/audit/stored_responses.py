@@ -18,9 +18,9 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from server.protocol.ids import min_uuid_at
 from server.protocol.responses.events import Event
+from server.store import log_read
 from server.store.content.responses import StoredResponse
-from server.store.log import events
-from server.store.log.events import LogRow
+from server.store.log_read import LogRow
 
 PAGE = 100
 _STREAMED = {"yield_per": 16}
@@ -322,6 +322,6 @@ def _replays(
     last = folded.last_seq if folded else sum(part.row.n for part in hot) - 1
     places = sorted({place for place in (0, 1, last // 2, last) if 0 <= place <= last})
     try:
-        return [Replay(place, events.read(connection, tenant, response, place)) for place in places]
+        return [Replay(place, log_read.read(connection, tenant, response, place)) for place in places]
     except (msgspec.MsgspecError, ValueError):
         return []

@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from server.store.cluster import standby_heartbeat_process
 from server.store.cluster.leases import heartbeat_interval
 from server.store.cluster.standby_heartbeat_process import StandbySettings
-from server.store.connection import with_network_timeouts
+from server.store.timeout_connection import with_network_timeouts
 
 log = logging.getLogger("holdfast.heartbeat")
 

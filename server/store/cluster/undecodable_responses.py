@@ -8,11 +8,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from server.store import log_append
 from server.store.cluster.leases import fence
 from server.store.content import deletion
 from server.store.content.responses import ResponseKey
-from server.store.database import Database, DatabaseError, TransientError, commit_synchronously
-from server.store.log import events
+from server.store.database import Database, commit_synchronously
+from server.store.database_errors import DatabaseError, TransientError
 
 CODE = "server_error"
 UNDECODABLE_MESSAGE = "What is stored of this response cannot be read, so it cannot be finished."
@@ -60,7 +61,7 @@ def fail_undecodable(database: Database, me: UUID, place: ResponseKey) -> bool:
 def _compact(connection: Connection, place: ResponseKey) -> None:
     try:
         with connection.begin_nested():
-            events.compact(connection, place.tenant, place.id)
+            log_append.compact(connection, place.tenant, place.id)
     except TransientError:
         raise
     except DatabaseError:

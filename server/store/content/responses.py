@@ -10,8 +10,8 @@ from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, t
 
 from server.protocol.responses.response import Status
 from server.protocol.responses.states import TERMINAL_STATUSES, Ending, columns_of
-from server.store.commit_failures import OwnershipLost
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added
+from server.store.database_errors import OwnershipLost
 from server.store.tables import items, responses, usage_ledger
 
 INPUT: Final = 0

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.states import Ending
+from server.store import log_append
 from server.store.content import deletion, history_items, responses, retention
 from server.store.content.retention import MAX_BATCH_ROWS, PurgeBatch
 from server.store.database import Connection, Database
-from server.store.log import events
 from tests.support.builders import TENANT, USAGE, examples, insert_response, register
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -64,8 +64,8 @@ def plant(
         inputs=["said"] * inputs,
         lifetime=lifetime,
     )
-    events.append(
-        connection, events.encode_rows(tenant, node, 1, [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")], [])
+    log_append.append(
+        connection, log_append.encode_rows(tenant, node, 1, [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")], [])
     )
     if ended:
         end(connection, replica, node, tenant=tenant, finished_at=finished_at)
@@ -81,7 +81,7 @@ def end(
     finished_at: datetime = LONG_AGO,
 ) -> None:
     """What the recorder does at a response's end."""
-    events.compact(connection, tenant, node)
+    log_append.compact(connection, tenant, node)
     if responses.finish(connection, tenant, node, replica, 1, ending(finished_at)):
         deletion.remove_if_unneeded(connection, tenant, node)
 

@@ -8,10 +8,10 @@ import pytest
 from server.input_resolution.history import stored_item
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
+from server.store import log_append
 from server.store.content import chat_choices, conversations, deletion, responses, retention, storage_usage
 from server.store.content.storage_usage import FOLD_ROWS
 from server.store.database import Connection, Database
-from server.store.log import events
 from tests.support.builders import CREATED, TENANT, insert_response, make_ending, make_message, register
 
 OTHER = "other"
@@ -53,7 +53,7 @@ def begin(
         connection, replica, id=node, tenant=tenant, previous=previous, inputs=texts, lifetime=lifetime
     )
     told = [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "something said")]
-    events.append(connection, events.encode_rows(tenant, node, 1, told, []))
+    log_append.append(connection, log_append.encode_rows(tenant, node, 1, told, []))
     return node
 
 
@@ -62,7 +62,7 @@ def end(connection: Connection, replica: UUID, node: UUID, *texts: str, tenant: 
     finished = responses.finish(connection, tenant, node, replica, 1, make_ending(finished_at=CREATED))
     output = [stored_item(make_message(new_uuid(), 0, text)) for text in texts]
     responses.insert_items(connection, tenant, node, responses.OUTPUT, output)
-    events.compact(connection, tenant, node)
+    log_append.compact(connection, tenant, node)
     if finished.deleted:
         deletion.remove_if_unneeded(connection, tenant, node)
 
