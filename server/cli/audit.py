@@ -17,9 +17,9 @@ from server.maintenance import audit_responses as invariants
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
 from server.process.open_database import OpenDatabase
 from server.protocol.ids import response_id
-from server.store.audit import orphans
-from server.store.audit import stored_responses as store
-from server.store.audit.stored_responses import Scope
+from server.store import audit_snapshot as store
+from server.store.audit_snapshot import Scope
+from server.store.content import responses
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import DatabaseError
 from server.store.schema_upgrade import schema_state
@@ -105,17 +105,18 @@ def violations(connection: Connection, scope: Scope, limits: Limits, tally: Tall
 
 
 def _violations(connection: Connection, scope: Scope, limits: Limits, tally: Tally) -> Iterator[Violation]:
-    names = [scope.tenant] if scope.tenant is not None else store.tenants(connection)
+    with store.snapshot(connection):
+        names = [scope.tenant] if scope.tenant is not None else responses.tenants(connection)
     for tenant in names:
         for response, moment in store.responses(connection, tenant, scope, limits.grace_seconds):
             tally.responses += 1
             tally.unfinished += invariants.is_unfinished(response)
             tally.served = moment.served_since is not None
             yield from invariants.check(response, moment, limits)
-    yield from invariants.check_orphans(orphans.orphans(connection, scope.tenant))
+    yield from invariants.check_orphans(store.orphans(connection, scope.tenant))
     yield from invariants.check_keys(
-        orphans.shared_keys(connection, scope.tenant),
-        orphans.lost_keys(connection, scope.tenant, limits.key_seconds),
+        store.shared_keys(connection, scope.tenant),
+        store.lost_keys(connection, scope.tenant, limits.key_seconds),
     )
 
 

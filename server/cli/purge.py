@@ -8,7 +8,7 @@ from server.cli.command import Subcommands, add_command, print_result, with_data
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.retention import DiskShort, Purged, purge, quiet_seconds
-from server.store.content import retention
+from server.store.content import deletion, idempotency_keys, responses
 from server.store.database import Database
 from server.store.disk_space import Disk
 
@@ -68,23 +68,23 @@ def _purge_batches(database: Database, disk: Disk, quiet: float, age: timedelta 
 
 def _expire(database: Database, tenant: str, age: timedelta) -> int:
     with database.begin() as connection:
-        return retention.expire_older(connection, tenant, age)
+        return deletion.expire_older(connection, tenant, age)
 
 
 def _tenants(database: Database) -> list[str]:
     with database.begin() as connection:
-        return retention.tenants(connection)
+        return responses.tenants(connection)
 
 
 def _count(database: Database, quiet: float, age: timedelta | None) -> Purged:
     with database.begin() as connection:
-        responses = retention.count_due(connection, quiet)
-        keys = retention.count_old_keys(connection)
+        responses = deletion.count_due(connection, quiet)
+        keys = idempotency_keys.count_old_keys(connection)
     if age is None:
         return Purged(responses, keys)
     for tenant in _tenants(database):
         with database.begin() as connection:
-            responses += retention.count_older(connection, tenant, quiet, age)
+            responses += deletion.count_older(connection, tenant, quiet, age)
     return Purged(responses, keys)
 
 

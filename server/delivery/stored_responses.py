@@ -22,7 +22,7 @@ from server.protocol.responses.response import Echo, Response
 from server.protocol.responses.states import TERMINAL_STATUSES, Ending, read_turns
 from server.protocol.typed import decode_as
 from server.store import log_read
-from server.store.content import responses
+from server.store.content import responses, stored_items
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 from server.store.log_read import CachedStream
@@ -45,7 +45,7 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
         return None
     if stored.status not in TERMINAL_STATUSES:  # its end may be committed before the next query
         return as_response(stored, [])
-    output = responses.output_items(connection, tenant, response)
+    output = stored_items.output_items(connection, tenant, response)
     whole = as_response(stored, output)
     if wants_token_dump(stored.asked):
         return with_last_event(connection, stored, whole)

@@ -18,8 +18,8 @@ from server.protocol.earlier_releases import with_logprobs
 from server.protocol.ids import response_id
 from server.protocol.responses.events import TERMINAL, Event, render
 from server.protocol.responses.states import TERMINAL_STATUSES
-from server.store.audit.stored_responses import AuditedResponse
-from server.store.content.responses import OUTPUT
+from server.store.audit_snapshot import AuditedResponse
+from server.store.content.stored_items import OUTPUT
 from server.store.log_append import CODEC_ROWS
 from server.store.log_read import LogRow, decode_row, parse_compacted
 

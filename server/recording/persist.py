@@ -15,7 +15,7 @@ from server.recording.messages import RunUpdate
 from server.recording.unsynced_commits import update_chunks
 from server.store import log_append
 from server.store.cluster import claims
-from server.store.content import conversations, deletion, responses
+from server.store.content import conversations, deletion, responses, stored_items
 from server.store.content.responses import Owner, ResponseKey
 from server.store.database import Connection, commit_synchronously
 from server.store.log_append import NewLogRow
@@ -95,11 +95,11 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
             ending,
             lifetime_after_end(facts.echo),
         )
-        responses.insert_items(
+        stored_items.insert_items(
             connection,
             facts.tenant,
             facts.id,
-            responses.OUTPUT,
+            stored_items.OUTPUT,
             [stored_item(item) for item in run.output],
         )
         log_append.compact(connection, facts.tenant, facts.id)

@@ -31,7 +31,7 @@ from server.protocol.responses.tools import read_tools
 from server.protocol.typed import decode_as
 from server.recovery.replay import replay, texts
 from server.store import log_read
-from server.store.content import responses
+from server.store.content import stored_items
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection
 from server.store.database_errors import DatabaseError
@@ -165,5 +165,5 @@ def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:
         history = resolve_input.read_history(connection, stored.tenant, stored.previous_id)
     if stored.conversation_id is not None:
         history = resolve_input.read_conversation(connection, stored.tenant, stored.conversation_id)
-    payloads = responses.input_items(connection, stored.tenant, stored.id)
+    payloads = stored_items.input_items(connection, stored.tenant, stored.id)
     return [*history, *map(decode_item, payloads)]

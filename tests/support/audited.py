@@ -14,7 +14,7 @@ from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.states import columns_of
 from server.store import log_append
-from server.store.audit.stored_responses import (
+from server.store.audit_snapshot import (
     AuditColumns,
     AuditedItem,
     AuditedResponse,
@@ -25,7 +25,8 @@ from server.store.audit.stored_responses import (
     PreviousResponse,
     Replay,
 )
-from server.store.content.responses import INPUT, OUTPUT, StoredResponse
+from server.store.content.responses import StoredResponse
+from server.store.content.stored_items import INPUT, OUTPUT
 from server.store.log_read import LogRow
 from tests.support.builders import CREATED, LATER, RESPONSE, TENANT, USAGE, make_message, make_run, say, think
 

@@ -43,7 +43,7 @@ from server.protocol.responses.response import Echo, ReasoningEcho, TextEcho
 from server.protocol.responses.states import Ending
 from server.store import log_append
 from server.store.cluster import leases
-from server.store.content import responses
+from server.store.content import responses, stored_items
 from server.store.content.responses import NewResponse
 from server.store.database import Connection, Database
 from tests.support.eventually import eventually
@@ -266,7 +266,7 @@ def insert_response(
     else:
         created = responses.insert_running(connection, row, replica)
     given = [stored_item(make_message(id, index, text)) for index, text in enumerate(inputs)]
-    responses.insert_items(connection, tenant, id, responses.INPUT, given)
+    stored_items.insert_items(connection, tenant, id, stored_items.INPUT, given)
     return created
 
 

@@ -23,14 +23,8 @@ from server.store import log_append, log_read
 from server.store.cluster import claims, leases
 from server.store.content import deletion, idempotency_keys, responses, storage_usage
 from server.store.content.idempotency_keys import FirstUse
-from server.store.content.responses import (
-    FinishedRow,
-    NewItem,
-    NewResponse,
-    Owner,
-    ResponseKey,
-    StoredResponse,
-)
+from server.store.content.responses import FinishedRow, NewResponse, Owner, ResponseKey, StoredResponse
+from server.store.content.stored_items import NewItem
 from server.store.log_append import NewLogRow
 from server.store.log_read import LogProgress, Subscription, SubscriptionUpdate
 from tests.support.memory import Memory, MemoryConnection, Row

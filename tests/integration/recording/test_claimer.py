@@ -130,9 +130,8 @@ class Taking:
                     "update responses set status = 'in_progress', replica_id = %s, attempt = 1 where id = %s",
                     (other, run.facts.id),
                 )
-                log_append.append(
-                    connection, log_append.encode_rows(TENANT, run.facts.id, 1, run.start(), [])
-                )
+                rows = log_append.encode_rows(TENANT, run.facts.id, 1, run.start(), [])
+                log_append.append(connection, rows)
         else:
             run.start()
         self.write(run, given)
@@ -146,9 +145,8 @@ class Taking:
             untold += step
             if made := run.tokens(step, LATER):
                 with self.bench.database.begin() as connection:
-                    log_append.append(
-                        connection, log_append.encode_rows(TENANT, run.facts.id, 1, made, untold)
-                    )
+                    rows = log_append.encode_rows(TENANT, run.facts.id, 1, made, untold)
+                    log_append.append(connection, rows)
                 untold = []
 
     def stream(self, run: Run) -> list[bytes]:

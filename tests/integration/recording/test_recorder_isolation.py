@@ -16,7 +16,7 @@ from server.recording import committer, persist, retries
 from server.recording.messages import ReleaseRuns
 from server.store import log_append
 from server.store.content import responses
-from server.store.content.responses import NewItem
+from server.store.content.stored_items import NewItem
 from server.store.database import Database
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.integration.recording.test_recorder_faults import check

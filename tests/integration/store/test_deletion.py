@@ -9,7 +9,7 @@ from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.states import Ending
 from server.store import log_append
-from server.store.content import deletion, history_items, responses
+from server.store.content import deletion, responses, stored_items
 from server.store.database import Connection, Database
 from tests.support.builders import LATER, TENANT, examples, insert_response, register
 from tests.support.eventually import eventually
@@ -136,10 +136,10 @@ def test_the_history_of_a_live_response_runs_through_deleted_ones(database: Data
     forest = Forest([None, 0, 1])
     with database.begin() as connection:
         plant(connection, replica, forest)
-        before = history_items.chain_items(connection, TENANT, forest.ids[2])
+        before = stored_items.chain_items(connection, TENANT, forest.ids[2])
         deletion.delete(connection, TENANT, forest.ids[0])
         deletion.delete(connection, TENANT, forest.ids[1])
-        assert history_items.chain_items(connection, TENANT, forest.ids[2]) == before
+        assert stored_items.chain_items(connection, TENANT, forest.ids[2]) == before
         assert len(before) == 3
 
 
