@@ -10,12 +10,11 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from server.cli.command import Subcommands, add_command, print_result, print_status
+from server.cli.command import Subcommands, add_command, opened_database, print_result, print_status
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance import audit_responses as invariants
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
-from server.process.open_database import OpenDatabase
 from server.protocol.ids import response_id
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
@@ -71,11 +70,8 @@ def _count(text: str) -> int:
 
 
 def _run(config: Config, options: argparse.Namespace) -> int:
-    opened = OpenDatabase(config, lambda _line: None)
-    try:
+    with opened_database(config) as opened:
         return _audit(opened.url, options)
-    finally:
-        opened.close()
 
 
 def _audit(url: str, options: argparse.Namespace) -> int:
