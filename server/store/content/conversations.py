@@ -31,8 +31,8 @@ _CREATE = text(
     count_added(
         f"""
         insert into conversations (tenant, id, metadata, size)
-        select :tenant, :id, sent, {ROW_BYTES} + octet_length(told::text)
-        from (select cast(:metadata as jsonb) as told) as new
+        select :tenant, :id, value, {ROW_BYTES} + octet_length(value::text)
+        from (select cast(:metadata as jsonb) as value) as new
         on conflict do nothing
         returning tenant, size as bytes
         """  # noqa: S608 - a constant of ours
@@ -47,8 +47,8 @@ _UPDATE = text(
         f"""
         update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length
         from old, (
-            select told as metadata, octet_length(told::text) as length
-            from (select cast(:metadata as jsonb) as told) as sent) as new
+            select value as metadata, octet_length(value::text) as length
+            from (select cast(:metadata as jsonb) as value) as sent) as new
         where c.tenant = :tenant and c.id = :id
         returning c.*, {ROW_BYTES} + new.length - coalesce(old.size, 0) as bytes
         """,  # noqa: S608 - a constant of ours
