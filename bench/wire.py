@@ -44,8 +44,8 @@ from server.prompting.request_echo import request_echo
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import read_tools
-from server.store.database import upgrade
 from server.store.disk_space import Disk
+from server.store.schema_upgrade import upgrade
 from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT

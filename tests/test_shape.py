@@ -82,7 +82,7 @@ def test_the_environment_is_read_by_the_configuration_only(name: str) -> None:
     }
     # The last one reads that of its sandbox.
     assert readers <= {
-        "server/configuration/settings.py",
+        "server/configuration/environment.py",
         "runner/__main__.py",
         "runner/sandboxed_interpreter.py",
     }

@@ -24,10 +24,10 @@ from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.responses.events import Event
 from server.recording.expiry import lifetime
-from server.store.content import idempotency_keys, responses
+from server.store import log_append
+from server.store.content import idempotency_keys, responses, stored_items
 from server.store.content.responses import NewResponse
 from server.store.database import Connection, clock
-from server.store.log import events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,9 @@ class ResponseWriter:
         first_events = run.accept() if run.facts.echo.background else run.accept() + run.start()
         if stored is None:
             input_items = [stored_item(item) for item in new.resolved_input.new]
-            responses.insert_items(connection, tenant, new.response, responses.INPUT, input_items)
-            batch = events.encode_rows(tenant, new.response, run.facts.attempt, first_events, [])
-            events.append(connection, batch)
+            stored_items.insert_items(connection, tenant, new.response, stored_items.INPUT, input_items)
+            batch = log_append.encode_rows(tenant, new.response, run.facts.attempt, first_events, [])
+            log_append.append(connection, batch)
         crashpoint("accept.written")
         return run, first_events
 

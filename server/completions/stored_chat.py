@@ -26,8 +26,8 @@ from server.protocol.responses.items import decode_item
 from server.protocol.responses.request import Metadata
 from server.protocol.responses.response import Echo
 from server.protocol.typed import decode_as
-from server.store.content import chat_choices, deletion, list_pages, responses
-from server.store.content.list_pages import ANSWERED_STATUSES, Filters, PageCursor
+from server.store.content import deletion, response_pages, responses, stored_items
+from server.store.content.response_pages import ANSWERED_STATUSES, Filters, PageCursor
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 
@@ -39,7 +39,7 @@ def find(database: Database, tenant: str, first: UUID) -> StoredCompletion:
 
     def work(connection: Connection) -> StoredCompletion:
         return _stored_completion(
-            _require_answered(chat_choices.get(connection, tenant, _candidates(first)), first),
+            _require_answered(responses.get_choices(connection, tenant, _candidates(first)), first),
             connection,
             tenant,
         )
@@ -52,14 +52,14 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
 
     def work(connection: Connection) -> StoredCompletion:
         for stored in _require_answered(
-            chat_choices.lock_for_update(connection, tenant, _candidates(first)), first
+            responses.lock_choices(connection, tenant, _candidates(first)), first
         ):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
             encoded = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
-            chat_choices.update_metadata(connection, stored, *encoded)
+            responses.update_choice_metadata(connection, stored, *encoded)
         return _stored_completion(
-            chat_choices.get(connection, tenant, _candidates(first)), connection, tenant
+            responses.get_choices(connection, tenant, _candidates(first)), connection, tenant
         )
 
     return database.retry(work)
@@ -67,7 +67,7 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
 
 def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
     """Delete all choices, finished or not; returns those still running, to be cancelled. Raises NotFound."""
-    choices = chat_choices.get(connection, tenant, _candidates(first))
+    choices = responses.get_choices(connection, tenant, _candidates(first))
     if not choices or choices[0].id != first:
         raise unknown(first)
     return [stored.id for stored in choices if deletion.delete(connection, tenant, stored.id)]
@@ -86,7 +86,7 @@ def list_completions(
         page: list[bytes] = []
         size = 0
         while True:
-            first, more = list_pages.bounded_page(
+            first, more = response_pages.bounded_page(
                 connection, tenant, filters, cursor, limit + 1, MAX_BYTES, newest_first=newest_first
             )
             for one in _encode_answered(connection, tenant, first):
@@ -108,8 +108,8 @@ def list_messages(
     """A page of a completion's input messages. Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[str]:
-        _require_answered(chat_choices.get(connection, tenant, _candidates(first)), first)
-        return responses.input_items(connection, tenant, first)
+        _require_answered(responses.get_choices(connection, tenant, _candidates(first)), first)
+        return stored_items.input_items(connection, tenant, first)
 
     messages = stored_messages(map(decode_item, database.read(work)), ids.completion_id(first))
     messages = messages[::-1] if newest_first else messages
@@ -146,7 +146,7 @@ def _require_answered(choices: Sequence[StoredResponse], first: UUID) -> Sequenc
 def _encode_answered(connection: Connection, tenant: str, first: Sequence[StoredResponse]) -> Iterator[bytes]:
     """The JSON of the completions with these first choices, without unfinished and undecodable ones."""
     for stored in first:
-        group = chat_choices.get(connection, tenant, _candidates(stored.id))
+        group = responses.get_choices(connection, tenant, _candidates(stored.id))
         if not group or any(one.status not in ANSWERED_STATUSES for one in group):
             continue
         try:
@@ -157,7 +157,7 @@ def _encode_answered(connection: Connection, tenant: str, first: Sequence[Stored
 
 def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
     first = ids.parse_completion_id(after)
-    cursor = list_pages.find_cursor(connection, tenant, first) if first is not None else None
+    cursor = response_pages.find_cursor(connection, tenant, first) if first is not None else None
     if cursor is None:
         raise _bad_cursor(after, "a chat completion")
     return cursor
@@ -170,13 +170,13 @@ def _bad_cursor(after: str, kind: str) -> InvalidRequest:
 def _stored_completion(
     choices: Sequence[StoredResponse], connection: Connection, tenant: str
 ) -> StoredCompletion:
-    outputs = list_pages.outputs(connection, tenant, [stored.id for stored in choices])
+    outputs = stored_items.outputs_of(connection, tenant, [stored.id for stored in choices])
     finals = [_final_response(connection, stored, outputs[stored.id]) for stored in choices]
     first, final = choices[0], finals[0]
     indexes = [stored.choice or 0 for stored in choices]
     request = decode_as(first.asked or "", ChoiceRequest)
     needs_messages = request.echo or request.add_generation_prompt is False
-    payloads = responses.input_items(connection, tenant, first.id) if needs_messages else []
+    payloads = stored_items.input_items(connection, tenant, first.id) if needs_messages else []
     shape = format_of(request, first.id, [decode_item(payload) for payload in payloads])
     whole = chat_completion(replace(shape, metadata=final["metadata"]), finals, indexes)
     return StoredCompletion(**msgspec.structs.asdict(whole), **_request_fields(first, final))

@@ -16,11 +16,12 @@ from server.delivery.event_frames import frames
 from server.delivery.function_names import with_function_names
 from server.delivery.hub import TAIL_FRAMES, Hub, Published, SubscriptionKey
 from server.delivery.stored_responses import read_end
+from server.store import log_read
 from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints
-from server.store.database import Connection, Database, DatabaseError, TransientError
-from server.store.log import events
-from server.store.log.events import SubscriptionUpdate
+from server.store.database import Connection, Database
+from server.store.database_errors import DatabaseError, TransientError
+from server.store.log_read import SubscriptionUpdate
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.follower")
@@ -156,7 +157,7 @@ class Follower:
             remote = [one for one in watched if one.response_id not in here]
             if remote:
                 self._hub.publish(
-                    _to_published(connection, update) for update in events.read_updates(connection, remote)
+                    _to_published(connection, update) for update in log_read.read_updates(connection, remote)
                 )
             self._failed = False
             self.thread.progress()
@@ -228,5 +229,5 @@ def _running(connection: Connection, update: SubscriptionUpdate) -> Published:
     tenant, response = update.subscription.tenant, update.subscription.response_id
     tail = update.events[-TAIL_FRAMES:]
     first = tail[0].sequence_number if tail else update.end
-    named = with_function_names(tail, lambda: events.read(connection, tenant, response, 0))
+    named = with_function_names(tail, lambda: log_read.read(connection, tenant, response, 0))
     return Published(response, first, frames(response, named), None)

@@ -17,7 +17,7 @@ from itertools import islice
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from server.store.log.events import Subscription
+from server.store.log_read import Subscription
 
 SubscriptionKey = tuple[str, UUID]
 """The tenant and the id of a response."""

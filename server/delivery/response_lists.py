@@ -11,9 +11,10 @@ from server.errors import InvalidRequest
 from server.protocol import ids
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.states import TERMINAL_STATUSES
-from server.store.content import list_pages, responses
-from server.store.content.list_pages import Filters, PageCursor, PayloadPage
+from server.store.content import response_pages, responses, stored_items
+from server.store.content.response_pages import Filters, PageCursor
 from server.store.content.responses import StoredResponse
+from server.store.content.stored_items import INPUT_LIST, ItemPage
 from server.store.database import Connection, Database
 
 log = logging.getLogger("holdfast.lists")
@@ -30,11 +31,11 @@ def list_responses(
     def work(connection: Connection) -> tuple[list[bytes], bool]:
         cursor = _cursor(connection, tenant, after) if after is not None else None
         while True:
-            rows, more = list_pages.bounded_page(
+            rows, more = response_pages.bounded_page(
                 connection, tenant, filters, cursor, limit, MAX_BYTES, newest_first=newest_first
             )
             ended = [stored.id for stored in rows if stored.status in TERMINAL_STATUSES]
-            outputs = list_pages.outputs(connection, tenant, ended)
+            outputs = stored_items.outputs_of(connection, tenant, ended)
             listed = [
                 whole
                 for stored in rows
@@ -59,7 +60,7 @@ def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[st
 
 def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
     response = ids.parse_response_id(after)
-    cursor = list_pages.find_cursor(connection, tenant, response) if response is not None else None
+    cursor = response_pages.find_cursor(connection, tenant, response) if response is not None else None
     if cursor is None:
         raise _bad_cursor(after, "a response")
     return cursor
@@ -74,16 +75,23 @@ def list_input_items(
     Items that came through `previous_response_id` are listed with the responses that they belong to.
     """
 
-    def work(connection: Connection) -> PayloadPage | None:
+    def work(connection: Connection) -> ItemPage | None:
         if responses.get(connection, tenant, response) is None:
             return None
         cursor = None
         if after is not None:
-            cursor = list_pages.input_item_index(connection, tenant, response, after)
+            cursor = stored_items.item_position(connection, INPUT_LIST, tenant, response, after)
             if cursor is None:
                 raise _bad_cursor(after, "an input item of this response")
-        return list_pages.input_page(
-            connection, tenant, response, cursor, limit, newest_first=newest_first, most_bytes=MAX_BYTES
+        return stored_items.item_page(
+            connection,
+            INPUT_LIST,
+            tenant,
+            response,
+            cursor,
+            limit,
+            newest_first=newest_first,
+            most_bytes=MAX_BYTES,
         )
 
     page = database.read(work)

@@ -21,11 +21,11 @@ from server.protocol.responses.items import Compaction
 from server.protocol.responses.response import Echo, Response
 from server.protocol.responses.states import TERMINAL_STATUSES, Ending, read_turns
 from server.protocol.typed import decode_as
-from server.store.content import responses
+from server.store import log_read
+from server.store.content import responses, stored_items
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
-from server.store.log import events
-from server.store.log.stream_cache import CachedStream
+from server.store.log_read import CachedStream
 
 log = logging.getLogger("holdfast.read")
 
@@ -45,7 +45,7 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
         return None
     if stored.status not in TERMINAL_STATUSES:  # its end may be committed before the next query
         return as_response(stored, [])
-    output = responses.output_items(connection, tenant, response)
+    output = stored_items.output_items(connection, tenant, response)
     whole = as_response(stored, output)
     if wants_token_dump(stored.asked):
         return with_last_event(connection, stored, whole)
@@ -54,7 +54,7 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
 
 def with_last_event(connection: Connection, stored: StoredResponse, response: Response) -> Response:
     """An ended response with the fields that only its last event has."""
-    stream = CachedStream(events.read_compacted(connection, stored.tenant, stored.id))
+    stream = CachedStream(log_read.read_compacted(connection, stored.tenant, stored.id))
     (last,) = stream.read(stream.end - 1)
     return restore_token_dump(response, last.body)
 
@@ -158,14 +158,14 @@ class StreamReader:
         if stored.status in TERMINAL_STATUSES:
             self._stream = self._cached_stream(connection)
             return self._page_of(self._stream, first)
-        logged = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
-        page = self._page(logged, lambda: events.read(connection, self._tenant, self._response, 0))
+        logged = log_read.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
+        page = self._page(logged, lambda: log_read.read(connection, self._tenant, self._response, 0))
         return FramePage(page, ended=False)
 
     def _cached_stream(self, connection: Connection) -> CachedStream:
         stream = _streams.get((self._tenant, self._response))
         if stream is None:
-            stream = CachedStream(events.read_compacted(connection, self._tenant, self._response))
+            stream = CachedStream(log_read.read_compacted(connection, self._tenant, self._response))
             _streams[self._tenant, self._response] = stream
         return stream
 
@@ -184,17 +184,17 @@ class StreamReader:
         return page
 
 
-def read_end(connection: Connection, update: events.SubscriptionUpdate) -> Published:
+def read_end(connection: Connection, update: log_read.SubscriptionUpdate) -> Published:
     """The frames that the readers of an ended response lack, and the final response.
 
     At most the last TAIL_FRAMES: a reader that lacks more reads the store.
     """
     tenant, response = update.subscription.tenant, update.subscription.response_id
     position = update.subscription.next_seq or 0
-    tail = events.read(connection, tenant, response, position)[-TAIL_FRAMES:]
+    tail = log_read.read(connection, tenant, response, position)[-TAIL_FRAMES:]
     final = read_response(connection, tenant, response)
     if final is None:
         return Published(response, position, (), None, gone=True)
     first = tail[0].sequence_number if tail else position
-    named = with_function_names(tail, lambda: events.read(connection, tenant, response, 0))
+    named = with_function_names(tail, lambda: log_read.read(connection, tenant, response, 0))
     return Published(response, first, frames(response, named), msgspec.json.encode(final))

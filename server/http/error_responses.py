@@ -23,7 +23,7 @@ from server.errors import (
 )
 from server.protocol.errors import DecodeFailure, ErrorBody, ErrorDetail, ExtractionBusy
 from server.protocol.ids import new_request_id
-from server.store.database import DatabaseError, is_disk_full, is_statement_timeout
+from server.store.database_errors import DatabaseError, is_disk_full, is_statement_timeout
 
 log = logging.getLogger("holdfast.errors")
 

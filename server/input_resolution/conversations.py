@@ -18,10 +18,9 @@ from server.protocol.responses.input import AdditionalTools, CompactionTrigger, 
 from server.protocol.responses.request import Metadata
 from server.sealing.cipher import Seal
 from server.store.content import conversations as store
+from server.store.content import stored_items
 from server.store.content.conversations import StoredConversation
-from server.store.content.history_items import measure_conversation
-from server.store.content.list_pages import PayloadPage
-from server.store.content.responses import NewItem
+from server.store.content.stored_items import CONVERSATION_LIST, ItemPage, NewItem, measure_conversation
 from server.store.database import Connection, Database
 
 
@@ -102,18 +101,19 @@ def list_items(
 ) -> Page[msgspec.Raw]:
     """Raises NotFound, or InvalidRequest for a bad cursor."""
 
-    def work(connection: Connection) -> PayloadPage:
+    def work(connection: Connection) -> ItemPage:
         _require_stored(connection, tenant, conversation)
         position = None
         if after is not None:
-            position = store.item_position(connection, tenant, conversation, after)
+            position = stored_items.item_position(connection, CONVERSATION_LIST, tenant, conversation, after)
             if position is None:
                 raise InvalidRequest(
                     f"after must be the id of an item of this conversation, not '{after[:100]}'.",
                     param="after",
                 )
-        return store.item_page(
+        return stored_items.item_page(
             connection,
+            CONVERSATION_LIST,
             tenant,
             conversation,
             position,

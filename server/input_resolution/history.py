@@ -22,8 +22,7 @@ from server.protocol.responses.items import (
     encode_item,
     item_type,
 )
-from server.store.content.history_items import HistorySize
-from server.store.content.responses import NewItem
+from server.store.content.stored_items import HistorySize, NewItem
 
 MAX_BYTES = 16 * 1024 * 1024
 """Of the stored items that one request reads: its history and its item references, as JSON for the model."""

@@ -35,9 +35,8 @@ from server.protocol.responses.states import TERMINAL_STATUSES
 from server.protocol.responses.tools import declaration
 from server.sealing.cipher import Seal
 from server.sealing.unseal_items import unseal_items
-from server.store.content import conversations, responses
-from server.store.content import history_items as history
-from server.store.content.history_items import HistorySize
+from server.store.content import conversations, responses, stored_items
+from server.store.content.stored_items import HistorySize
 from server.store.database import Connection
 
 _NO_ITEMS = AdditionalTools | CompactionTrigger
@@ -179,8 +178,8 @@ def read_history(
 ) -> list[Item]:
     """Every item up to a response's end, oldest first, without image data."""
     if reserve is not unbounded:
-        reserve(history.measure_chain(connection, tenant, response, MAX_ITEMS))
-    return [decode_item(payload) for payload in history.chain_items(connection, tenant, response)]
+        reserve(stored_items.measure_chain(connection, tenant, response, MAX_ITEMS))
+    return [decode_item(payload) for payload in stored_items.chain_items(connection, tenant, response)]
 
 
 def read_conversation(
@@ -188,8 +187,10 @@ def read_conversation(
 ) -> list[Item]:
     """Every item of a conversation, oldest first, without image data."""
     if reserve is not unbounded:
-        reserve(history.measure_conversation(connection, tenant, conversation, MAX_ITEMS))
-    return [decode_item(payload) for payload in history.conversation_items(connection, tenant, conversation)]
+        reserve(stored_items.measure_conversation(connection, tenant, conversation, MAX_ITEMS))
+    return [
+        decode_item(payload) for payload in stored_items.conversation_items(connection, tenant, conversation)
+    ]
 
 
 def parse_conversation(request: CreateResponse) -> UUID | None:
@@ -258,7 +259,7 @@ def resolve_references(
 
 def _referenced_payload(connection: Connection, tenant: str, item: ItemReference) -> str:
     """The JSON of the referenced item. Raises NotFound."""
-    payload = responses.get_item(connection, tenant, item.id) or conversations.get_item(
+    payload = stored_items.get_item(connection, tenant, item.id) or conversations.get_item(
         connection, tenant, item.id
     )
     if payload is None:

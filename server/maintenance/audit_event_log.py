@@ -18,9 +18,10 @@ from server.protocol.earlier_releases import with_logprobs
 from server.protocol.ids import response_id
 from server.protocol.responses.events import TERMINAL, Event, render
 from server.protocol.responses.states import TERMINAL_STATUSES
-from server.store.audit.stored_responses import AuditedResponse
-from server.store.content.responses import OUTPUT
-from server.store.log.events import CODEC_ROWS, LogRow, decode_row, parse_compacted
+from server.store.audit_snapshot import AuditedResponse
+from server.store.content.stored_items import OUTPUT
+from server.store.log_append import CODEC_ROWS
+from server.store.log_read import LogRow, decode_row, parse_compacted
 
 Finding = tuple[str, str]
 """An invariant's name and how it is violated."""

@@ -58,7 +58,8 @@ from server.stall_watch import StallWatch
 from server.store.cluster import leases
 from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
-from server.store.database import Database, DatabaseError
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
 from server.tool_loop import ToolLoop
 from server.version import VERSION
 

@@ -13,8 +13,7 @@ from server.recording.run_registry import RunRegistry
 from server.recording.unsynced_commits import UnsyncedCommits
 from server.store.cluster import leases
 from server.store.database import Connection, set_timeouts
-from server.store.log.events import NewLogRow
-from server.store.log.fast_append import append_and_commit
+from server.store.log_append import NewLogRow, append_and_commit
 
 log = getLogger("holdfast.recorder")
 

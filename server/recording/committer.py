@@ -14,9 +14,9 @@ from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.run_registry import RunRegistry
 from server.recording.unsynced_commits import UnsyncedCommits
 from server.store.cluster import leases
-from server.store.commit_failures import CommitFailure, classify
-from server.store.connection import RECORDER_TIMEOUTS
 from server.store.database import Connection, Database, is_responsive
+from server.store.database_errors import CommitFailure, classify
+from server.store.timeout_connection import RECORDER_TIMEOUTS
 
 log = logging.getLogger("holdfast.recorder")
 

@@ -13,12 +13,12 @@ from server.protocol.responses.states import Ending
 from server.recording.expiry import lifetime_after_end
 from server.recording.messages import RunUpdate
 from server.recording.unsynced_commits import update_chunks
+from server.store import log_append
 from server.store.cluster import claims
-from server.store.content import conversations, deletion, responses
+from server.store.content import conversations, deletion, responses, stored_items
 from server.store.content.responses import Owner, ResponseKey
 from server.store.database import Connection, commit_synchronously
-from server.store.log import events
-from server.store.log.events import NewLogRow
+from server.store.log_append import NewLogRow
 
 
 class Unwritable(Exception):
@@ -35,7 +35,7 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
     if any(update.is_last for update in updates):
         commit_synchronously(connection)
     if chunks := log_chunks(updates):
-        events.append(connection, chunks)
+        log_append.append(connection, chunks)
     for update in updates:
         if update.run.ending is not None:
             _write_end(connection, replica, update.run, update.run.ending)
@@ -62,7 +62,7 @@ def is_written(connection: Connection, replica: UUID, update: RunUpdate) -> bool
     run, facts = update.run, update.run.facts
     if run.ending is None and run.stored and update.events:
         first = update.events[0].sequence_number
-        return events.is_logged(connection, facts.tenant, facts.id, first, facts.attempt)
+        return log_append.is_logged(connection, facts.tenant, facts.id, first, facts.attempt)
     if run.ending is None and not update.released:
         return None
     owner = responses.get_owner(connection, facts.tenant, facts.id) if run.stored else None
@@ -95,14 +95,14 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
             ending,
             lifetime_after_end(facts.echo),
         )
-        responses.insert_items(
+        stored_items.insert_items(
             connection,
             facts.tenant,
             facts.id,
-            responses.OUTPUT,
+            stored_items.OUTPUT,
             [stored_item(item) for item in run.output],
         )
-        events.compact(connection, facts.tenant, facts.id)
+        log_append.compact(connection, facts.tenant, facts.id)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, facts.tenant, facts.id)
         elif finished.conversation_id is not None:

@@ -10,7 +10,7 @@ from typing import Literal
 from uuid import UUID
 
 from server.recording.messages import RunUpdate
-from server.store.commit_failures import CommitFailure
+from server.store.database_errors import CommitFailure
 
 MAX_TRIES = 8
 """Blocked tries, after which an update is given up. With pauses and lock timeouts that is about 20 s, longer

@@ -20,13 +20,13 @@ from server.generation.run import Run, RunFacts, RunLog
 from server.recording.messages import SERVER_ERROR, RunUpdate
 from server.recording.persist import is_owner, is_written, write
 from server.recording.retries import Retries, Retry
+from server.store import log_append, log_read
 from server.store.cluster import claims, leases
-from server.store.commit_failures import CommitFailure, classify
 from server.store.content import responses
 from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database, commit_synchronously, set_timeouts
 from server.store.database import clock as database_clock
-from server.store.log import events
+from server.store.database_errors import CommitFailure, classify
 from server.supervised_thread import Retry as TurnRetry
 from server.supervised_thread import SupervisedThread
 
@@ -180,7 +180,7 @@ class SideWriter:
                 return self._commit_unstored(connection, retry)
             owner = responses.get_owner(connection, facts.tenant, facts.id)
             if not is_owner(owner, self._replica, update.run):
-                events.delete_orphaned_log(connection, facts.tenant, facts.id)
+                log_append.delete_orphaned_log(connection, facts.tenant, facts.id)
                 log.warning("response %s is not this replica's any more; its run is dropped", facts.id)
                 return SideResult(update, "left")
             match retry.way:
@@ -226,8 +226,8 @@ def _fail_from_log(connection: Connection, facts: RunFacts) -> RunUpdate:
 
     Nothing of its run is used but the facts: the rest may be the reason why it cannot be stored.
     """
-    progress = events.read_progress(connection, facts.tenant, facts.id)
-    emitted = events.read(connection, facts.tenant, facts.id, 0)
+    progress = log_read.read_progress(connection, facts.tenant, facts.id)
+    emitted = log_read.read(connection, facts.tenant, facts.id, 0)
     log = RunLog(progress.token_ids, progress.next_seq, emitted, progress.first_token_at)
     return _fail(facts, log, database_clock(connection))
 

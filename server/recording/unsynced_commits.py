@@ -12,8 +12,8 @@ from time import monotonic
 from uuid import UUID
 
 from server.recording.messages import RunUpdate
+from server.store import log_append
 from server.store.database import Connection
-from server.store.log import events
 
 KEEP_SECONDS = 15.0
 """How long commits are kept. Postgres flushes them within three times `wal_writer_delay`: 0.6 s by
@@ -45,15 +45,15 @@ class UnsyncedCommits:
         for _, update in self._updates:
             facts = update.run.facts
             if facts.id not in next_seqs:
-                next_seqs[facts.id] = events.next_seq(connection, facts.tenant, facts.id)
+                next_seqs[facts.id] = log_append.next_seq(connection, facts.tenant, facts.id)
             if update.events[0].sequence_number >= next_seqs[facts.id]:
                 lost.append(update)
         if lost:
-            events.append(connection, [chunk for update in lost for chunk in update_chunks(update)])
+            log_append.append(connection, [chunk for update in lost for chunk in update_chunks(update)])
         return len(lost)
 
 
-def update_chunks(update: RunUpdate) -> list[events.NewLogRow]:
+def update_chunks(update: RunUpdate) -> list[log_append.NewLogRow]:
     """A stored run's update as rows of the event log."""
     facts = update.run.facts
-    return events.encode_rows(facts.tenant, facts.id, facts.attempt, update.events, update.token_ids)
+    return log_append.encode_rows(facts.tenant, facts.id, facts.attempt, update.events, update.token_ids)

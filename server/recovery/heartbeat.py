@@ -13,7 +13,8 @@ from server.crashpoints import crashpoint
 from server.delivery.abandonment import Abandonment
 from server.recovery.heartbeat_watch import HeartbeatWatch
 from server.store.cluster import claims, leases
-from server.store.database import Connection, Database, DatabaseError
+from server.store.database import Connection, Database
+from server.store.database_errors import DatabaseError
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.heartbeat")

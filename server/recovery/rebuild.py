@@ -30,11 +30,12 @@ from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
 from server.protocol.typed import decode_as
 from server.recovery.replay import replay, texts
-from server.store.content import responses
+from server.store import log_read
+from server.store.content import stored_items
 from server.store.content.responses import StoredResponse
-from server.store.database import Connection, DatabaseError
-from server.store.log import events
-from server.store.log.events import LogProgress
+from server.store.database import Connection
+from server.store.database_errors import DatabaseError
+from server.store.log_read import LogProgress
 
 log = logging.getLogger("holdfast.rebuild")
 
@@ -58,8 +59,8 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     Raises DatabaseError, and any exception if the stored data cannot be decoded even as far as ending the
     run needs.
     """
-    progress = events.read_progress(connection, stored.tenant, stored.id)
-    logged = events.read(connection, stored.tenant, stored.id, 0)
+    progress = log_read.read_progress(connection, stored.tenant, stored.id)
+    logged = log_read.read(connection, stored.tenant, stored.id, 0)
     prepared = None
     try:
         resolved = _resolve_again(connection, stored, served)
@@ -164,5 +165,5 @@ def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:
         history = resolve_input.read_history(connection, stored.tenant, stored.previous_id)
     if stored.conversation_id is not None:
         history = resolve_input.read_conversation(connection, stored.tenant, stored.conversation_id)
-    payloads = responses.input_items(connection, stored.tenant, stored.id)
+    payloads = stored_items.input_items(connection, stored.tenant, stored.id)
     return [*history, *map(decode_item, payloads)]

@@ -17,7 +17,7 @@ from server.prompting.next_turn import TurnBuilder
 from server.protocol.responses.events import Event, Kind, OutputItemDone, delta_of, event_type
 from server.protocol.responses.hosted_items import HostedCall
 from server.protocol.responses.items import Compaction
-from server.store.log.events import LogProgress
+from server.store.log_read import LogProgress
 
 _CALL_ENDS = frozenset(
     f"response.{end}"

@@ -2,7 +2,7 @@
 
 from server.configuration.settings import Config
 from server.sealing.cipher import Seal, make_key
-from server.store import seal_keys
+from server.store import stored_keys
 from server.store.database import Connection, Database
 
 
@@ -11,8 +11,8 @@ def load_seal_keys(config: Config, database: Database) -> Seal:
 
     def shared_key(connection: Connection) -> bytes | None:
         if not config.seal_keys:
-            seal_keys.insert_shared(connection, make_key())
-        return seal_keys.get_shared(connection)
+            stored_keys.insert_seal_key(connection, make_key())
+        return stored_keys.get_seal_key(connection)
 
     stored = database.retry(shared_key)
     return Seal([*config.seal_keys, *([stored] if stored is not None else [])])

@@ -29,9 +29,9 @@ from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
-from server.store.connection import TimeoutConnection
-from server.store.database import DatabaseError
+from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
+from server.store.timeout_connection import TimeoutConnection
 from server.tool_loop import ToolLoop
 from tests.fix_tally import Tally
 from tests.integration.recording.recorded import Bench, recording

@@ -12,7 +12,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, create_engine, event, inspect, pool
 
-from server.store.database import DatabaseError, _alembic, schema_state, upgrade
+from server.store.database_errors import DatabaseError
+from server.store.schema_upgrade import _alembic, schema_state, upgrade
 from server.store.tables import metadata
 from tests.support.eventually import eventually
 

@@ -41,11 +41,11 @@ from server.protocol.responses.items import InputText, Item, Message
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo, ReasoningEcho, TextEcho
 from server.protocol.responses.states import Ending
+from server.store import log_append
 from server.store.cluster import leases
-from server.store.content import responses
+from server.store.content import responses, stored_items
 from server.store.content.responses import NewResponse
 from server.store.database import Connection, Database
-from server.store.log import events
 from tests.support.eventually import eventually
 
 TENANT = "acme"
@@ -266,7 +266,7 @@ def insert_response(
     else:
         created = responses.insert_running(connection, row, replica)
     given = [stored_item(make_message(id, index, text)) for index, text in enumerate(inputs)]
-    responses.insert_items(connection, tenant, id, responses.INPUT, given)
+    stored_items.insert_items(connection, tenant, id, stored_items.INPUT, given)
     return created
 
 
@@ -296,7 +296,7 @@ def accept(
         )
         run = make_run(id=response, tenant=tenant, echo=echo, created_at=created)
         begun = run.accept() if echo.background else run.accept() + run.start()
-        events.append(connection, events.encode_rows(tenant, response, 1, begun, []))
+        log_append.append(connection, log_append.encode_rows(tenant, response, 1, begun, []))
     return run
 
 

@@ -19,9 +19,9 @@ from typing import Self
 
 import psycopg
 
-from server.embedded_postgres.account import account_for
+from server.embedded_postgres.account import EmbeddedError, account_for
 from server.embedded_postgres.data_directory import ClusterDirectory, try_lock
-from server.embedded_postgres.embedded_server import EmbeddedError, EmbeddedPostgres
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 60.0

@@ -19,19 +19,14 @@ from server.admission import accept
 from server.protocol.responses.events import Event
 from server.protocol.responses.states import TERMINAL_STATUSES, Ending, columns_of
 from server.recording import commit, committer, persist, side_writer
+from server.store import log_append, log_read
 from server.store.cluster import claims, leases
 from server.store.content import deletion, idempotency_keys, responses, storage_usage
 from server.store.content.idempotency_keys import FirstUse
-from server.store.content.responses import (
-    FinishedRow,
-    NewItem,
-    NewResponse,
-    Owner,
-    ResponseKey,
-    StoredResponse,
-)
-from server.store.log import events
-from server.store.log.events import LogProgress, NewLogRow, Subscription, SubscriptionUpdate
+from server.store.content.responses import FinishedRow, NewResponse, Owner, ResponseKey, StoredResponse
+from server.store.content.stored_items import NewItem
+from server.store.log_append import NewLogRow
+from server.store.log_read import LogProgress, Subscription, SubscriptionUpdate
 from tests.support.memory import Memory, MemoryConnection, Row
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---
@@ -166,7 +161,7 @@ def compact(at: Memory, tenant: str, response_id: UUID) -> None:
 
 
 def read_log(at: Memory, tenant: str, response_id: UUID, first: int, limit: int | None = None) -> list[Event]:
-    return events.decode_compacted(read_compacted(at, tenant, response_id), first)[:limit]
+    return log_read.decode_compacted(read_compacted(at, tenant, response_id), first)[:limit]
 
 
 def read_compacted(at: Memory, tenant: str, response_id: UUID) -> str:
@@ -349,15 +344,17 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "count_waiting": count_waiting,
         "request_cancel": request_cancel,
     },
-    events: {
+    log_append: {
         "append": append,
         "compact": compact,
-        "read": read_log,
-        "read_compacted": read_compacted,
-        "read_progress": read_progress,
         "next_seq": next_seq,
         "is_logged": is_logged,
         "delete_orphaned_log": delete_orphaned_log,
+    },
+    log_read: {
+        "read": read_log,
+        "read_compacted": read_compacted,
+        "read_progress": read_progress,
         "read_updates": read_updates,
     },
     responses: {

@@ -44,11 +44,11 @@ REACH = {
     "server/browser/page.py:from_html": PAGE,  # a literal and digits
     "server/browser/page.py:_text": PAGE,
     "server/cli/keys.py": OPERATOR,
-    "server/configuration/redaction.py": OPERATOR,
+    "server/configuration/settings.py": OPERATOR,
     "server/outbound_http/async_client.py:_LINE_END": HEADER,  # what a socket gives at once
     "server/prompting/structured_output/ebnf_to_lark.py:_EBNF": MAX_LARK,
     "server/prompting/structured_output/ebnf_to_lark.py:_TOKEN": MAX_LARK,
-    "server/configuration/kubernetes_variables.py": OPERATOR,
+    "server/configuration/environment.py": OPERATOR,
     "server/model_formats/tool_calls/gemma.py:_NAME": OUTPUT,
     "server/model_formats/tool_calls/gemma.py:_KEY": OUTPUT,
     "server/model_formats/tool_calls/gemma.py:_BARE": OUTPUT,

@@ -15,7 +15,7 @@ from server.delivery.hub import Channel
 from server.errors import Overloaded, TooManyRequests
 from server.http.asgi.answer import Timing, wait_for, watch_disconnect
 from server.http.asgi.thread_pools import RunInThread, store_reader
-from server.store.database import DatabaseError
+from server.store.database_errors import DatabaseError
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -13,7 +13,7 @@ from server.errors import Overloaded, TooManyRequests
 from server.http.asgi.answer import Answer, Timing, wait_for, watch_disconnect
 from server.http.asgi.thread_pools import RunInThread, store_reader
 from server.http.error_responses import on_error
-from server.store.database import DatabaseError
+from server.store.database_errors import DatabaseError
 
 _POLL_SECONDS = 2.0
 """Silence after which the store is read, for a response that runs on another replica."""

@@ -6,7 +6,8 @@ from starlette.responses import Response
 
 from server.http.json_response import json_response
 from server.http.services import Services
-from server.store.database import DatabaseError, clock
+from server.store.database import clock
+from server.store.database_errors import DatabaseError
 from server.version import VERSION
 
 

@@ -13,7 +13,7 @@ from server.http.handlers.responses import response_id, response_not_found
 from server.http.json_response import json_response
 from server.http.services import Services
 from server.protocol.responses.response import Status
-from server.store.content.list_pages import Filters
+from server.store.content.response_pages import Filters
 
 
 def responses(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:

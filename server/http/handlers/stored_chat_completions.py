@@ -14,7 +14,7 @@ from server.http.services import Services
 from server.protocol import ids
 from server.protocol.completions.chat import DeletedCompletion, UpdateCompletion
 from server.protocol.decode import decode
-from server.store.content.list_pages import Filters
+from server.store.content.response_pages import Filters
 
 
 def completions(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:

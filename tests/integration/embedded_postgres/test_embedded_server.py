@@ -16,16 +16,10 @@ import pytest
 
 from server.embedded_postgres import binaries as postgres_binaries
 from server.embedded_postgres import data_directory, embedded_server
-from server.embedded_postgres.account import Account, account_for
-from server.embedded_postgres.binaries import Binaries, bin_directory_of_major, binaries_for
+from server.embedded_postgres.account import Account, EmbeddedError, account_for, default_data_dir
+from server.embedded_postgres.binaries import Binaries, bin_directory_of_major, binaries_for, psql_command
 from server.embedded_postgres.data_directory import ClusterDirectory
-from server.embedded_postgres.embedded_server import (
-    EmbeddedError,
-    EmbeddedPostgres,
-    default_data_dir,
-    psql_command,
-)
-from server.embedded_postgres.socket_queries import ServerState
+from server.embedded_postgres.embedded_server import EmbeddedPostgres, ServerState
 from tests.fix_postgres import IN_A_HURRY
 from tests.support.embedded_process import EmbeddedProcess, is_running
 from tests.support.eventually import eventually

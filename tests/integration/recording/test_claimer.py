@@ -24,9 +24,9 @@ from server.protocol.responses.events import event_type, is_terminal, render
 from server.recording.messages import SERVER_ERROR
 from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED, Claimer
 from server.recovery.replay import texts
+from server.store import log_append
 from server.store.cluster import claims
 from server.store.content import deletion
-from server.store.log import events
 from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import Bench, finished, recording, tokens
 from tests.support.builders import (
@@ -130,7 +130,8 @@ class Taking:
                     "update responses set status = 'in_progress', replica_id = %s, attempt = 1 where id = %s",
                     (other, run.facts.id),
                 )
-                events.append(connection, events.encode_rows(TENANT, run.facts.id, 1, run.start(), []))
+                rows = log_append.encode_rows(TENANT, run.facts.id, 1, run.start(), [])
+                log_append.append(connection, rows)
         else:
             run.start()
         self.write(run, given)
@@ -144,7 +145,8 @@ class Taking:
             untold += step
             if made := run.tokens(step, LATER):
                 with self.bench.database.begin() as connection:
-                    events.append(connection, events.encode_rows(TENANT, run.facts.id, 1, made, untold))
+                    rows = log_append.encode_rows(TENANT, run.facts.id, 1, made, untold)
+                    log_append.append(connection, rows)
                 untold = []
 
     def stream(self, run: Run) -> list[bytes]:

@@ -14,10 +14,10 @@ from server.input_resolution import history
 from server.protocol.responses.events import Event, Kind, is_terminal
 from server.recording import committer, persist, retries
 from server.recording.messages import ReleaseRuns
+from server.store import log_append
 from server.store.content import responses
-from server.store.content.responses import NewItem
+from server.store.content.stored_items import NewItem
 from server.store.database import Database
-from server.store.log import events
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.integration.recording.test_recorder_faults import check
 from tests.support.builders import BREAK_PARSER, TENANT, accept, register, say
@@ -251,14 +251,14 @@ def test_a_response_that_can_in_no_way_be_stored_is_handed_back(
 ) -> None:
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("stored")))
-    pack = events.encode_rows
+    pack = log_append.encode_rows
 
-    def refuse(tenant: str, response: UUID, *rest: Any) -> list[events.NewLogRow]:
+    def refuse(tenant: str, response: UUID, *rest: Any) -> list[log_append.NewLogRow]:
         if response == hit.facts.id:
             raise ValueError("a mistake of ours")
         return pack(tenant, response, *rest)
 
-    monkeypatch.setattr(events, "encode_rows", refuse)
+    monkeypatch.setattr(log_append, "encode_rows", refuse)
     bench.recorder.deliver([tokens(hit, say(" lost"))])
     goes_on(bench, other)
     eventually(lambda: not bench.recorder.produces(hit.facts.id))
@@ -296,10 +296,10 @@ def test_a_run_whose_row_another_replica_took_is_dropped_alone(bench: Bench, goe
         connection.exec_driver_sql(
             "update responses set replica_id = %s, attempt = 2 where id = %s", (taker, hit.facts.id)
         )
-        after = events.next_seq(connection, TENANT, hit.facts.id)
+        after = log_append.next_seq(connection, TENANT, hit.facts.id)
         if goes == "on":
             added = [Event(after, Kind.OUTPUT_TEXT_DELTA, 0, 0, "theirs")]
-            events.append(connection, events.encode_rows(TENANT, hit.facts.id, 2, added, [1]))
+            log_append.append(connection, log_append.encode_rows(TENANT, hit.facts.id, 2, added, [1]))
     last = [] if goes == "on" else [finished(hit)]
     bench.recorder.deliver([tokens(hit, say("ours")), *last, tokens(other, say("b"))])
     eventually(lambda: not bench.recorder.produces(hit.facts.id))

@@ -9,7 +9,7 @@ from server.generation.run import Run
 from server.hosted_tools.tool_specs import HostedTools, ToolResult
 from server.model_formats.interface import TextDelta
 from server.recording.messages import StartTurn, ToolCallFinished
-from server.store.content.list_pages import Filters
+from server.store.content.response_pages import Filters
 from tests.integration.recording.recorded import Bench
 from tests.support.builders import TENANT
 from tests.unit.server.hosted_tools.test_tool_specs import CITY, call, reading

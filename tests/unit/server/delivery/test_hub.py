@@ -5,7 +5,7 @@ import pytest
 
 from server.delivery import hub as hub_module
 from server.delivery.hub import FIRST_READER_SECONDS, Channel, Hub, Published
-from server.store.log.events import Subscription
+from server.store.log_read import Subscription
 from tests.unit.server.http.asgi.asgi_messages import now, run
 
 GRACE = 15.0

@@ -19,7 +19,7 @@ from server.http.asgi.answer import Answer
 from server.http.asgi.event_stream import KEEP_ALIVE_LINE
 from server.http.handlers import responses
 from server.protocol.ids import response_id
-from server.store.database import DatabaseError
+from server.store.database_errors import DatabaseError
 from tests.unit.server.http.asgi.asgi_messages import PATIENCE_S, Client, inline, now, run
 from tests.unit.server.http.asgi.test_event_stream import Stream, deferred
 

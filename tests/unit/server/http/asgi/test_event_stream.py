@@ -16,7 +16,7 @@ from server.http.asgi import thread_pools
 from server.http.asgi.answer import Timing
 from server.http.asgi.event_stream import DONE, KEEP_ALIVE_LINE, EventStream, StreamPosition
 from server.http.asgi.final_response import FinalResponse
-from server.store.database import DatabaseError
+from server.store.database_errors import DatabaseError
 from tests.support.builders import examples
 from tests.unit.server.http.asgi.asgi_messages import Client, inline, now, run
 

@@ -18,7 +18,7 @@ from server.protocol.responses.items import (
     SummaryText,
     TopLogprob,
 )
-from server.store.log import events as log
+from server.store import log_append, log_read
 from tests.support.builders import CREATED, RESPONSE, SDK_EVENT, TENANT, examples, make_echo
 
 AWKWARD = ["", "\0", "\u2028\u2029", '"\\/', "\\u0000", "😀", "\x01\x1f\x7f", "</think>", "\r\n\n", "é"]
@@ -67,8 +67,8 @@ DELTAS = [
 def unpacked(events: list[Event]) -> list[Event]:
     return [
         event
-        for chunk in log.encode_rows(TENANT, RESPONSE, 1, events, [])
-        for event in log.decode_row(
+        for chunk in log_append.encode_rows(TENANT, RESPONSE, 1, events, [])
+        for event in log_read.decode_row(
             chunk.first_seq, chunk.kind, chunk.output_index, chunk.content_index, chunk.body.encode()
         )
     ]
@@ -155,7 +155,9 @@ def test_neighbouring_deltas_of_one_place_share_a_row_and_others_do_not() -> Non
         make_whole(wire.OutputItemDone)._replace(sequence_number=4),
         make_whole(wire.OutputItemDone)._replace(sequence_number=5),
     ]
-    assert [(chunk.first_seq, chunk.n) for chunk in log.encode_rows(TENANT, RESPONSE, 1, events, [])] == [
+    assert [
+        (chunk.first_seq, chunk.n) for chunk in log_append.encode_rows(TENANT, RESPONSE, 1, events, [])
+    ] == [
         (0, 2),
         (2, 1),
         (3, 1),
@@ -166,9 +168,9 @@ def test_neighbouring_deltas_of_one_place_share_a_row_and_others_do_not() -> Non
 
 def test_tokens_travel_on_the_first_row_and_only_there() -> None:
     events = [WHOLE[0], *DELTAS]
-    chunks = log.encode_rows(TENANT, RESPONSE, 1, events, [1, 2**31 - 1])
+    chunks = log_append.encode_rows(TENANT, RESPONSE, 1, events, [1, 2**31 - 1])
     assert [chunk.token_ids for chunk in chunks] == [b"\1\0\0\0\xff\xff\xff\x7f", *[None] * len(DELTAS)]
-    assert log.encode_rows(TENANT, RESPONSE, 1, events, [])[0].token_ids is None
+    assert log_append.encode_rows(TENANT, RESPONSE, 1, events, [])[0].token_ids is None
 
 
 @given(texts)

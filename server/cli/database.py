@@ -1,21 +1,45 @@
-"""`holdfast purge`: removes expired responses and keys now; with an age, also responses that are older."""
+"""`holdfast db upgrade`, `purge` (of expired responses and keys), `storage` (bytes by tenant) and `psql`."""
 
 import argparse
+import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 
-from server.cli.command import Subcommands, add_command, print_result, with_database
+from server.cli.command import (
+    Subcommands,
+    add_command,
+    add_group,
+    current_database,
+    opened_database,
+    print_result,
+    print_status,
+)
+from server.configuration.environment import child_environment
 from server.configuration.settings import Config
+from server.embedded_postgres.binaries import psql_command
 from server.errors import ConfigError
 from server.maintenance.retention import DiskShort, Purged, purge, quiet_seconds
-from server.store.content import retention
+from server.store.content import deletion, idempotency_keys, responses, storage_usage
 from server.store.database import Database
 from server.store.disk_space import Disk
 
 MOST_DAYS = 36500
 
 
-def add_commands(commands: Subcommands) -> None:
+def add_upgrade(commands: Subcommands) -> None:
+    group = add_group(commands, "db", "the database")
+    add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
+
+
+def add_storage(commands: Subcommands) -> None:
+    add_command(commands, "storage", "show how many bytes each tenant has stored", _storage)
+
+
+def add_psql(commands: Subcommands) -> None:
+    add_command(commands, "psql", "open a SQL shell on the database; takes psql's own arguments", run_psql)
+
+
+def add_purge(commands: Subcommands) -> None:
     command = add_command(commands, "purge", "remove what has expired, now", _purge)
     command.add_argument(
         "--older-than",
@@ -26,6 +50,27 @@ def add_commands(commands: Subcommands) -> None:
     command.add_argument("--dry-run", action="store_true", help="only count what would be removed")
 
 
+def _upgrade(config: Config, _options: argparse.Namespace) -> int:
+    with opened_database(config, print_status) as opened:
+        opened.upgrade()
+        print_status("The schema is current.")
+    return 0
+
+
+def _storage(config: Config, _options: argparse.Namespace) -> int:
+    with current_database(config) as (database, _):
+        for tenant, stored in database.read(storage_usage.totals):
+            print_result(f"{tenant}\t{stored}")
+    return 0
+
+
+def run_psql(config: Config, options: argparse.Namespace) -> int:
+    with opened_database(config, print_status) as opened:
+        command, secrets = psql_command(opened.url)
+        environment = child_environment(secrets)
+        return subprocess.run([*command, *options.rest], env=environment, check=False).returncode
+
+
 def _age(text: str) -> timedelta:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST_DAYS):
         raise argparse.ArgumentTypeError(f"must be a whole number of days from 1 to {MOST_DAYS}")
@@ -33,11 +78,9 @@ def _age(text: str) -> timedelta:
 
 
 def _purge(config: Config, options: argparse.Namespace) -> int:
-    def purge_now(database: Database, disk: Disk) -> int:
+    with current_database(config) as (database, disk):
         print_result(_purge_or_count(database, disk, config, options))
-        return 0
-
-    return with_database(config, purge_now)
+    return 0
 
 
 def _purge_or_count(database: Database, disk: Disk, config: Config, options: argparse.Namespace) -> str:
@@ -68,23 +111,23 @@ def _purge_batches(database: Database, disk: Disk, quiet: float, age: timedelta 
 
 def _expire(database: Database, tenant: str, age: timedelta) -> int:
     with database.begin() as connection:
-        return retention.expire_older(connection, tenant, age)
+        return deletion.expire_older(connection, tenant, age)
 
 
 def _tenants(database: Database) -> list[str]:
     with database.begin() as connection:
-        return retention.tenants(connection)
+        return responses.tenants(connection)
 
 
 def _count(database: Database, quiet: float, age: timedelta | None) -> Purged:
     with database.begin() as connection:
-        responses = retention.count_due(connection, quiet)
-        keys = retention.count_old_keys(connection)
+        responses = deletion.count_due(connection, quiet)
+        keys = idempotency_keys.count_old_keys(connection)
     if age is None:
         return Purged(responses, keys)
     for tenant in _tenants(database):
         with database.begin() as connection:
-            responses += retention.count_older(connection, tenant, quiet, age)
+            responses += deletion.count_older(connection, tenant, quiet, age)
     return Purged(responses, keys)
 
 

@@ -1,14 +1,9 @@
-"""The event log: writes stream events of running responses, compacts those of ended ones, reads both.
-
-A commit is fenced by a share lock on the replica's row, so a replica that was declared dead cannot append to
-a response that another has claimed. Deltas of one kind are packed into a row, written with COPY, and folded
-into one row when the response ends.
-"""
+"""Reads the event log: a response's events, hot or compacted, its tokens, and updates for followers."""
 
 import logging
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -20,77 +15,8 @@ from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 
 from server.protocol.responses.events import Event, Kind
 from server.protocol.typed import decode_as
-from server.store.content.storage_usage import count_added
-from server.store.database import psycopg_connection
 
 log = logging.getLogger("holdfast.events")
-
-Tenant = str
-_json = msgspec.json.Encoder().encode
-CODEC_ROWS = 1
-
-
-class NewLogRow(NamedTuple):
-    """A row to append: consecutive events of one kind and content part, and the tokens they came from."""
-
-    tenant: Tenant
-    response_id: UUID
-    first_seq: int
-    n: int
-    kind: int
-    output_index: int
-    content_index: int
-    attempt: int
-    body: str
-    token_ids: bytes | None
-
-
-COPY = (
-    "copy response_events_hot (tenant, response_id, first_seq, n, kind, output_index, content_index, attempt,"
-    " body, token_ids) from stdin (format binary)"
-)
-"""Copies rows with the fields of `NewLogRow`."""
-
-
-def encode_rows(
-    tenant: Tenant, response_id: UUID, attempt: int, events: Sequence[Event], token_ids: Sequence[int]
-) -> list[NewLogRow]:
-    """The events of one commit as rows; the first row has all tokens.
-
-    `events` must not be empty unless `token_ids` is.
-    """
-    tokens: bytes | None = array("i", token_ids).tobytes() if token_ids else None
-    chunks: list[NewLogRow] = []
-    for group in _group_by_kind(events):
-        first = group[0]
-        body = first.body if first.kind is Kind.WHOLE else _json([event.body for event in group]).decode()
-        chunks.append(
-            NewLogRow(
-                tenant,
-                response_id,
-                first.sequence_number,
-                len(group),
-                int(first.kind),
-                first.output_index,
-                first.content_index,
-                attempt,
-                body,
-                tokens,
-            )
-        )
-        tokens = None
-    return chunks
-
-
-def _group_by_kind(events: Sequence[Event]) -> Iterator[list[Event]]:
-    group: list[Event] = []
-    for event in events:
-        if group and (event.kind is Kind.WHOLE or event[1:4] != group[-1][1:4]):
-            yield group
-            group = []
-        group.append(event)
-    if group:
-        yield group
 
 
 def decode_row(first_seq: int, kind: int, output_index: int, content_index: int, body: bytes) -> list[Event]:
@@ -102,45 +28,6 @@ def decode_row(first_seq: int, kind: int, output_index: int, content_index: int,
         Event(first_seq + offset, Kind(kind), output_index, content_index, delta)
         for offset, delta in enumerate(deltas)
     ]
-
-
-def append(connection: Connection, chunks: Iterable[NewLogRow]) -> None:
-    """Appends rows to the log in the caller's transaction."""
-    with (
-        psycopg_connection(connection) as raw,
-        raw.cursor() as cursor,
-        cursor.copy(COPY) as copy,
-    ):
-        copy.set_types(["text", "uuid", "int4", "int4", "int2", "int4", "int4", "int4", "text", "bytea"])
-        for chunk in chunks:
-            copy.write_row(chunk)
-
-
-_COMPACT = text(
-    count_added(
-        """
-        insert into response_streams (tenant, response_id, last_seq, codec, body, size)
-        select tenant, response_id, last_seq, :codec, body, octet_length(body) from folded
-        returning tenant, size as bytes
-        """,
-        before="""
-        gone as (
-            delete from response_events_hot where tenant = :tenant and response_id = :id returning *
-        ), folded as (
-            select tenant, response_id, max(first_seq + n) - 1 as last_seq,
-                '[' || string_agg(
-                    '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body) || ']',
-                    ',' order by first_seq) || ']' as body
-            from gone
-            group by tenant, response_id)
-        """,
-    )
-)
-
-
-def compact(connection: Connection, tenant: Tenant, response_id: UUID) -> None:
-    """Folds an ended response's rows into one, bodies verbatim, in the caller's transaction."""
-    connection.execute(_COMPACT, {"tenant": tenant, "id": response_id, "codec": CODEC_ROWS})
 
 
 _HOT = text(
@@ -159,7 +46,7 @@ _TOKENS = text(
 
 
 def read(
-    connection: Connection, tenant: Tenant, response_id: UUID, first: int, limit: int | None = None
+    connection: Connection, tenant: str, response_id: UUID, first: int, limit: int | None = None
 ) -> list[Event]:
     """The committed events from sequence number `first` on, at most `limit`.
 
@@ -179,7 +66,7 @@ def read(
     return [event for event in events if event.sequence_number >= first][:limit]
 
 
-def read_compacted(connection: Connection, tenant: Tenant, response_id: UUID) -> str:
+def read_compacted(connection: Connection, tenant: str, response_id: UUID) -> str:
     """An ended response's compacted stream, for `decode_compacted`; an empty JSON array without one."""
     packed: str | None = connection.execute(_STREAM, {"tenant": tenant, "id": response_id}).scalar()
     return packed if packed is not None else "[]"
@@ -203,7 +90,7 @@ class LogProgress(NamedTuple):
         return [token for _, piece in self.token_chunks for token in piece]
 
 
-def read_progress(connection: Connection, tenant: Tenant, response_id: UUID) -> LogProgress:
+def read_progress(connection: Connection, tenant: str, response_id: UUID) -> LogProgress:
     """The tokens of a running response in the log, and its next sequence number."""
     pieces: list[tuple[int, list[int]]] = []
     next_seq = 0
@@ -216,41 +103,8 @@ def read_progress(connection: Connection, tenant: Tenant, response_id: UUID) -> 
     return LogProgress(pieces, next_seq, first_token_at)
 
 
-_NEXT = text(
-    "select max(first_seq + n) from response_events_hot where tenant = :tenant and response_id = :id"
-)
-
-
-def next_seq(connection: Connection, tenant: Tenant, response_id: UUID) -> int:
-    """The next sequence number of a running response."""
-    return connection.execute(_NEXT, {"tenant": tenant, "id": response_id}).scalar() or 0
-
-
-_LOGGED = text(
-    "select 1 from response_events_hot"
-    " where tenant = :tenant and response_id = :id and first_seq = :seq and attempt = :attempt"
-)
-_DELETE_ORPHANED_LOG = text(
-    """
-    delete from response_events_hot e where e.tenant = :tenant and e.response_id = :id
-      and not exists (select 1 from responses r where r.tenant = e.tenant and r.id = e.response_id)
-    """
-)
-
-
-def is_logged(connection: Connection, tenant: Tenant, response_id: UUID, seq: int, attempt: int) -> bool:
-    """Whether the log has a row that begins with that sequence number and was written by that attempt."""
-    place = {"tenant": tenant, "id": response_id, "seq": seq, "attempt": attempt}
-    return connection.execute(_LOGGED, place).first() is not None
-
-
-def delete_orphaned_log(connection: Connection, tenant: Tenant, response_id: UUID) -> None:
-    """Deletes the log of a response whose row was deleted while it ran."""
-    connection.execute(_DELETE_ORPHANED_LOG, {"tenant": tenant, "id": response_id})
-
-
 class LogRow(NamedTuple):
-    """One row of the log as it is read; rows of a compacted stream have the same fields."""
+    """One row of the log; a compacted stream is a JSON array of such rows."""
 
     first_seq: int
     n: int
@@ -267,10 +121,9 @@ def parse_compacted(body: str | bytes) -> list[LogRow]:
 
 
 def decode_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:
-    """The events of unfolded rows from sequence number `first` on; a row is decoded when it is its turn."""
+    """The events of a compacted stream's rows from sequence number `first` on, decoded lazily."""
     start = bisect_left(rows, first, key=lambda row: row.first_seq + row.n - 1)
-    for place in range(start, len(rows)):
-        row = rows[place]
+    for row in rows[start:]:
         for event in decode_row(
             row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body)
         ):
@@ -282,7 +135,7 @@ def decode_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:
 class Subscription:
     """A followed response and its next sequence number; None if that is not known."""
 
-    tenant: Tenant
+    tenant: str
     response_id: UUID
     next_seq: int | None
 
@@ -361,3 +214,30 @@ def _update_of(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> Subscr
     if found:
         return SubscriptionUpdate(watched, "running", found[-1].sequence_number + 1, found)
     return SubscriptionUpdate(watched, "running", end or 0, [])
+
+
+SEGMENT_ROWS = 256
+"""Rows per segment. Decoded rows take several times the memory of their JSON."""
+
+
+class CachedStream:
+    """The events of a compacted stream, decoded a segment of rows at a time."""
+
+    def __init__(self, folded: str) -> None:
+        """Raises msgspec.DecodeError."""
+        rows = decode_as(folded, list[msgspec.Raw])
+        pieces = [rows[start : start + SEGMENT_ROWS] for start in range(0, len(rows), SEGMENT_ROWS)]
+        self._starts = [_row(piece[0]).first_seq for piece in pieces]
+        self._pieces = [msgspec.json.encode(piece) for piece in pieces]
+        last = _row(rows[-1]) if rows else None
+        self.end = last.first_seq + last.n if last else 0
+        """The sequence number after the last event."""
+
+    def read(self, first: int) -> Iterator[Event]:
+        """The events from sequence number `first` on, decoded lazily."""
+        for piece in self._pieces[max(0, bisect_right(self._starts, first) - 1) :]:
+            yield from decode_rows(parse_compacted(piece), first)
+
+
+def _row(folded: msgspec.Raw) -> LogRow:
+    return decode_as(folded, LogRow)

@@ -1,11 +1,12 @@
-"""Stored API keys: a public id, the digest of the whole key, its tenant and validity."""
+"""Stored keys: API keys (insert, validate, record use, revoke), and the seal key that all replicas share."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, func, insert, or_, select, update
+from sqlalchemy import Connection, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
 
-from server.store.tables import api_keys
+from server.store.tables import api_keys, seal_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +102,19 @@ def revoke(connection: Connection, key_id: str) -> bool:
         .values(revoked_at=func.clock_timestamp())
     )
     return ended.rowcount == 1
+
+
+_SHARED = "shared"
+
+
+def get_seal_key(connection: Connection) -> bytes | None:
+    """The stored key; None if there is none."""
+    key: bytes | None = connection.execute(
+        select(seal_keys.c.key).where(seal_keys.c.name == _SHARED)
+    ).scalar()
+    return key
+
+
+def insert_seal_key(connection: Connection, key: bytes) -> None:
+    """Inserts the key unless there is one already."""
+    connection.execute(insert(seal_keys).values(name=_SHARED, key=key).on_conflict_do_nothing())

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.protocol.responses.events import Event, Kind
-from server.store.log import events
+from server.store import log_append, log_read
 from tests.support.builders import RESPONSE, TENANT, examples
 
 commits = st.lists(st.lists(st.sampled_from(["a", "b", None]), min_size=1, max_size=6), max_size=8)
 
 
-def folded(commits: list[list[str | None]]) -> tuple[list[events.LogRow], list[Event]]:
+def folded(commits: list[list[str | None]]) -> tuple[list[log_read.LogRow], list[Event]]:
     """Commits of deltas, and of whole events where there is None, as they are stored when all is over."""
     made: list[Event] = []
     rows = []
@@ -24,7 +24,7 @@ def folded(commits: list[list[str | None]]) -> tuple[list[events.LogRow], list[E
             for number, said in enumerate(commit, len(made))
         ]
         made += new
-        rows += events.encode_rows(TENANT, RESPONSE, 1, new, [])
+        rows += log_append.encode_rows(TENANT, RESPONSE, 1, new, [])
     body = [
         (
             row.first_seq,
@@ -37,7 +37,7 @@ def folded(commits: list[list[str | None]]) -> tuple[list[events.LogRow], list[E
         )
         for row in rows
     ]
-    return events.parse_compacted(msgspec.json.encode(body).decode()), made
+    return log_read.parse_compacted(msgspec.json.encode(body).decode()), made
 
 
 @given(commits)
@@ -45,7 +45,7 @@ def folded(commits: list[list[str | None]]) -> tuple[list[events.LogRow], list[E
 def test_rows_give_every_end_of_a_stream(commits: list[list[str | None]]) -> None:
     rows, made = folded(commits)
     for first in range(len(made) + 2):
-        assert list(events.decode_rows(rows, first)) == made[first:]
+        assert list(log_read.decode_rows(rows, first)) == made[first:]
 
 
 def test_a_long_stream_that_is_read_in_pages_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +57,11 @@ def test_a_long_stream_that_is_read_in_pages_is_decoded_once(monkeypatch: pytest
         decoded += 1
         return plain(*row)  # type: ignore[arg-type]  # a row's fields
 
-    plain = events.decode_row
-    monkeypatch.setattr(events, "decode_row", unpack)
+    plain = log_read.decode_row
+    monkeypatch.setattr(log_read, "decode_row", unpack)
     read: list[Event] = []
     pages = 0
-    while page := list(islice(events.decode_rows(rows, len(read)), 50)):
+    while page := list(islice(log_read.decode_rows(rows, len(read)), 50)):
         read += page
         pages += 1
     assert read == made

@@ -1,17 +1,18 @@
-"""Pages of responses and of their input items, by keyset pagination (no OFFSET)."""
+"""Lists of responses and stored chat completions: filters, cursors, pages by keyset (no OFFSET)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, literal, select, text, tuple_
+from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, literal, select, tuple_
 from sqlalchemy.dialects.postgresql import JSONB
 
 from server.protocol.responses.response import Status
-from server.store.content.responses import INPUT, OUTPUT, STORED_COLUMNS, StoredResponse, stored_response
+from server.store.content.responses import STORED_COLUMNS, StoredResponse, stored_response
+from server.store.content.stored_items import OUTPUT
 from server.store.tables import items, responses
 
 ANSWERED_STATUSES: Final = ("completed", "incomplete")
@@ -34,22 +35,6 @@ class Filters:
     metadata: Mapping[str, str] = field(default_factory=dict)
     completions: bool = False
     """Only first choices of chat completions that ended with an answer."""
-
-
-UNBOUNDED: Final = 2**62
-
-
-class PayloadPage(NamedTuple):
-    """The JSON of consecutive objects, and whether there are more behind them."""
-
-    payloads: list[str]
-    more: bool
-
-
-def payload_page(rows: Sequence[Row[Any]], limit: int) -> PayloadPage:
-    """The page of rows with `payload` and `total`, of which one may be beyond the limit."""
-    payloads = [row.payload for row in rows[:limit]]
-    return PayloadPage(payloads, bool(rows) and rows[0].total > len(payloads))
 
 
 def find_cursor(connection: Connection, tenant: str, response_id: UUID) -> PageCursor | None:
@@ -145,66 +130,3 @@ def _page_query(
         wanted.append(passed < here if newest_first else passed > here)
     order = [column.desc() if newest_first else column.asc() for column in place]
     return listed.where(*wanted).order_by(*order).limit(limit)
-
-
-def outputs(connection: Connection, tenant: str, response_ids: Collection[UUID]) -> dict[UUID, list[str]]:
-    """The JSON of these responses' output items, in order."""
-    found: dict[UUID, list[str]] = {response_id: [] for response_id in response_ids}
-    rows = connection.execute(
-        select(items.c.response_id, items.c.payload)
-        .where(items.c.tenant == tenant, items.c.response_id.in_(response_ids), items.c.side == OUTPUT)
-        .order_by(items.c.response_id, items.c.idx)
-    )
-    for response_id, payload in rows:
-        found[response_id].append(payload)
-    return found
-
-
-def input_item_index(connection: Connection, tenant: str, response_id: UUID, item_id: str) -> int | None:
-    """An item's index in a response's own input; None if it is not there."""
-    found: int | None = connection.execute(
-        select(items.c.idx).where(
-            items.c.tenant == tenant,
-            items.c.id == item_id,
-            items.c.response_id == response_id,
-            items.c.side == INPUT,
-        )
-    ).scalar()
-    return found
-
-
-_INPUT_PAGE = """
-    select payload::text, total from (
-        select idx, payload, count(*) over () as total,
-            sum(coalesce(size, octet_length(payload::text)))
-                over (order by idx {way} rows between unbounded preceding and 1 preceding) as before
-        from (
-            select idx, payload, size from items
-            where tenant = :tenant and response_id = :id and side = 0 and idx {beyond}
-            order by idx {way} limit :limit) as listed) as measured
-    where coalesce(before, 0) < :most_bytes order by idx {way}
-"""
-_OLDEST_INPUT_FIRST = text(_INPUT_PAGE.format(way="asc", beyond="> coalesce(cast(:after as integer), -1)"))
-_NEWEST_INPUT_FIRST = text(
-    _INPUT_PAGE.format(way="desc", beyond="< coalesce(cast(:after as integer), 2147483647)")
-)
-
-
-def input_page(
-    connection: Connection,
-    tenant: str,
-    response_id: UUID,
-    after: int | None,
-    limit: int,
-    *,
-    newest_first: bool,
-    most_bytes: int = UNBOUNDED,
-) -> PayloadPage:
-    """The JSON of at most `limit` of a response's own input items.
-
-    The page ends with the item that reaches `most_bytes`.
-    """
-    place = {"tenant": tenant, "id": response_id, "after": after, "limit": limit + 1}
-    query = _NEWEST_INPUT_FIRST if newest_first else _OLDEST_INPUT_FIRST
-    rows = connection.execute(query, {**place, "most_bytes": most_bytes}).all()
-    return payload_page(rows, limit)

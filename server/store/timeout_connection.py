@@ -1,4 +1,4 @@
-"""One connection to Postgres: session options, keepalives, and timeouts on both ends.
+"""`TimeoutConnection`: one psycopg connection, its session timeouts, keepalives and ping; `connect`.
 
 A lost peer is noticed in three ways: the kernel gives up on unacknowledged bytes (`tcp_user_timeout`), the
 client gives up on a result after `RESPONSE_TIMEOUT_S`, and the server ends a session that is idle in a
@@ -6,7 +6,8 @@ transaction, so that no lock outlives its owner.
 """
 
 import select
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, TypeVar
@@ -18,6 +19,10 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
+from sqlalchemy import Connection
+from sqlalchemy.exc import (
+    DBAPIError,
+)
 
 REQUEST_TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=5s"
 """Timeouts of sessions that serve requests."""
@@ -105,9 +110,9 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return True
 
     def read_results(self, *, allow_errors: bool = False) -> list[PGresult]:
-        """What the server says to what was sent through `pgconn`, to its end or to where it wants rows.
+        """The results of what was sent through `pgconn`: all of them, or up to the start of COPY.
 
-        Raises psycopg.Error, for answers that are errors too, unless they are to be `refused`.
+        Raises psycopg.Error, also for a result that is an error unless `allow_errors`.
         """
         poll = select.poll()
         poll.register(self.pgconn.socket)
@@ -180,3 +185,14 @@ def with_network_timeouts(url: str) -> str:
 
 def _json_text(document: str | bytes) -> str:
     return document.decode() if isinstance(document, bytes) else document
+
+
+@contextmanager
+def psycopg_connection(connection: Connection) -> Iterator[TimeoutConnection]:
+    """The underlying psycopg connection, in the same transaction, for COPY. Raises DatabaseError."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, TimeoutConnection)
+    try:
+        yield raw
+    except psycopg.Error as error:
+        raise DBAPIError.instance("copy", None, error, psycopg.Error) from error

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.store.content.deletion import MAX_BATCH_ROWS, ExpiredResponse, within_row_limit
 from server.store.content.responses import ResponseKey
-from server.store.content.retention import MAX_BATCH_ROWS, ExpiredResponse, within_row_limit
 from tests.support.builders import RESPONSE, TENANT, examples
 
 weights = st.lists(st.integers(1, MAX_BATCH_ROWS * 2), max_size=12)

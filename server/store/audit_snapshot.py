@@ -1,4 +1,4 @@
-"""Reading stored responses with everything that must agree with them, page by page, changing nothing.
+"""What `holdfast audit` reads: responses with items, log and ledger entry, orphaned rows, idempotency keys.
 
 Every page is a read-only transaction of its own on one snapshot, so what is compared belongs together, and a
 long audit keeps no old row versions alive. Bodies are streamed: of a page's logs and items, few are in memory
@@ -7,10 +7,10 @@ at once.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -18,13 +18,14 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from server.protocol.ids import min_uuid_at
 from server.protocol.responses.events import Event
+from server.store import log_read
 from server.store.content.responses import StoredResponse
-from server.store.log import events
-from server.store.log.events import LogRow
+from server.store.log_read import LogRow
 
 PAGE = 100
 _STREAMED = {"yield_per": 16}
 _HIGHEST = UUID(int=2**128 - 1)
+_T = TypeVar("_T")
 _MAX_CLOCK_SKEW = timedelta(days=1)
 """An id's time is a server's, `created_at` the database's: the one only narrows the search for the other."""
 
@@ -42,7 +43,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditColumns:
-    """A row's columns that readers are not shown."""
+    """Columns of a response that readers are not shown."""
 
     deleted_at: datetime | None
     expires_at: datetime | None
@@ -153,26 +154,7 @@ def snapshot(connection: Connection) -> Iterator[None]:
         yield
 
 
-def tenants(connection: Connection) -> list[str]:
-    """Every tenant that has a response; one step of the index each."""
-    with snapshot(connection):
-        return list(connection.scalars(_TENANTS))
-
-
-_TENANTS = text(
-    """
-    with recursive found (tenant) as (
-        select min(tenant) from responses
-        union all
-        select (select min(r.tenant) from responses r where r.tenant > f.tenant)
-        from found f where f.tenant is not null
-    )
-    select tenant from found where tenant is not null
-    """
-)
-
-_AUDIT_COLUMNS = list(AuditColumns.__dataclass_fields__)
-_LEDGER_COLUMNS = list(LedgerEntry.__dataclass_fields__)
+_LEDGER_COLUMNS = ", ".join(f"u.{name} as u_{name}" for name in LedgerEntry.__dataclass_fields__)
 _PAGE = text(
     f"""
     select {", ".join(f"r.{name}" for name in StoredResponse.__dataclass_fields__)},
@@ -183,7 +165,7 @@ _PAGE = text(
            r.deleted_at is not null and exists (
                select from responses n where n.tenant = r.tenant and n.previous_id = r.id) as x_has_next,
            b.id is not null as b_exists, b.finished_at as b_finished_at,
-           u.response_id as u_response_id, {", ".join(f"u.{name} as u_{name}" for name in _LEDGER_COLUMNS)}
+           u.response_id as u_response_id, {_LEDGER_COLUMNS}
     from responses r
     left join replicas p on p.id = r.replica_id
     left join responses b on b.tenant = r.tenant and b.id = r.previous_id
@@ -206,7 +188,7 @@ _HOT = text(
     where tenant = :tenant and response_id = any(:ids) order by response_id desc, first_seq
     """
 )
-_FOLDED = text(
+_COMPACTED = text(
     """
     select response_id, last_seq, codec, body from response_streams
     where tenant = :tenant and response_id = any(:ids) order by response_id desc
@@ -256,23 +238,20 @@ def _audited_responses(
     connection: Connection, tenant: str, rows: Sequence[Row[Any]], *, replays: bool
 ) -> Iterator[AuditedResponse]:
     place: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
-    items, hot, folded = (_GroupedRows(connection, query, place) for query in (_ITEMS, _HOT, _FOLDED))
+    items, hot, compacted = (_GroupedRows(connection, query, place) for query in (_ITEMS, _HOT, _COMPACTED))
     for row in rows:
-        rows_hot = [HotRow(_log_row(found), found.attempt) for found in hot.of(row.id)]
-        stream = next((_compacted_stream(found) for found in folded.of(row.id)), None)
+        log = [HotRow(_log_row(part), part.attempt) for part in hot.of(row.id)]
+        stream = next((_from_row(CompactedStream, part) for part in compacted.of(row.id)), None)
+        metered = row.u_response_id is not None
         yield AuditedResponse(
-            stored=StoredResponse(
-                **{name: getattr(row, name) for name in StoredResponse.__dataclass_fields__}
-            ),
-            audit_columns=AuditColumns(**{name: getattr(row, f"x_{name}") for name in _AUDIT_COLUMNS}),
-            previous=PreviousResponse(exists=row.b_exists, finished_at=row.b_finished_at),
-            ledger_entry=LedgerEntry(**{name: getattr(row, f"u_{name}") for name in _LEDGER_COLUMNS})
-            if row.u_response_id is not None
-            else None,
-            items=[_item(found) for found in items.of(row.id)],
-            hot=rows_hot,
+            stored=_from_row(StoredResponse, row),
+            audit_columns=_from_row(AuditColumns, row, "x_"),
+            previous=_from_row(PreviousResponse, row, "b_"),
+            ledger_entry=_from_row(LedgerEntry, row, "u_") if metered else None,
+            items=[_from_row(AuditedItem, item) for item in items.of(row.id)],
+            hot=log,
             compacted=stream,
-            replays=_replays(connection, tenant, row.id, rows_hot, stream) if replays else (),
+            replays=_replays(connection, tenant, row.id, log, stream) if replays else (),
         )
 
 
@@ -292,36 +271,121 @@ class _GroupedRows:
         return found
 
 
-def _item(row: Row[Any]) -> AuditedItem:
-    return AuditedItem(**{name: getattr(row, name) for name in AuditedItem.__dataclass_fields__})
+def _from_row(kind: type[_T], row: Row[Any], prefix: str = "") -> _T:
+    """A dataclass of the row's columns that have its fields' names after `prefix`."""
+    return kind(**{field.name: getattr(row, prefix + field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def _log_row(row: Row[Any]) -> LogRow:
-    return LogRow(
-        row.first_seq,
-        row.n,
-        row.kind,
-        row.output_index,
-        row.content_index,
-        row.at,
-        msgspec.Raw(row.body.encode()),
-    )
-
-
-def _compacted_stream(row: Row[Any]) -> CompactedStream:
-    return CompactedStream(last_seq=row.last_seq, codec=row.codec, body=row.body)
+    position = (row.first_seq, row.n, row.kind, row.output_index, row.content_index)
+    return LogRow(*position, row.at, msgspec.Raw(row.body.encode()))
 
 
 def _replays(
-    connection: Connection, tenant: str, response: UUID, hot: Sequence[HotRow], folded: CompactedStream | None
+    connection: Connection,
+    tenant: str,
+    response: UUID,
+    hot: Sequence[HotRow],
+    compacted: CompactedStream | None,
 ) -> list[Replay]:
     """The log as the server reads it, from the start, just after it, the middle and the last event.
 
     None of a log that cannot be read at all: whoever looks at its rows finds that.
     """
-    last = folded.last_seq if folded else sum(part.row.n for part in hot) - 1
+    last = compacted.last_seq if compacted else sum(part.row.n for part in hot) - 1
     places = sorted({place for place in (0, 1, last // 2, last) if 0 <= place <= last})
     try:
-        return [Replay(place, events.read(connection, tenant, response, place)) for place in places]
+        return [Replay(place, log_read.read(connection, tenant, response, place)) for place in places]
     except (msgspec.MsgspecError, ValueError):
         return []
+
+
+MAX_ORPHANS = 1000
+"""The most findings of each kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """Rows of a table whose response does not exist."""
+
+    tenant: str
+    response_id: UUID
+    table: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyViolation:
+    """A response with several idempotency keys, or a key without any trace of its response."""
+
+    tenant: str
+    response_id: UUID
+    keys: int
+
+
+_ORPHANS = [
+    (
+        table,
+        text(
+            f"""
+            select t.tenant, t.response_id, count(*) from {table} t
+            where (cast(:tenant as text) is null or t.tenant = :tenant)
+              and not exists (select from responses r where r.tenant = t.tenant and r.id = t.response_id)
+            group by 1, 2 limit {MAX_ORPHANS}
+            """  # noqa: S608 - names of our own tables
+        ),
+    )
+    for table in ("items", "response_events_hot", "response_streams")
+]
+
+
+def orphans(connection: Connection, tenant: str | None) -> list[Orphan]:
+    """Rows whose response does not exist, at most `MAX_ORPHANS` for each table."""
+    with snapshot(connection):
+        return [
+            Orphan(found_tenant, response, table, rows)
+            for table, query in _ORPHANS
+            for found_tenant, response, rows in connection.execute(query, {"tenant": tenant})
+        ]
+
+
+_SHARED_KEYS = text(
+    f"""
+    select tenant, response_id, count(*) from idempotency_keys
+    where cast(:tenant as text) is null or tenant = :tenant
+    group by 1, 2 having count(*) > 1 limit {MAX_ORPHANS}
+    """  # noqa: S608 - a number of our own
+)
+_LOST_KEYS = text(
+    f"""
+    select k.tenant, k.response_id, 1 from idempotency_keys k
+    where (cast(:tenant as text) is null or k.tenant = :tenant)
+      and k.created_at < clock_timestamp() - make_interval(secs => :age)
+      and not exists (select from responses r where r.tenant = k.tenant and r.id = k.response_id)
+      and not exists (select from usage_ledger u where u.tenant = k.tenant and u.response_id = k.response_id)
+      and not exists (
+          select from replicas p
+          where p.state = 'dead'
+            and k.created_at between p.started_at and p.heartbeat_at + interval '1 minute')
+    limit {MAX_ORPHANS}
+    """  # noqa: S608 - a number of our own
+)
+
+
+def shared_keys(connection: Connection, tenant: str | None) -> list[KeyViolation]:
+    """Responses with more than one idempotency key."""
+    with snapshot(connection):
+        return [KeyViolation(*row) for row in connection.execute(_SHARED_KEYS, {"tenant": tenant})]
+
+
+def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) -> list[KeyViolation]:
+    """Idempotency keys older than `age_seconds` whose response has neither a row nor a ledger entry.
+
+    Excluded are keys from the lifetime of a dead replica, with which an unstored response may have been lost.
+    Younger keys may belong to an unstored response that still runs.
+    """
+    with snapshot(connection):
+        return [
+            KeyViolation(*row)
+            for row in connection.execute(_LOST_KEYS, {"tenant": tenant, "age": age_seconds})
+        ]

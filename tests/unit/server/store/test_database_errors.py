@@ -5,7 +5,7 @@ import pytest
 from psycopg import errors
 from sqlalchemy.exc import DataError, IntegrityError, InternalError, OperationalError, ProgrammingError
 
-from server.store.commit_failures import CommitFailure, OwnershipLost, classify
+from server.store.database_errors import CommitFailure, OwnershipLost, classify
 
 
 def of(kind: type[psycopg.Error]) -> OperationalError:

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import text
 
 from server.protocol.ids import new_uuid
-from server.store.content import list_pages
-from server.store.content.list_pages import Filters, PageCursor
+from server.store.content import response_pages
+from server.store.content.response_pages import Filters, PageCursor
 from server.store.database import Connection, Database
 from tests.support.builders import TENANT, insert_response, register
 
@@ -29,7 +29,7 @@ def plant(database: Database, count: int, *, tenant: str = TENANT) -> list[UUID]
 def walk(connection: Connection, *, newest_first: bool) -> list[UUID]:
     found: list[UUID] = []
     after: PageCursor | None = None
-    while page := list_pages.response_page(
+    while page := response_pages.response_page(
         connection, TENANT, Filters(), after, 2, newest_first=newest_first
     ):
         found += [stored.id for stored in page]
@@ -48,8 +48,8 @@ def test_another_tenants_responses_are_neither_listed_nor_cursors(database: Data
     foreign = plant(database, 2, tenant="globex")
     with database.begin() as connection:
         assert walk(connection, newest_first=True) == []
-        assert list_pages.find_cursor(connection, TENANT, foreign[0]) is None
-        assert list_pages.find_cursor(connection, "globex", foreign[0]) == PageCursor(THEN, foreign[0])
+        assert response_pages.find_cursor(connection, TENANT, foreign[0]) is None
+        assert response_pages.find_cursor(connection, "globex", foreign[0]) == PageCursor(THEN, foreign[0])
 
 
 def test_every_list_of_a_hundred_thousand_is_found_by_an_index(database: Database) -> None:
@@ -81,5 +81,5 @@ def rows_read(connection: Connection, filters: Filters, after: PageCursor | None
         " + coalesce(pg_stat_get_xact_tuples_fetched(c.oid), 0) from pg_class c where relname = 'responses'"
     )
     before = connection.execute(counted).scalar_one()
-    list_pages.response_page(connection, TENANT, filters, after, 21, newest_first=True)
+    response_pages.response_page(connection, TENANT, filters, after, 21, newest_first=True)
     return int(connection.execute(counted).scalar_one() - before)
