@@ -11,7 +11,7 @@ from server.cli.command import Subcommands, add_command, add_group, print_result
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.input_resolution.prompt_templates import MAX_VERSION_DIGITS
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
 from server.store.content import prompt_templates
 from server.store.database import Database

@@ -7,9 +7,8 @@ from server.errors import InvalidRequest
 from server.prompting.completion_params import choice_parameters, refuse_unsupported, unsupported
 from server.prompting.output_options import LOGPROBS
 from server.prompting.structured_output.structured_outputs import grammar_of_format, with_modern_names
-from server.protocol.completions.chat import ChatRequest
-from server.protocol.completions.shared_parameters import ChoiceRequest
-from server.protocol.errors import DecodeFailure
+from server.protocol.completions.requests import ChatRequest, ChoiceRequest
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import ReasoningOptions, TextFormat, TextOptions
 
 

@@ -17,7 +17,8 @@ from server.completions.chunk_stream import (
     total_usage,
 )
 from server.protocol import ids
-from server.protocol.completions.chat import (
+from server.protocol.completions.chat_messages import answer_role, echo_text
+from server.protocol.completions.objects import (
     CalledFunction,
     CalledTool,
     ChatCompletion,
@@ -26,13 +27,13 @@ from server.protocol.completions.chat import (
     ChoiceLogprobs,
     Chunk,
     ChunkChoice,
+    CompletionUsage,
     Delta,
     FinishReason,
     TokenLogprob,
     ToolCall,
 )
-from server.protocol.completions.chat_messages import answer_role, echo_text
-from server.protocol.completions.shared_parameters import ChoiceRequest, CompletionUsage
+from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses.input import InputItem
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.protocol.completions.shared_parameters import CompletionUsage, completion_usage
+from server.protocol.completions.objects import CompletionUsage, completion_usage
 
 _encode = msgspec.json.Encoder().encode
 

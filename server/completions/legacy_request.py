@@ -15,7 +15,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.prompting.output_options import LOGPROBS
 from server.prompting.structured_output.structured_outputs import grammar_of_format, with_modern_names
 from server.prompting.truncation import truncate_tokens
-from server.protocol.completions.legacy import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
+from server.protocol.completions.requests import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 
 
 @dataclass(frozen=True, slots=True)

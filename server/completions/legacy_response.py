@@ -21,14 +21,15 @@ from server.completions.legacy_request import LegacyPrompt, generated_per_prompt
 from server.generation.logprobs import token_id_name
 from server.prompting.completion_params import includes_continuous_usage, includes_usage
 from server.protocol import ids
-from server.protocol.completions.legacy import (
+from server.protocol.completions.objects import (
+    CompletionUsage,
     LegacyLogprobs,
     TextChoice,
     TextCompletion,
     TextFinish,
-    TextRequest,
+    completion_usage,
 )
-from server.protocol.completions.shared_parameters import CompletionUsage, completion_usage
+from server.protocol.completions.requests import TextRequest
 
 
 @dataclass(frozen=True, slots=True)

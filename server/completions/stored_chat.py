@@ -18,14 +18,17 @@ from server.delivery.stored_responses import as_response, with_last_event
 from server.errors import InvalidRequest, NotFound
 from server.generation.token_dump import may_have_stop_reason, wants_token_dump
 from server.protocol import ids
-from server.protocol.completions.chat import StoredCompletion
 from server.protocol.completions.chat_messages import stored_messages
-from server.protocol.completions.shared_parameters import MAX_CHOICES, ChoiceRequest
+from server.protocol.completions.objects import StoredCompletion
+from server.protocol.completions.requests import (
+    MAX_CHOICES,
+    ChoiceRequest,
+)
+from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES, Page, make_page, within_page_bytes
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.request import Metadata
 from server.protocol.responses.response import Echo
-from server.protocol.typed import decode_as
 from server.store.content import chat_choices, deletion, list_pages, responses
 from server.store.content.list_pages import ANSWERED_STATUSES, Filters, PageCursor
 from server.store.content.responses import StoredResponse

@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from uuid import UUID
 
-from server.delivery.event_frames import frames
-from server.delivery.function_names import with_function_names
+from server.delivery.frames import frames, with_function_names
 from server.delivery.hub import TAIL_FRAMES, Hub, Published, SubscriptionKey
 from server.delivery.stored_responses import read_end
 from server.store.cluster import notifications

@@ -38,16 +38,22 @@ from server.http.handlers.health import Health, Version
 from server.http.json_response import json_response
 from server.http.openapi import Contract, Operation, Parameter
 from server.http.services import Services
-from server.protocol.completions.chat import (
+from server.protocol.completions.objects import (
     ChatCompletion,
-    ChatRequest,
     Chunk,
     DeletedCompletion,
+    Detokenized,
     StoredCompletion,
+    TextCompletion,
+    Tokenized,
+)
+from server.protocol.completions.requests import (
+    ChatRequest,
+    DetokenizeRequest,
+    TextRequest,
+    TokenizeRequest,
     UpdateCompletion,
 )
-from server.protocol.completions.legacy import TextCompletion, TextRequest
-from server.protocol.completions.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.protocol.conversations import (
     Conversation,
     CreateConversation,
@@ -55,7 +61,7 @@ from server.protocol.conversations import (
     DeletedConversation,
     UpdateConversation,
 )
-from server.protocol.errors import ErrorBody
+from server.protocol.error_object import ErrorBody
 from server.protocol.list_pages import CompletionPage, ItemPage, MessagePage, ResponsePage
 from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item

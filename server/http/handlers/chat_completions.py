@@ -24,8 +24,9 @@ from server.http.json_response import json_response
 from server.http.request_id import apply_body_request_id
 from server.http.services import Services
 from server.prompting.completion_params import includes_continuous_usage, includes_usage
-from server.protocol.completions.chat import ChatCompletion, ChatRequest
 from server.protocol.completions.chat_messages import read_messages
+from server.protocol.completions.objects import ChatCompletion
+from server.protocol.completions.requests import ChatRequest
 from server.protocol.decode import decode
 
 

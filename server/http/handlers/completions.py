@@ -13,9 +13,9 @@ from server.http.handlers.chat_completions import completion_answer, input_param
 from server.http.handlers.responses import idempotency_key
 from server.http.request_id import apply_body_request_id
 from server.http.services import Services
-from server.protocol.completions.legacy import TextCompletion, TextRequest
-from server.protocol.decode import decode
-from server.protocol.json_bounds import MAX_TOKEN_VALUES
+from server.protocol.completions.objects import TextCompletion
+from server.protocol.completions.requests import TextRequest
+from server.protocol.decode import MAX_TOKEN_VALUES, decode
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:

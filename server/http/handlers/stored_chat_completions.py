@@ -12,7 +12,8 @@ from server.http import query_parameters
 from server.http.json_response import json_response
 from server.http.services import Services
 from server.protocol import ids
-from server.protocol.completions.chat import DeletedCompletion, UpdateCompletion
+from server.protocol.completions.objects import DeletedCompletion
+from server.protocol.completions.requests import UpdateCompletion
 from server.protocol.decode import decode
 from server.store.content.list_pages import Filters
 

@@ -5,8 +5,13 @@ from typing import Any
 
 from msgspec import UNSET
 
-from server.protocol.completions.chat import CalledFunction, CalledTool, StoredMessage, ToolCall
-from server.protocol.errors import DecodeFailure
+from server.protocol.completions.objects import (
+    CalledFunction,
+    CalledTool,
+    StoredMessage,
+    ToolCall,
+)
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.input import InputItem, read_input
 from server.protocol.responses.items import (
     ContentPart,

@@ -12,18 +12,16 @@ import msgspec
 from msgspec import UNSET
 
 from server.protocol.decode import convert
-from server.protocol.errors import DecodeFailure
-from server.protocol.openapi_types import InputContentParam, ToolParam
-from server.protocol.responses.hosted_items import (
-    CallStatus,
-    ListedTool,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    McpError,
-    McpListTools,
+from server.protocol.error_object import DecodeFailure
+from server.protocol.responses.content_parts import (
+    MAX_NESTING,
+    TypeReader,
+    abbreviated,
+    is_nested_deeper,
+    read_part,
 )
 from server.protocol.responses.items import (
+    CallStatus,
     Compaction,
     ContentPart,
     CustomToolCall,
@@ -33,6 +31,12 @@ from server.protocol.responses.items import (
     InputText,
     Item,
     ItemStatus,
+    ListedTool,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpError,
+    McpListTools,
     Message,
     OtherItem,
     OutputText,
@@ -44,7 +48,7 @@ from server.protocol.responses.items import (
     decode_item,
     encode_item,
 )
-from server.protocol.responses.parts import MAX_NESTING, TypeReader, abbreviated, is_nested_deeper, read_part
+from server.protocol.responses.request import InputContentParam, ToolParam
 from server.protocol.responses.tools import Tool, log_ignored_tools, read_tools
 
 T = TypeVar("T")

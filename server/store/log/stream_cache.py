@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from server.protocol.decode import decode_as
 from server.protocol.responses.events import Event
-from server.protocol.typed import decode_as
 from server.store.log.events import LogRow, decode_rows, parse_compacted
 
 SEGMENT_ROWS = 256

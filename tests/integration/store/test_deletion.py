@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
-from server.protocol.responses.states import Ending
+from server.protocol.responses.response import Ending
 from server.store.content import deletion, history_items, responses
 from server.store.database import Connection, Database
 from server.store.log import events

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
-from server.protocol.responses.states import Ending
+from server.protocol.responses.response import Ending
 from server.store.content import deletion, history_items, responses, retention
 from server.store.content.retention import MAX_BATCH_ROWS, PurgeBatch
 from server.store.database import Connection, Database

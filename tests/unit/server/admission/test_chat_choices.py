@@ -17,9 +17,8 @@ from server.hosted_tools.mcp.registered_servers import RegisteredServers
 from server.input_resolution.history import HistoryReads
 from server.model_formats.interface import Conversation, Prompt
 from server.prompting.loaded_model import LoadedModel
-from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
-from server.protocol.completions.legacy import TextRequest
+from server.protocol.completions.requests import ChatRequest, TextRequest
 from server.protocol.decode import decode
 from tests.support.builders import SpelledFormat
 
