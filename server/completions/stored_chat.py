@@ -5,15 +5,15 @@ removes it from its completion.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from server.completions.chat_request import chat_choice, chat_format, chat_tool
-from server.completions.chat_response import chat_completion, format_of
+from server.completions.chat import chat_choice, chat_completion, chat_format, chat_tool, format_of
+from server.completions.chunk_stream import FinalChoice
 from server.delivery.stored_responses import as_response, with_last_event
 from server.errors import InvalidRequest, NotFound
 from server.generation.token_dump import may_have_stop_reason, wants_token_dump
@@ -28,7 +28,7 @@ from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES, Page, make_page, within_page_bytes
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.request import Metadata
-from server.protocol.responses.response import Echo
+from server.protocol.responses.response import Echo, Response
 from server.store.content import chat_choices, deletion, list_pages, responses
 from server.store.content.list_pages import ANSWERED_STATUSES, Filters, PageCursor
 from server.store.content.responses import StoredResponse
@@ -176,31 +176,33 @@ def _stored_completion(
     outputs = list_pages.outputs(connection, tenant, [stored.id for stored in choices])
     finals = [_final_response(connection, stored, outputs[stored.id]) for stored in choices]
     first, final = choices[0], finals[0]
+    answers = [decode_as(msgspec.json.encode(one), FinalChoice) for one in finals]
     indexes = [stored.choice or 0 for stored in choices]
     request = decode_as(first.asked or "", ChoiceRequest)
     needs_messages = request.echo or request.add_generation_prompt is False
     payloads = responses.input_items(connection, tenant, first.id) if needs_messages else []
     shape = format_of(request, first.id, [decode_item(payload) for payload in payloads])
-    whole = chat_completion(replace(shape, metadata=final["metadata"]), finals, indexes)
+    whole = chat_completion(replace(shape, metadata=final.metadata), answers, indexes)
     return StoredCompletion(**msgspec.structs.asdict(whole), **_request_fields(first, final))
 
 
-def _final_response(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> dict[str, Any]:
+def _final_response(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> Response:
     whole = as_response(stored, output)
     if wants_token_dump(stored.asked) or may_have_stop_reason(stored.asked):
-        whole = with_last_event(connection, stored, whole)
-    final: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
-    return final
+        return with_last_event(connection, stored, whole)
+    return whole
 
 
-def _request_fields(first: StoredResponse, final: Mapping[str, Any]) -> dict[str, Any]:
+def _request_fields(first: StoredResponse, final: Response) -> dict[str, Any]:
     """The request's parameters that a stored completion repeats."""
-    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
     return {
-        **{name: final[name] for name in names},
-        "input_user": final["user"],
+        "temperature": final.temperature,
+        "top_p": final.top_p,
+        "presence_penalty": final.presence_penalty,
+        "frequency_penalty": final.frequency_penalty,
+        "input_user": final.user,
         "seed": first.seed,
-        "tools": [chat_tool(tool) for tool in final["tools"]] or None,
-        "tool_choice": chat_choice(final["tool_choice"]),
-        "response_format": chat_format(final["text"]["format"]),
+        "tools": [chat_tool(tool) for tool in final.tools] or None,
+        "tool_choice": chat_choice(final.tool_choice),
+        "response_format": chat_format(final.text.format),
     }

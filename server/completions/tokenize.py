@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from engine.vocabulary import Vocabulary
-from server.completions.chat_request import as_response_request, validate_chat_request
+from server.completions.chat import as_response_request, validate_chat_request
 from server.errors import InvalidRequest, UnknownModel
 from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS, too_long, too_long_to_count
 from server.model_formats.interface import PromptError, PromptTooLong

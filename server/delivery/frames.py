@@ -35,6 +35,12 @@ def frame(response: UUID, event: Event) -> bytes:
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, render(response, event))
 
 
+def split_frame(frame: bytes) -> tuple[bytes, bytes]:
+    """The type and the JSON of a frame: the inverse of `frame`."""
+    _, head, data, *_ = frame.split(b"\n", 3)
+    return head.removeprefix(_EVENT), data.removeprefix(b"data: ")
+
+
 def frames(response: UUID, events: Iterable[Event]) -> tuple[bytes, ...]:
     return tuple(frame(response, event) for event in events)
 

@@ -6,9 +6,9 @@ from starlette.responses import Response
 
 from server.caller import Caller
 from server.completions import tokenize as runs
-from server.completions.legacy_request import check_tokens, spell_tokens
+from server.completions.legacy import check_tokens, spell_tokens
 from server.configuration.shipped_files import model_folder
-from server.http.handlers.chat_completions import input_param_as
+from server.http.handlers.completions import input_param_as
 from server.http.json_response import json_response
 from server.http.services import Services
 from server.model_formats.chat_template.template import read_json

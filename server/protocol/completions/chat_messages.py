@@ -217,12 +217,13 @@ def _assistant_message(group: Sequence[Item], message_id: str) -> StoredMessage:
         content_parts=_content_parts(content),
         refusal="".join(refusals) or None,
         reasoning_content="".join(reasoning) or UNSET,
-        tool_calls=[_tool_call(item) for item in group if isinstance(item, FunctionCall | CustomToolCall)]
+        tool_calls=[tool_call(item) for item in group if isinstance(item, FunctionCall | CustomToolCall)]
         or UNSET,
     )
 
 
-def _tool_call(item: FunctionCall | CustomToolCall) -> ToolCall:
+def tool_call(item: FunctionCall | CustomToolCall) -> ToolCall:
+    """The call of a message for a call item."""
     if isinstance(item, FunctionCall):
         function = CalledFunction(item.name, item.arguments)
         return ToolCall(id=item.call_id, type="function", function=function)

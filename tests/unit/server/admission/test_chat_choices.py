@@ -10,8 +10,8 @@ from engine.scripted_engine import Script, ScriptedConfig, ScriptedEngine
 from server.admission.accept import NewRun
 from server.admission.admit import Admission
 from server.caller import Caller
-from server.completions.chat_request import as_response_request
-from server.completions.legacy_request import LegacyPrompt, as_response_requests
+from server.completions.chat import as_response_request
+from server.completions.legacy import LegacyPrompt, as_response_requests
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import RegisteredServers
 from server.input_resolution.history import HistoryReads

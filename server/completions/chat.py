@@ -1,14 +1,62 @@
-"""A Chat Completions request as requests for responses, one for each choice. Pure."""
+"""Chat Completions: a request as one for each choice; tools, formats, choices, chunks as chats have them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from server.completions.chunk_stream import (
+    ChoiceEnded,
+    ChoiceEvent,
+    ChoiceStarted,
+    ChunkFormat,
+    FinalChoice,
+    StreamedChoice,
+    total_usage,
+)
 from server.errors import InvalidRequest
 from server.prompting.completion_params import choice_parameters, refuse_unsupported, unsupported
 from server.prompting.output_options import LOGPROBS
 from server.prompting.structured_output.structured_outputs import grammar_of_format, with_modern_names
+from server.protocol import ids
+from server.protocol.completions.chat_messages import answer_role, echo_text, tool_call
+from server.protocol.completions.objects import (
+    CalledFunction,
+    CalledTool,
+    ChatCompletion,
+    ChatMessage,
+    Choice,
+    ChoiceLogprobs,
+    Chunk,
+    ChunkChoice,
+    CompletionUsage,
+    Delta,
+    FinishReason,
+    TokenLogprob,
+    ToolCall,
+)
 from server.protocol.completions.requests import ChatRequest, ChoiceRequest
 from server.protocol.error_object import DecodeFailure
+from server.protocol.responses.events import (
+    CustomToolCallInputDelta,
+    FunctionCallArgumentsDelta,
+    OutputItemAdded,
+    OutputTextDelta,
+    ReasoningTextDelta,
+)
+from server.protocol.responses.input import InputItem
+from server.protocol.responses.items import (
+    CustomToolCall,
+    FunctionCall,
+    Logprob,
+    Message,
+    OutputText,
+    Reasoning,
+)
 from server.protocol.responses.request import ReasoningOptions, TextFormat, TextOptions
 
 
@@ -165,3 +213,150 @@ def chat_format(flat: dict[str, Any]) -> dict[str, Any] | None:
             return {"type": "json_schema", "json_schema": schema}
         case _:
             return flat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat(ChunkFormat):
+    """What all choices and chunks of a chat completion share."""
+
+    include_reasoning: bool = True
+    """Whether reasoning is sent."""
+    role: str = "assistant"
+    """Of the answer: the last message's role where the model continues that message."""
+    echo: str = ""
+    """The text before the answer, with `echo`."""
+    function_required: bool = False
+    """Whether tool_choice names a function: OpenAI's finish reason of such a call is `stop`."""
+    metadata: dict[str, str] | None = None
+    """Of a stored completion; None of others."""
+
+    def parts(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[ChunkChoice]:
+        final = event.response if isinstance(event, ChoiceEnded) else None
+        for delta in self._deltas(choice, event):
+            yield ChunkChoice(
+                choice.index,
+                delta,
+                finish_reason(self, final) if final else None,
+                _logprobs(event.logprobs) if isinstance(event, OutputTextDelta) else None,
+                choice.take_output() if self.return_token_ids else UNSET,
+                final.stop_reason if final else UNSET,
+            )
+
+    def _deltas(self, choice: StreamedChoice, event: ChoiceEvent) -> list[Delta]:
+        match event:
+            case ChoiceStarted():
+                begun = [Delta(role=self.role, content="")]
+                return [*begun, Delta(content=self.echo)] if self.echo else begun
+            case OutputTextDelta(delta=text):
+                return [Delta(content=text)]
+            case ReasoningTextDelta(delta=text) if self.include_reasoning:
+                return [Delta(reasoning_content=text, reasoning=text)]
+            case OutputItemAdded(item=FunctionCall() | CustomToolCall() as item):
+                choice.calls += 1
+                return [Delta(tool_calls=[replace(tool_call(item), index=choice.calls - 1)])]
+            case FunctionCallArgumentsDelta(delta=text):
+                call = ToolCall(index=choice.calls - 1, function=CalledFunction(arguments=text))
+                return [Delta(tool_calls=[call])]
+            case CustomToolCallInputDelta(delta=text):
+                call = ToolCall(index=choice.calls - 1, custom=CalledTool(input=text))
+                return [Delta(tool_calls=[call])]
+            case ChoiceEnded():
+                return [Delta()]
+        return []
+
+    def chunk(
+        self,
+        parts: list[ChunkChoice],
+        usage: CompletionUsage | UnsetType | None,
+        choice: StreamedChoice | None,
+    ) -> Chunk:
+        return Chunk(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=parts,
+            usage=usage,
+            prompt_token_ids=choice.take_prompt() if choice and self.return_token_ids else UNSET,
+        )
+
+    def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:
+        return total_usage([finals], with_reasoning=True)
+
+
+def format_of(request: ChoiceRequest, first: UUID, messages: Sequence[InputItem]) -> ChatFormat:
+    """The format of the completion whose first choice is the response `first`."""
+    role = answer_role(messages, request)
+    choice = request.tool_choice
+    return ChatFormat(
+        id=ids.completion_id(first),
+        created=ids.unix_seconds(first),
+        model=request.model,
+        include_reasoning=request.include_reasoning,
+        role=role,
+        echo=echo_text(messages, role) if request.echo else "",
+        return_token_ids=request.return_token_ids,
+        function_required=isinstance(choice, dict) and choice.get("type") == "function",
+        metadata=(request.metadata or {}) if request.store else None,
+    )
+
+
+def chat_completion(
+    shape: ChatFormat, finals: Sequence[FinalChoice], indexes: Sequence[int] | None = None
+) -> ChatCompletion:
+    """The completion of these final responses. `indexes` are the choices' own where some were deleted."""
+    return ChatCompletion(
+        id=shape.id,
+        created=shape.created,
+        model=shape.model,
+        choices=[
+            _choice(shape, *indexed) for indexed in zip(indexes or range(len(finals)), finals, strict=True)
+        ],
+        usage=shape.usage(finals),
+        metadata=shape.metadata if shape.metadata is not None else UNSET,
+        prompt_token_ids=finals[0].prompt_token_ids if shape.return_token_ids else None,
+        prompt_logprobs=finals[0].prompt_logprobs,
+    )
+
+
+def finish_reason(shape: ChatFormat, final: FinalChoice) -> FinishReason:
+    details = final.incomplete_details
+    if final.status == "incomplete" and details is not None and details.reason == "max_output_tokens":
+        return "length"
+    if any(isinstance(item, FunctionCall | CustomToolCall) for item in final.output):
+        return "stop" if shape.function_required else "tool_calls"
+    return "stop"
+
+
+def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> Choice:
+    parts = [part for item in final.output if isinstance(item, Message) for part in item.content]
+    texts = [part for part in parts if isinstance(part, OutputText)]
+    thoughts = [part for item in final.output if isinstance(item, Reasoning) for part in item.content or ()]
+    calls = [tool_call(item) for item in final.output if isinstance(item, FunctionCall | CustomToolCall)]
+    reasoning = "".join(part.text for part in thoughts) if thoughts and shape.include_reasoning else None
+    text = shape.echo + "".join(part.text for part in texts)
+    message = ChatMessage(
+        shape.role,
+        text if text or (texts and not calls) else None,
+        reasoning_content=UNSET if reasoning is None else reasoning,
+        reasoning=reasoning,
+        tool_calls=calls or UNSET,
+    )
+    return Choice(
+        index,
+        message,
+        finish_reason(shape, final),
+        final.stop_reason,
+        _logprobs([one for part in texts for one in part.logprobs]),
+        final.output_token_ids if shape.return_token_ids else None,
+    )
+
+
+def _logprobs(logprobs: Sequence[Logprob]) -> ChoiceLogprobs | None:
+    if not logprobs:
+        return None
+    return ChoiceLogprobs(
+        [
+            TokenLogprob(one.token, one.logprob, one.bytes, msgspec.to_builtins(one.top_logprobs))
+            for one in logprobs
+        ]
+    )
