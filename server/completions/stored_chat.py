@@ -14,8 +14,8 @@ import msgspec
 
 from server.completions.chat import chat_choice, chat_completion, chat_format, chat_tool, format_of
 from server.completions.chunk_stream import FinalChoice
-from server.delivery.stored_responses import as_response, with_last_event
-from server.errors import InvalidRequest, NotFound
+from server.delivery.stored_responses import as_response, bad_cursor, page_cursor, with_last_event
+from server.errors import NotFound
 from server.generation.token_dump import may_have_stop_reason, wants_token_dump
 from server.protocol import ids
 from server.protocol.completions.chat_messages import stored_messages
@@ -85,7 +85,10 @@ def list_completions(
     """
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
-        cursor = _cursor(connection, tenant, after) if after is not None else None
+        cursor = None
+        if after is not None:
+            first_id = ids.parse_completion_id(after)
+            cursor = page_cursor(connection, tenant, first_id, after, "a chat completion")
         page: list[bytes] = []
         size = 0
         while True:
@@ -120,7 +123,7 @@ def list_messages(
     if after is not None:
         message_ids = [message.id for message in messages]
         if after not in message_ids:
-            raise _bad_cursor(after, "a message of this completion")
+            raise bad_cursor(after, "a message of this completion")
         begin = message_ids.index(after) + 1
     rest = messages[begin:]
     page = list(within_page_bytes(msgspec.json.encode(message) for message in rest[:limit]))
@@ -156,18 +159,6 @@ def _encode_answered(connection: Connection, tenant: str, first: Sequence[Stored
             yield msgspec.json.encode(_stored_completion(group, connection, tenant))
         except (ValueError, KeyError, TypeError):  # msgspec's errors among them
             log.exception("completion %s cannot be decoded and is not listed", stored.id)
-
-
-def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
-    first = ids.parse_completion_id(after)
-    cursor = list_pages.find_cursor(connection, tenant, first) if first is not None else None
-    if cursor is None:
-        raise _bad_cursor(after, "a chat completion")
-    return cursor
-
-
-def _bad_cursor(after: str, kind: str) -> InvalidRequest:
-    return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")
 
 
 def _stored_completion(

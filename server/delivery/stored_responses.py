@@ -192,20 +192,25 @@ class StreamReader:
         return page
 
 
-def read_end(connection: Connection, update: events.SubscriptionUpdate) -> Published:
-    """The frames that the readers of an ended response lack, and the final response.
+def read_update(connection: Connection, update: events.SubscriptionUpdate) -> Published:
+    """The frames that the readers of a response lack, and if it has ended the final response.
 
     At most the last TAIL_FRAMES: a reader that lacks more reads the store.
     """
     tenant, response = update.subscription.tenant, update.subscription.response_id
     position = update.subscription.next_seq or 0
-    tail = events.read(connection, tenant, response, position)[-TAIL_FRAMES:]
-    final = read_response(connection, tenant, response)
-    if final is None:
-        return Published(response, position, (), None, gone=True)
-    first = tail[0].sequence_number if tail else position
+    logged, final = update.events, None
+    if update.state == "ended":
+        logged = events.read(connection, tenant, response, position)
+        final = read_response(connection, tenant, response)
+        if final is None:
+            return Published(response, position, (), None, gone=True)
+    tail = logged[-TAIL_FRAMES:]
+    end = update.end if update.state == "running" else position
+    first = tail[0].sequence_number if tail else end
     named = with_function_names(tail, lambda: events.read(connection, tenant, response, 0))
-    return Published(response, first, frames(response, named), msgspec.json.encode(final))
+    encoded = None if final is None else msgspec.json.encode(final)
+    return Published(response, first, frames(response, named), encoded)
 
 
 def list_responses(
@@ -217,7 +222,9 @@ def list_responses(
     """
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
-        cursor = _cursor(connection, tenant, after) if after is not None else None
+        cursor = None
+        if after is not None:
+            cursor = page_cursor(connection, tenant, ids.parse_response_id(after), after, "a response")
         while True:
             rows, more = list_pages.bounded_page(
                 connection, tenant, filters, cursor, limit, MAX_BYTES, newest_first=newest_first
@@ -246,11 +253,13 @@ def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[st
         return None
 
 
-def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
-    response = ids.parse_response_id(after)
+def page_cursor(
+    connection: Connection, tenant: str, response: UUID | None, after: str, kind: str
+) -> PageCursor:
+    """The cursor of a response, whose id is `after`. Raises InvalidRequest without such a response."""
     cursor = list_pages.find_cursor(connection, tenant, response) if response is not None else None
     if cursor is None:
-        raise _bad_cursor(after, "a response")
+        raise bad_cursor(after, kind)
     return cursor
 
 
@@ -270,7 +279,7 @@ def list_input_items(
         if after is not None:
             cursor = list_pages.input_item_index(connection, tenant, response, after)
             if cursor is None:
-                raise _bad_cursor(after, "an input item of this response")
+                raise bad_cursor(after, "an input item of this response")
         return list_pages.input_page(
             connection, tenant, response, cursor, limit, newest_first=newest_first, most_bytes=MAX_BYTES
         )
@@ -281,5 +290,5 @@ def list_input_items(
     return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
 
 
-def _bad_cursor(after: str, kind: str) -> InvalidRequest:
+def bad_cursor(after: str, kind: str) -> InvalidRequest:
     return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")

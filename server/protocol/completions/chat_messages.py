@@ -98,18 +98,12 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     kind = call.get("type", "function")
     inner = call.get(kind) if isinstance(kind, str) else None
     inner = inner if isinstance(inner, dict) else {}
-    if kind == "custom":
-        return {
-            "type": "custom_tool_call",
-            "call_id": call.get("id"),
-            "name": inner.get("name"),
-            "input": inner.get("input"),
-        }
+    name, argument = ("custom_tool_call", "input") if kind == "custom" else ("function_call", "arguments")
     return {
-        "type": "function_call",
+        "type": name,
         "call_id": call.get("id"),
         "name": inner.get("name"),
-        "arguments": inner.get("arguments"),
+        argument: inner.get(argument),
     }
 
 

@@ -302,7 +302,7 @@ ITEM_READERS: dict[str, TypeReader] = {
     "mcp_list_tools": _mcp_reader(_McpListTools, McpListTools),
     "mcp_call": _mcp_reader(_McpCall, McpCall),
     "compaction_trigger": TypeReader(_NoFields, lambda _element, _path: CompactionTrigger()),
-    **dict.fromkeys(STORED_FORM_TYPES, TypeReader(_NoFields, _read_stored_call)),
+    **dict.fromkeys(sorted(STORED_FORM_TYPES), TypeReader(_NoFields, _read_stored_call)),
     "mcp_approval_request": _mcp_reader(_McpApprovalRequest, McpApprovalRequest),
     "mcp_approval_response": _mcp_reader(_McpApprovalResponse, McpApprovalResponse),
     "item_reference": TypeReader(_Reference, _read_reference),

@@ -37,11 +37,14 @@ class Logprob(msgspec.Struct, frozen=True):
     top_logprobs: list[TopLogprob]
 
 
-class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
+class _Part(msgspec.Struct, frozen=True, tag_field="type"): ...
+
+
+class InputText(_Part, frozen=True, tag="input_text"):
     text: Text
 
 
-class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
+class InputImage(_Part, frozen=True, tag="input_image"):
     """Stored unchanged; the prompt has a sentence in its place, as models read text only."""
 
     image_url: str | None = None
@@ -49,99 +52,90 @@ class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image
     detail: Detail = "auto"
 
 
-class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):
+class InputFile(_Part, frozen=True, tag="input_file"):
     """A text file, whose text goes into the prompt. `file_data` is a data URL or base64."""
 
     filename: str | UnsetType = UNSET
     file_data: str | UnsetType = UNSET
 
 
-class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+class OutputText(_Part, frozen=True, tag="output_text"):
     text: Text
     annotations: list[dict[str, Any]] = []
     logprobs: list[Logprob] = []
 
 
-class Refusal(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+class Refusal(_Part, frozen=True, tag="refusal"):
     refusal: Text
 
 
 ContentPart = InputText | InputImage | InputFile | OutputText | Refusal
 
 
-class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+class ReasoningText(_Part, frozen=True, tag="reasoning_text"):
     text: Text
 
 
-class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_text"):
+class SummaryText(_Part, frozen=True, tag="summary_text"):
     text: Text
 
 
-class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """A message of any role. `phase` is stored and returned unchanged."""
-
+class _Item(msgspec.Struct, frozen=True, tag_field="type"):
     id: str
     status: ItemStatus
+
+
+class Message(_Item, frozen=True, tag="message"):
+    """A message of any role. `phase` is stored and returned unchanged."""
+
     role: Role
     content: list[ContentPart]
     phase: str | UnsetType = UNSET
 
 
-class Reasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+class Reasoning(_Item, frozen=True, tag="reasoning"):
     """A model's reasoning."""
 
-    id: str
-    status: ItemStatus
     summary: list[SummaryText]
     content: list[ReasoningText] | UnsetType = UNSET
     encrypted_content: str | UnsetType = UNSET
 
 
-class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+class FunctionCall(_Item, frozen=True, tag="function_call"):
     """A call of a function tool."""
 
-    id: str
-    status: ItemStatus
     call_id: str
     name: str
     arguments: str
     namespace: str | UnsetType = UNSET
 
 
-class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="function_call_output"):
+class FunctionCallOutput(_Item, frozen=True, tag="function_call_output"):
     """The output of a function call."""
 
-    id: str
-    status: ItemStatus
     call_id: str
     output: str | list[ContentPart]
 
 
-class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+class CustomToolCall(_Item, frozen=True, tag="custom_tool_call"):
     """A call of a custom tool, whose input is free text."""
 
-    id: str
-    status: ItemStatus
     call_id: str
     name: str
     input: str
     namespace: str | UnsetType = UNSET
 
 
-class CustomToolCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call_output"):
+class CustomToolCallOutput(_Item, frozen=True, tag="custom_tool_call_output"):
     """The output of a custom tool call."""
 
-    id: str
-    status: ItemStatus
     call_id: str
     output: str | list[ContentPart]
 
 
-class Compaction(msgspec.Struct, frozen=True, tag_field="type", tag="compaction"):
+class Compaction(_Item, frozen=True, tag="compaction"):
     """A compacted conversation, encrypted: clients send it back but cannot read it."""
 
-    id: str
-    status: ItemStatus
     encrypted_content: str
 
 
@@ -168,18 +162,21 @@ class ListedTool(msgspec.Struct, frozen=True):
         return self.only_reads or bool((self.annotations or {}).get("idempotentHint"))
 
 
-class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_tools"):
-    """The tools of an MCP server, or the error of listing them."""
-
+class _CompletedItem(msgspec.Struct, frozen=True, tag_field="type"):
     id: str
-    server_label: str
-    tools: list[ListedTool] = []
-    error: str | None = None
 
     @property
     def status(self) -> Literal["completed"]:
-        """The status in the item's row; OpenAI's item has none."""
+        """The status in the item's row; OpenAI's items of these types have none."""
         return "completed"
+
+
+class McpListTools(_CompletedItem, frozen=True, tag="mcp_list_tools"):
+    """The tools of an MCP server, or the error of listing them."""
+
+    server_label: str
+    tools: list[ListedTool] = []
+    error: str | None = None
 
 
 class McpError(msgspec.Struct, frozen=True):
@@ -205,30 +202,20 @@ class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
     approval_request_id: str | None = None
 
 
-class McpApprovalRequest(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_approval_request"):
+class McpApprovalRequest(_CompletedItem, frozen=True, tag="mcp_approval_request"):
     """A call that waits for the client's approval."""
 
-    id: str
     server_label: str
     name: str
     arguments: str
 
-    @property
-    def status(self) -> Literal["completed"]:
-        return "completed"
 
-
-class McpApprovalResponse(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_approval_response"):
+class McpApprovalResponse(_CompletedItem, frozen=True, tag="mcp_approval_response"):
     """The client's answer to an approval request."""
 
-    id: str
     approval_request_id: str
     approve: bool
     reason: str | None = None
-
-    @property
-    def status(self) -> Literal["completed"]:
-        return "completed"
 
 
 class CodeInterpreterCall(
@@ -269,11 +256,9 @@ HOSTED_ID_PREFIXES: dict[type[Any], str] = {
 """Id prefixes of these items, without the underscore."""
 
 
-class OtherItem(msgspec.Struct, frozen=True, tag_field="type", tag="holdfast:other"):
+class OtherItem(_Item, frozen=True, tag="holdfast:other"):
     """An item of a type that is not supported, stored and returned with all of its fields."""
 
-    id: str
-    status: ItemStatus
     fields: dict[str, Any] = msgspec.field(name="given")
     """All of the item's fields. Stored under the name of earlier releases."""
 
