@@ -230,10 +230,10 @@ class ChatFormat(ChunkFormat):
     metadata: dict[str, str] | None = None
     """Of a stored completion; None of others."""
 
-    def parts(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[ChunkChoice]:
+    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[Chunk]:
         final = event.response if isinstance(event, ChoiceEnded) else None
         for delta in self._deltas(choice, event):
-            yield ChunkChoice(
+            part = ChunkChoice(
                 choice.index,
                 delta,
                 finish_reason(self, final) if final else None,
@@ -241,6 +241,8 @@ class ChatFormat(ChunkFormat):
                 choice.take_output() if self.return_token_ids else UNSET,
                 final.stop_reason if final else UNSET,
             )
+            prompt = choice.take_prompt() if self.return_token_ids else UNSET
+            yield self.chunk([part], choice.usage if self.continuous_usage else None, prompt)
 
     def _deltas(self, choice: StreamedChoice, event: ChoiceEvent) -> list[Delta]:
         match event:
@@ -267,16 +269,16 @@ class ChatFormat(ChunkFormat):
     def chunk(
         self,
         parts: list[ChunkChoice],
-        usage: CompletionUsage | UnsetType | None,
-        choice: StreamedChoice | None,
+        usage: CompletionUsage | None,
+        prompt: list[int] | UnsetType = UNSET,
     ) -> Chunk:
         return Chunk(
             id=self.id,
             created=self.created,
             model=self.model,
             choices=parts,
-            usage=usage,
-            prompt_token_ids=choice.take_prompt() if choice and self.return_token_ids else UNSET,
+            usage=usage if self.include_usage else UNSET,
+            prompt_token_ids=prompt,
         )
 
     def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:

@@ -2,11 +2,11 @@
 
 Frames are rendered once, when their events are committed, and shared by all readers of a response. So a chunk
 stream decodes them: `ChunkStream` reads the events that make chunks as typed values and skips the others
-undecoded. A `ChunkFormat` makes the parts of a choice from an event.
+undecoded. A `ChunkFormat` makes the chunks of an event.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,14 +148,12 @@ class ChunkFormat(ABC):
     """Whether token ids are sent beside the text."""
 
     @abstractmethod
-    def parts(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterable[msgspec.Struct]:
-        """The parts of the choice that the event adds, each of which is sent in a chunk of its own."""
+    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterable[msgspec.Struct]:
+        """The chunks that the event makes."""
 
     @abstractmethod
-    def chunk(
-        self, parts: list[Any], usage: CompletionUsage | UnsetType | None, choice: StreamedChoice | None
-    ) -> msgspec.Struct:
-        """The chunk of these parts of the choice; of usage alone without one."""
+    def chunk(self, parts: list[Any], usage: CompletionUsage | None) -> msgspec.Struct:
+        """The chunk of these parts of choices. `usage` is left out unless the request has `include_usage`."""
 
     @abstractmethod
     def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:
@@ -172,42 +170,34 @@ class ChunkStream:
     def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
         """The chunks' frames for a choice's event frames."""
         choice = self._choices.setdefault(index, StreamedChoice(index))
-        return [chunk for frame in frames for chunk in self._chunks(choice, frame)]
+        return [_data_frame(chunk) for frame in frames for chunk in self._chunks(choice, frame)]
 
     def end(self) -> list[bytes]:
         """The chunk of usage, if the request has `include_usage`."""
         if not self._shape.include_usage:
             return []
         finals = [choice.final for _, choice in sorted(self._choices.items()) if choice.final]
-        return [data_frame(self._shape.chunk([], self._shape.usage(finals), None))]
+        return [_data_frame(self._shape.chunk([], self._shape.usage(finals)))]
 
-    def _chunks(self, choice: StreamedChoice, frame: bytes) -> Iterator[bytes]:
+    def _chunks(self, choice: StreamedChoice, frame: bytes) -> Iterable[msgspec.Struct | dict[str, Any]]:
         kind, data = split_frame(frame)
         if kind not in _EVENT_TYPES:
-            return
+            return []
         match event := decode_as(data, _EVENT_TYPES[kind]):
             case TokenIdsEvent():
                 choice.add_tokens(event)
-                return
+                return []
             case _ChoiceFailed(FinalChoice(error=ResponseError(message=message))):
-                yield _error_frame(message)
-                return
+                code = "server_error"
+                return [{"error": {"message": message, "type": code, "param": None, "code": code}}]
             case ChoiceEnded():
                 choice.final = event.response
-        for part in self._shape.parts(choice, event):
-            usage = choice.usage if self._shape.continuous_usage else None
-            yield data_frame(self._shape.chunk([part], usage if self._shape.include_usage else UNSET, choice))
+        return self._shape.chunks(choice, event)
 
 
-def data_frame(value: msgspec.Struct | dict[str, Any]) -> bytes:
+def _data_frame(value: msgspec.Struct | dict[str, Any]) -> bytes:
     """A server-sent event without a name, as chunks are."""
     return b"data: " + _encode(value) + b"\n\n"
-
-
-def _error_frame(message: str) -> bytes:
-    """The last event of a stream with a failed choice."""
-    error = {"message": message, "type": "server_error", "param": None, "code": "server_error"}
-    return data_frame({"error": error})
 
 
 def failure_message(finals: Sequence[FinalChoice]) -> str | None:

@@ -7,7 +7,8 @@ from itertools import accumulate
 from typing import Any
 from uuid import UUID
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from engine.vocabulary import Vocabulary
 from server.completions.chunk_stream import (
@@ -221,7 +222,7 @@ class LegacyFormat(ChunkFormat):
         """The prompt that the choice's text begins with, if the request has `echo`."""
         return self.prompts[index // self.per_prompt] if self.echo else ""
 
-    def parts(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[TextChoice]:
+    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[TextCompletion]:
         logprobs: Sequence[Logprob] = ()
         final = None
         match event:
@@ -233,7 +234,7 @@ class LegacyFormat(ChunkFormat):
                 text, final = "", event.response
             case _:
                 return
-        yield TextChoice(
+        part = TextChoice(
             index=choice.index,
             text=text,
             logprobs=legacy_logprobs(list(map(_output_logprob, logprobs)), choice.length)
@@ -245,14 +246,16 @@ class LegacyFormat(ChunkFormat):
             prompt_token_ids=choice.take_prompt() if self.return_token_ids else UNSET,
         )
         choice.length += len(text)
+        yield self.chunk([part], choice.usage if self.continuous_usage else None)
 
-    def chunk(
-        self,
-        parts: list[TextChoice],
-        usage: CompletionUsage | UnsetType | None,
-        choice: StreamedChoice | None,  # noqa: ARG002 - chat's chunks have its prompt, here its part does
-    ) -> TextCompletion:
-        return TextCompletion(id=self.id, created=self.created, model=self.model, choices=parts, usage=usage)
+    def chunk(self, parts: list[TextChoice], usage: CompletionUsage | None) -> TextCompletion:
+        return TextCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=parts,
+            usage=usage if self.include_usage else UNSET,
+        )
 
     def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:
         return total_usage(self.by_prompt(finals), with_reasoning=False)
@@ -289,7 +292,7 @@ def text_completion(shape: LegacyFormat, finals: Sequence[FinalChoice]) -> TextC
     groups = shape.by_prompt(finals)
     choices = [(final, group[0]) for group in groups for final in _best(group, shape.per_prompt)]
     parts = [_choice(shape, index, final, first) for index, (final, first) in enumerate(choices)]
-    return shape.chunk(parts, shape.usage(finals), None)
+    return replace(shape.chunk(parts, None), usage=shape.usage(finals))
 
 
 def _best(group: Sequence[FinalChoice], count: int) -> Sequence[FinalChoice]:
