@@ -1,10 +1,6 @@
 from hypothesis import given
 
-from server.delivery.frames import (
-    OpenResponsesNames,
-    frame,
-    to_open_responses,
-)
+from server.delivery.frames import OpenResponsesNames, frame, split_frame, to_open_responses
 from server.generation.event_emitter import EventEmitter
 from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, event_type, render
