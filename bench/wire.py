@@ -21,8 +21,8 @@ from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
-from server.delivery.abandonment import Abandonment
-from server.delivery.event_frames import frame
+from server.delivery.frames import frame
+from server.delivery.hub import Abandonment
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import EventEmitter
 from server.hosted_tools.mcp.client import McpServers

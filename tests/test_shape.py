@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.protocol.responses import states
+from server.protocol.responses import response as states
 from tests.support import documents
 
 ROOT = documents.ROOT

@@ -21,7 +21,7 @@ from server.prompting.engine_request import Prepared, first_decoding_spec
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.next_turn import TurnBuilder
 from server.prompting.resolved_request import ResolvedRequest
-from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses.events import Event
 from server.recording.expiry import lifetime
 from server.store import log_append

@@ -21,9 +21,11 @@ from server.caller import Caller
 from server.compaction.inline import prepare_with_compaction
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
-from server.delivery.abandonment import Abandonment
-from server.delivery.event_frames import FramePage, frames
-from server.delivery.hub import Channel, Hub, Published
+from server.delivery.frames import (
+    FramePage,
+    frames,
+)
+from server.delivery.hub import Abandonment, Channel, Hub, Published
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
 from server.hosted_tools.discovery import discover_tools

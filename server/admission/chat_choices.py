@@ -9,7 +9,7 @@ import msgspec
 from server.admission.accept import NewRun
 from server.input_resolution.resolve_input import ResolvedInput, with_own_id
 from server.prompting.output_options import beams, prompt_logprobs
-from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses.request import CreateResponse
 
 

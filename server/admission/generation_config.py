@@ -7,10 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from server.errors import InvalidRequest
-from server.protocol.completions.shared_parameters import CompletionParameters
-from server.protocol.decode import convert
+from server.protocol.completions.requests import CompletionParameters
+from server.protocol.decode import convert, decode_as
 from server.protocol.responses.request import CreateResponse, TokenId
-from server.protocol.typed import decode_as
 
 PARAM = "generation_config"
 

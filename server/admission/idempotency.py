@@ -6,7 +6,7 @@ from functools import partial
 from uuid import UUID
 
 from server.caller import Caller
-from server.delivery.event_frames import FramePage
+from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
 from server.protocol.ids import choice_id

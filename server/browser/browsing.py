@@ -11,7 +11,7 @@ from server.browser.page import Page, decode_body, from_results, from_text
 from server.browser.page_process import PageUnreadable, parse_page
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, allow_host_of, read_url
 from server.outbound_http.fetch import FetchLimits, FetchResult, Unreachable, fetch
-from server.protocol.typed import decode_as
+from server.protocol.decode import decode_as
 
 MAX_PAGES = 100
 MAX_BYTES = 16 * 1024 * 1024

@@ -11,7 +11,7 @@ import sys
 import msgspec
 
 from server.browser.page import Page, from_html
-from server.protocol.typed import decode_as
+from server.protocol.decode import decode_as
 
 CPU_SECONDS = 5.0
 _MEMORY_BYTES = 1 << 30

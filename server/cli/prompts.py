@@ -18,7 +18,7 @@ from server.cli.command import (
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.input_resolution.prompt_templates import MAX_VERSION_DIGITS
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
 from server.store.content import prompt_templates
 

@@ -22,10 +22,10 @@ from server.input_resolution.mcp_approvals import keep_approval_tag
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.unsupported_parameters import validate_request
 from server.protocol import ids
+from server.protocol.decode import decode_as
 from server.protocol.responses.items import Compaction, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CompactedResponse, Usage, make_usage
-from server.protocol.typed import decode_as
 from server.sealing.unseal_items import unseal_items
 from server.store.database import Connection, Database
 

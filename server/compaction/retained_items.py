@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from server.model_formats.interface import Conversation, PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel
-from server.protocol.responses.hosted_items import McpApprovalRequest, McpApprovalResponse
 from server.protocol.responses.items import (
     ID_PREFIXES,
     Compaction,
@@ -14,6 +13,8 @@ from server.protocol.responses.items import (
     FunctionCallOutput,
     InputText,
     Item,
+    McpApprovalRequest,
+    McpApprovalResponse,
     Message,
     plain_text,
 )

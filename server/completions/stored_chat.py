@@ -5,27 +5,30 @@ removes it from its completion.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from server.completions.chat_request import chat_choice, chat_format, chat_tool
-from server.completions.chat_response import chat_completion, format_of
-from server.delivery.stored_responses import as_response, with_last_event
-from server.errors import InvalidRequest, NotFound
+from server.completions.chat import chat_choice, chat_completion, chat_format, chat_tool, format_of
+from server.completions.chunk_stream import FinalChoice
+from server.delivery.stored_responses import as_response, bad_cursor, page_cursor, with_last_event
+from server.errors import NotFound
 from server.generation.token_dump import may_have_stop_reason, wants_token_dump
 from server.protocol import ids
-from server.protocol.completions.chat import StoredCompletion
 from server.protocol.completions.chat_messages import stored_messages
-from server.protocol.completions.shared_parameters import MAX_CHOICES, ChoiceRequest
+from server.protocol.completions.objects import StoredCompletion
+from server.protocol.completions.requests import (
+    MAX_CHOICES,
+    ChoiceRequest,
+)
+from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES, Page, make_page, within_page_bytes
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.request import Metadata
-from server.protocol.responses.response import Echo
-from server.protocol.typed import decode_as
+from server.protocol.responses.response import Echo, Response
 from server.store.content import deletion, response_pages, responses, stored_items
 from server.store.content.response_pages import ANSWERED_STATUSES, Filters, PageCursor
 from server.store.content.responses import StoredResponse
@@ -82,7 +85,10 @@ def list_completions(
     """
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
-        cursor = _cursor(connection, tenant, after) if after is not None else None
+        cursor = None
+        if after is not None:
+            first_id = ids.parse_completion_id(after)
+            cursor = page_cursor(connection, tenant, first_id, after, "a chat completion")
         page: list[bytes] = []
         size = 0
         while True:
@@ -117,7 +123,7 @@ def list_messages(
     if after is not None:
         message_ids = [message.id for message in messages]
         if after not in message_ids:
-            raise _bad_cursor(after, "a message of this completion")
+            raise bad_cursor(after, "a message of this completion")
         begin = message_ids.index(after) + 1
     rest = messages[begin:]
     page = list(within_page_bytes(msgspec.json.encode(message) for message in rest[:limit]))
@@ -155,49 +161,39 @@ def _encode_answered(connection: Connection, tenant: str, first: Sequence[Stored
             log.exception("completion %s cannot be decoded and is not listed", stored.id)
 
 
-def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
-    first = ids.parse_completion_id(after)
-    cursor = response_pages.find_cursor(connection, tenant, first) if first is not None else None
-    if cursor is None:
-        raise _bad_cursor(after, "a chat completion")
-    return cursor
-
-
-def _bad_cursor(after: str, kind: str) -> InvalidRequest:
-    return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")
-
-
 def _stored_completion(
     choices: Sequence[StoredResponse], connection: Connection, tenant: str
 ) -> StoredCompletion:
     outputs = stored_items.outputs_of(connection, tenant, [stored.id for stored in choices])
     finals = [_final_response(connection, stored, outputs[stored.id]) for stored in choices]
     first, final = choices[0], finals[0]
+    answers = [decode_as(msgspec.json.encode(one), FinalChoice) for one in finals]
     indexes = [stored.choice or 0 for stored in choices]
     request = decode_as(first.asked or "", ChoiceRequest)
     needs_messages = request.echo or request.add_generation_prompt is False
     payloads = stored_items.input_items(connection, tenant, first.id) if needs_messages else []
     shape = format_of(request, first.id, [decode_item(payload) for payload in payloads])
-    whole = chat_completion(replace(shape, metadata=final["metadata"]), finals, indexes)
+    whole = chat_completion(replace(shape, metadata=final.metadata), answers, indexes)
     return StoredCompletion(**msgspec.structs.asdict(whole), **_request_fields(first, final))
 
 
-def _final_response(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> dict[str, Any]:
+def _final_response(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> Response:
     whole = as_response(stored, output)
     if wants_token_dump(stored.asked) or may_have_stop_reason(stored.asked):
-        whole = with_last_event(connection, stored, whole)
-    final: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
-    return final
+        return with_last_event(connection, stored, whole)
+    return whole
 
 
-def _request_fields(first: StoredResponse, final: Mapping[str, Any]) -> dict[str, Any]:
+def _request_fields(first: StoredResponse, final: Response) -> dict[str, Any]:
     """The request's parameters that a stored completion repeats."""
-    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
     return {
-        **{name: final[name] for name in names},
-        "input_user": final["user"],
+        "temperature": final.temperature,
+        "top_p": final.top_p,
+        "presence_penalty": final.presence_penalty,
+        "frequency_penalty": final.frequency_penalty,
+        "input_user": final.user,
         "seed": first.seed,
-        "tools": [chat_tool(tool) for tool in final["tools"]] or None,
-        "tool_choice": chat_choice(final["tool_choice"]),
-        "response_format": chat_format(final["text"]["format"]),
+        "tools": [chat_tool(tool) for tool in final.tools] or None,
+        "tool_choice": chat_choice(final.tool_choice),
+        "response_format": chat_format(final.text.format),
     }

@@ -12,10 +12,8 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from uuid import UUID
 
-from server.delivery.event_frames import frames
-from server.delivery.function_names import with_function_names
-from server.delivery.hub import TAIL_FRAMES, Hub, Published, SubscriptionKey
-from server.delivery.stored_responses import read_end
+from server.delivery.hub import Hub, Published, SubscriptionKey
+from server.delivery.stored_responses import read_update
 from server.store import log_read
 from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints
@@ -214,20 +212,10 @@ def _to_published(connection: Connection, update: SubscriptionUpdate) -> Publish
     """The new frames; for a response that cannot be read, that there is nothing more."""
     response, position = update.subscription.response_id, update.subscription.next_seq or 0
     try:
-        if update.state == "ended":
-            return read_end(connection, update)
-        if update.state == "running":
-            return _running(connection, update)
+        if update.state in ("ended", "running"):
+            return read_update(connection, update)
     except DatabaseError:
         raise
     except Exception:
         log.exception("response %s cannot be followed", response)
     return Published(response, position, (), None, gone=True)
-
-
-def _running(connection: Connection, update: SubscriptionUpdate) -> Published:
-    tenant, response = update.subscription.tenant, update.subscription.response_id
-    tail = update.events[-TAIL_FRAMES:]
-    first = tail[0].sequence_number if tail else update.end
-    named = with_function_names(tail, lambda: log_read.read(connection, tenant, response, 0))
-    return Published(response, first, frames(response, named), None)

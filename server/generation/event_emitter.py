@@ -31,22 +31,22 @@ from server.model_formats.interface import (
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind, event_type
-from server.protocol.responses.hosted_items import HostedCall, McpListTools
 from server.protocol.responses.items import (
     Compaction,
     CustomToolCall,
     FunctionCall,
+    HostedCall,
     Item,
     ItemStatus,
     Logprob,
+    McpListTools,
     Message,
     OutputText,
     Reasoning,
     ReasoningText,
     SummaryText,
 )
-from server.protocol.responses.response import Echo, Response
-from server.protocol.responses.states import Ending, EndStatus
+from server.protocol.responses.response import Echo, Ending, EndStatus, Response
 
 _TERMINAL: dict[EndStatus, type[wire.ResponseCompleted | wire.ResponseFailed | wire.ResponseIncomplete]] = {
     "completed": wire.ResponseCompleted,

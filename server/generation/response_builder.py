@@ -10,6 +10,7 @@ from server.protocol import ids
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import (
     Echo,
+    Ending,
     IncompleteDetails,
     Response,
     ResponseError,
@@ -17,7 +18,6 @@ from server.protocol.responses.response import (
     Usage,
     make_usage,
 )
-from server.protocol.responses.states import Ending
 
 
 def build_response(

@@ -22,10 +22,8 @@ from server.generation.turn_usage import TurnUsages
 from server.hosted_tools.tool_specs import PendingToolWork, ToolResult
 from server.model_formats.interface import CallDelta, Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event
-from server.protocol.responses.hosted_items import McpApprovalRequest
-from server.protocol.responses.items import CustomToolCall, FunctionCall, Item
-from server.protocol.responses.response import Echo, Response
-from server.protocol.responses.states import Ending, EndStatus
+from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, McpApprovalRequest
+from server.protocol.responses.response import Echo, Ending, EndStatus, Response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.generation.logprobs import MIN_LOGPROB
 from server.model_formats.interface import Messages
+from server.protocol.decode import decode_as
 from server.protocol.responses.response import (
     PromptLogprob,
     PromptLogprobs,
@@ -23,7 +24,6 @@ from server.protocol.responses.response import (
     Usage,
     with_turn_usage,
 )
-from server.protocol.typed import decode_as
 
 ReadMessages = Callable[[Sequence[int]], Messages]
 

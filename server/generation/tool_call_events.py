@@ -24,17 +24,18 @@ from server.hosted_tools.tool_specs import CallType, DueCall, HostedTools, Liste
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
-from server.protocol.responses.hosted_items import (
+from server.protocol.responses.items import (
     HOSTED_ID_PREFIXES,
     CodeInterpreterCall,
     HostedCall,
     HostedItem,
+    Item,
+    ItemStatus,
     McpApprovalRequest,
     McpCall,
     McpListTools,
     WebSearchCall,
 )
-from server.protocol.responses.items import Item, ItemStatus
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import msgspec
 
 from server.hosted_tools.tool_specs import CallType, ToolResult, result_text
 from server.protocol.responses import events as wire
-from server.protocol.responses.hosted_items import CodeInterpreterCall, HostedCall, McpCall, WebSearchCall
+from server.protocol.responses.items import CodeInterpreterCall, HostedCall, McpCall, WebSearchCall
 
 FinalStatus = Literal["completed", "failed", "incomplete"]
 ITEM_TYPES: dict[CallType, type[HostedCall]] = {

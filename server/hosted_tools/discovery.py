@@ -19,8 +19,7 @@ from server.hosted_tools.mcp.tool_list_cache import ToolList
 from server.hosted_tools.tool_specs import HostedTools, McpCredentials, hosted_tools_of
 from server.outbound_http.allowed_addresses import Refused
 from server.protocol.ids import is_output_id
-from server.protocol.responses.hosted_items import McpListTools
-from server.protocol.responses.items import Item
+from server.protocol.responses.items import Item, McpListTools
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import (
     ALL_TOOLS,

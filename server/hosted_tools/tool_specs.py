@@ -6,25 +6,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from server.protocol.responses.hosted_items import (
+from server.protocol.responses.items import (
     CodeInterpreterCall,
+    CustomToolCall,
+    FunctionCall,
+    FunctionCallOutput,
     HostedCall,
+    Item,
     ListedTool,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
     McpError,
     McpListTools,
-    WebSearchCall,
-)
-from server.protocol.responses.items import (
-    CustomToolCall,
-    FunctionCall,
-    FunctionCallOutput,
-    Item,
     Message,
     OtherItem,
     Reasoning,
+    WebSearchCall,
 )
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import McpTool, Tool

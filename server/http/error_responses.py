@@ -21,8 +21,9 @@ from server.errors import (
     TooManyRequests,
     UnsupportedEncoding,
 )
-from server.protocol.errors import DecodeFailure, ErrorBody, ErrorDetail, ExtractionBusy
+from server.protocol.error_object import DecodeFailure, ErrorBody, ErrorDetail
 from server.protocol.ids import new_request_id
+from server.protocol.input_files import ExtractionBusy
 from server.store.database_errors import DatabaseError, is_disk_full, is_statement_timeout
 
 log = logging.getLogger("holdfast.errors")

@@ -26,12 +26,12 @@ from server.errors import (
     WrongHost,
     WrongOrigin,
 )
-from server.protocol.errors import ErrorBody
+from server.protocol.error_object import ErrorBody
 from server.protocol.responses import input as given
 from server.protocol.responses import tools
+from server.protocol.responses.content_parts import CONTENT_READERS
 from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item, OtherItem
-from server.protocol.responses.parts import CONTENT_READERS
 from server.version import VERSION
 
 Json = dict[str, Any]

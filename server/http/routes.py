@@ -22,7 +22,6 @@ from server.errors import (
 from server.http import openapi, query_parameters
 from server.http.asgi.answer import Answer
 from server.http.handlers import (
-    chat_completions,
     compact,
     completions,
     conversations,
@@ -31,23 +30,28 @@ from server.http.handlers import (
     models,
     response_lists,
     responses,
-    stored_chat_completions,
     tokenize,
 )
 from server.http.handlers.health import Health, Version
 from server.http.json_response import json_response
 from server.http.openapi import Contract, Operation, Parameter
 from server.http.services import Services
-from server.protocol.completions.chat import (
+from server.protocol.completions.objects import (
     ChatCompletion,
-    ChatRequest,
     Chunk,
     DeletedCompletion,
+    Detokenized,
     StoredCompletion,
+    TextCompletion,
+    Tokenized,
+)
+from server.protocol.completions.requests import (
+    ChatRequest,
+    DetokenizeRequest,
+    TextRequest,
+    TokenizeRequest,
     UpdateCompletion,
 )
-from server.protocol.completions.legacy import TextCompletion, TextRequest
-from server.protocol.completions.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.protocol.conversations import (
     Conversation,
     CreateConversation,
@@ -55,7 +59,7 @@ from server.protocol.conversations import (
     DeletedConversation,
     UpdateConversation,
 )
-from server.protocol.errors import ErrorBody
+from server.protocol.error_object import ErrorBody
 from server.protocol.list_pages import CompletionPage, ItemPage, MessagePage, ResponsePage
 from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item
@@ -181,7 +185,7 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
     (
         "POST",
         "/v1/chat/completions",
-        chat_completions.create,
+        completions.create_chat,
         Contract(
             says="Complete a chat; with `stream`, tell it in chunks as they come.",
             takes=ChatRequest,
@@ -194,7 +198,7 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
     (
         "GET",
         "/v1/chat/completions",
-        stored_chat_completions.completions,
+        completions.list_chats,
         Contract(
             says="A page of stored completions.",
             gives=CompletionPage,
@@ -208,25 +212,25 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
     (
         "GET",
         "/v1/chat/completions/{completion_id}",
-        stored_chat_completions.retrieve,
+        completions.retrieve_chat,
         Contract(says="A stored completion.", gives=StoredCompletion),
     ),
     (
         "POST",
         "/v1/chat/completions/{completion_id}",
-        stored_chat_completions.update,
+        completions.update_chat,
         Contract(says="Replace its metadata.", takes=UpdateCompletion, gives=StoredCompletion),
     ),
     (
         "DELETE",
         "/v1/chat/completions/{completion_id}",
-        stored_chat_completions.delete,
+        completions.delete_chat,
         Contract(says="Delete it.", gives=DeletedCompletion),
     ),
     (
         "GET",
         "/v1/chat/completions/{completion_id}/messages",
-        stored_chat_completions.messages,
+        completions.list_messages,
         Contract(
             says="A page of the messages that it was given.",
             gives=MessagePage,
@@ -236,7 +240,7 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
     (
         "POST",
         "/v1/completions",
-        completions.create,
+        completions.create_text,
         Contract(
             says="Go on with texts, or with token ids; with `stream`, in chunks as they come.",
             takes=TextRequest,
@@ -356,9 +360,21 @@ PUBLIC_ROUTES: list[tuple[str, str, PublicHandler, Contract]] = [
 ]
 
 
+_EARLIER_NAMES: dict[Any, str] = {
+    completions.create_chat: "chat_completions.create",
+    completions.create_text: "completions.create",
+    completions.list_chats: "stored_chat_completions.completions",
+    completions.retrieve_chat: "stored_chat_completions.retrieve",
+    completions.update_chat: "stored_chat_completions.update",
+    completions.delete_chat: "stored_chat_completions.delete",
+    completions.list_messages: "stored_chat_completions.messages",
+}
+"""Operation ids that clients were generated with, where they are not the handlers' names."""
+
+
 def _operation_id(method: str, path: str, handler: Handler | PublicHandler, contract: Contract) -> str:
     """The operation's, which is no other one's."""
-    name = f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}"
+    name = _EARLIER_NAMES.get(handler, f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}")
     return name if contract is not _READY else f"{name}.{method.lower()}{path.replace('/', '_')}"
 
 

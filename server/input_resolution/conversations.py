@@ -12,7 +12,7 @@ from server.input_resolution.history import MAX_ITEMS, check_history_size, store
 from server.protocol import ids
 from server.protocol.conversations import Conversation, CreateConversation
 from server.protocol.earlier_releases import with_logprobs
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.input import AdditionalTools, CompactionTrigger, InputItem, read_input
 from server.protocol.responses.request import Metadata

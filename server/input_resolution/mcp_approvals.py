@@ -11,8 +11,7 @@ import msgspec
 from server.errors import InvalidRequest
 from server.hosted_tools.tool_specs import approved_calls
 from server.protocol.ids import is_output_id, split_id_tag
-from server.protocol.responses.hosted_items import McpApprovalRequest
-from server.protocol.responses.items import Item
+from server.protocol.responses.items import Item, McpApprovalRequest
 from server.sealing.cipher import Seal
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.protocol.completions.chat_messages import read_elements, read_message
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import CustomToolCall, FunctionCall
 

@@ -12,8 +12,7 @@ from server.input_resolution.history import MAX_ITEMS, Reserve, check_history_si
 from server.input_resolution.mcp_approvals import keep_approval_tag, refuse_forged
 from server.input_resolution.previous_messages import read_previous
 from server.protocol import ids
-from server.protocol.errors import DecodeFailure
-from server.protocol.responses.hosted_items import McpApprovalRequest, McpApprovalResponse, McpCall
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.input import (
     AdditionalTools,
     CompactionTrigger,
@@ -28,10 +27,13 @@ from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,
     Item,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
     decode_item,
 )
 from server.protocol.responses.request import ContextManagement, CreateResponse
-from server.protocol.responses.states import TERMINAL_STATUSES
+from server.protocol.responses.response import TERMINAL_STATUSES
 from server.protocol.responses.tools import declaration
 from server.sealing.cipher import Seal
 from server.sealing.unseal_items import unseal_items

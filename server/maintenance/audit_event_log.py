@@ -17,7 +17,7 @@ from server.generation.token_dump import ONLY_IN_LAST_EVENT
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.ids import response_id
 from server.protocol.responses.events import TERMINAL, Event, render
-from server.protocol.responses.states import TERMINAL_STATUSES
+from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.audit_snapshot import AuditedResponse
 from server.store.content.stored_items import OUTPUT
 from server.store.log_append import CODEC_ROWS

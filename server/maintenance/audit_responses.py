@@ -13,10 +13,9 @@ import msgspec
 
 from server.maintenance.audit_event_log import SLACK, Finding, check_log
 from server.protocol import ids
+from server.protocol.decode import decode_as
 from server.protocol.responses.items import Message, decode_item
-from server.protocol.responses.response import Echo
-from server.protocol.responses.states import TERMINAL_STATUSES
-from server.protocol.typed import decode_as
+from server.protocol.responses.response import TERMINAL_STATUSES, Echo
 from server.store.audit_snapshot import (
     AuditedItem,
     AuditedResponse,

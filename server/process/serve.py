@@ -23,9 +23,8 @@ from hypercorn.config import Config as HypercornConfig
 from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.crashpoints import arm
-from server.delivery.abandonment import Abandonment
 from server.delivery.follower import Follower
-from server.delivery.hub import Hub
+from server.delivery.hub import Abandonment, Hub
 from server.errors import ConfigError
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import (

@@ -4,7 +4,7 @@ from typing import Any
 
 from engine.request import MAX_BEAMS
 from server.errors import InvalidRequest
-from server.protocol.completions.shared_parameters import CompletionParameters
+from server.protocol.completions.requests import CompletionParameters
 
 _FORMAT_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 MAX_FORMAT_NAME = 64

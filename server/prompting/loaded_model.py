@@ -22,8 +22,7 @@ from server.prompting.output_options import (
 )
 from server.prompting.request_echo import asks_for_summary
 from server.prompting.resolved_request import ResolvedRequest
-from server.protocol.completions.legacy import PlainRequest
-from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
 from server.sealing.cipher import Seal

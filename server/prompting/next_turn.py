@@ -12,8 +12,7 @@ from server.hosted_tools.tool_specs import McpCredentials, call_limit
 from server.prompting.engine_request import prepare
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.resolved_request import ResolvedRequest
-from server.protocol.responses.hosted_items import HostedCall
-from server.protocol.responses.items import Item, encode_item
+from server.protocol.responses.items import HostedCall, Item, encode_item
 from server.protocol.responses.tools import McpTool, read_choice
 
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024

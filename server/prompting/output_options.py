@@ -1,7 +1,7 @@
 """Options of a request's output: log probabilities, stop strings, beams, sealed reasoning. Pure."""
 
 from engine.request import Beams
-from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses.request import CreateResponse
 
 LOGPROBS = "message.output_text.logprobs"

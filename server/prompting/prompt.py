@@ -18,7 +18,7 @@ from server.prompting.conversation import make_conversation
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.structured_output.structured_outputs import structured_output_grammar
 from server.prompting.truncation import truncate_tokens, write_within
-from server.protocol.completions.legacy import PlainRequest
+from server.protocol.completions.requests import PlainRequest
 from server.protocol.ids import unix_seconds
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse

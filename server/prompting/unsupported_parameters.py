@@ -1,6 +1,6 @@
 """Validation of a create request: unsupported values and combinations that its types allow.
 
-New requests are checked, stored ones are not. `server.protocol.parameters` refuses unknown parameters. Pure.
+New requests are checked, stored ones are not. `protocol.parameter_table` refuses unknown parameters. Pure.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.generation.run import Run
 from server.input_resolution.history import stored_item
-from server.protocol.responses.states import Ending
+from server.protocol.responses.response import Ending
 from server.recording.expiry import lifetime_after_end
 from server.recording.messages import RunUpdate
 from server.recording.unsynced_commits import update_chunks

@@ -18,7 +18,7 @@ from uuid import UUID
 import msgspec
 
 from server.crashpoints import crashpoint
-from server.delivery.event_frames import frames
+from server.delivery.frames import frames
 from server.delivery.hub import Hub, Published
 from server.generation.run import Run
 from server.limits.unfinished_responses import UnfinishedResponses

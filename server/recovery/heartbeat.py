@@ -10,7 +10,7 @@ from time import monotonic
 from uuid import UUID
 
 from server.crashpoints import crashpoint
-from server.delivery.abandonment import Abandonment
+from server.delivery.hub import Abandonment
 from server.recovery.heartbeat_watch import HeartbeatWatch
 from server.store.cluster import claims, leases
 from server.store.database import Connection, Database

@@ -22,13 +22,13 @@ from server.prompting.engine_request import Prepared, first_decoding_spec, prepa
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.next_turn import TurnBuilder
 from server.prompting.resolved_request import ResolvedRequest
-from server.protocol.errors import DecodeFailure
+from server.protocol.decode import decode_as
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
-from server.protocol.typed import decode_as
 from server.recovery.replay import replay, texts
 from server.store import log_read
 from server.store.content import stored_items

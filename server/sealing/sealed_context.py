@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from server.protocol.decode import decode_as
 from server.protocol.responses.items import Compaction, InputText, Item, Message, decode_item, encode_item
-from server.protocol.typed import decode_as
 from server.sealing.cipher import Seal
 
 SUMMARY_PREFIX = "Earlier parts of this conversation were left out. This is what they said:\n\n"

@@ -13,8 +13,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 
+from server.protocol.decode import decode_as
 from server.protocol.responses.events import Event, Kind
-from server.protocol.typed import decode_as
 
 log = logging.getLogger("holdfast.events")
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from server.protocol.ids import parse_response_id
-from server.protocol.responses.states import TERMINAL_STATUSES, TRANSITIONS
+from server.protocol.responses.response import TERMINAL_STATUSES, TRANSITIONS
 from server.store.content import deletion
 from server.store.database import Database
 from tests.fix_server import StartServer

@@ -20,7 +20,7 @@ from engine.scripted_engine import Fault, Script, ScriptedConfig, ScriptedEngine
 from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
-from server.delivery.abandonment import Abandonment
+from server.delivery.hub import Abandonment
 from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import RegisteredServers

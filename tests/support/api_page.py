@@ -7,7 +7,12 @@ import json
 from pathlib import Path
 
 from server.http.routes import PUBLIC_ROUTES, ROUTES
-from server.protocol.parameter_rows import MISPLACED, TABLES, Endpoint, Row
+from server.protocol.parameter_table import (
+    MISPLACED,
+    TABLES,
+    Endpoint,
+    Row,
+)
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.documents import between
 

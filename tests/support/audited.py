@@ -12,7 +12,7 @@ from server.input_resolution.history import stored_item
 from server.maintenance.audit_responses import Limits, check
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
-from server.protocol.responses.states import columns_of
+from server.protocol.responses.response import columns_of
 from server.store import log_append
 from server.store.audit_snapshot import (
     AuditColumns,

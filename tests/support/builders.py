@@ -39,8 +39,7 @@ from server.protocol.responses.events import Event, render
 from server.protocol.responses.input import AdditionalTools, CompactionTrigger, ItemReference
 from server.protocol.responses.items import InputText, Item, Message
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.response import Echo, ReasoningEcho, TextEcho
-from server.protocol.responses.states import Ending
+from server.protocol.responses.response import Echo, Ending, ReasoningEcho, TextEcho
 from server.store import log_append
 from server.store.cluster import leases
 from server.store.content import responses, stored_items

@@ -11,7 +11,7 @@ import psycopg
 
 from server.cli.audit import Tally, violations
 from server.maintenance.audit_responses import Limits, Violation
-from server.protocol.responses import states
+from server.protocol.responses import response as states
 from server.store.audit_snapshot import Scope
 from server.store.database import Database
 

@@ -17,7 +17,7 @@ import msgspec
 
 from server.admission import accept
 from server.protocol.responses.events import Event
-from server.protocol.responses.states import TERMINAL_STATUSES, Ending, columns_of
+from server.protocol.responses.response import TERMINAL_STATUSES, Ending, columns_of
 from server.recording import commit, committer, persist, side_writer
 from server.store import log_append, log_read
 from server.store.cluster import claims, leases

@@ -20,7 +20,7 @@ from engine.request import (
     Tokens,
     Usage,
 )
-from server.delivery.event_frames import FramePage
+from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader
 from tests.support.builders import BREAK_PARSER, HALF, THINK

@@ -8,8 +8,7 @@ from sqlalchemy.exc import OperationalError
 from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.delivery import follower
-from server.delivery.abandonment import Abandonment
-from server.delivery.hub import Hub
+from server.delivery.hub import Abandonment, Hub
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import RegisteredServers
 from server.prompting.loaded_model import LoadedModel

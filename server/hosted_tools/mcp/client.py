@@ -37,8 +37,8 @@ from server.outbound_http.allowed_addresses import (
     host_and_port,
     read_url,
 )
-from server.protocol.responses.hosted_items import ListedTool, McpError
-from server.protocol.responses.parts import is_nested_deeper
+from server.protocol.responses.content_parts import is_nested_deeper
+from server.protocol.responses.items import ListedTool, McpError
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult

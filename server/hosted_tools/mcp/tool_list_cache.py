@@ -14,8 +14,8 @@ import msgspec
 
 from server.errors import Overloaded, TooManyRequests
 from server.limits.concurrency import SharedLimit
-from server.protocol.responses.hosted_items import ListedTool
-from server.protocol.typed import decode_as
+from server.protocol.decode import decode_as
+from server.protocol.responses.items import ListedTool
 
 FRESH_SECONDS = 60.0
 FAILED_SECONDS = 10.0

@@ -10,7 +10,7 @@ from typing import Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from server.crashpoints import die, is_last_pass
-from server.delivery.event_frames import FramePage
+from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
 from server.errors import Overloaded, TooManyRequests
 from server.http.asgi.answer import Timing, wait_for, watch_disconnect

@@ -17,7 +17,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.types import Scope
 
 from server.errors import Overloaded, TooManyRequests
-from server.protocol.files import pdf_extraction
+from server.protocol import input_files
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class ThreadPool:
         try:
             if self._limiter is None:
                 self._limiter = CapacityLimiter(self.size)
-            pdf_extraction.TENANT.set(
+            input_files.TENANT.set(
                 None if share.unlimited else share.tenant
             )  # the thread has a copy of this context
             return await run_in_thread(function, *arguments, limiter=self._limiter)

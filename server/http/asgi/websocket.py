@@ -21,7 +21,7 @@ from server.http.connections.websocket_messages import MESSAGE_BUFFER, MessageBu
 from server.http.error_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
-from server.protocol.responses.websocket_messages import CreateMessage
+from server.protocol.responses.request import CreateMessage
 
 T = TypeVar("T")
 C = TypeVar("C")

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from server.caller import Caller
-from server.delivery.response_lists import list_input_items, list_responses
+from server.delivery.stored_responses import list_input_items, list_responses
 from server.errors import InvalidRequest
 from server.http import query_parameters
 from server.http.handlers.responses import response_id, response_not_found

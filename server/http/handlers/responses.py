@@ -11,7 +11,10 @@ from starlette.responses import Response as HttpResponse
 from server.admission.idempotency import AcceptedResponse, IdempotencyKey
 from server.caller import Caller
 from server.crashpoints import crashpoint
-from server.delivery.event_frames import FramePage, OpenResponsesNames
+from server.delivery.frames import (
+    FramePage,
+    OpenResponsesNames,
+)
 from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader, final_responses, find_response
 from server.errors import InvalidRequest, NotFound
@@ -28,8 +31,7 @@ from server.prompting.unsupported_parameters import refuse_empty
 from server.protocol import ids
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.response import Deleted, Response
-from server.protocol.responses.states import TERMINAL_STATUSES
+from server.protocol.responses.response import TERMINAL_STATUSES, Deleted, Response
 from server.sealing.unseal_items import seal_reasoning
 from server.store.cluster import claims
 from server.store.content import deletion

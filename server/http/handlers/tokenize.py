@@ -6,15 +6,15 @@ from starlette.responses import Response
 
 from server.caller import Caller
 from server.completions import tokenize as runs
-from server.completions.legacy_request import check_tokens, spell_tokens
+from server.completions.legacy import check_tokens, spell_tokens
 from server.configuration.shipped_files import model_folder
-from server.http.handlers.chat_completions import input_param_as
+from server.http.handlers.completions import input_param_as
 from server.http.json_response import json_response
 from server.http.services import Services
 from server.model_formats.chat_template.template import read_json
-from server.protocol.completions.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from server.protocol.decode import decode
-from server.protocol.json_bounds import MAX_TOKEN_VALUES
+from server.protocol.completions.objects import Detokenized, Tokenized
+from server.protocol.completions.requests import DetokenizeRequest, TokenizeRequest
+from server.protocol.decode import MAX_TOKEN_VALUES, decode
 
 
 def tokenize(services: Services, caller: Caller, request: Request, body: bytes) -> Response:

@@ -21,10 +21,10 @@ from server.http.services import Services
 from server.limits.concurrency import SharedLimit
 from server.prompting.structured_output.structured_outputs import with_modern_names
 from server.prompting.unsupported_parameters import refuse_empty
-from server.protocol.decode import decode
-from server.protocol.errors import ErrorDetail
+from server.protocol.decode import decode, decode_as
+from server.protocol.error_object import ErrorDetail
 from server.protocol.responses.items import Item, decode_item
-from server.protocol.responses.websocket_messages import (
+from server.protocol.responses.request import (
     ClientMessage,
     CreateMessage,
     SocketError,
@@ -32,7 +32,6 @@ from server.protocol.responses.websocket_messages import (
     SteerDetail,
     SteerFailed,
 )
-from server.protocol.typed import decode_as
 
 MAX_QUEUED_MESSAGES = 16
 """The most queued messages of one connection."""

@@ -16,8 +16,8 @@ from server.model_formats.chat_template.template import ChatTemplate, MarkupText
 from server.model_formats.chat_template.template_probe import TemplateCapabilities
 from server.model_formats.interface import Conversation, PromptError, Tool, qualified_name
 from server.model_formats.tool_calls.interface import ToolCallFormat
-from server.protocol.errors import DecodeFailure
-from server.protocol.json_bounds import check_size
+from server.protocol.decode import check_size
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,

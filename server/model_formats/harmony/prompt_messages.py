@@ -11,8 +11,8 @@ from datetime import date
 
 from server.model_formats.harmony.tools import FUNCTIONS, PYTHON, is_builtin, recipient
 from server.model_formats.interface import Conversation, OutputFormat, PromptError
-from server.protocol.errors import DecodeFailure
-from server.protocol.json_bounds import check_size
+from server.protocol.decode import check_size
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,

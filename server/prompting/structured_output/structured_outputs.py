@@ -9,7 +9,7 @@ from engine.request import StructuredOutput
 from server.errors import InvalidRequest
 from server.prompting.structured_output.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf
 from server.prompting.structured_output.structural_tag import BadTag, read_tag
-from server.protocol.completions.shared_parameters import ResponseFormat
+from server.protocol.completions.requests import ResponseFormat
 from server.protocol.responses.request import CreateResponse, StructuredOutputs
 
 R = TypeVar("R", bound=StructuredOutputs)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.protocol.responses.states import Ending
+from server.protocol.responses.response import Ending
 from server.store import log_append
 from server.store.cluster import leases
 from server.store.content import deletion, responses

@@ -8,8 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, text, update
 
-from server.protocol.responses.response import Status
-from server.protocol.responses.states import TERMINAL_STATUSES, Ending, columns_of
+from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
 from server.store.content.storage_usage import ROW_BYTES, count_added
 from server.store.database_errors import OwnershipLost
 from server.store.tables import responses, usage_ledger

@@ -150,7 +150,6 @@ def test_many_streams_are_followed_and_none_gets_anothers_events(bench: Bench, p
 def test_more_than_a_channel_keeps_reaches_a_reader_whole(
     bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "TAIL_FRAMES", 3)
     monkeypatch.setattr("server.delivery.hub.TAIL_FRAMES", 3)
     monkeypatch.setattr("server.delivery.stored_responses.TAIL_FRAMES", 3)
     monkeypatch.setattr("server.delivery.stored_responses.PAGE_EVENTS", 7)

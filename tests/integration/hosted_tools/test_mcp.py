@@ -25,7 +25,7 @@ from server.outbound_http.async_client import (
     split_lines,
 )
 from server.protocol.ids import new_uuid
-from server.protocol.responses.hosted_items import ListedTool
+from server.protocol.responses.items import ListedTool
 from tests.integration.outbound_http.test_fetch import Answer, Sentinel
 from tests.support.eventually import eventually
 from tests.support.fake_mcp import NOTIFICATIONS, Behaviour, running_fakes

@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 
 from engine.request import Finished, FinishReason, Tokens, Usage
-from server.delivery.event_frames import frame
+from server.delivery.frames import frame
 from server.generation.run import Run
 from server.protocol.responses.events import Event
 from server.recording.messages import RecorderMessage

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from server.delivery.abandonment import Abandonment
+from server.delivery.hub import Abandonment
 from server.recovery.heartbeat import Heartbeat
 from server.store.cluster import claims, leases
 from server.store.cluster.leases import HEARTBEAT_SECONDS, heartbeat_interval

@@ -9,7 +9,7 @@ import pytest
 from server.configuration.settings import Config
 from server.maintenance.retention import DiskShort, Purged, Retention, purge
 from server.protocol.ids import new_uuid
-from server.protocol.responses.states import Ending
+from server.protocol.responses.response import Ending
 from server.store import log_append
 from server.store.content import responses
 from server.store.database import Database

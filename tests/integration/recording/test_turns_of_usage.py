@@ -3,8 +3,7 @@
 import msgspec
 
 from engine.request import Finished, Tokens, Usage
-from server.delivery.response_lists import list_responses
-from server.delivery.stored_responses import find_response
+from server.delivery.stored_responses import find_response, list_responses
 from server.generation.run import Run
 from server.hosted_tools.tool_specs import HostedTools, ToolResult
 from server.model_formats.interface import TextDelta

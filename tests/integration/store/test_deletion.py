@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
-from server.protocol.responses.states import Ending
+from server.protocol.responses.response import Ending
 from server.store import log_append
 from server.store.content import deletion, responses, stored_items
 from server.store.database import Connection, Database

@@ -10,16 +10,15 @@ from engine.scripted_engine import Script, ScriptedConfig, ScriptedEngine
 from server.admission.accept import NewRun
 from server.admission.admit import Admission
 from server.caller import Caller
-from server.completions.chat_request import as_response_request
-from server.completions.legacy_request import LegacyPrompt, as_response_requests
+from server.completions.chat import as_response_request
+from server.completions.legacy import LegacyPrompt, as_response_requests
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import RegisteredServers
 from server.input_resolution.history import HistoryReads
 from server.model_formats.interface import Conversation, Prompt
 from server.prompting.loaded_model import LoadedModel
-from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
-from server.protocol.completions.legacy import TextRequest
+from server.protocol.completions.requests import ChatRequest, TextRequest
 from server.protocol.decode import decode
 from tests.support.builders import SpelledFormat
 

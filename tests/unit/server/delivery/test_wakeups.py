@@ -12,7 +12,7 @@ from starlette.requests import Request
 from server.admission import admit
 from server.admission.admit import Admission
 from server.caller import Caller
-from server.delivery.event_frames import FramePage
+from server.delivery.frames import FramePage
 from server.delivery.hub import Hub, Published
 from server.http.asgi import event_stream, final_response
 from server.http.asgi.answer import Answer

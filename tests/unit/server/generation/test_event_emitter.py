@@ -13,7 +13,7 @@ from server.generation.event_emitter import EventEmitter
 from server.model_formats.interface import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, event_type, is_terminal, render
 from server.protocol.responses.items import Message, Reasoning
-from server.protocol.responses.states import Ending, EndStatus
+from server.protocol.responses.response import Ending, EndStatus
 from tests.support.builders import CREATED, LATER, RESPONSE, SDK_EVENT, examples, make_echo, rendered
 from tests.support.event_order import EventOrder, deltas
 

@@ -9,7 +9,7 @@ from server.caller import Caller
 from server.hosted_tools.discovery import discover_tools
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import RegisteredServers
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
 
 CALLER = Caller("alice", "k1")

@@ -23,18 +23,22 @@ from server.hosted_tools.tool_specs import (
 )
 from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, TextDelta
 from server.protocol.responses.events import Event, event_type, render
-from server.protocol.responses.hosted_items import (
+from server.protocol.responses.items import (
     CodeInterpreterCall,
+    FunctionCall,
+    FunctionCallOutput,
     HostedCall,
+    InputText,
+    Item,
     ListedTool,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
     McpError,
     McpListTools,
+    Message,
     WebSearchCall,
 )
-from server.protocol.responses.items import FunctionCall, FunctionCallOutput, InputText, Item, Message
 from server.protocol.responses.tools import ApprovalFilter, McpTool, ToolFilter
 from tests.support.builders import LATER, RESPONSE, SDK_EVENT, make_facts
 

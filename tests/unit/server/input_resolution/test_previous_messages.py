@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from server.input_resolution.previous_messages import read_previous
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import FunctionCall, FunctionCallOutput, Message, Reasoning, plain_text
 
 CHAT: list[dict[str, Any]] = [

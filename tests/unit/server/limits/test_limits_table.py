@@ -12,8 +12,7 @@ from server.input_resolution import history
 from server.limits import request_cost
 from server.outbound_http import async_client
 from server.prompting import next_turn
-from server.protocol import list_pages
-from server.protocol.files import input_files, pdf_extraction
+from server.protocol import input_files, list_pages
 from server.protocol.responses.request import MAX_TEMPLATE
 
 TABLE = (Path(__file__).parents[4] / "docs" / "limits.md").read_text()
@@ -43,13 +42,10 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
 def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
     assert f"lets requests bring one | {MAX_TEMPLATE:,} characters" in TABLE
     assert f"| {input_files.MAX_FILE_TEXT:,} bytes |" in TABLE
-    pdf = pdf_extraction
+    pdf = input_files
     assert f"| {pdf.MAX_PDF >> 20} MiB, {pdf.MAX_PAGES} pages, {pdf.CPU_SECONDS} s of a core" in TABLE
-    assert (
-        f"| {pdf_extraction.MAX_CONCURRENT}, each in a process of its own with {pdf_extraction.CPU_SECONDS} s"
-        in TABLE
-    )
-    assert f"{pdf_extraction.MEMORY >> 20} MiB of memory while it is read" in TABLE
+    assert f"| {pdf.MAX_CONCURRENT}, each in a process of its own with {pdf.CPU_SECONDS} s" in TABLE
+    assert f"{input_files.MEMORY >> 20} MiB of memory while it is read" in TABLE
     assert f"{request_body._DROPPED_BYTES >> 20} MiB of each within {request_body._LINGER_S:g} s" in TABLE
 
 

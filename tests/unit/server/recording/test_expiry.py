@@ -6,7 +6,7 @@ import pytest
 from server.errors import InvalidRequest
 from server.prompting.unsupported_parameters import refuse_unsupported
 from server.protocol.decode import decode
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
 from server.recording.expiry import lifetime
 

@@ -13,7 +13,7 @@ from server.hosted_tools.mcp.tool_list_cache import (
     ToolListCache,
     ToolListKey,
 )
-from server.protocol.responses.hosted_items import ListedTool
+from server.protocol.responses.items import ListedTool
 
 FOUND = ToolList([ListedTool("find")])
 

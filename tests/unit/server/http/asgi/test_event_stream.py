@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.responses import Response
 
 from server.delivery import hub as hub_module
-from server.delivery.event_frames import FramePage
+from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Published
 from server.errors import NotFound
 from server.http.asgi import thread_pools

@@ -5,8 +5,7 @@ from typing import Any
 
 from server.hosted_tools.tool_specs import items_for_model
 from server.model_formats.interface import Conversation, Tool
-from server.protocol.responses.hosted_items import CodeInterpreterCall
-from server.protocol.responses.items import Item
+from server.protocol.responses.items import CodeInterpreterCall, Item
 from tests.support.harmony import harmony_format, text_of, user
 
 TOOLS = [

@@ -1,11 +1,11 @@
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.delivery.event_frames import frame
+from server.delivery.frames import frame
 from server.generation.response_builder import build_response
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind, event_type, is_terminal, render
@@ -55,7 +55,7 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
     return wire.whole_event(kind(**{name: value for name, value in filled.items() if name in fields}))
 
 
-WHOLE = [make_whole(kind) for kind in get_args(wire.WholeEvent)]
+WHOLE = [make_whole(kind) for kind in wire.WHOLE_EVENTS]
 LOGPROB = Logprob("a", [97], -0.5, [TopLogprob("b", [98], -1.5)])
 BARE = frozenset({Kind.WHOLE, Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS})
 DELTAS = [
@@ -88,7 +88,7 @@ def test_every_event_is_one_of_openais(event: Event) -> None:
     assert set(read.model_extra or ()) <= {"name"}, "which OpenAI's document has, and the SDK not yet"
 
 
-@pytest.mark.parametrize("kind", get_args(wire.WholeEvent))
+@pytest.mark.parametrize("kind", wire.WHOLE_EVENTS)
 def test_the_type_of_an_event_is_its_tag(kind: type[Any]) -> None:
     event = make_whole(kind)
     assert event_type(event) == kind.__struct_config__.tag

@@ -1,4 +1,4 @@
-"""OpenAI's error object, and the failure to decode a request."""
+"""OpenAI's error object, and `DecodeFailure`, which a request that is invalid is refused with."""
 
 import msgspec
 
@@ -14,15 +14,6 @@ class ErrorBody(msgspec.Struct, frozen=True):
     """The body of every HTTP response that is not 2xx."""
 
     error: ErrorDetail
-
-
-class ExtractionBusy(Exception):
-    """All PDF extraction workers are busy; the client may retry the request."""
-
-    def __init__(self, message: str, *, own: bool = False) -> None:
-        """`own`: they are busy with this tenant's own requests."""
-        super().__init__(message)
-        self.own = own
 
 
 class DecodeFailure(Exception):

@@ -1,9 +1,9 @@
 from hypothesis import given
 
-from server.delivery.event_frames import OpenResponsesNames, frame, to_open_responses
+from server.delivery.frames import OpenResponsesNames, frame, split_frame, to_open_responses
 from server.generation.event_emitter import EventEmitter
 from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
-from server.protocol.responses.events import Event, event_type
+from server.protocol.responses.events import Event, event_type, render
 from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending
 from tests.support.event_order import deltas
 from tests.support.sse import parse
@@ -56,3 +56,4 @@ def test_a_frame_is_three_lines_and_a_blank_one_under_its_number_and_type() -> N
         assert head == b"event: " + event_type(event).encode()
         assert data.startswith(b"data: {")
         assert rest == [b"", b""]
+        assert split_frame(frame(RESPONSE, event)) == (event_type(event).encode(), render(RESPONSE, event))

@@ -9,10 +9,18 @@ import pypdf
 import pytest
 
 from server.http.error_responses import to_api_error
-from server.protocol.errors import ExtractionBusy
-from server.protocol.files import pdf_extraction as pdf
-from server.protocol.files.input_files import MAX_FILE_TEXT, FileError, file_text, storable_file_data
-from server.protocol.files.pdf_extraction import MAX_PAGES, MAX_PDF, PdfError, pdf_text
+from server.protocol import input_files as pdf
+from server.protocol.input_files import (
+    MAX_FILE_TEXT,
+    MAX_PAGES,
+    MAX_PDF,
+    ExtractionBusy,
+    FileError,
+    PdfError,
+    file_text,
+    pdf_text,
+    storable_file_data,
+)
 from tests.support import pdfs
 
 

@@ -1,6 +1,6 @@
 """Subprocess that extracts the text of one PDF from standard input; writes JSON to standard output.
 
-Run as a file by `pdf_extraction`; sets its own resource limits before it reads the PDF. The result is
+Run as a file by `input_files`; sets its own resource limits before it reads the PDF. The result is
 `text` or `error`: `encrypted`, `pages`, `long`, `empty` or `broken`.
 """
 

@@ -1,47 +1,36 @@
-"""Types of the Chat Completions API: OpenAI's and vLLM's request parameters, completions, chunks."""
+"""Answers of Chat Completions, /v1/completions and /tokenize: choices, chunks, logprobs, token usage."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
-from server.protocol.completions.shared_parameters import FINGERPRINT, CompletionParameters, CompletionUsage
-from server.protocol.openapi_types import ChatMessageParam
-from server.protocol.responses.request import MAX_TEMPLATE, MAX_TOOLS, Effort, Metadata
+from server.version import VERSION
 
-
-class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[ChatMessageParam], Meta(min_length=1, max_length=4096)]
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    store: bool | None = None
-    metadata: Metadata | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    reasoning_effort: Effort | None = None
-    include_reasoning: bool | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
-    exclude_tools_when_tool_choice_none: bool | None = None
-    chat_template: Annotated[str, Meta(max_length=MAX_TEMPLATE)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool | None = None
-    add_special_tokens: bool | None = None
-    continue_final_message: bool | None = None
-    modalities: list[str] | None = None
-    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
-    prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
+FINGERPRINT = f"holdfast-{VERSION}"
+"""`system_fingerprint`: releases may differ in their output for the same seed."""
 
 
-class UpdateCompletion(msgspec.Struct, frozen=True):
-    """The body of POST /v1/chat/completions/{id}; null removes all metadata."""
+class CompletionUsage(msgspec.Struct, frozen=True):
+    """OpenAI's `usage`; without details while the completion is in progress."""
 
-    metadata: Metadata | None
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    completion_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+
+
+def completion_usage(prompt: int, cached: int, output: int, reasoning: int) -> CompletionUsage:
+    """The usage of a completed completion; audio and prediction tokens are 0."""
+    of_prompt = {"cached_tokens": cached, "audio_tokens": 0}
+    of_output = {
+        "reasoning_tokens": reasoning,
+        "audio_tokens": 0,
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+    }
+    return CompletionUsage(prompt, output, prompt + output, of_prompt, of_output)
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -187,3 +176,54 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: Literal["default"] = "default"
     system_fingerprint: str = FINGERPRINT
     prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class LegacyLogprobs(msgspec.Struct, frozen=True):
+    """One entry per token in each list; offsets are in characters of the choice's text."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+TextFinish = Literal["stop", "length"]
+
+
+class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice, or in a stream a part of it; the last part has the finish reason."""
+
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None = None
+    finish_reason: TextFinish | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    """vLLM's, together with a finish reason: the stop string or stop token id that ended the text."""
+    token_ids: list[int] | UnsetType | None = UNSET
+    """vLLM's, as the next two; unless requested they are null, and absent in a stream."""
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[Any] | UnsetType | None = UNSET
+
+
+class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """A completion, or one event of a stream, which has `usage` only if requested."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: CompletionUsage | UnsetType | None = UNSET
+    system_fingerprint: str = FINGERPRINT
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | None = None
+    """The tokens' strings in the vocabulary, with `return_token_strs`."""
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    prompt: str

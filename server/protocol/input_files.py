@@ -1,5 +1,10 @@
-"""Extracts text from PDFs with pypdf, in a subprocess with resource limits, because PDFs are untrusted."""
+"""The text of `input_file` parts, as data URLs or base64: text files, and PDFs read by pypdf in a subprocess.
 
+PDFs are untrusted, so the subprocess `pdf_worker` has limits of time and memory.
+"""
+
+import base64
+import binascii
 import hashlib
 import json
 import subprocess
@@ -10,9 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from urllib.parse import unquote_to_bytes
 from weakref import WeakValueDictionary
 
-from server.protocol.errors import ExtractionBusy
+MAX_FILE_TEXT = 1_048_576
+"""Maximum bytes of one file's text, all of which goes into the prompt."""
+
+
+_PDF_TYPE = "data:application/pdf"
+
 
 MAX_PDF = 8 * 1024 * 1024
 """Maximum bytes of a PDF."""
@@ -36,6 +47,19 @@ _ERROR_MESSAGES = {
 _LIMIT_MESSAGE = "The PDF takes too much time or memory to be read: send its text."
 
 
+class FileError(ValueError):
+    """The file cannot be read; the message is sent to the client."""
+
+
+class ExtractionBusy(Exception):
+    """All PDF extraction workers are busy; the client may retry the request."""
+
+    def __init__(self, message: str, *, own: bool = False) -> None:
+        """`own`: they are busy with this tenant's own requests."""
+        super().__init__(message)
+        self.own = own
+
+
 class PdfError(ValueError):
     """The PDF cannot be read; the message is sent to the client."""
 
@@ -49,6 +73,54 @@ _tenant_locks_lock = threading.Lock()
 _cache: OrderedDict[bytes, dict[str, str]] = OrderedDict()
 """Results of the last PDFs by SHA-256: a request that was deferred is decoded again."""
 _cache_lock = threading.Lock()
+
+
+def storable_file_data(data: str) -> str:
+    """`file_data` in the form that is stored: of a PDF, its text as a data URL.
+
+    So a PDF is parsed once, however many later requests include it. Raises FileError or ExtractionBusy.
+    """
+    content = _content(data)
+    if data.startswith(_PDF_TYPE) and not is_pdf(content):
+        raise FileError("The file is not a PDF that can be read.")
+    if not is_pdf(content):
+        file_text(data)
+        return data
+    try:
+        text = pdf_text(content, MAX_FILE_TEXT)
+    except PdfError as error:
+        raise FileError(str(error)) from error
+    return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
+
+
+def file_text(data: str) -> str:
+    """The text in `file_data`. Raises FileError unless it is UTF-8."""
+    content = _content(data)
+    if len(content) > MAX_FILE_TEXT:
+        raise FileError(f"The file is larger than {MAX_FILE_TEXT} bytes.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError("The file is not text in UTF-8; this server reads text files and PDFs.") from error
+    if "\0" in text:
+        raise FileError("The file is not text; this server reads text files and PDFs.")
+    return text
+
+
+def _content(data: str) -> bytes:
+    if not data.startswith("data:"):
+        return _from_base64(data)
+    head, comma, body = data.partition(",")
+    if not comma:
+        raise FileError("The data URL has no content.")
+    return _from_base64(body) if head.endswith(";base64") else unquote_to_bytes(body)
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise FileError("file_data is not a data URL and not valid base64.") from error
 
 
 def is_pdf(content: bytes) -> bool:

@@ -7,8 +7,11 @@ import msgspec
 from msgspec import UNSET
 
 from server.protocol.decode import convert
-from server.protocol.errors import DecodeFailure
-from server.protocol.files.input_files import FileError, storable_file_data
+from server.protocol.error_object import DecodeFailure
+from server.protocol.input_files import (
+    FileError,
+    storable_file_data,
+)
 from server.protocol.responses.items import (
     ContentPart,
     Detail,

@@ -3,8 +3,13 @@ from typing import get_args
 
 import pytest
 
-from server.protocol.responses.response import Status
-from server.protocol.responses.states import TERMINAL_STATUSES, TRANSITIONS, EndStatus, is_transition
+from server.protocol.responses.response import (
+    TERMINAL_STATUSES,
+    TRANSITIONS,
+    EndStatus,
+    Status,
+    is_transition,
+)
 
 ALL: tuple[Status, ...] = get_args(Status)
 

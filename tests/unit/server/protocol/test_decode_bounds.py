@@ -3,9 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.protocol.decode import decode
-from server.protocol.errors import DecodeFailure
-from server.protocol.json_bounds import (
+from server.protocol.decode import (
     MAX_DECIMALS,
     MAX_DIGITS,
     MAX_STRINGS,
@@ -13,7 +11,9 @@ from server.protocol.json_bounds import (
     MAX_VALUES,
     PIECE_BYTES,
     check_size,
+    decode,
 )
+from server.protocol.error_object import DecodeFailure
 
 PADDING = b" " * (MAX_STRINGS + 1)
 

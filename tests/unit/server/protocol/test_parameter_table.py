@@ -10,11 +10,14 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from server.protocol.completions.chat import ChatRequest
-from server.protocol.completions.legacy import TextRequest
-from server.protocol.errors import DecodeFailure
-from server.protocol.parameter_rows import MISPLACED, TABLES, Endpoint
-from server.protocol.parameters import check_names
+from server.protocol.completions.requests import ChatRequest, TextRequest
+from server.protocol.error_object import DecodeFailure
+from server.protocol.parameter_table import (
+    MISPLACED,
+    TABLES,
+    Endpoint,
+    check_names,
+)
 from server.protocol.responses.request import CreateResponse
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.api_page import PAGE, page
