@@ -34,7 +34,6 @@ from server.recording.messages import (
 )
 from server.recording.run_registry import RunRegistry
 from server.recording.side_writer import SideResult, SideWriter
-from server.recording.suspended import SuspendedRuns
 from server.store.cluster import leases
 from server.store.database import Database
 from server.supervised_thread import Retry, SupervisedThread
@@ -109,7 +108,7 @@ class Recorder:
         """Held while a run is started, so that `_idle` is not set just before the run arrives."""
         self._committer = Committer(database, replica, self._registry, clock)
         self._side_results: queue.SimpleQueue[SideResult] = queue.SimpleQueue()
-        self._suspended = SuspendedRuns()
+        self._suspended = self._registry.suspended
         self._side = SideWriter(
             database,
             replica,
@@ -296,9 +295,7 @@ class Recorder:
             case "ended":
                 self._give_up(response)
         retained = self._suspended.resume(response)
-        if result.outcome == "committed":
-            self._registry.paused.discard(response)
-        else:
+        if result.outcome != "committed":
             self._registry.remove(response)
         self._after_commit([update])
         if result.outcome == "left" and update.run.stored:
@@ -308,8 +305,6 @@ class Recorder:
     def _suspend(self, updates: Sequence[RunUpdate]) -> None:
         """Leaves these updates to the side writer, so that no other run waits for them."""
         for update in updates:
-            response = update.run.facts.id
-            self._registry.paused.add(response)
             self._suspended.add(update)
             self._side.write(update)
 

@@ -5,7 +5,7 @@ from uuid import uuid4
 import pytest
 
 from server.recording.messages import RunUpdate
-from server.recording.retries import MAX_PAUSE_SECONDS, MAX_TRIES, Retries, Retry, Way
+from server.recording.side_writer import MAX_PAUSE_SECONDS, MAX_TRIES, Retries, Retry, Way
 from server.store.commit_failures import CommitFailure
 from tests.support.builders import make_echo, make_run
 
