@@ -16,7 +16,7 @@ from server.completions.chat_request import chat_choice, chat_format, chat_tool
 from server.completions.chat_response import chat_completion, format_of
 from server.delivery.stored_responses import as_response, with_last_event
 from server.errors import InvalidRequest, NotFound
-from server.generation.token_dump import may_have_stop_reason, wants_token_dump
+from server.generation.response_builder import may_have_stop_reason, wants_token_dump
 from server.protocol import ids
 from server.protocol.completions.chat import StoredCompletion
 from server.protocol.completions.chat_messages import stored_messages

@@ -12,8 +12,7 @@ import msgspec
 from server.delivery.event_frames import FramePage, frame, frames
 from server.delivery.function_names import with_function_names
 from server.delivery.hub import TAIL_FRAMES, Published
-from server.generation.response_builder import build_response
-from server.generation.token_dump import restore_token_dump, wants_token_dump
+from server.generation.response_builder import build_response, restore_token_dump, wants_token_dump
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.events import Event
 from server.protocol.responses.hosted_items import HostedCall

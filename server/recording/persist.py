@@ -1,6 +1,6 @@
-"""Writes the updates of runs: log rows, and with the last the end, output items, usage and expiry.
+"""Writes the updates of runs: log rows, and with the last the end, items, usage, expiry. Reads logs back.
 
-All functions run within the transaction of the recorder or the side writer, after the fence.
+What writes runs within the transaction of the recorder or the side writer, after the fence.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from server.crashpoints import crashpoint
+from server.generation.event_log import RunLog
 from server.generation.run import Run
 from server.input_resolution.history import stored_item
 from server.protocol.responses.request import CreateResponse
@@ -52,6 +53,13 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
         crashpoint("release.written")
     if any(update.run.ending is not None for update in updates):
         crashpoint("end.written")
+
+
+def read_log(connection: Connection, tenant: str, response: UUID) -> RunLog:
+    """The log of a response that has not ended."""
+    progress = events.read_progress(connection, tenant, response)
+    logged = events.read(connection, tenant, response, 0)
+    return RunLog(progress.token_chunks, progress.next_seq, logged, progress.first_token_at)
 
 
 def log_chunks(updates: Sequence[RunUpdate]) -> list[NewLogRow]:

@@ -15,10 +15,11 @@ from time import monotonic
 from typing import Literal
 from uuid import UUID
 
+from server.generation.event_log import RunLog
 from server.generation.output_decoding import no_decoding
-from server.generation.run import Run, RunFacts, RunLog
+from server.generation.run import Run, RunFacts
 from server.recording.messages import SERVER_ERROR, RunUpdate
-from server.recording.persist import is_owner, is_written, write
+from server.recording.persist import is_owner, is_written, read_log, write
 from server.store.cluster import claims, leases
 from server.store.commit_failures import CommitFailure, classify
 from server.store.content import responses
@@ -310,10 +311,7 @@ def _fail_from_log(connection: Connection, facts: RunFacts) -> RunUpdate:
 
     Nothing of its run is used but the facts: the rest may be the reason why it cannot be stored.
     """
-    progress = events.read_progress(connection, facts.tenant, facts.id)
-    emitted = events.read(connection, facts.tenant, facts.id, 0)
-    log = RunLog(progress.token_ids, progress.next_seq, emitted, progress.first_token_at)
-    return _fail(facts, log, database_clock(connection))
+    return _fail(facts, read_log(connection, facts.tenant, facts.id), database_clock(connection))
 
 
 def _fail_unstored(connection: Connection, update: RunUpdate) -> RunUpdate:
