@@ -1,32 +1,7 @@
-"""The error tree. `server.http.error_responses` makes OpenAI's error objects of it.
+"""The exceptions that become OpenAI's error objects, each with its HTTP status and code; a wrong setting.
 
-    ApiError
-    ├── InvalidRequest       400  the caller must change the request
-    │   ├── UnknownModel     404
-    │   └── ConversationLocked    try again after a while
-    ├── NotAuthenticated     401  the caller must send a valid key
-    ├── WrongOrigin          403  a page of another site asks, through somebody's browser
-    ├── WrongHost            403  the Host header names none of ours
-    ├── NotFound             404  absent, deleted, or another tenant's: all the same
-    ├── MethodNotAllowed     405
-    ├── BodyTooSlow          408
-    ├── Conflict             409  another request is in the way
-    ├── BodyTooLarge         413
-    ├── UnsupportedMediaType 415  the body does not say that it is JSON
-    ├── UnsupportedEncoding  415  the body is compressed in a way that is not read here
-    ├── TooManyRequests      429  this caller has too many; try again after a while
-    ├── StorageQuotaExceeded 429  this caller's tenant has stored all that it may
-    ├── Overloaded           503  try again after a while
-    ├── ToolServerDown       503  a tool that was asked for cannot be served; try again after a while
-    ├── QueryTooSlow         504  the database took too long for this request; the same again would, too
-    ├── StorageFull          503  the same, once there is room on the database's disk
-    ├── ModelFailed          500  the model could not answer
-    └── InternalError        500  our mistake; the cause is in the log
-    ClientGone                    nobody is left to answer
-    NotReady                      what a request needs is being fetched; then its handler is called again
-    ConfigError                   a setting is wrong; told at the terminal
-
-A message is for the caller: what is wrong and what would be right, nothing about our insides.
+`server.http.error_responses` makes the responses. A message is for the caller: what is wrong and what would
+be right, nothing about our insides.
 """
 
 from collections.abc import Sequence
@@ -38,7 +13,6 @@ class ApiError(Exception):
     """An error response: `status` and an error object with `type` and `code`."""
 
     status: ClassVar[int] = 500
-    type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
     retry: ClassVar[bool] = False
     """Whether a repetition can succeed; sent as `x-should-retry`, which OpenAI's SDKs follow."""
@@ -49,10 +23,17 @@ class ApiError(Exception):
         self.param = param
         self.code = code or self.default_code
 
+    @property
+    def type(self) -> str:
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
 
 class InvalidRequest(ApiError):
+    """The caller must change the request."""
+
     status = 400
-    type = "invalid_request_error"
 
 
 class UnknownModel(InvalidRequest):
@@ -80,14 +61,16 @@ class ConversationLocked(InvalidRequest):
 
 
 class NotAuthenticated(ApiError):
+    """The caller must send a valid key."""
+
     status = 401
-    type = "invalid_request_error"
     default_code = "invalid_api_key"
 
 
 class WrongOrigin(ApiError):
+    """A page of another site asks, through somebody's browser."""
+
     status = 403
-    type = "invalid_request_error"
     default_code = "wrong_origin"
 
     def __init__(self) -> None:
@@ -95,8 +78,9 @@ class WrongOrigin(ApiError):
 
 
 class WrongHost(ApiError):
+    """The Host header names none of ours."""
+
     status = 403
-    type = "invalid_request_error"
     default_code = "wrong_host"
 
     def __init__(self, host: str) -> None:
@@ -107,20 +91,19 @@ class WrongHost(ApiError):
 
 
 class NotFound(ApiError):
+    """Absent, deleted, or another tenant's: all the same."""
+
     status = 404
-    type = "invalid_request_error"
     default_code = "not_found"
 
 
 class MethodNotAllowed(ApiError):
     status = 405
-    type = "invalid_request_error"
     default_code = "method_not_allowed"
 
 
 class BodyTooSlow(ApiError):
     status = 408
-    type = "invalid_request_error"
     default_code = "request_timeout"
 
     def __init__(self, seconds: float) -> None:
@@ -128,14 +111,14 @@ class BodyTooSlow(ApiError):
 
 
 class Conflict(ApiError):
+    """Another request is in the way."""
+
     status = 409
-    type = "invalid_request_error"
     default_code = "conflict"
 
 
 class BodyTooLarge(ApiError):
     status = 413
-    type = "invalid_request_error"
     default_code = "request_too_large"
 
     def __init__(self, limit: int) -> None:
@@ -144,7 +127,6 @@ class BodyTooLarge(ApiError):
 
 class UnsupportedMediaType(ApiError):
     status = 415
-    type = "invalid_request_error"
     default_code = "unsupported_media_type"
 
     def __init__(self, sent: str) -> None:
@@ -154,7 +136,6 @@ class UnsupportedMediaType(ApiError):
 
 class UnsupportedEncoding(ApiError):
     status = 415
-    type = "invalid_request_error"
     default_code = "unsupported_media_type"
 
     def __init__(self, sent: str) -> None:
@@ -165,13 +146,16 @@ class UnsupportedEncoding(ApiError):
 
 
 class TooManyRequests(ApiError):
+    """This caller has too many; it may try again after a while."""
+
     status = 429
-    type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
     retry = True
 
 
 class StorageQuotaExceeded(TooManyRequests):
+    """This caller's tenant has stored all that it may."""
+
     default_code = "storage_quota_exceeded"
     retry_seconds = 30
 
@@ -183,6 +167,8 @@ class StorageQuotaExceeded(TooManyRequests):
 
 
 class Overloaded(ApiError):
+    """Any caller may try again after a while."""
+
     status = 503
     default_code = "overloaded"
     retry = True
@@ -202,6 +188,8 @@ class ToolServerDown(ApiError):
 
 
 class StorageFull(ApiError):
+    """The database's disk is full; the caller may try again once there is room."""
+
     status = 503
     default_code = "storage_full"
     retry = True
@@ -222,10 +210,14 @@ class QueryTooSlow(ApiError):
 
 
 class ModelFailed(ApiError):
+    """The model could not answer."""
+
     default_code = "server_error"
 
 
 class InternalError(ApiError):
+    """Our mistake; the cause is in the log."""
+
     default_code = "internal_error"
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from server.generation.output_decoding import FinishDetails
 from server.generation.response_builder import TokenDump, build_response
 from server.generation.tool_call_events import ToolCallEvents
 from server.generation.written_item import EventNumbers, ItemStart, WrittenItem, delta_kind, item_start
-from server.hosted_tools.tool_specs import DueCall, HostedTools, ToolResult
+from server.hosted_tools.tool_specs import HostedTools
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -63,7 +63,7 @@ class EventEmitter:
         """Finished items, and the server's own calls from the moment they are added."""
         self.numbers = EventNumbers()
         self._event = self.numbers.event
-        self._tool_calls = ToolCallEvents(response, hosted, self.output, self.numbers)
+        self.tool_calls = ToolCallEvents(response, hosted, self.output, self.numbers)
         self._response = response
         self._created_at = created_at
         self._echo = echo
@@ -84,19 +84,10 @@ class EventEmitter:
             events.append(self._event(wire.ResponseQueued, response))
         return events
 
-    @property
-    def pending_calls(self) -> Sequence[int]:
-        """The output indices of the server's calls that have no result yet."""
-        return self._tool_calls.pending_calls
-
-    def due_calls(self) -> list[DueCall]:
-        """The pending calls, and which of them the request allows."""
-        return self._tool_calls.due_calls()
-
     def in_progress(self) -> list[Event]:
         """`response.in_progress`, then the events of tool lists and approved calls."""
         response = self._unfinished_response("in_progress")
-        return [self._event(wire.ResponseInProgress, response), *self._tool_calls.start()]
+        return [self._event(wire.ResponseInProgress, response), *self.tool_calls.start()]
 
     def token_ids(self, side: Literal["prompt", "output"], token_ids: Sequence[int]) -> Event:
         """The token ids themselves; the events of their text follow."""
@@ -112,13 +103,11 @@ class EventEmitter:
                 events = self._ensure_open(_MESSAGE)
             case ReasoningDelta(text):
                 events = self._ensure_open(delta)
-            case CallStart(namespace=str(label)) if self._tool_calls.serves(label):
-                events = self._close(self._cut_off_status) + self._tool_calls.finish_arguments()
-                return events + self._tool_calls.start_draft(
-                    label, delta.name, is_code=delta.kind == "custom"
-                )
-            case CallDelta(text) if self._tool_calls.has_draft:
-                self._tool_calls.append(text)
+            case CallStart(namespace=str(label)) if self.tool_calls.serves(label):
+                events = self._close(self._cut_off_status) + self.tool_calls.finish_arguments()
+                return events + self.tool_calls.start_draft(label, delta.name, is_code=delta.kind == "custom")
+            case CallDelta(text) if self.tool_calls.has_draft:
+                self.tool_calls.append(text)
                 return []
             case MessageStart() | CallStart():
                 return self._open_item(delta)
@@ -151,11 +140,7 @@ class EventEmitter:
 
     def close_turn(self) -> list[Event]:
         """Closes the open item at the end of a turn that another turn follows."""
-        return self._close(self._cut_off_status) + self._tool_calls.finish_arguments()
-
-    def finish_call(self, index: int, outcome: ToolResult) -> list[Event]:
-        """The events of a pending call's result."""
-        return self._tool_calls.finish_call(index, outcome)
+        return self._close(self._cut_off_status) + self.tool_calls.finish_arguments()
 
     def restore(self, events: Iterable[Event]) -> None:
         """Restores the state from logged events, so that an interrupted response can be closed correctly."""
@@ -169,7 +154,7 @@ class EventEmitter:
                 self._close("completed")
                 if isinstance(item, Compaction):
                     self._compaction = item.id
-                elif not self._tool_calls.restore(item):
+                elif not self.tool_calls.restore(item):
                     self._open_item(item_start(item))
             elif event_type(event) == "response.output_item.done":
                 self._open = self._compaction = None
@@ -178,8 +163,8 @@ class EventEmitter:
                     self.output[done.output_index] = done.item
                 else:
                     self.output.append(done.item)
-                if done.output_index in self._tool_calls.pending_calls:
-                    self._tool_calls.pending_calls.remove(done.output_index)
+                if done.output_index in self.tool_calls.pending_calls:
+                    self.tool_calls.pending_calls.remove(done.output_index)
 
     def end(
         self, ending: Ending, token_dump: TokenDump | None = None, details: FinishDetails | None = None
@@ -193,7 +178,7 @@ class EventEmitter:
         """
         completed = ending.status == "completed"
         events = self._close(self._cut_off_status if completed else "incomplete")
-        events += self._tool_calls.finish_arguments() + self._tool_calls.give_up()
+        events += self.tool_calls.finish_arguments() + self.tool_calls.give_up()
         no_answer = Reasoning | Compaction | McpListTools | HostedCall
         lacks_answer = self._answers and all(isinstance(item, no_answer) for item in self.output)
         if completed and ending.output_tokens and lacks_answer:
@@ -240,15 +225,15 @@ class EventEmitter:
     def _cut_off_status(self) -> ItemStatus:
         """The open item's status if another item begins: a call without a CallEnd is incomplete."""
         in_call = self._open is not None and isinstance(self._open.start, CallStart)
-        return "incomplete" if in_call or self._tool_calls.has_draft else "completed"
+        return "incomplete" if in_call or self.tool_calls.has_draft else "completed"
 
     def _close(self, status: ItemStatus) -> list[Event]:
-        if self._tool_calls.has_draft:
-            return self._tool_calls.close_draft(status)
+        if self.tool_calls.has_draft:
+            return self.tool_calls.close_draft(status)
         if self._compaction is not None:
             return self.end_compaction(lambda _id: "", "incomplete")
         if self._open is None:
-            return self._tool_calls.finish_arguments()
+            return self.tool_calls.finish_arguments()
         item, events = self._open.close(status)
         self.output.append(item)
         self._open = None

@@ -39,6 +39,14 @@ class RunFacts:
     """If False, only the prompt is prefilled; the single sampled token is discarded."""
 
 
+_ENDS: dict[FinishReason, tuple[EndStatus, str | None]] = {
+    "stop": ("completed", None),
+    "length": ("incomplete", "max_output_tokens"),
+    "cancelled": ("cancelled", None),
+}
+"""The status and `incomplete_details.reason` of a response whose engine request ended so."""
+
+
 class Run:
     """One response in progress. `finish`, `fail` and `cancel` set `ending` and `final`."""
 
@@ -116,7 +124,7 @@ class Run:
         prompt_ids = self._streamed_prompt_ids
         events = [] if prompt_ids is None else [self._emitter.token_ids("prompt", prompt_ids)]
         events += self._emitter.in_progress()
-        if self._emitter.pending_calls:
+        if self._emitter.tool_calls.pending_calls:
             self._await_tools()
         if self._compaction is None:
             return events
@@ -167,10 +175,7 @@ class Run:
             self.start()
 
     def tokens(
-        self,
-        token_ids: Sequence[int],
-        at: datetime | None,
-        logprobs: Sequence[TokenLogprobs] | None = None,
+        self, token_ids: Sequence[int], at: datetime | None, logprobs: Sequence[TokenLogprobs] | None = None
     ) -> list[Event]:
         """The events of new tokens; none while their text is incomplete or may belong to a stop string."""
         if not self.facts.wants_output:
@@ -192,24 +197,17 @@ class Run:
         self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_match: StopMatch | None = None
     ) -> list[Event]:
         """The events that follow the end of the engine request: the turn's last ones, or the response's."""
-        status: EndStatus
+        status, incomplete_reason = _ENDS[reason]
         if not self.facts.wants_output:
             usage = replace(usage, output=0)
-        match reason:
-            case "stop":
-                status, incomplete_reason = "completed", None
-            case "length" if not self.facts.wants_output:
-                status, incomplete_reason = "completed", None
-            case "length":
-                status, incomplete_reason = "incomplete", "max_output_tokens"
-            case "cancelled":
-                status, incomplete_reason = "cancelled", None
+            if reason == "length":
+                status, incomplete_reason = _ENDS["stop"]
         if reason == "stop":
             self._decoder.details.stop(stop_match)
         rest = self._emit(self._decoder.close(stop_match))
         if self.writes_summary and status != "cancelled":
             return self._end_summary(usage, at)
-        if status == "completed" and self._emitter.pending_calls:
+        if status == "completed" and self._emitter.tool_calls.pending_calls:
             return rest + self._end_turn(usage)
         return rest + self._end(status, usage, at, incomplete_reason=incomplete_reason)
 
@@ -234,7 +232,7 @@ class Run:
         """Waits for the turn's calls, or, if there are none, for the next turn."""
         self.awaiting_tools = True
         self._tool_work = PendingToolWork(
-            tuple(self._emitter.due_calls()),
+            tuple(self._emitter.tool_calls.due_calls()),
             tuple(self.output),
             self.turn,
             sum(turn.output for turn in self._turn_usages),
@@ -253,16 +251,16 @@ class Run:
     @property
     def has_pending_calls(self) -> bool:
         """Some of the server's calls have no result yet."""
-        return bool(self._emitter.pending_calls)
+        return bool(self._emitter.tool_calls.pending_calls)
 
     def finish_call(self, index: int, outcome: ToolResult, at: datetime) -> list[Event]:
         """The events of a call's result. After the last result the next turn is due, or the response ends:
         a call that the client must make or approve ends it.
         """
-        if index not in self._emitter.pending_calls:
+        if index not in self._emitter.tool_calls.pending_calls:
             return []
-        events = self._emitter.finish_call(index, outcome)
-        if self._emitter.pending_calls:
+        events = self._emitter.tool_calls.finish_call(index, outcome)
+        if self._emitter.tool_calls.pending_calls:
             return events
         turn_items = self.output[self._turn_start :]
         for_client = FunctionCall | CustomToolCall | McpApprovalRequest

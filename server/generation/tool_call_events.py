@@ -228,10 +228,7 @@ class ToolCallEvents:
         if self._hosted.tag_approval is not None:
             item = self._hosted.tag_approval(item)
         self._output.append(item)
-        return [
-            self._event(wire.OutputItemAdded, index, item),
-            self._event(wire.OutputItemDone, index, item),
-        ]
+        return [self._event(wire.OutputItemAdded, index, item), self._event(wire.OutputItemDone, index, item)]
 
     def _done(self, index: int, status: FinalStatus, outcome: ToolResult) -> Event:
         item = self._output[index]

@@ -116,11 +116,7 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
             _lifetime_after_end(facts.echo),
         )
         responses.insert_items(
-            connection,
-            facts.tenant,
-            facts.id,
-            responses.OUTPUT,
-            [stored_item(item) for item in run.output],
+            connection, facts.tenant, facts.id, responses.OUTPUT, [stored_item(item) for item in run.output]
         )
         events.compact(connection, facts.tenant, facts.id)
         if finished.deleted:

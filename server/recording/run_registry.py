@@ -133,11 +133,7 @@ class RunRegistry:
         return run is not None and run.facts.echo.background
 
     def _release(
-        self,
-        updates: dict[UUID, RunUpdate],
-        responses: frozenset[UUID] | None,
-        *,
-        engine_died: bool = False,
+        self, updates: dict[UUID, RunUpdate], responses: frozenset[UUID] | None, *, engine_died: bool = False
     ) -> None:
         for response, run in self._runs.items():
             if responses is None:
@@ -168,11 +164,7 @@ class RunRegistry:
             update.token_ids += tokens
 
     def _advance(
-        self,
-        updates: dict[UUID, RunUpdate],
-        response: UUID,
-        now: datetime,
-        act: Callable[[Run], list[Event]],
+        self, updates: dict[UUID, RunUpdate], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
     ) -> RunUpdate | None:
         """Applies one message to a run and returns its update; an exception fails this run and no other.
 

@@ -77,11 +77,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
 
 
 def _resume(
-    stored: StoredResponse,
-    served: LoadedModel,
-    resolved: ResolvedRequest,
-    prepared: Prepared,
-    logged: RunLog,
+    stored: StoredResponse, served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared, logged: RunLog
 ) -> Rebuilt | None:
     """The run with the engine request that continues it; None if its tokens now decode differently."""
     decoding = first_decoding_spec(served, resolved, prepared)
