@@ -18,6 +18,14 @@ class ApiError(Exception):
     """Whether a repetition can succeed; sent as `x-should-retry`, which OpenAI's SDKs follow."""
     retry_seconds: ClassVar[int] = 1
 
+    def __init_subclass__(
+        cls, *, status: int | None = None, code: str | None = None, retry: bool | None = None
+    ) -> None:
+        """What a class does not set it has from its base."""
+        cls.status = status or cls.status
+        cls.default_code = code or cls.default_code
+        cls.retry = cls.retry if retry is None else retry
+
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
@@ -30,16 +38,11 @@ class ApiError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
 
-class InvalidRequest(ApiError):
+class InvalidRequest(ApiError, status=400):
     """The caller must change the request."""
 
-    status = 400
 
-
-class UnknownModel(InvalidRequest):
-    status = 404
-    default_code = "model_not_found"
-
+class UnknownModel(InvalidRequest, status=404, code="model_not_found"):
     def __init__(self, model: str, served: Sequence[str]) -> None:
         there = ", ".join(f"'{name}'" for name in served)
         super().__init__(
@@ -47,11 +50,8 @@ class UnknownModel(InvalidRequest):
         )
 
 
-class ConversationLocked(InvalidRequest):
+class ConversationLocked(InvalidRequest, code="conversation_locked", retry=True):
     """Has OpenAI's status and code, by which its agents SDK retries."""
-
-    default_code = "conversation_locked"
-    retry = True
 
     def __init__(self) -> None:
         super().__init__(
@@ -60,28 +60,19 @@ class ConversationLocked(InvalidRequest):
         )
 
 
-class NotAuthenticated(ApiError):
+class NotAuthenticated(ApiError, status=401, code="invalid_api_key"):
     """The caller must send a valid key."""
 
-    status = 401
-    default_code = "invalid_api_key"
 
-
-class WrongOrigin(ApiError):
+class WrongOrigin(ApiError, status=403, code="wrong_origin"):
     """A page of another site asks, through somebody's browser."""
-
-    status = 403
-    default_code = "wrong_origin"
 
     def __init__(self) -> None:
         super().__init__("Pages of other sites may use this server with an API key only.")
 
 
-class WrongHost(ApiError):
+class WrongHost(ApiError, status=403, code="wrong_host"):
     """The Host header names none of ours."""
-
-    status = 403
-    default_code = "wrong_host"
 
     def __init__(self, host: str) -> None:
         super().__init__(
@@ -90,54 +81,35 @@ class WrongHost(ApiError):
         )
 
 
-class NotFound(ApiError):
+class NotFound(ApiError, status=404, code="not_found"):
     """Absent, deleted, or another tenant's: all the same."""
 
-    status = 404
-    default_code = "not_found"
+
+class MethodNotAllowed(ApiError, status=405, code="method_not_allowed"):
+    """The path exists with other methods."""
 
 
-class MethodNotAllowed(ApiError):
-    status = 405
-    default_code = "method_not_allowed"
-
-
-class BodyTooSlow(ApiError):
-    status = 408
-    default_code = "request_timeout"
-
+class BodyTooSlow(ApiError, status=408, code="request_timeout"):
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The request body did not arrive within {seconds:g} seconds.")
 
 
-class Conflict(ApiError):
+class Conflict(ApiError, status=409, code="conflict"):
     """Another request is in the way."""
 
-    status = 409
-    default_code = "conflict"
 
-
-class BodyTooLarge(ApiError):
-    status = 413
-    default_code = "request_too_large"
-
+class BodyTooLarge(ApiError, status=413, code="request_too_large"):
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is larger than {limit} bytes.")
 
 
-class UnsupportedMediaType(ApiError):
-    status = 415
-    default_code = "unsupported_media_type"
-
+class UnsupportedMediaType(ApiError, status=415, code="unsupported_media_type"):
     def __init__(self, sent: str) -> None:
         what = f"not {sent[:100]}" if sent else "and its header is missing"
         super().__init__(f"A request body must be JSON, {what}: send `Content-Type: application/json`.")
 
 
-class UnsupportedEncoding(ApiError):
-    status = 415
-    default_code = "unsupported_media_type"
-
+class UnsupportedEncoding(ApiError, status=415, code="unsupported_media_type"):
     def __init__(self, sent: str) -> None:
         super().__init__(
             f"A request body may be compressed with gzip or deflate, not {sent[:100]!r}: leave out "
@@ -145,18 +117,13 @@ class UnsupportedEncoding(ApiError):
         )
 
 
-class TooManyRequests(ApiError):
+class TooManyRequests(ApiError, status=429, code="rate_limit_exceeded", retry=True):
     """This caller has too many; it may try again after a while."""
 
-    status = 429
-    default_code = "rate_limit_exceeded"
-    retry = True
 
-
-class StorageQuotaExceeded(TooManyRequests):
+class StorageQuotaExceeded(TooManyRequests, code="storage_quota_exceeded"):
     """This caller's tenant has stored all that it may."""
 
-    default_code = "storage_quota_exceeded"
     retry_seconds = 30
 
     def __init__(self, share: int) -> None:
@@ -166,20 +133,12 @@ class StorageQuotaExceeded(TooManyRequests):
         )
 
 
-class Overloaded(ApiError):
+class Overloaded(ApiError, status=503, code="overloaded", retry=True):
     """Any caller may try again after a while."""
 
-    status = 503
-    default_code = "overloaded"
-    retry = True
 
-
-class ToolServerDown(ApiError):
+class ToolServerDown(ApiError, status=503, code="tool_server_unavailable", retry=True):
     """The tool server of a requested OpenAI tool is unavailable."""
-
-    status = 503
-    default_code = "tool_server_unavailable"
-    retry = True
 
     def __init__(self, tool: str, label: str, why: str) -> None:
         super().__init__(
@@ -187,38 +146,28 @@ class ToolServerDown(ApiError):
         )
 
 
-class StorageFull(ApiError):
+class StorageFull(ApiError, status=503, code="storage_full", retry=True):
     """The database's disk is full; the caller may try again once there is room."""
 
-    status = 503
-    default_code = "storage_full"
-    retry = True
     retry_seconds = 30
 
     def __init__(self) -> None:
         super().__init__("The server has no room left to store responses; try again later.")
 
 
-class QueryTooSlow(ApiError):
+class QueryTooSlow(ApiError, status=504, code="query_too_slow"):
     """A statement exceeded `statement_timeout`; unlike an outage, a repetition does not help."""
-
-    status = 504
-    default_code = "query_too_slow"
 
     def __init__(self) -> None:
         super().__init__("The database took too long for this request; ask for less, such as a shorter page.")
 
 
-class ModelFailed(ApiError):
+class ModelFailed(ApiError, code="server_error"):
     """The model could not answer."""
 
-    default_code = "server_error"
 
-
-class InternalError(ApiError):
+class InternalError(ApiError, code="internal_error"):
     """Our mistake; the cause is in the log."""
-
-    default_code = "internal_error"
 
     def __init__(self) -> None:
         super().__init__("The server made a mistake; it has been logged.")

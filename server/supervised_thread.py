@@ -94,10 +94,6 @@ class Activity:
         return f"the {self._name} thread has been at one turn for {now - since:.0f} s"
 
 
-def _nothing() -> None:
-    pass
-
-
 class SupervisedThread:
     """A daemon thread that repeats `turn` until `stop`.
 
@@ -109,11 +105,11 @@ class SupervisedThread:
         name: str,
         turn: Callable[[], None],
         *,
-        on_fatal: Callable[[], None] = _nothing,
+        on_fatal: Callable[[], None] = lambda: None,
         fatal: tuple[type[BaseException], ...] = (),
         retry: Retry = Retry(),
         max_turn: float = MAX_TURN_SECONDS,
-        on_end: Callable[[], None] = _nothing,
+        on_end: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`fatal`: exceptions after which the worker cannot continue; the turn has logged them.

@@ -244,8 +244,6 @@ class FinishDetails:
 
     def add_to(self, response: Response) -> Response:
         """The final response with both fields. Only its last event has them; the row has no such columns."""
-        if self.stop_reason is UNSET and self.cumulative_logprob is UNSET:
-            return response
         return msgspec.structs.replace(
             response, stop_reason=self.stop_reason, cumulative_logprob=self.cumulative_logprob
         )

@@ -202,11 +202,4 @@ def may_have_stop_reason(request: str | None) -> bool:
 def restore_token_dump(response: Response, last_event: str) -> Response:
     """An ended response with the fields that only its last event has."""
     last = decode_as(last_event, _LastEvent).response
-    return msgspec.structs.replace(
-        response,
-        usage=last.usage,
-        input_messages=last.input_messages,
-        output_messages=last.output_messages,
-        prompt_logprobs=last.prompt_logprobs,
-        stop_reason=last.stop_reason,
-    )
+    return msgspec.structs.replace(response, **msgspec.structs.asdict(last))

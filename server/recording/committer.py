@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from math import inf
 from time import monotonic, sleep
 from uuid import UUID
@@ -80,36 +81,99 @@ class Committer:
         Asynchronous commits that Postgres has lost in a crash are written again first.
         """
         self._in_doubt = False
-        commit = _JointCommit(self._registry, self._replica, messages, self.unsynced)
-        error = self._execute(commit)
+        joint = _Transaction([], messages)
+        error = self._execute(joint, self._commit_all)
         if error is None:
-            return commit.updates, []
+            return joint.updates, []
         log.warning("commit failed, so runs are committed one by one: %s", type(error).__name__)
-        isolation = Isolation(commit.updates, self._clock() + _ISOLATION_SECONDS)
+        isolation = Isolation(joint.updates, self._clock() + _ISOLATION_SECONDS)
         while (group := isolation.next(self._clock())) is not None:
-            if self._execute(_GroupCommit(self._replica, group, self.unsynced)) is None:
+            if self._execute(_Transaction(group), self._commit_group) is None:
                 isolation.committed()
             else:
                 isolation.failed()
         return isolation.done, isolation.suspended
 
-    def _execute(self, commit: "_JointCommit | _GroupCommit") -> Exception | None:
+    def _execute(
+        self, transaction: "_Transaction", commit: Callable[[Connection, "_Transaction"], None]
+    ) -> Exception | None:
         """Tries until the updates are committed; returns the error if one of the updates is at fault."""
         while True:
             try:
-                commit.execute(self._connect(), in_doubt=self._in_doubt)
+                commit(self._connect(), transaction)
             except leases.Fenced:
                 raise
             except Exception as error:  # noqa: BLE001 - also of our own code: it may concern one run only
                 trouble = classify(error)
                 self.close()
-                if commit.reached_updates and trouble not in ("unavailable", "schema_mismatch"):
+                if transaction.reached_updates and trouble not in ("unavailable", "schema_mismatch"):
                     return error
                 self._await_database(error, trouble)
             else:
                 self._unreachable_since = None
-                self.unsynced.committed(commit.updates)
+                self.unsynced.committed(transaction.updates)
                 return None
+
+    def _commit_all(self, connection: Connection, joint: "_Transaction") -> None:
+        """Applies the messages of all runs in the first try that passes the fence, and writes their updates.
+
+        Raises Fenced, or any error of writing.
+        """
+        only_appends = not (joint.reached_updates or self._in_doubt) and self._registry.only_appends(
+            joint.messages
+        )
+        if only_appends and append_and_commit(connection, self._replica, partial(self._log_chunks, joint)):
+            return
+        with connection.begin():
+            now = leases.fence(connection, self._replica)
+            if self._in_doubt and joint.reached_updates and self._is_written(connection, joint.updates):
+                log.warning(_ALREADY_COMMITTED)
+            else:
+                if self._in_doubt:
+                    self.unsynced.restore(connection)
+                if not joint.reached_updates:
+                    self._apply(joint, now)
+                write(connection, self._replica, joint.updates)
+            crashpoint("recorder.written")
+
+    def _apply(self, joint: "_Transaction", now: datetime) -> None:
+        joint.updates = self._registry.apply(joint.messages, now)
+        joint.reached_updates = True
+
+    def _log_chunks(self, joint: "_Transaction", now: datetime) -> list[NewLogRow] | None:
+        """Applies the messages; returns the log chunks to append, None if a run ended after all."""
+        self._apply(joint, now)
+        if any(update.is_last or update.unwritable for update in joint.updates):
+            return None
+        crashpoint("recorder.written")
+        return log_chunks(joint.updates)
+
+    def _is_written(self, connection: Connection, updates: Sequence[RunUpdate]) -> bool:
+        """The updates were one transaction: the first one that leaves a trace answers for all."""
+        written = (is_written(connection, self._replica, update) for update in updates)
+        return next((answer for answer in written if answer is not None), True)
+
+    def _commit_group(self, connection: Connection, group: "_Transaction") -> None:
+        """Writes some updates of a failed joint commit, unless an earlier try did, in a short transaction.
+
+        Raises Fenced, or any error of writing.
+        """
+        group.reached_updates = False
+        with connection.begin():
+            set_timeouts(connection, lock_ms=_LOCK_MS, statement_ms=_STATEMENT_MS)
+            leases.fence(connection, self._replica)
+            missing = group.updates
+            if self._in_doubt:
+                written = [is_written(connection, self._replica, update) for update in missing]
+                missing = [update for update, was in zip(missing, written, strict=True) if not was]
+                if any(written):
+                    log.warning(_ALREADY_COMMITTED)
+                # A committed end has compacted its log: nothing may be appended to that again.
+                if False in written:
+                    self.unsynced.restore(connection)
+            group.reached_updates = True
+            write(connection, self._replica, missing)
+            crashpoint("recorder.written")
 
     def _await_database(self, error: Exception, trouble: CommitFailure) -> None:
         """Waits before the next try where no run is at fault; raises the error after `give_up_at`."""
@@ -141,87 +205,15 @@ class Committer:
             self._connection = None
 
 
-class _JointCommit:
-    """All runs' messages: applied once, written in as many tries as it takes."""
+@dataclass(slots=True)
+class _Transaction:
+    """Updates that are committed together, in as many tries as it takes."""
 
-    def __init__(
-        self,
-        registry: RunRegistry,
-        replica: UUID,
-        messages: Sequence[RecorderMessage],
-        unsynced: "UnsyncedCommits",
-    ) -> None:
-        self._registry = registry
-        self._replica = replica
-        self._messages = messages
-        self._unsynced = unsynced
-        self.updates: list[RunUpdate] = []
-        self.reached_updates = False
-        """The messages were applied. A failure before that is no run's fault."""
-
-    def execute(self, connection: Connection, *, in_doubt: bool) -> None:
-        """Commits the updates, unless an earlier try did. Raises Fenced, or any error of writing."""
-        only_appends = not (self.reached_updates or in_doubt) and self._registry.only_appends(self._messages)
-        if only_appends and append_and_commit(connection, self._replica, self._chunks):
-            return
-        with connection.begin():
-            now = leases.fence(connection, self._replica)
-            if in_doubt and self.reached_updates and self._is_written(connection):
-                log.warning(_ALREADY_COMMITTED)
-            else:
-                if in_doubt:
-                    self._unsynced.restore(connection)
-                if not self.reached_updates:
-                    self._apply(now)
-                write(connection, self._replica, self.updates)
-            crashpoint("recorder.written")
-
-    def _is_written(self, connection: Connection) -> bool:
-        """The updates were one transaction: the first one that leaves a trace answers for all."""
-        written = (is_written(connection, self._replica, update) for update in self.updates)
-        return next((answer for answer in written if answer is not None), True)
-
-    def _apply(self, now: datetime) -> None:
-        self.updates = self._registry.apply(self._messages, now)
-        self.reached_updates = True
-
-    def _chunks(self, now: datetime) -> list[NewLogRow] | None:
-        """The log chunks to append; None if a run ended after all, which writes more than that."""
-        self._apply(now)
-        if any(update.is_last or update.unwritable for update in self.updates):
-            return None
-        crashpoint("recorder.written")
-        return log_chunks(self.updates)
-
-
-class _GroupCommit:
-    """Some updates of a failed joint commit, in a short transaction of their own."""
-
-    def __init__(self, replica: UUID, updates: Sequence[RunUpdate], unsynced: "UnsyncedCommits") -> None:
-        self._replica = replica
-        self.updates = updates
-        self._unsynced = unsynced
-        self.reached_updates = False
-        """The fence was passed. A failure before that is no run's fault."""
-
-    def execute(self, connection: Connection, *, in_doubt: bool) -> None:
-        """Writes the updates that no earlier try has committed. Raises Fenced, or any error of writing."""
-        self.reached_updates = False
-        with connection.begin():
-            set_timeouts(connection, lock_ms=_LOCK_MS, statement_ms=_STATEMENT_MS)
-            leases.fence(connection, self._replica)
-            missing = self.updates
-            if in_doubt:
-                written = [is_written(connection, self._replica, update) for update in self.updates]
-                missing = [update for update, was in zip(self.updates, written, strict=True) if not was]
-                if any(written):
-                    log.warning(_ALREADY_COMMITTED)
-                # A committed end has compacted its log: nothing may be appended to that again.
-                if False in written:
-                    self._unsynced.restore(connection)
-            self.reached_updates = True
-            write(connection, self._replica, missing)
-            crashpoint("recorder.written")
+    updates: list[RunUpdate]
+    messages: Sequence[RecorderMessage] = ()
+    """Those from which the updates come, if they are not applied yet."""
+    reached_updates: bool = False
+    """A failure before that is no run's fault."""
 
 
 class Isolation:

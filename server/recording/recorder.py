@@ -119,16 +119,12 @@ class Recorder:
         )
         self._fenced = False
         self._next_at = 0.0
-        self._thread = self._make_thread(on_fenced)
-
-    def _make_thread(self, on_fatal: Callable[[], None]) -> SupervisedThread:
-        """A failed turn is not repeated: its messages have changed their runs already."""
-        return SupervisedThread(
+        self._thread = SupervisedThread(
             "recorder",
             self._turn,
             fatal=(leases.Fenced,),
-            on_fatal=on_fatal,
-            retry=Retry(max_failures=0),
+            on_fatal=on_fenced,
+            retry=Retry(max_failures=0),  # the messages of a failed turn have changed their runs already
             on_end=self._committer.close,
         )
 
@@ -148,16 +144,6 @@ class Recorder:
                 self._engine_paused = True
                 log.warning("the database is behind: the engine is paused")
                 self._pause_engine(True)
-
-    def reserve(self, response_id: UUID, tenant: str) -> None:
-        """Counts a response that is about to be committed as this replica's. `start_run` or `release`
-        follows.
-        """
-        self.capacity.add(response_id, tenant)
-
-    def release(self, response_id: UUID) -> None:
-        """Undoes `reserve`: there will be no run."""
-        self.capacity.discard(response_id)
 
     def produces(self, response_id: UUID) -> bool:
         """Whether this process generates the response or is about to. Any thread."""
@@ -234,7 +220,7 @@ class Recorder:
                 messages = self._inbox.get(timeout=min(left, _POLL_SECONDS))
             self.process(messages)
         if self._suspended:
-            log.error("%d responses could not be stored; others go on with them", self._suspended.count)
+            log.error("%d responses could not be stored; others go on with them", len(self._suspended))
 
     def process(self, messages: Sequence[RecorderMessage]) -> float:
         """One turn of the thread: applies the messages, commits, publishes. Raises Fenced.
@@ -265,7 +251,7 @@ class Recorder:
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:
-                self.release(update.run.facts.id)
+                self.capacity.discard(update.run.facts.id)
         if any(update.released for update in updates):
             crashpoint("release.committed")
             self._on_released()
@@ -344,20 +330,16 @@ class Recorder:
 
     def _commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:
         """Applies messages to their runs; returns the committed updates and suspends the others."""
-        if not any(self._registry.needs_commit(message) for message in messages):
-            return self._apply_without_commit(messages)
-        committed, failed = self._committer.commit(messages)
+        if any(self._registry.needs_commit(message) for message in messages):
+            committed, failed = self._committer.commit(messages)
+        else:
+            committed = self._registry.apply(messages, datetime.now(UTC))
+            # If decoding raises, a run ends all the same and has to be metered.
+            failed = [update for update in committed if update.is_last or update.unwritable]
+            if failed:
+                committed = [update for update in committed if update not in failed]
         self._suspend(failed)
         return committed
-
-    def _apply_without_commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:
-        """For messages that need no commit. If decoding raises, a run ends all the same and has to be
-        metered.
-        """
-        updates = self._registry.apply(messages, datetime.now(UTC))
-        ended = [update for update in updates if update.is_last or update.unwritable]
-        self._suspend(ended)
-        return [update for update in updates if update not in ended] if ended else updates
 
     def _publish(self, updates: Sequence[RunUpdate]) -> None:
         self._on_events([update.run.facts.id for update in updates if update.events and update.run.stored])

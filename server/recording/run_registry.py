@@ -228,11 +228,7 @@ class SuspendedRuns:
         self._max_retained = max_retained
         self._suspensions: dict[UUID, _Suspension] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._suspensions)
-
-    @property
-    def count(self) -> int:
+    def __len__(self) -> int:
         return len(self._suspensions)
 
     def __contains__(self, response: UUID) -> bool:

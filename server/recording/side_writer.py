@@ -77,9 +77,6 @@ class Retries:
 
     _pending: list[Retry] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return bool(self._pending)
-
     def add(self, update: RunUpdate, now: float) -> None:
         self._pending.append(Retry(update, now))
 

@@ -61,13 +61,16 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     prepared = None
     try:
         resolved = _resolve_again(connection, stored, served)
-        prepared = _prepare_again(stored, served, resolved) if resolved is not None else None
+        if resolved is not None:
+            prepared = _prepare_again(stored, served, resolved)
         if resolved is not None and prepared is not None:
             rebuilt = _resume(stored, served, resolved, prepared, logged)
             if rebuilt is not None:
                 return rebuilt
     except DatabaseError:
         raise
+    except (ApiError, DecodeFailure) as error:
+        log.error("response %s cannot be prepared again: %s", stored.id, error)
     except Exception:
         log.exception("response %s cannot go on from what is stored of it", stored.id)
     decoding = replace(no_decoding(), summarizes_reasoning=bool(logged.has_summaries()))
@@ -154,46 +157,29 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
 def _resolve_again(
     connection: Connection, stored: StoredResponse, served: LoadedModel
 ) -> ResolvedRequest | None:
-    """The request as it was accepted; None if it was not stored, or its model or tools are not here."""
+    """The request as it was accepted; None if it was not stored, or its model is not here."""
     if stored.asked is None or stored.model not in served.names:
         return None
-    request = _request(stored, stored.asked)
-    try:
-        return ResolvedRequest(
-            tenant=stored.tenant,
-            request=request,
-            tools=read_tools(request.tools),
-            items=_items(connection, stored),
-            response=stored.id,
-            seed=stored.seed,
-        )
-    except (ApiError, DecodeFailure) as error:
-        log.error("response %s cannot be prepared again: %s", stored.id, error)
-        return None
+    echo = decode_as(stored.request, Echo)  # `asked` has no input, which is stored as items
+    request = msgspec.structs.replace(decode_as(stored.asked, CreateResponse), instructions=echo.instructions)
+    return ResolvedRequest(
+        tenant=stored.tenant,
+        request=request,
+        tools=read_tools(request.tools),
+        items=_items(connection, stored),
+        response=stored.id,
+        seed=stored.seed,
+    )
 
 
 def _prepare_again(stored: StoredResponse, served: LoadedModel, resolved: ResolvedRequest) -> Prepared | None:
     """None if the prompt differs from the one with which the response was accepted."""
     settings = resolved.request.context_management
-    try:
-        if settings:
-            prepared = prepare_with_compaction(served, resolved, settings)
-        else:
-            prepared = prepare(served, resolved)
-    except (ApiError, DecodeFailure) as error:
-        log.error("response %s cannot be prepared again: %s", stored.id, error)
-        return None
+    prepared = prepare_with_compaction(served, resolved, settings) if settings else prepare(served, resolved)
     if prepared.prompt_hash != stored.prompt_hash:
         log.error("response %s has another prompt now than when it was accepted", stored.id)
         return None
     return prepared
-
-
-def _request(stored: StoredResponse, request_json: str) -> CreateResponse:
-    """The stored request, without its input, which is stored as items."""
-    echo = decode_as(stored.request, Echo)
-    request = decode_as(request_json, CreateResponse)
-    return msgspec.structs.replace(request, instructions=echo.instructions)
 
 
 def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:

@@ -98,7 +98,7 @@ def test_the_step_that_has_waited_longest_is_next() -> None:
     assert retry.update is second
     retries.done(retry)
     assert retries.due(2.5) is None
-    assert retries
+    assert retries.wait(2.5) is not None
 
 
 def test_a_step_can_be_given_up_from_outside_once() -> None:
