@@ -191,7 +191,7 @@ class EventEmitter:
             final = token_dump.add_to(final, ending.turns)
         if details is not None:
             final = details.add_to(final)
-        events.append(wire.whole_event(_TERMINAL[ending.status](self.numbers.take(), final)))
+        events.append(self._event(_TERMINAL[ending.status], final))
         return events, final
 
     @property

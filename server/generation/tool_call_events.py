@@ -59,7 +59,6 @@ class ToolCallEvents:
         self._response = response
         self._hosted = hosted
         self._output = output
-        self._numbers = numbers
         self._event = numbers.event
         self._draft: _Draft | None = None
         self._calls: dict[int, McpCall] = {}
@@ -111,7 +110,7 @@ class ToolCallEvents:
         return [
             self._event(wire.OutputItemAdded, index, item),
             self._event(wire.McpListToolsInProgress, item.id, index),
-            wire.whole_event(end(self._numbers.take(), item.id, index)),
+            self._event(end, item.id, index),
             self._event(wire.OutputItemDone, index, tool_list),
         ]
 
@@ -172,7 +171,7 @@ class ToolCallEvents:
         item, failed = self._output[index], outcome.error is not None
         end = end_event(self._form(self._calls[index].server_label), failed=failed)
         return [
-            wire.whole_event(end(self._numbers.take(), item.id, index)),
+            self._event(end, item.id, index),
             self._done(index, "failed" if failed else "completed", outcome),
         ]
 
@@ -200,7 +199,7 @@ class ToolCallEvents:
         self._output.append(item)
         return [
             self._event(wire.OutputItemAdded, index, item),
-            wire.whole_event(IN_PROGRESS_EVENTS[form](self._numbers.take(), item.id, index)),
+            self._event(IN_PROGRESS_EVENTS[form], item.id, index),
         ]
 
     def _set_arguments(self, arguments: str) -> list[Event]:

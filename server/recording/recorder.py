@@ -85,8 +85,6 @@ class Recorder:
         `pause_engine` pauses the engine with True and resumes it with False. `capacity` counts and bounds
         the unfinished responses.
         """
-        self._database = database
-        self._replica = replica
         self._hub = hub
         self._on_events = on_events
         self._on_released = on_released

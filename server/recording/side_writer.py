@@ -10,7 +10,6 @@ import queue
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from time import monotonic
 from typing import Literal
 from uuid import UUID
@@ -210,10 +209,8 @@ class SideWriter:
         if (now := self._clock()) < self._checked_at + OWNERSHIP_CHECK_SECONDS:
             return
         self._checked_at = now
-        runs = [
-            run for run in self._active_runs() if run.stored
-        ]  # listed before the query: all of them have rows
-        if not runs:
+        # Listed before the query: all of them have rows.
+        if not (runs := [run for run in self._active_runs() if run.stored]):
             return
         try:
             with self._database.begin() as connection:
@@ -239,7 +236,7 @@ class SideWriter:
         self._on_result(result)
 
     def _note_failure(self, retry: Retry, error: Exception) -> None:
-        trouble: CommitFailure = classify(error)
+        trouble = classify(error)
         was_given_up = retry.given_up
         self._retries.failed(retry, trouble, self._clock())
         details = (retry.response, type(error).__name__, retry.way)
@@ -270,7 +267,7 @@ class SideWriter:
                     write(connection, self._replica, [update])
                     return SideResult(update, "committed")
                 case "fail":
-                    last = _fail_from_log(connection, facts)
+                    last = _fail(connection, facts, read_log(connection, facts.tenant, facts.id))
                     write(connection, self._replica, [last])
                     return SideResult(last, "ended")
                 case "hand back":
@@ -282,7 +279,7 @@ class SideWriter:
         """Writes the usage, the only thing that is stored; readers get the end even if that fails."""
         update = retry.update
         if retry.given_up and update.run.final is None:
-            update = _fail_unstored(connection, update)
+            update = _fail(connection, update.run.facts, RunLog((), update.first_seq, (), None))
         if retry.way == "hand back":
             log.error("response %s is not metered", retry.response)
         else:
@@ -303,22 +300,13 @@ class SideWriter:
             self._connection = None
 
 
-def _fail_from_log(connection: Connection, facts: RunFacts) -> RunUpdate:
+def _fail(connection: Connection, facts: RunFacts, log: RunLog) -> RunUpdate:
     """The update that ends a response as failed after its last stored event.
 
     Nothing of its run is used but the facts: the rest may be the reason why it cannot be stored.
     """
-    return _fail(facts, read_log(connection, facts.tenant, facts.id), database_clock(connection))
-
-
-def _fail_unstored(connection: Connection, update: RunUpdate) -> RunUpdate:
-    """The same for a response without a row, after the events before this update."""
-    return _fail(update.run.facts, RunLog((), update.first_seq, (), None), database_clock(connection))
-
-
-def _fail(facts: RunFacts, log: RunLog, at: datetime) -> RunUpdate:
     run = Run(facts, no_decoding())
     run.restore_output_only(log)
     update = RunUpdate(run)
-    update.events += run.fail(SERVER_ERROR, NOT_STORED, at)
+    update.events += run.fail(SERVER_ERROR, NOT_STORED, database_clock(connection))
     return update
