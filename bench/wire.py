@@ -281,7 +281,7 @@ def _events() -> None:
         for number in range(DELTAS):
             for event in emitter.delta(TextDelta(" word")):
                 frame(RESPONSE, event)
-            assert emitter.next_seq > number
+            assert emitter.numbers.next_seq > number
 
     def items(_: int) -> None:
         for _ in range(DELTAS // 400):
@@ -291,7 +291,7 @@ def _events() -> None:
                 for delta in (begun, CallDelta("{}"), CallEnd()):
                     for event in emitter.delta(delta):
                         frame(RESPONSE, event)
-            assert emitter.next_seq == 400
+            assert emitter.numbers.next_seq == 400
 
     times = take_times({"deltas": deltas, "items": items}, ROUNDS)
     for name, count in (("deltas", DELTAS), ("items", DELTAS)):

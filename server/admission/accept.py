@@ -23,7 +23,7 @@ from server.prompting.next_turn import TurnBuilder
 from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses.events import Event
-from server.recording.expiry import lifetime
+from server.recording.persist import lifetime
 from server.store import log_append
 from server.store.content import idempotency_keys, responses, stored_items
 from server.store.content.responses import NewResponse

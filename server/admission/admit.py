@@ -314,7 +314,7 @@ class Admission:
             return [(run, run.accept() + run.start()) for run in runs]
         except BaseException:
             for response in ids:
-                self._recorder.release(response)
+                self._recorder.capacity.discard(response)
             raise
 
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:

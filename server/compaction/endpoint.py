@@ -12,9 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.compaction.retained_items import pending_calls, retained_messages
-from server.compaction.summary import RETAINED_SHARE, Summary
-from server.compaction.transcript import transcript
+from server.compaction.summary import RETAINED_SHARE, Summary, pending_calls, retained_messages, transcript
 from server.errors import InvalidRequest
 from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads, RequestReads
@@ -69,7 +67,7 @@ class PendingCompaction:
 def start_compaction(
     database: Database, served: LoadedModel, tenant: str, request: CreateResponse, history: HistoryReads
 ) -> PendingCompaction:
-    """Resolve the input and divide it. Raises ApiError or DecodeFailure."""
+    """Resolves the input and divides it. Raises ApiError or DecodeFailure."""
     validate_request(request, served)
     compaction_id = ids.new_uuid()
     request, input_items = resolve_input.read_request_input(request)

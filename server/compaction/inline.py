@@ -12,9 +12,14 @@ from dataclasses import replace
 
 import msgspec
 
-from server.compaction.retained_items import newest_results, pending_calls, retained_messages
-from server.compaction.summary import RETAINED_SHARE, Summary
-from server.compaction.transcript import transcript
+from server.compaction.summary import (
+    RETAINED_SHARE,
+    Summary,
+    newest_results,
+    pending_calls,
+    retained_messages,
+    transcript,
+)
 from server.errors import InvalidRequest
 from server.generation.output_decoding import CompactionSpec
 from server.hosted_tools.tool_specs import approved_calls

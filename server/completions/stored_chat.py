@@ -16,7 +16,7 @@ from server.completions.chat import chat_choice, chat_completion, chat_format, c
 from server.completions.chunk_stream import FinalChoice
 from server.delivery.stored_responses import as_response, bad_cursor, page_cursor, with_last_event
 from server.errors import NotFound
-from server.generation.token_dump import may_have_stop_reason, wants_token_dump
+from server.generation.response_builder import may_have_stop_reason, wants_token_dump
 from server.protocol import ids
 from server.protocol.completions.chat_messages import stored_messages
 from server.protocol.completions.objects import StoredCompletion

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from server.generation.item_starts import decode_added
+from server.generation.event_log import decode_added
 from server.protocol.earlier_releases import with_name
 from server.protocol.responses.events import Event, Kind, event_type, render
 from server.protocol.responses.items import FunctionCall

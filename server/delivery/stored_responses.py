@@ -17,8 +17,7 @@ from server.delivery.frames import (
 )
 from server.delivery.hub import TAIL_FRAMES, Published
 from server.errors import InvalidRequest
-from server.generation.response_builder import build_response
-from server.generation.token_dump import restore_token_dump, wants_token_dump
+from server.generation.response_builder import build_response, restore_token_dump, wants_token_dump
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.earlier_releases import with_logprobs

@@ -11,11 +11,10 @@ from server.http.authentication import Authenticator
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
-from server.stall_watch import StallWatch
 from server.store.cluster.notifications import Notifier
 from server.store.database import Database
 from server.store.disk_space import Disk
-from server.supervised_thread import SupervisedThread
+from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
 
 

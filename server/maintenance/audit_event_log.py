@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from server.delivery.stored_responses import as_response
-from server.generation.token_dump import ONLY_IN_LAST_EVENT
+from server.generation.response_builder import ONLY_IN_LAST_EVENT
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.ids import response_id
 from server.protocol.responses.events import TERMINAL, Event, render

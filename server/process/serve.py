@@ -53,12 +53,12 @@ from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
 from server.sealing.cipher import Seal
 from server.sealing.load_keys import load_seal_keys
-from server.stall_watch import StallWatch
 from server.store.cluster import leases
 from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
+from server.supervised_thread import StallWatch
 from server.tool_loop import ToolLoop
 from server.version import VERSION
 

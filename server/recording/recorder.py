@@ -34,7 +34,6 @@ from server.recording.messages import (
 )
 from server.recording.run_registry import RunRegistry
 from server.recording.side_writer import SideResult, SideWriter
-from server.recording.suspended import SuspendedRuns
 from server.store.cluster import leases
 from server.store.database import Database
 from server.supervised_thread import Retry, SupervisedThread
@@ -86,8 +85,6 @@ class Recorder:
         `pause_engine` pauses the engine with True and resumes it with False. `capacity` counts and bounds
         the unfinished responses.
         """
-        self._database = database
-        self._replica = replica
         self._hub = hub
         self._on_events = on_events
         self._on_released = on_released
@@ -109,7 +106,7 @@ class Recorder:
         """Held while a run is started, so that `_idle` is not set just before the run arrives."""
         self._committer = Committer(database, replica, self._registry, clock)
         self._side_results: queue.SimpleQueue[SideResult] = queue.SimpleQueue()
-        self._suspended = SuspendedRuns()
+        self._suspended = self._registry.suspended
         self._side = SideWriter(
             database,
             replica,
@@ -120,16 +117,12 @@ class Recorder:
         )
         self._fenced = False
         self._next_at = 0.0
-        self._thread = self._make_thread(on_fenced)
-
-    def _make_thread(self, on_fatal: Callable[[], None]) -> SupervisedThread:
-        """A failed turn is not repeated: its messages have changed their runs already."""
-        return SupervisedThread(
+        self._thread = SupervisedThread(
             "recorder",
             self._turn,
             fatal=(leases.Fenced,),
-            on_fatal=on_fatal,
-            retry=Retry(max_failures=0),
+            on_fatal=on_fenced,
+            retry=Retry(max_failures=0),  # the messages of a failed turn have changed their runs already
             on_end=self._committer.close,
         )
 
@@ -149,16 +142,6 @@ class Recorder:
                 self._engine_paused = True
                 log.warning("the database is behind: the engine is paused")
                 self._pause_engine(True)
-
-    def reserve(self, response_id: UUID, tenant: str) -> None:
-        """Counts a response that is about to be committed as this replica's. `start_run` or `release`
-        follows.
-        """
-        self.capacity.add(response_id, tenant)
-
-    def release(self, response_id: UUID) -> None:
-        """Undoes `reserve`: there will be no run."""
-        self.capacity.discard(response_id)
 
     def produces(self, response_id: UUID) -> bool:
         """Whether this process generates the response or is about to. Any thread."""
@@ -235,7 +218,7 @@ class Recorder:
                 messages = self._inbox.get(timeout=min(left, _POLL_SECONDS))
             self.process(messages)
         if self._suspended:
-            log.error("%d responses could not be stored; others go on with them", self._suspended.count)
+            log.error("%d responses could not be stored; others go on with them", len(self._suspended))
 
     def process(self, messages: Sequence[RecorderMessage]) -> float:
         """One turn of the thread: applies the messages, commits, publishes. Raises Fenced.
@@ -266,7 +249,7 @@ class Recorder:
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:
-                self.release(update.run.facts.id)
+                self.capacity.discard(update.run.facts.id)
         if any(update.released for update in updates):
             crashpoint("release.committed")
             self._on_released()
@@ -296,9 +279,7 @@ class Recorder:
             case "ended":
                 self._give_up(response)
         retained = self._suspended.resume(response)
-        if result.outcome == "committed":
-            self._registry.paused.discard(response)
-        else:
+        if result.outcome != "committed":
             self._registry.remove(response)
         self._after_commit([update])
         if result.outcome == "left" and update.run.stored:
@@ -308,8 +289,6 @@ class Recorder:
     def _suspend(self, updates: Sequence[RunUpdate]) -> None:
         """Leaves these updates to the side writer, so that no other run waits for them."""
         for update in updates:
-            response = update.run.facts.id
-            self._registry.paused.add(response)
             self._suspended.add(update)
             self._side.write(update)
 
@@ -349,20 +328,16 @@ class Recorder:
 
     def _commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:
         """Applies messages to their runs; returns the committed updates and suspends the others."""
-        if not any(self._registry.needs_commit(message) for message in messages):
-            return self._apply_without_commit(messages)
-        committed, failed = self._committer.commit(messages)
+        if any(self._registry.needs_commit(message) for message in messages):
+            committed, failed = self._committer.commit(messages)
+        else:
+            committed = self._registry.apply(messages, datetime.now(UTC))
+            # If decoding raises, a run ends all the same and has to be metered.
+            failed = [update for update in committed if update.is_last or update.unwritable]
+            if failed:
+                committed = [update for update in committed if update not in failed]
         self._suspend(failed)
         return committed
-
-    def _apply_without_commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:
-        """For messages that need no commit. If decoding raises, a run ends all the same and has to be
-        metered.
-        """
-        updates = self._registry.apply(messages, datetime.now(UTC))
-        ended = [update for update in updates if update.is_last or update.unwritable]
-        self._suspend(ended)
-        return [update for update in updates if update not in ended] if ended else updates
 
     def _publish(self, updates: Sequence[RunUpdate]) -> None:
         self._on_events([update.run.facts.id for update in updates if update.events and update.run.stored])

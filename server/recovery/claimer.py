@@ -106,7 +106,7 @@ class Claimer:
                 leases.fence(connection, self._replica)
                 claimed = claim(connection)
                 for stored in claimed:
-                    self._recorder.reserve(stored.id, stored.tenant)
+                    self._recorder.capacity.add(stored.id, stored.tenant)
                 if claimed:
                     crashpoint("claim.written")
         except BaseException:
@@ -119,7 +119,7 @@ class Claimer:
     def _release(self, claimed: Iterable[StoredResponse]) -> None:
         """This replica owns these responses but does nothing for them; the heartbeat thread releases them."""
         for stored in claimed:
-            self._recorder.release(stored.id)
+            self._recorder.capacity.discard(stored.id)
 
     def _claim_to_end(self, connection: Connection) -> list[StoredResponse]:
         return claims.claim_to_end(connection, self._replica, most_deaths=self._max_deaths, limit=MAX_BATCH)
@@ -171,7 +171,7 @@ class Claimer:
             if is_unavailable(error):
                 raise
         finally:
-            self._recorder.release(claimed.id)
+            self._recorder.capacity.discard(claimed.id)
 
     def _call(self, rebuilt: Rebuilt, act: Callable[[Rebuilt], None]) -> None:
         """Calls `act`; an unexpected exception ends this response only."""

@@ -22,8 +22,9 @@ from pydantic import TypeAdapter
 
 from engine.request import Usage
 from server.delivery.hub import Hub, Published
+from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec
-from server.generation.run import Run, RunFacts, RunLog
+from server.generation.run import Run, RunFacts
 from server.input_resolution.history import stored_item
 from server.input_resolution.resolve_input import read_request_input, with_own_id
 from server.model_formats.interface import (
@@ -185,7 +186,7 @@ def make_run(**changes: Any) -> Run:
 def resume(run: Run, log: RunLog) -> list[Event]:
     """Brings a fresh run of one turn to the end of its log; the events that its tokens give now."""
     run.emit_start_events(log)
-    events = run.feed_logged_tokens(log)
+    events = run.feed_logged_tokens(log.token_ids, log.events, log.first_token_at)
     run.set_next_seq(log.next_seq)
     return events
 

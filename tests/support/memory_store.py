@@ -18,7 +18,7 @@ import msgspec
 from server.admission import accept
 from server.protocol.responses.events import Event
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, columns_of
-from server.recording import commit, committer, persist, side_writer
+from server.recording import committer, persist, side_writer
 from server.store import log_append, log_read
 from server.store.cluster import claims, leases
 from server.store.content import deletion, idempotency_keys, responses, storage_usage
@@ -373,8 +373,11 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     deletion: {"delete": delete, "remove_if_unneeded": remove_if_unneeded},
     storage_usage: {"total": stored_bytes},
     idempotency_keys: {"find": find, "claim": claim, "release_lost": release_lost},
-    committer: {"is_responsive": lambda _at: True},
-    commit: {"append_and_commit": append_and_commit, "set_timeouts": _set_timeouts},
+    committer: {
+        "is_responsive": lambda _at: True,
+        "append_and_commit": append_and_commit,
+        "set_timeouts": _set_timeouts,
+    },
     side_writer: {"set_timeouts": _set_timeouts, "commit_synchronously": lambda _at: None},
     accept: {"clock": lambda at: at.now},
     persist: {"commit_synchronously": lambda _at: None},

@@ -26,7 +26,7 @@ from server.errors import ApiError
 from server.http.handlers.responses import subscribe
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import TERMINAL_STATUSES
-from server.recording import commit, committer, persist, recorder
+from server.recording import committer, persist, recorder
 from server.recovery import claimer, heartbeat
 from server.store.cluster import claims
 from server.store.content import deletion
@@ -302,7 +302,7 @@ def simulated() -> Iterator[Callable[[int], World]]:
         mock.patch.object(admit, "new_uuid", new_uuid),
         *(
             mock.patch.object(module, "crashpoint", crashpoint)
-            for module in (admit, commit, heartbeat, recorder, claimer, persist)
+            for module in (admit, committer, heartbeat, recorder, claimer, persist)
         ),
     ]
     with memory_store.installed():

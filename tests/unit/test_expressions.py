@@ -64,7 +64,7 @@ REACH = {
     "server/model_formats/tool_calls/xml_elements.py:_IN_QUOTES": OUTPUT,
     "server/model_formats/tool_calls/xml_elements.py:_IN_TAG": OUTPUT,
     "server/model_formats/tool_names.py:_UNKNOWN_NAME": OUTPUT,
-    "server/generation/reasoning_summary.py:_WORDS": OUTPUT,
+    "server/generation/written_item.py:_WORDS": OUTPUT,
     "server/model_formats/grammar/enforceable_schema.py:_SPECIAL": MAX_PATTERN,
     "server/model_formats/chat_template/jinja_environment.py:_NOT_ASCII": TEXT,
     "server/model_formats/grammar/lark_in_json_string.py:_TOKEN": MAX_LARK,

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from engine.request import EngineRequest, Finished, ModelInfo, RequestRefused, Stats, Tokens, Usage
 from server.configuration.shipped_files import demo_model_folder
 from server.delivery.stored_responses import read_response
+from server.generation.event_log import texts
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
@@ -23,7 +24,6 @@ from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import event_type, is_terminal, render
 from server.recording.messages import SERVER_ERROR
 from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED, Claimer
-from server.recovery.replay import texts
 from server.store import log_append
 from server.store.cluster import claims
 from server.store.content import deletion

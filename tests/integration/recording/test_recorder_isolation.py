@@ -12,7 +12,7 @@ import pytest
 from server.generation.run import Run
 from server.input_resolution import history
 from server.protocol.responses.events import Event, Kind, is_terminal
-from server.recording import committer, persist, retries
+from server.recording import committer, persist, side_writer
 from server.recording.messages import ReleaseRuns
 from server.store import log_append
 from server.store.content import responses
@@ -120,8 +120,8 @@ def test_a_slow_statement_of_one_response_has_its_time_and_takes_nobody_elses(be
 def test_a_response_that_stays_locked_is_given_up_and_ends_as_failed_once_it_can(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "MAX_TRIES", 2)
-    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.3)
+    monkeypatch.setattr(side_writer, "MAX_TRIES", 2)
+    monkeypatch.setattr(side_writer, "FIRST_PAUSE_SECONDS", 0.3)
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("stored")))
     with locked(bench, hit):
@@ -141,8 +141,8 @@ def test_a_response_that_stays_locked_is_given_up_and_ends_as_failed_once_it_can
 def test_a_background_response_that_stays_locked_is_handed_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "MAX_TRIES", 1)
-    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.3)
+    monkeypatch.setattr(side_writer, "MAX_TRIES", 1)
+    monkeypatch.setattr(side_writer, "FIRST_PAUSE_SECONDS", 0.3)
     hit = in_background(bench)
     bench.feed(tokens(hit, say("stored")))
     with locked(bench, hit):
@@ -155,7 +155,7 @@ def test_a_background_response_that_stays_locked_is_handed_back(
     assert bench.recorder.wait_idle(10)
 
 
-def await_pause_before(bench: Bench, way: retries.Way) -> None:
+def await_pause_before(bench: Bench, way: side_writer.Way) -> None:
     """Waits for a pause of a second or more, behind which the step that is given up is tried in that way."""
 
     def next_is_far() -> bool:

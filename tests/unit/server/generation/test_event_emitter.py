@@ -95,7 +95,7 @@ def test_stream_that_another_emitter_ends_after_any_commit_is_in_order(
     for delta in said[:commits]:
         before += first.delta(delta)
     second.restore(before)
-    second.next_seq = len(before)
+    second.numbers.next_seq = len(before)
     last, _ = second.end(make_ending(status))
     EventOrder().take_all(rendered(RESPONSE, [*before, *last]))
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from engine.request import Usage
-from server.compaction.retained_items import pending_calls
+from server.compaction.summary import pending_calls
 from server.errors import InvalidRequest
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run

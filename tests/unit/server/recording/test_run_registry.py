@@ -5,8 +5,7 @@ from uuid import UUID, uuid4
 from engine.request import Tokens
 from server.generation.run import Run
 from server.recording.messages import FailRun, RecorderMessage, ReleaseRuns, RunUpdate, StartRun, StopRecorder
-from server.recording.run_registry import RunRegistry
-from server.recording.suspended import SuspendedRuns
+from server.recording.run_registry import RunRegistry, SuspendedRuns
 from tests.support.builders import LATER, make_echo, make_run, say
 
 
@@ -56,7 +55,7 @@ def test_a_hand_back_of_all_passes_by_runs_that_are_paused() -> None:
     hit, other = new(background=True), new(background=True)
     registry = RunRegistry()
     registry.apply([StartRun(hit), StartRun(other)], LATER)
-    registry.paused.add(hit.facts.id)
+    registry.suspended.add(RunUpdate(hit))
     assert [update.run for update in registry.apply([ReleaseRuns()], LATER)] == [other]
     assert registry.get(hit.facts.id) is hit
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compaction.transcript import ELLIPSIS, EXCERPT_CHARACTERS, shorten, transcript
+from server.compaction.summary import ELLIPSIS, EXCERPT_CHARACTERS, shorten, transcript
 from server.protocol.responses.items import Item
 from tests.support.builders import examples, read_items
 

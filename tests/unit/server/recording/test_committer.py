@@ -2,7 +2,7 @@
 
 from uuid import uuid4
 
-from server.recording.isolation import Isolation
+from server.recording.committer import Isolation
 from server.recording.messages import RunUpdate
 from tests.support.builders import make_ending, make_run
 

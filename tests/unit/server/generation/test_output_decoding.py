@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import StopMatch
-from server.generation.stop_strings import StopStringFilter
+from server.generation.output_decoding import StopStringFilter
 from tests.support.builders import examples
 
 texts = st.text("abc", max_size=24)

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from server.recovery.heartbeat_watch import HeartbeatWatch
+from server.recovery.heartbeat import HeartbeatWatch
 
 LEASE = 10.0
 ONE, OTHER = UUID(int=1), UUID(int=2)

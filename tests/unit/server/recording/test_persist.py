@@ -8,7 +8,7 @@ from server.prompting.unsupported_parameters import refuse_unsupported
 from server.protocol.decode import decode
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
-from server.recording.expiry import lifetime
+from server.recording.persist import lifetime
 
 TEN_YEARS = 10 * 365 * 24 * 3600
 

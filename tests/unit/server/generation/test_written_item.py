@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.generation.item_starts import has_summaries
+from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec
-from server.generation.run import Run, RunLog
+from server.generation.run import Run
 from server.protocol.responses.events import Event, event_type, render
 from tests.support.builders import (
     LATER,
@@ -82,7 +82,7 @@ def test_a_run_that_is_resumed_tells_the_summary_as_if_it_had_not_been_cut(
     first = make_run()
     stored = first.accept() + first.start() + first.tokens(tokens[:cut], LATER)
     second = make_run()
-    resume(second, RunLog(tokens[:cut], len(stored), stored, LATER))
+    resume(second, RunLog([(0, tokens[:cut])], len(stored), stored, LATER))
     rest = second.tokens(tokens[cut:], LATER) + second.fail("server_error", "Why.", LATER)
     assert told([*stored, *rest]) == told(unbroken)
 
@@ -94,15 +94,13 @@ def test_a_run_that_can_only_fail_ends_the_summary_that_was_told(thought: str, c
     first = make_run()
     stored = first.accept() + first.start() + first.tokens(tokens, LATER)
     second = make_run()
-    second.restore_output_only(RunLog(tokens, len(stored), stored, LATER))
+    second.restore_output_only(RunLog([(0, tokens)], len(stored), stored, LATER))
     rest = second.fail("server_error", "Why.", LATER)
     assert told([*stored, *rest])[:-1] == told(play(make_run(), tokens))[:-1]
 
 
 @pytest.mark.parametrize("summarizes_reasoning", [True, False])
 def test_a_log_says_whether_its_reasoning_has_summaries(summarizes_reasoning: bool) -> None:
-    assert (
-        has_summaries(play(make_run(summarizes_reasoning=summarizes_reasoning), think("Hm")))
-        is summarizes_reasoning
-    )
-    assert has_summaries(play(make_run(summarizes_reasoning=summarizes_reasoning), say("Hm"))) is None
+    for said, answer in ((think("Hm"), summarizes_reasoning), (say("Hm"), None)):
+        events = play(make_run(summarizes_reasoning=summarizes_reasoning), said)
+        assert RunLog((), len(events), events, None).has_summaries() is answer
