@@ -1,4 +1,4 @@
-"""The error tree. `server.http.error_responses` makes OpenAI's error objects of it.
+"""The error tree. `server.http.json_responses` makes OpenAI's error objects of it.
 
     ApiError
     ├── InvalidRequest       400  the caller must change the request

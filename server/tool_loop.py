@@ -16,8 +16,8 @@ from uuid import UUID
 from engine.request import Engine, RequestRefused
 from server.errors import ApiError
 from server.generation.run import Run
-from server.hosted_tools.mcp.client import McpServers, failed_result
-from server.hosted_tools.tool_specs import DueCall, PendingToolWork, ToolResult
+from server.hosted_tools.mcp_client import McpServers, failed_result
+from server.hosted_tools.offered_tools import DueCall, PendingToolWork, ToolResult
 from server.prompting.next_turn import TurnBuilder
 from server.recording.messages import (
     SERVER_ERROR,

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.browser.browsing import BrowserError, BrowserOutput, BrowserTabs, Web
-from server.hosted_tools.mcp.source_urls import MAX_URLS, URLS_KEY
+from server.browser.browser_tabs import BrowserError, BrowserOutput, BrowserTabs, Web
+from server.hosted_tools.call_items import MAX_URLS, URLS_KEY
 
 S = TypeVar("S", bound=str)
 SESSION_HEADER = "x-session-id"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 
-from server.hosted_tools.tool_specs import items_for_model
+from server.hosted_tools.call_items import items_for_model
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,

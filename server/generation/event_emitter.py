@@ -18,7 +18,7 @@ from server.generation.reasoning_summary import ReasoningSummary
 from server.generation.response_builder import build_response
 from server.generation.token_dump import TokenDump
 from server.generation.tool_call_events import ToolCallEvents
-from server.hosted_tools.tool_specs import DueCall, HostedTools, ToolResult
+from server.hosted_tools.offered_tools import DueCall, HostedTools, ToolResult
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.vocabulary import Vocabulary
 from server.generation.token_dump import TokenDump
-from server.hosted_tools.tool_specs import HostedTools
+from server.hosted_tools.offered_tools import HostedTools
 from server.model_formats.interface import Delta, OutputParser, ReasoningDelta
 
 

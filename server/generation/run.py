@@ -19,7 +19,7 @@ from server.generation.output_decoding import DecodingSpec
 from server.generation.stop_strings import StopStringFilter
 from server.generation.token_dump import TokenDump
 from server.generation.turn_usage import TurnUsages
-from server.hosted_tools.tool_specs import PendingToolWork, ToolResult
+from server.hosted_tools.offered_tools import PendingToolWork, ToolResult
 from server.model_formats.interface import CallDelta, Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.hosted_items import McpApprovalRequest

@@ -34,7 +34,7 @@ from server.protocol.responses.request import ContextManagement, CreateResponse
 from server.protocol.responses.states import TERMINAL_STATUSES
 from server.protocol.responses.tools import declaration
 from server.sealing.cipher import Seal
-from server.sealing.unseal_items import unseal_items
+from server.sealing.sealed_items import unseal_items
 from server.store.content import conversations, responses
 from server.store.content import history_items as history
 from server.store.content.history_items import HistorySize

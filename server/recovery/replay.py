@@ -11,7 +11,8 @@ import msgspec
 
 from engine.request import EngineRequest, Usage
 from server.generation.run import Run, RunLog
-from server.hosted_tools.tool_specs import ToolResult, tool_result_of
+from server.hosted_tools.call_items import tool_result_of
+from server.hosted_tools.offered_tools import ToolResult
 from server.prompting.engine_request import Prepared, engine_request_after
 from server.prompting.next_turn import TurnBuilder
 from server.protocol.responses.events import Event, Kind, OutputItemDone, delta_of, event_type

@@ -19,6 +19,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from server.configuration.settings import Config
+from server.store import seal_keys
+from server.store.database import Connection, Database
+
 Purpose = Literal["reasoning", "compaction", "context"]
 TagPurpose = Literal["approval", "session", "tenant"]
 KEY_BYTES = 32
@@ -92,3 +96,15 @@ def _tag(key: bytes, purpose: TagPurpose, parts: Sequence[str]) -> str:
     encoded = [part.encode("utf-8", "surrogatepass") for part in (purpose, *parts)]
     message = b"".join(len(part).to_bytes(8, "big") + part for part in encoded)
     return hmac.digest(key, message, "sha256")[:TAG_BYTES].hex()
+
+
+def load_seal_keys(config: Config, database: Database) -> Seal:
+    """A seal that encrypts with the setting's first key, and opens what the database's key has sealed."""
+
+    def shared_key(connection: Connection) -> bytes | None:
+        if not config.seal_keys:
+            seal_keys.insert_shared(connection, make_key())
+        return seal_keys.get_shared(connection)
+
+    stored = database.retry(shared_key)
+    return Seal([*config.seal_keys, *([stored] if stored is not None else [])])

@@ -10,8 +10,8 @@ from server.configuration.settings import Config
 from server.delivery import follower
 from server.delivery.abandonment import Abandonment
 from server.delivery.hub import Hub
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer

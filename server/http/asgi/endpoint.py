@@ -14,13 +14,11 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from server.errors import ClientGone, Overloaded
-from server.http.asgi.answer import Answer
-from server.http.asgi.content_encoding import read_content_encoding
-from server.http.asgi.request_body import LingeringClose, RequestBody
-from server.http.asgi.retried_handler import retry_until_ready
+from server.errors import ClientGone, NotReady, Overloaded
+from server.http.asgi.answers import Answer
+from server.http.asgi.request_body import LingeringClose, RequestBody, read_content_encoding
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
-from server.http.error_responses import on_error
+from server.http.json_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
 
@@ -192,3 +190,19 @@ async def _answer_shutdown(request: Request, send: Send) -> None:
 
 def _has_body(request: Request) -> bool:
     return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+
+T = TypeVar("T")
+MAX_ATTEMPTS = 5
+"""Calls of one handler. Each may start another fetch, and a fetched value may have left its cache again."""
+
+
+async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:
+    """The attempt's result. Waits on the loop after each NotReady; raises Overloaded after the last one."""
+    for _ in range(MAX_ATTEMPTS):
+        try:
+            return await attempt()
+        except NotReady as missing:
+            pending = [asyncio.wrap_future(future) for future in missing.pending]
+        await asyncio.wait(pending)  # cancellation does not reach the futures: other requests share them
+    raise Overloaded("The tool servers of this request did not answer in time; try again.")

@@ -13,12 +13,11 @@ from typing import Generic, Literal, Protocol, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from server.http.asgi.answer import Answer
-from server.http.asgi.endpoint import EndpointContext
-from server.http.asgi.retried_handler import retry_until_ready
+from server.http.asgi.answers import Answer
+from server.http.asgi.endpoint import EndpointContext, retry_until_ready
+from server.http.asgi.hypercorn_patches import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
-from server.http.connections.websocket_messages import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
-from server.http.error_responses import on_error
+from server.http.json_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
 from server.protocol.responses.websocket_messages import CreateMessage

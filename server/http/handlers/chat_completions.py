@@ -16,12 +16,10 @@ from server.completions.chat_response import ChunkStream, chat_completion, forma
 from server.completions.chunk_stream import failure_message
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed
-from server.http.asgi.answer import Answer
-from server.http.asgi.event_stream import EventStream, FrameTransform, StreamPosition
-from server.http.asgi.final_response import FinalResponse
+from server.http.asgi.answers import Answer, EventStream, FinalResponse, FrameTransform, StreamPosition
 from server.http.handlers.responses import idempotency_key, stored_end_reader, timing_of
-from server.http.json_response import json_response
-from server.http.request_id import apply_body_request_id
+from server.http.json_responses import json_response
+from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
 from server.prompting.completion_params import includes_continuous_usage, includes_usage
 from server.protocol.completions.chat import ChatCompletion, ChatRequest

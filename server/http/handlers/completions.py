@@ -8,10 +8,10 @@ from server.admission.generation_config import with_generation_config
 from server.caller import Caller
 from server.completions.legacy_request import as_response_requests, read_prompts, validate_legacy_request
 from server.completions.legacy_response import LegacyChunkStream, format_of, text_completion
-from server.http.asgi.answer import Answer
+from server.http.asgi.answers import Answer
 from server.http.handlers.chat_completions import completion_answer, input_param_as
 from server.http.handlers.responses import idempotency_key
-from server.http.request_id import apply_body_request_id
+from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
 from server.protocol.completions.legacy import TextCompletion, TextRequest
 from server.protocol.decode import decode

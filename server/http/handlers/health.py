@@ -4,7 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http.json_response import json_response
+from server.http.json_responses import json_response
 from server.http.services import Services
 from server.store.database import DatabaseError, clock
 from server.version import VERSION

@@ -8,8 +8,8 @@ from starlette.responses import Response as HttpResponse
 from server.caller import Caller
 from server.completions import stored_chat
 from server.errors import NotFound
-from server.http import query_parameters
-from server.http.json_response import json_response
+from server.http import query_and_headers
+from server.http.json_responses import json_response
 from server.http.services import Services
 from server.protocol import ids
 from server.protocol.completions.chat import DeletedCompletion, UpdateCompletion
@@ -19,10 +19,10 @@ from server.store.content.list_pages import Filters
 
 def completions(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions"""
-    page = query_parameters.page_request(request, "asc")
+    page = query_and_headers.page_request(request, "asc")
     filters = Filters(
-        model=query_parameters.text(request, "model"),
-        metadata=query_parameters.metadata(request),
+        model=query_and_headers.text(request, "model"),
+        metadata=query_and_headers.metadata(request),
         completions=True,
     )
     listed = stored_chat.list_completions(
@@ -57,7 +57,7 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
 
 def messages(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions/{completion_id}/messages"""
-    page = query_parameters.page_request(request, "asc")
+    page = query_and_headers.page_request(request, "asc")
     listed = stored_chat.list_messages(
         services.database,
         caller.tenant,

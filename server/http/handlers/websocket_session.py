@@ -13,10 +13,10 @@ from starlette.websockets import WebSocket
 from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
 from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
-from server.http.asgi.answer import Answer
+from server.http.asgi.answers import Answer
 from server.http.asgi.websocket import PendingResponse
-from server.http.error_responses import log_internal_error, to_api_error
 from server.http.handlers import responses
+from server.http.json_responses import log_internal_error, to_api_error
 from server.http.services import Services
 from server.limits.concurrency import SharedLimit
 from server.prompting.structured_output.structured_outputs import with_modern_names

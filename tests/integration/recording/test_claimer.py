@@ -15,8 +15,8 @@ from server.configuration.shipped_files import demo_model_folder
 from server.delivery.stored_responses import read_response
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers
 from server.model_formats.interface import Conversation, ModelFormat, OutputParser, Prompt, ReasoningMarks
 from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel

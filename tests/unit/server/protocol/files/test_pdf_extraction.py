@@ -8,7 +8,7 @@ from contextvars import Context
 import pypdf
 import pytest
 
-from server.http.error_responses import to_api_error
+from server.http.json_responses import to_api_error
 from server.protocol.errors import ExtractionBusy
 from server.protocol.files import pdf_extraction as pdf
 from server.protocol.files.input_files import MAX_FILE_TEXT, FileError, file_text, storable_file_data
