@@ -39,9 +39,8 @@ class FairSlots:
 
         `most` is the tenant's limit; `limits` has further ones by key, of which each call of a key takes one.
         """
-        waiter = _Waiter(
-            {("tenant", tenant): most, **(limits or {})}, asyncio.get_running_loop().create_future()
-        )
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter({(tenant,): most, **(limits or {})}, granted)
         self._waiting.setdefault(tenant, deque()).append(waiter)
         self._grant_free_slots()
         try:
