@@ -1,4 +1,4 @@
-"""One session of the browser tool: search, open and find on numbered open pages. Not thread-safe."""
+"""BrowserTabs: a browser session's open pages, and what `search`, `open` and `find` do. Not thread-safe."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -124,10 +124,8 @@ class BrowserTabs:
         while len(self._pages) - self._first > MAX_PAGES or (
             self.size > MAX_BYTES and self._first < len(self._pages) - 1
         ):
-            closed, self._pages[self._first] = (
-                self._pages[self._first],
-                None,
-            )  # so that cursors of later pages stay valid
+            closed = self._pages[self._first]
+            self._pages[self._first] = None  # so that cursors of later pages stay valid
             self._first += 1
             self.size -= closed.size if closed is not None else 0
         return _output_of_lines(page, len(self._pages) - 1, first, lines)

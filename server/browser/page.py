@@ -1,7 +1,11 @@
-"""A web page as lines of text with numbered links. Pure.
+"""Web pages as numbered lines of text with numbered links: HTML parsed in a process, search results, matches.
 
 Links have the form that gpt-oss is trained on: `【4†text†host】`, without the host if it is the page's own.
-These brackets in a page's own text are replaced, so that a page cannot forge links.
+These brackets in a page's own text are replaced, so that a page cannot forge links. A model sees a page as
+gpt-oss's own tool shows it: `[cursor]`, then `L9: text`, so that it can cite `【6†L9-L11】`.
+
+HTML parsers take time quadratic in a page's depth and cannot be interrupted, so `parse_page` runs this module
+in a process of its own, with limits of CPU time and memory.
 """
 
 import re
@@ -23,29 +27,19 @@ WIDTH = 80
 MAX_CHARACTERS = 500_000
 """Of a page's text; the rest is replaced by a note of its length."""
 MAX_LINKS = 2000
+MAX_OUTPUT_CHARACTERS = 8000
+"""Of one output, unless the model asks for a number of lines."""
+MAX_LINES = 1000
+_CONTEXT_LINES = 4
+_MAX_MATCHES = 50
+CPU_SECONDS = 5.0
+_MEMORY_BYTES = 1 << 30
 _REMOVED = "script, style, noscript, template, svg, iframe, object, select, head"
-_BLOCKS = frozenset(
-    {
-        *("address", "article", "aside", "blockquote", "br", "dd", "details", "div", "dl", "dt", "fieldset"),
-        *("figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li"),
-        *(
-            "main",
-            "nav",
-            "ol",
-            "p",
-            "pre",
-            "section",
-            "summary",
-            "table",
-            "tbody",
-            "td",
-            "tfoot",
-            "th",
-            "thead",
-        ),
-        *("tr", "ul"),
-    }
+_BLOCK_TAGS = (
+    "address article aside blockquote br dd details div dl dt fieldset figcaption figure footer form h1 h2 h3"
+    " h4 h5 h6 header hr li main nav ol p pre section summary table tbody td tfoot th thead tr ul"
 )
+_BLOCKS = frozenset(_BLOCK_TAGS.split())
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset=[\"']?([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
 _MARKS = str.maketrans("【】†", "〖〗‡")
 
@@ -150,10 +144,6 @@ def _lines(text: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
-CPU_SECONDS = 5.0
-_MEMORY_BYTES = 1 << 30
-
-
 class PageUnreadable(Exception):
     """Parsing takes too much time or memory."""
 
@@ -181,17 +171,6 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stdout.buffer.write(msgspec.json.encode(from_html(url, html)))
-
-
-if __name__ == "__main__":
-    main()
-
-
-MAX_OUTPUT_CHARACTERS = 8000
-"""Of one output, unless the model asks for a number of lines."""
-MAX_LINES = 1000
-_CONTEXT_LINES = 4
-_MAX_MATCHES = 50
 
 
 def number_lines(page: Page, cursor: int, first: int = 0, lines: int | None = None) -> str:
@@ -227,3 +206,7 @@ def find_lines(page: Page, cursor: int, pattern: str) -> str:
 
 def _head(page: Page, cursor: int) -> str:
     return f"[{cursor}] {page.title}" + (f" ({page.url})" if page.url and page.url != page.title else "")
+
+
+if __name__ == "__main__":
+    main()

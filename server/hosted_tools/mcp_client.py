@@ -139,9 +139,7 @@ class McpServers:
         except Exception as error:  # noqa: BLE001 - as in `_uncalled`
             return _resolved(self._failed_call(label, error))
         server = self._share_key(label, credentials)
-        call = mcp_session.call_tool_in_turn(
-            self._slots, tenant, server, location, name, parsed, self._seconds
-        )
+        call = mcp_session.call_tool(location, name, parsed, self._seconds, self._slots, tenant, server)
         exchange = self._start(call, response)
         exchange.add_done_callback(lambda _: self._calls.release(tenant))
         return _then(exchange, _tool_result, partial(self._failed_call, label))

@@ -95,8 +95,8 @@ def discover_tools(
             tool,
             headers=None,
             authorization=None,
-            server_url=_without_query(tool.server_url),
-            listed=_without_clashes(offered, tool.server_label, names),
+            server_url=tool.server_url and tool.server_url.partition("?")[0],  # a query may be a secret
+            listed=[one for one in offered.tools if f"{tool.server_label}__{one.name}" not in names],
             listing_error=offered.error,
             plain_names=True,
         )
@@ -180,7 +180,59 @@ class _RequestServers:
 
     def check_usage(self, tool: McpTool, credentials: McpCredentials, path: str, *, background: bool) -> None:
         """Raises InvalidRequest for a server, header or URL that this caller may not use."""
-        _check_usage(self._servers, self.labels, tool, credentials, path, background=background)
+        for name in ("connector_id", "tunnel_id"):
+            if getattr(tool, name) is not None:
+                raise InvalidRequest(
+                    "OpenAI's connectors are not there: name a server by its label or its URL.",
+                    param=f"{path}.{name}",
+                    code="unsupported_parameter",
+                )
+        self._check_server(tool, path)
+        if credentials.url is None:
+            self._check_registered_headers(tool, credentials, path)
+        hidden = "headers" if tool.headers else "authorization" if tool.authorization else None
+        if tool.server_url is not None and "?" in tool.server_url:
+            hidden = "server_url"
+        if background and hidden:
+            raise InvalidRequest(
+                "Headers and queries for an MCP server are never stored, and a background response is taken "
+                "from the store.",
+                param=f"{path}.{hidden}",
+                code="unsupported_parameter",
+            )
+
+    def _check_registered_headers(self, tool: McpTool, credentials: McpCredentials, path: str) -> None:
+        """Raises InvalidRequest for headers that a registered server does not get."""
+        if credentials.headers and self._servers.registered.is_command(tool.server_label):
+            raise InvalidRequest("This MCP server takes no headers.", param=f"{path}.headers")
+        for name in credentials.headers:
+            if name.lower() in _PROTOCOL_HEADERS:
+                raise InvalidRequest(
+                    f"The header {name[:50]!r} cannot be sent to a registered MCP server.",
+                    param=f"{path}.headers",
+                )
+
+    def _check_server(self, tool: McpTool, path: str) -> None:
+        label = tool.server_label
+        if tool.server_url is None:
+            if label not in self.labels:
+                raise InvalidRequest(
+                    f"No MCP server is registered here as '{label}'.", param=f"{path}.server_label"
+                )
+            return
+        if label in _RESERVED | self.labels:
+            raise InvalidRequest(
+                f"No server of a request's can be called '{label}'.", param=f"{path}.server_label"
+            )
+        try:
+            self._servers.check(tool.server_url)
+        except Refused as refused:
+            raise InvalidRequest(
+                f"{refused} MCP servers are used by the label under which this server's operator has "
+                "registered them, or at hosts that the operator allows.",
+                param=f"{path}.server_url",
+                code="unsupported_parameter",
+            ) from None
 
 
 def _builtin_server(
@@ -209,11 +261,6 @@ def _require_builtin_tool(listed: ToolList, tool: McpTool) -> None:
     if {*required}.isdisjoint(offered.name for offered in listed.tools):
         kind = str((tool.stands_for or {}).get("type"))
         raise ToolServerDown(kind, tool.server_label, listed.error or f"it does not offer {required[0]!r}.")
-
-
-def _without_clashes(listed: ToolList, label: str, names: set[str]) -> list[Any]:
-    """The tools whose full names no other tool of the request has."""
-    return [tool for tool in listed.tools if f"{label}__{tool.name}" not in names]
 
 
 def _stored_tool_list(items: Sequence[Item], tool: McpTool) -> ToolList | None:
@@ -254,77 +301,6 @@ def _credentials(tool: McpTool, path: str) -> McpCredentials:
             raise InvalidRequest("This is no access token.", param=f"{path}.authorization")
         headers["Authorization"] = f"Bearer {tool.authorization}"
     return McpCredentials(tool.server_url, headers)
-
-
-def _without_query(url: str | None) -> str | None:
-    """The URL as it is stored: its query may be a secret."""
-    return url.partition("?")[0] if url is not None else None
-
-
-def _check_usage(
-    servers: McpServers,
-    labels: frozenset[str],
-    tool: McpTool,
-    credentials: McpCredentials,
-    path: str,
-    *,
-    background: bool,
-) -> None:
-    for name in ("connector_id", "tunnel_id"):
-        if getattr(tool, name) is not None:
-            raise InvalidRequest(
-                "OpenAI's connectors are not there: name a server by its label or its URL.",
-                param=f"{path}.{name}",
-                code="unsupported_parameter",
-            )
-    _check_server(servers, labels, tool, path)
-    if credentials.url is None:
-        _check_registered_headers(servers, tool, credentials, path)
-    hidden = "headers" if tool.headers else "authorization" if tool.authorization else None
-    if tool.server_url is not None and "?" in tool.server_url:
-        hidden = "server_url"
-    if background and hidden:
-        raise InvalidRequest(
-            "Headers and queries for an MCP server are never stored, and a background response is taken "
-            "from the store.",
-            param=f"{path}.{hidden}",
-            code="unsupported_parameter",
-        )
-
-
-def _check_registered_headers(
-    servers: McpServers, tool: McpTool, credentials: McpCredentials, path: str
-) -> None:
-    """Raises InvalidRequest for headers that a registered server does not get."""
-    if credentials.headers and servers.registered.is_command(tool.server_label):
-        raise InvalidRequest("This MCP server takes no headers.", param=f"{path}.headers")
-    for name in credentials.headers:
-        if name.lower() in _PROTOCOL_HEADERS:
-            raise InvalidRequest(
-                f"The header {name[:50]!r} cannot be sent to a registered MCP server.",
-                param=f"{path}.headers",
-            )
-
-
-def _check_server(servers: McpServers, labels: frozenset[str], tool: McpTool, path: str) -> None:
-    if tool.server_url is not None:
-        if tool.server_label in _RESERVED | labels:
-            raise InvalidRequest(
-                f"No server of a request's can be called '{tool.server_label}'.", param=f"{path}.server_label"
-            )
-        try:
-            servers.check(tool.server_url)
-        except Refused as refused:
-            raise InvalidRequest(
-                f"{refused} MCP servers are used by the label under which this server's operator has "
-                "registered them, or at hosts that the operator allows.",
-                param=f"{path}.server_url",
-                code="unsupported_parameter",
-            ) from None
-    elif tool.server_label not in labels:
-        raise InvalidRequest(
-            f"No MCP server is registered here as '{tool.server_label}'.", param=f"{path}.server_label"
-        )
 
 
 def check_approved_calls(hosted: HostedTools) -> None:

@@ -122,26 +122,25 @@ async def list_tools(location: ServerLocation, seconds: float) -> list["Tool"]:
 
 
 async def call_tool(
-    location: ServerLocation, name: str, arguments: dict[str, object], seconds: float
-) -> "CallToolResult":
-    """The tool's result. Raises TimeoutError after `seconds`."""
-    async with asyncio.timeout(seconds), _session(location, seconds, ResponseBudget()) as session:
-        return await session.call_tool(name, arguments)
-
-
-async def call_tool_in_turn(
-    slots: FairSlots,
-    tenant: str,
-    server: str,
     location: ServerLocation,
     name: str,
     arguments: dict[str, object],
     seconds: float,
+    slots: FairSlots,
+    tenant: str,
+    server: str,
 ) -> "CallToolResult":
-    """As `call_tool`, once there is a slot for the tenant and the server. Raises NoSlot after `seconds`."""
+    """The tool's result, of a call that is made once the tenant has a slot for the server.
+
+    Raises NoSlot after `seconds` without one, and TimeoutError `seconds` after the call has begun.
+    """
     limits: dict[Hashable, int] = {server: MAX_PER_SERVER, (tenant, server): MAX_PER_TENANT_AND_SERVER}
-    async with slots.slot(tenant, MAX_PER_TENANT, seconds, limits):
-        return await call_tool(location, name, arguments, seconds)
+    async with (
+        slots.slot(tenant, MAX_PER_TENANT, seconds, limits),
+        asyncio.timeout(seconds),
+        _session(location, seconds, ResponseBudget()) as session,
+    ):
+        return await session.call_tool(name, arguments)
 
 
 async def cancel_others() -> None:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from server.errors import ConfigError
@@ -75,8 +75,7 @@ class RegisteredServers:
 def read_servers(text: str | None) -> dict[str, str]:
     """The setting's `label=url,…`, or `label=stdio:command`. Raises ConfigError."""
     servers: dict[str, str] = {}
-    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
-        label, _, location = entry.partition("=")
+    for entry, label, location in _entries(text):
         if not _LABEL.fullmatch(label) or label in ("functions", "assistant") or not _is_location(location):
             raise ConfigError(
                 f"tool-server must be label=url or label=stdio:command, with commas between, not {entry!r}."
@@ -90,8 +89,7 @@ def read_servers(text: str | None) -> dict[str, str]:
 def read_access(text: str | None, labels: frozenset[str]) -> dict[str, frozenset[str]]:
     """The setting's `label=tenant|key:ID|…,…`. Raises ConfigError, also for a label that is no server's."""
     access: dict[str, frozenset[str]] = {}
-    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
-        label, _, users = entry.partition("=")
+    for entry, label, users in _entries(text):
         named = frozenset(filter(None, (user.strip() for user in users.split("|"))))
         if not named or label in access:
             raise ConfigError(
@@ -107,14 +105,20 @@ def read_access(text: str | None, labels: frozenset[str]) -> dict[str, frozenset
 def read_tokens(text: str | None) -> dict[str, str]:
     """The setting's `label=token,…`. Raises ConfigError, which never shows a token."""
     tokens: dict[str, str] = {}
-    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
-        label, _, token = entry.partition("=")
+    for _, label, token in _entries(text):
         if not _LABEL.fullmatch(label) or not _TOKEN.fullmatch(token):
             raise ConfigError(
                 "tool-token must be label=token, with commas between; a token has 1 to 256 characters."
             )
         tokens[label] = token
     return tokens
+
+
+def _entries(text: str | None) -> Iterator[tuple[str, str, str]]:
+    """Each entry of a setting `label=value,…`, its label and its value."""
+    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
+        label, _, value = entry.partition("=")
+        yield entry, label, value
 
 
 def _is_location(location: str) -> bool:

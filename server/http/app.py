@@ -8,13 +8,13 @@ from starlette.routing import Route, WebSocketRoute
 from server.caller import Caller
 from server.configuration.origins import read_cors_origins, require_json
 from server.http.asgi.answers import Answer
-from server.http.asgi.cors_and_slashes import CorsAndSlashes, RouterRefusal
-from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
+from server.http.asgi.cors_and_slashes import CorsAndSlashes
+from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, RouterRefusal
 from server.http.asgi.request_body import LingeringClose
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
 from server.http.asgi.websocket import SocketEndpoint
 from server.http.handlers import health, models_and_tokenizer
-from server.http.handlers.websocket_session import SocketLimits, SocketSession
+from server.http.handlers.websocket_session import SocketSession
 from server.http.json_responses import on_error
 from server.http.routes import PUBLIC_ROUTES, ROUTES, Handler, PublicHandler
 from server.http.services import Services
@@ -114,11 +114,10 @@ def _public_endpoint(
 def _websocket_endpoint(
     services: Services, context: EndpointContext[Caller], connections: int
 ) -> SocketEndpoint[Caller]:
-    limits = SocketLimits(
-        kept=_half_per_tenant("bytes of WebSockets' unstored responses", max(services.config.body_memory, 2)),
-    )
+    memory = max(services.config.body_memory, 2)
+    retained_bytes = _half_per_tenant("bytes of WebSockets' unstored responses", memory)
     return SocketEndpoint(
-        lambda websocket, caller: SocketSession(services, websocket, caller, limits),
+        lambda websocket, caller: SocketSession(services, websocket, caller, retained_bytes),
         context,
         sockets=_half_per_tenant("WebSockets", max(2, connections // 4)),
         seconds=services.config.websocket_seconds,

@@ -1,4 +1,4 @@
-"""Exceptions as HTTP responses with OpenAI's error object."""
+"""HTTP responses with JSON bodies: msgspec structs, and exceptions as OpenAI's error object and status."""
 
 import logging
 
@@ -28,6 +28,15 @@ from server.store.database import DatabaseError, is_disk_full, is_statement_time
 log = logging.getLogger("holdfast.errors")
 
 
+def json_response(request: Request, value: msgspec.Struct | msgspec.Raw, status: int = 200) -> Response:
+    return Response(
+        msgspec.json.encode(value),
+        status_code=status,
+        headers={"x-request-id": request.state.request_id},
+        media_type="application/json",
+    )
+
+
 def error_response(error: ApiError, request_id: str) -> Response:
     """The error as an HTTP response."""
     body = ErrorBody(ErrorDetail(str(error), error.type, error.param, error.code))
@@ -47,7 +56,7 @@ def error_response(error: ApiError, request_id: str) -> Response:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """Whatever went wrong as something a client may be api_error."""
+    """The error that a client gets for an exception; InternalError, without its text, for unexpected ones."""
     match error:
         case ApiError():
             return error
@@ -73,7 +82,7 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 def log_internal_error(api_error: ApiError, request_id: str, error: Exception) -> None:
-    """Keeps the cause of what the client is api_error nothing about."""
+    """Logs the cause of an InternalError, of which the client learns nothing."""
     if isinstance(api_error, InternalError):
         log.error("request %s failed", request_id, exc_info=error)
 
@@ -93,12 +102,3 @@ def _allowed_methods(request: HTTPConnection) -> list[str]:
     """What the address takes, over all routes that share it."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in route.methods})
-
-
-def json_response(request: Request, value: msgspec.Struct | msgspec.Raw, status: int = 200) -> Response:
-    return Response(
-        msgspec.json.encode(value),
-        status_code=status,
-        headers={"x-request-id": request.state.request_id},
-        media_type="application/json",
-    )

@@ -1,4 +1,4 @@
-"""Query parameters: parsing, bounds, and errors that name the parameter."""
+"""Query parameters, Last-Event-ID and a body's request_id: list pages, flags, numbers, metadata filters."""
 
 import re
 from dataclasses import dataclass
@@ -16,19 +16,13 @@ DEFAULT_PAGE_SIZE = 20
 _METADATA = re.compile(r"metadata\[(?P<key>.*)\]", re.DOTALL)
 
 PAGE = (
-    Parameter(name="after", type=str, says="The id of the object that the page comes after."),
-    Parameter(
-        name="limit",
-        type=Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)],
-        says=f"{DEFAULT_PAGE_SIZE} if not given.",
-    ),
-    Parameter(name="order", type=Literal["asc", "desc"], says="By age; if not given desc, asc of chats."),
+    Parameter("after", str, "The id of the object that the page comes after."),
+    Parameter("limit", Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)], f"{DEFAULT_PAGE_SIZE} if not given."),
+    Parameter("order", Literal["asc", "desc"], "By age; if not given desc, asc of chats."),
 )
 """What `page_request` reads."""
-METADATA = Parameter(
-    name="metadata", type=dict[str, str], says="Pairs that it must have.", style="deepObject"
-)
-INCLUDE = Parameter(name="include[]", type=list[str], says="Values that are not known change nothing.")
+METADATA = Parameter("metadata", dict[str, str], "Pairs that it must have.", style="deepObject")
+INCLUDE = Parameter("include[]", list[str], "Values that are not known change nothing.")
 """What `include_values` reads."""
 
 
@@ -72,11 +66,7 @@ def flag(request: Request, name: str) -> bool:
 def whole_number(request: Request, name: str, default: int) -> int:
     """Raises InvalidRequest for what is not a whole number of at least 0."""
     value = request.query_params.get(name)
-    if value is None:
-        return default
-    if not (value.isascii() and value.isdigit() and len(value) < 10):
-        raise InvalidRequest(f"{name} must be a whole number of at least 0.", param=name)
-    return int(value)
+    return default if value is None else _number(value, name, "a whole number of at least 0")
 
 
 def last_event_id(request: Request) -> int:
@@ -84,11 +74,13 @@ def last_event_id(request: Request) -> int:
 
     Raises InvalidRequest for what was never the id of an event.
     """
-    value = request.headers.get("last-event-id", "")
-    if not value:
-        return -1
+    value = request.headers.get("last-event-id")
+    return _number(value, "Last-Event-ID", "the number of an event") if value else -1
+
+
+def _number(value: str, name: str, expected: str) -> int:
     if not (value.isascii() and value.isdigit() and len(value) < 10):
-        raise InvalidRequest("Last-Event-ID must be the number of an event.", param="Last-Event-ID")
+        raise InvalidRequest(f"{name} must be {expected}.", param=name)
     return int(value)
 
 
@@ -109,7 +101,7 @@ def include_values(request: Request) -> list[str]:
 
 
 def apply_body_request_id(request: Request, given: str | None) -> None:
-    """Gives the request the id in its body, if there is one. Raises InvalidRequest."""
+    """Gives the request, its log lines and its `x-request-id` the id in its body. Raises InvalidRequest."""
     if given is None:
         return
     if not is_request_id(given):

@@ -35,37 +35,16 @@ from server.http.json_responses import json_response
 from server.http.openapi import Operation, Parameter
 from server.http.query_and_headers import INCLUDE, METADATA, PAGE
 from server.http.services import Services
-from server.protocol.completions.chat import (
-    ChatCompletion,
-    ChatRequest,
-    Chunk,
-    DeletedCompletion,
-    StoredCompletion,
-    UpdateCompletion,
-)
+from server.protocol import conversations as conversation
+from server.protocol import list_pages as pages
+from server.protocol.completions import chat
+from server.protocol.completions import tokenize as tokens
 from server.protocol.completions.legacy import TextCompletion, TextRequest
-from server.protocol.completions.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from server.protocol.conversations import (
-    Conversation,
-    CreateConversation,
-    CreateItems,
-    DeletedConversation,
-    UpdateConversation,
-)
 from server.protocol.errors import ErrorBody
-from server.protocol.list_pages import CompletionPage, ItemPage, MessagePage, ResponsePage
+from server.protocol.responses import response
 from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CountInput, CreateResponse
-from server.protocol.responses.response import (
-    CompactedResponse,
-    Deleted,
-    InputTokens,
-    Model,
-    ModelList,
-    Response,
-    Status,
-)
 
 Handler = Callable[[Services, Caller, Request, bytes], Answer]
 PublicHandler = Callable[[Services, Request, bytes], HttpResponse]
@@ -89,7 +68,7 @@ ROUTES: list[Operation[Handler]] = [
         "POST /v1/responses",
         responses.create,
         "Begin a response; with `stream`, tell its events as they come.",
-        Response,
+        response.Response,
         takes=CreateResponse,
         streams=(StreamEvent,),
         parameters=(_IDEMPOTENCY_KEY, _EVENT_NAMES),
@@ -99,11 +78,11 @@ ROUTES: list[Operation[Handler]] = [
         "GET /v1/responses",
         responses.list_stored,
         "A page of stored responses; an extension.",
-        ResponsePage,
+        pages.ResponsePage,
         parameters=(
             *PAGE,
             Parameter("model", str, "Only of this model."),
-            Parameter("status", Status, "Only of this status."),
+            Parameter("status", response.Status, "Only of this status."),
             METADATA,
         ),
         operation_id="response_lists.responses",
@@ -112,7 +91,7 @@ ROUTES: list[Operation[Handler]] = [
         "POST /v1/responses/input_tokens",
         responses.count_input_tokens,
         "Count a prompt.",
-        InputTokens,
+        response.InputTokens,
         takes=CountInput,
         refuses=(NotFound,),
         operation_id="input_tokens.count",
@@ -121,7 +100,7 @@ ROUTES: list[Operation[Handler]] = [
         "POST /v1/responses/compact",
         responses.compact,
         "Make a long conversation short.",
-        CompactedResponse,
+        response.CompactedResponse,
         takes=CreateResponse,
         refuses=_RUN_ERRORS,
         operation_id="compact.create",
@@ -130,7 +109,7 @@ ROUTES: list[Operation[Handler]] = [
         "GET /v1/responses/{response_id}",
         responses.retrieve,
         "A response as it stands; with `stream`, its events from any of them on.",
-        Response,
+        response.Response,
         streams=(StreamEvent,),
         parameters=(
             Parameter("stream", bool, "Tell its events, and those to come."),
@@ -151,19 +130,19 @@ ROUTES: list[Operation[Handler]] = [
         ),
         otherwise={204: None},
     ),
-    Operation("DELETE /v1/responses/{response_id}", responses.delete, "Delete it.", Deleted),
+    Operation("DELETE /v1/responses/{response_id}", responses.delete, "Delete it.", response.Deleted),
     Operation(
         "POST /v1/responses/{response_id}/cancel",
         responses.cancel,
         "End it early, wherever it runs.",
-        Response,
+        response.Response,
         refuses=(InvalidRequest, NotFound),
     ),
     Operation(
         "GET /v1/responses/{response_id}/input_items",
         responses.input_items,
         "A page of what it was given.",
-        ItemPage,
+        pages.ItemPage,
         parameters=(*PAGE, INCLUDE),
         operation_id="response_lists.input_items",
     ),
@@ -171,9 +150,9 @@ ROUTES: list[Operation[Handler]] = [
         "POST /v1/chat/completions",
         chat_completions.create,
         "Complete a chat; with `stream`, tell it in chunks as they come.",
-        ChatCompletion,
-        takes=ChatRequest,
-        streams=(Chunk, ErrorBody),
+        chat.ChatCompletion,
+        takes=chat.ChatRequest,
+        streams=(chat.Chunk, ErrorBody),
         parameters=(_IDEMPOTENCY_KEY,),
         refuses=_RUN_ERRORS,
     ),
@@ -181,33 +160,33 @@ ROUTES: list[Operation[Handler]] = [
         "GET /v1/chat/completions",
         stored_chat_completions.completions,
         "A page of stored completions.",
-        CompletionPage,
+        pages.CompletionPage,
         parameters=(*PAGE, Parameter("model", str, "Only of this model."), METADATA),
     ),
     Operation(
         "GET /v1/chat/completions/{completion_id}",
         stored_chat_completions.retrieve,
         "A stored completion.",
-        StoredCompletion,
+        chat.StoredCompletion,
     ),
     Operation(
         "POST /v1/chat/completions/{completion_id}",
         stored_chat_completions.update,
         "Replace its metadata.",
-        StoredCompletion,
-        takes=UpdateCompletion,
+        chat.StoredCompletion,
+        takes=chat.UpdateCompletion,
     ),
     Operation(
         "DELETE /v1/chat/completions/{completion_id}",
         stored_chat_completions.delete,
         "Delete it.",
-        DeletedCompletion,
+        chat.DeletedCompletion,
     ),
     Operation(
         "GET /v1/chat/completions/{completion_id}/messages",
         stored_chat_completions.messages,
         "A page of the messages that it was given.",
-        MessagePage,
+        pages.MessagePage,
         parameters=PAGE,
     ),
     Operation(
@@ -224,8 +203,8 @@ ROUTES: list[Operation[Handler]] = [
         "POST /tokenize",
         models_and_tokenizer.tokenize,
         "The tokens of a text, or of a chat's prompt.",
-        Tokenized,
-        takes=TokenizeRequest,
+        tokens.Tokenized,
+        takes=tokens.TokenizeRequest,
         refuses=(NotFound,),
         operation_id="tokenize.tokenize",
     ),
@@ -233,8 +212,8 @@ ROUTES: list[Operation[Handler]] = [
         "POST /detokenize",
         models_and_tokenizer.detokenize,
         "What tokens spell.",
-        Detokenized,
-        takes=DetokenizeRequest,
+        tokens.Detokenized,
+        takes=tokens.DetokenizeRequest,
         refuses=(NotFound,),
         operation_id="tokenize.detokenize",
     ),
@@ -242,40 +221,43 @@ ROUTES: list[Operation[Handler]] = [
         "POST /v1/conversations",
         conversations.create,
         "Begin a conversation.",
-        Conversation,
-        takes=CreateConversation,
+        conversation.Conversation,
+        takes=conversation.CreateConversation,
         needs_body=False,
         refuses=(NotFound,),
     ),
     Operation(
-        "GET /v1/conversations/{conversation_id}", conversations.retrieve, "A conversation.", Conversation
+        "GET /v1/conversations/{conversation_id}",
+        conversations.retrieve,
+        "A conversation.",
+        conversation.Conversation,
     ),
     Operation(
         "POST /v1/conversations/{conversation_id}",
         conversations.update,
         "Replace its metadata.",
-        Conversation,
-        takes=UpdateConversation,
+        conversation.Conversation,
+        takes=conversation.UpdateConversation,
     ),
     Operation(
         "DELETE /v1/conversations/{conversation_id}",
         conversations.delete,
         "Delete it; its responses stay.",
-        DeletedConversation,
+        conversation.DeletedConversation,
         refuses=(ConversationLocked,),
     ),
     Operation(
         "POST /v1/conversations/{conversation_id}/items",
         conversations.create_items,
         "Append items.",
-        ItemPage,
-        takes=CreateItems,
+        pages.ItemPage,
+        takes=conversation.CreateItems,
     ),
     Operation(
         "GET /v1/conversations/{conversation_id}/items",
         conversations.list_items,
         "A page of its items.",
-        ItemPage,
+        pages.ItemPage,
         parameters=(*PAGE, INCLUDE),
     ),
     Operation(
@@ -288,21 +270,21 @@ ROUTES: list[Operation[Handler]] = [
         "DELETE /v1/conversations/{conversation_id}/items/{item_id}",
         conversations.delete_item,
         "Take an item out.",
-        Conversation,
+        conversation.Conversation,
         refuses=(ConversationLocked,),
     ),
     Operation(
         "GET /v1/models",
         models_and_tokenizer.list_models,
         "What is served here.",
-        ModelList,
+        response.ModelList,
         operation_id="models.list_models",
     ),
     Operation(
         "GET /v1/models/{model:path}",
         models_and_tokenizer.retrieve,
         "One model.",
-        Model,
+        response.Model,
         operation_id="models.retrieve",
     ),
 ]

@@ -1,4 +1,4 @@
-"""`Seal`: encrypts text that clients keep and must not read or change, and makes MACs. Pure.
+"""`Seal`: encrypts text that clients keep and must not read or change, and makes MACs; loads its keys.
 
 AES-256-SIV (RFC 5297), a deterministic AEAD: a run that is rebuilt after a crash produces the same item,
 and no nonce has to be stored. A sealed text is `hf1.<key id>.<base64url>`; the encoded bytes are 16 bytes

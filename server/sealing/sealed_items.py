@@ -1,4 +1,4 @@
-"""A compacted context in one sealed item, as `context_management` makes it. Pure.
+"""Sealed items: reasoning and compacted contexts, encrypted for the client and opened for the model. Pure.
 
 The compact endpoint's item stands for the summarised items beside retained messages. The item of a response
 stands for everything before it: retained messages and calls, and a summary of the rest.

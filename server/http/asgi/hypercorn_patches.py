@@ -1,4 +1,4 @@
-"""A strict HTTP/1.1 parser: Hypercorn's and h11's, without what proxies may parse differently."""
+"""Replacements of Hypercorn's classes: a strict HTTP/1.1 parser, WebSocket messages within byte limits."""
 
 import json
 from contextlib import suppress
@@ -16,6 +16,9 @@ from wsproto.events import Message
 
 from server.errors import Overloaded, TooManyRequests
 from server.limits.concurrency import SharedLimit
+
+MESSAGE_BUFFER = "message_buffer"
+"""The key of a WebSocket's buffer in its ASGI scope's state."""
 
 
 class _Refused(Exception):
@@ -88,10 +91,6 @@ class Http1(H11Protocol):
         await self._send_h11_event(h11.EndOfMessage())
 
 
-MESSAGE_BUFFER = "message_buffer"
-"""The key of a WebSocket's buffer in its ASGI scope's state."""
-
-
 class Handshake(ws_stream.Handshake):
     """A WebSocket handshake that offers no extensions: a compressed message can decompress to a
     thousand times its length.
@@ -139,7 +138,8 @@ class MessageBuffer(ws_stream.WebsocketBuffer):
             raise ws_stream.FrameTooLargeError
         if self.received is not None:
             try:
-                self.received.reserve(message_size(event.data))
+                data = event.data
+                self.received.reserve(len(data.encode() if isinstance(data, str) else data))
             except (TooManyRequests, Overloaded) as error:
                 self.length = self.max_length + 1
                 raise ws_stream.FrameTooLargeError from error
@@ -153,11 +153,6 @@ class WebSocketStream(ws_stream.WSStream):
         if isinstance(event, Request):
             event.state[MESSAGE_BUFFER] = self.buffer
         await super().handle(event)  # type: ignore[arg-type]
-
-
-def message_size(data: str | bytes | bytearray) -> int:
-    """The bytes of a message on the wire."""
-    return len(data.encode()) if isinstance(data, str) and not data.isascii() else len(data)
 
 
 def install_patches() -> None:

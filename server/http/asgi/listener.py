@@ -1,4 +1,4 @@
-"""Accepts client connections up to a limit; beyond it the longest idle connection is closed.
+"""Listener: accepts client connections up to a limit, beyond which the longest idle connection is closed.
 
 Hypercorn serves each connection. They are accepted here because asyncio's server has no limit, and once file
 descriptors have run out it retries and logs once for every pending connection.

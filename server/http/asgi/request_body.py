@@ -1,4 +1,4 @@
-"""Request bodies: read within limits of size, time and memory; drained when the request is refused."""
+"""Request bodies: read within limits, decompressed (gzip, deflate), drained when refused (LingeringClose)."""
 
 import asyncio
 import zlib
@@ -21,6 +21,10 @@ _DROPPED_BYTES = 1024 * 1024
 """Bytes up to which the body of a 404 or 405 is drained so that its connection can be reused."""
 _MAX_LINGERING = 64
 """Refused requests that are drained at the same time; further ones are closed at once."""
+_PIECE = 64 * 1024
+"""Bytes that are decompressed at a time."""
+_GZIP = zlib.MAX_WBITS | 16
+_CODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
 
 
 class RequestBody:
@@ -170,11 +174,6 @@ async def _drain(receive: Receive, ended: asyncio.Event) -> None:
             ended.set()
         if message["type"] == "http.disconnect":
             return
-
-
-_PIECE = 64 * 1024
-_GZIP = zlib.MAX_WBITS | 16
-_CODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
 
 
 def read_content_encoding(header: str) -> str | None:
