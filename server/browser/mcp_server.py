@@ -1,4 +1,4 @@
-"""The browser's MCP server over streamable HTTP, with gpt-oss's tools `search`, `open` and `find`."""
+"""The browser's MCP server: `search`, `open` and `find` as MCP tools, sessions, access token."""
 
 import hmac
 import threading

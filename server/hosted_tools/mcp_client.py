@@ -1,4 +1,4 @@
-"""The MCP client: lists of tools and calls, as futures.
+"""McpServers, the MCP client: lists of tools and tool calls as futures, made on a thread with an event loop.
 
 Registered servers are reached at any address; servers that a request names by URL only where
 `AllowedAddresses` lets it. All exchanges run in one event loop on a thread of its own, so no other thread

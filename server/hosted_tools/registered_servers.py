@@ -1,4 +1,4 @@
-"""MCP servers that the operator has registered: locations, access lists, tokens. Pure but for the keys."""
+"""RegisteredServers: tool-server, tool-access and tool-token settings, who may use which server."""
 
 import re
 import shlex

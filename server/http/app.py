@@ -1,4 +1,4 @@
-"""The ASGI application: routes, middleware, and the limits that all endpoints share."""
+"""`build` makes the Starlette application: endpoints of all routes, middleware, shared limits."""
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware

@@ -1,4 +1,4 @@
-"""Thread pools for handlers, one for each kind of work, each with a fair queue by tenant.
+"""Thread pools in which handlers run, one for each kind of work, each shared out fairly among tenants.
 
 The pools do not share threads, so neither slow writes nor many streams delay a read, a cancel or a health
 check. A queue is served round robin: a tenant with a thousand queued requests delays another tenant's request

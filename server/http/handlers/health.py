@@ -1,4 +1,4 @@
-"""/health and /version: for load balancers and tools, open to everyone and telling nothing about anybody."""
+"""/health, /ping and /version: liveness and readiness, with the reason why requests cannot be served."""
 
 import msgspec
 from starlette.requests import Request

@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /tokenizer_info, as in vLLM's API."""
+"""/v1/models, and vLLM's /tokenize, /detokenize and /tokenizer_info: what is served, and its tokens."""
 
 import msgspec
 from starlette.requests import Request
