@@ -25,8 +25,8 @@ from server.delivery.frames import frame
 from server.delivery.hub import Abandonment
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import EventEmitter
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers
 from server.input_resolution.resolve_input import read_request_input
 from server.model_formats.interface import (
     CallDelta,

@@ -1,6 +1,6 @@
 """The exceptions that become OpenAI's error objects, each with its HTTP status and code; a wrong setting.
 
-`server.http.error_responses` makes the responses. A message is for the caller: what is wrong and what would
+`server.http.json_responses` makes the responses. A message is for the caller: what is wrong and what would
 be right, nothing about our insides.
 """
 

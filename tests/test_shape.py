@@ -64,11 +64,9 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
         if isinstance(function, ast.AsyncFunctionDef)
     }
     # MCP's library is asynchronous; the other halves are plain functions.
-    mcp = {f"server/hosted_tools/mcp/{name}.py" for name in ("session", "call_slots")}
-    mcp |= {"runner/server.py", "server/browser/mcp_server.py", "server/outbound_http/async_client.py"}
-    assert {
-        name for name in found if not name.startswith(("server/http/asgi/", "server/http/connections/"))
-    } == mcp
+    mcp = {"runner/server.py", "server/browser/mcp_server.py", "server/hosted_tools/mcp_session.py"}
+    mcp |= {"server/outbound_http/guarded_http.py", "server/limits/fair_slots.py"}
+    assert {name for name in found if not name.startswith("server/http/asgi/")} == mcp
 
 
 @pytest.mark.parametrize("name", ["environ", "getenv"])

@@ -28,7 +28,7 @@ from server.delivery.frames import (
 from server.delivery.hub import Abandonment, Channel, Hub, Published
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
-from server.hosted_tools.discovery import discover_tools
+from server.hosted_tools.mcp_discovery import discover_tools
 from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads
 from server.input_resolution.prompt_templates import read_templated_input

@@ -24,7 +24,7 @@ from server.protocol.decode import decode_as
 from server.protocol.responses.items import Compaction, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CompactedResponse, Usage, make_usage
-from server.sealing.unseal_items import unseal_items
+from server.sealing.sealed_items import unseal_items
 from server.store.database import Connection, Database
 
 

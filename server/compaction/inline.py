@@ -22,7 +22,7 @@ from server.compaction.summary import (
 )
 from server.errors import InvalidRequest
 from server.generation.output_decoding import CompactionSpec
-from server.hosted_tools.tool_specs import approved_calls
+from server.hosted_tools.offered_tools import approved_calls
 from server.input_resolution.resolve_input import COMPACTION_TRIGGER
 from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS
 from server.prompting.engine_request import Prepared, prepare, prepare_from_prompt
@@ -31,8 +31,7 @@ from server.prompting.prompt import moment_of, write_prompt
 from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.responses.items import InputText, Item, Message, plain_text
 from server.protocol.responses.request import ContextManagement
-from server.sealing.sealed_context import SealedContext, seal_context
-from server.sealing.unseal_items import unseal_items
+from server.sealing.sealed_items import SealedContext, seal_context, unseal_items
 
 DEFAULT_SHARE = 0.75
 """The threshold, as a share of the model's context, where a request gives none."""

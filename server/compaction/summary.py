@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from server.hosted_tools.tool_specs import items_for_model
+from server.hosted_tools.call_items import items_for_model
 from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS
 from server.model_formats.interface import Conversation, Prompt, PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel

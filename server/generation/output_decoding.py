@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from engine.request import StopMatch, TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.generation.response_builder import MIN_LOGPROB, TokenDump
-from server.hosted_tools.tool_specs import HostedTools
+from server.hosted_tools.offered_tools import HostedTools
 from server.model_formats.interface import CallDelta, Delta, OutputParser, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, Kind, delta_of
 from server.protocol.responses.items import Logprob, TopLogprob

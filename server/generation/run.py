@@ -15,7 +15,7 @@ from server.generation.event_emitter import EventEmitter
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
 from server.generation.response_builder import TokenDump
-from server.hosted_tools.tool_specs import PendingToolWork, ToolResult
+from server.hosted_tools.offered_tools import PendingToolWork, ToolResult
 from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest

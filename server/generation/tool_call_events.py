@@ -20,7 +20,7 @@ from server.hosted_tools.call_items import (
     started_item,
     with_arguments,
 )
-from server.hosted_tools.tool_specs import CallType, DueCall, HostedTools, ListedServer, ToolResult
+from server.hosted_tools.offered_tools import CallType, DueCall, HostedTools, ListedServer, ToolResult
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event

@@ -1,4 +1,4 @@
-"""The objects that every HTTP handler may use, made once when the process starts."""
+"""Services: the objects that every HTTP handler may use, made once when the process starts."""
 
 import asyncio
 from dataclasses import dataclass, field

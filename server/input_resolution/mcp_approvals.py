@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from server.errors import InvalidRequest
-from server.hosted_tools.tool_specs import approved_calls
+from server.hosted_tools.offered_tools import approved_calls
 from server.protocol.ids import is_output_id, split_id_tag
 from server.protocol.responses.items import Item, McpApprovalRequest
 from server.sealing.cipher import Seal

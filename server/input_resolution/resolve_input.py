@@ -36,7 +36,7 @@ from server.protocol.responses.request import ContextManagement, CreateResponse
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.protocol.responses.tools import declaration
 from server.sealing.cipher import Seal
-from server.sealing.unseal_items import unseal_items
+from server.sealing.sealed_items import unseal_items
 from server.store.content import conversations, responses, stored_items
 from server.store.content.stored_items import HistorySize
 from server.store.database import Connection

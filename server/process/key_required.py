@@ -2,7 +2,7 @@
 
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.hosted_tools.mcp.registered_servers import COMMAND, read_servers
+from server.hosted_tools.registered_servers import COMMAND, read_servers
 from server.store import stored_keys
 from server.store.database import Database
 

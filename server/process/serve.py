@@ -26,18 +26,13 @@ from server.crashpoints import arm
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
 from server.errors import ConfigError
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import (
-    RegisteredServers,
-    read_access,
-    read_servers,
-    read_tokens,
-)
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens
 from server.http.app import build
+from server.http.asgi.hypercorn_patches import install_patches
+from server.http.asgi.listener import Listener, connection_limit, raise_file_limit
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.authentication import Authenticator
-from server.http.connections.hypercorn_patches import install_patches
-from server.http.connections.listener import Listener, connection_limit, raise_file_limit
 from server.http.services import Services
 from server.limits.unfinished_responses import UnfinishedResponses
 from server.maintenance.retention import Retention
@@ -51,8 +46,7 @@ from server.recording.messages import RecorderMessage
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
-from server.sealing.cipher import Seal
-from server.sealing.load_keys import load_seal_keys
+from server.sealing.cipher import Seal, load_seal_keys
 from server.store.cluster import leases
 from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby

@@ -8,7 +8,7 @@ from engine.request import Engine
 from engine.vocabulary import Vocabulary
 from server.generation.output_decoding import DecodingSpec, WithoutReasoning
 from server.generation.response_builder import TokenDump
-from server.hosted_tools.tool_specs import hosted_tools_of
+from server.hosted_tools.offered_tools import hosted_tools_of
 from server.input_resolution.mcp_approvals import with_tagged_id
 from server.limits.long_prompts import LongPromptLimit
 from server.model_formats.interface import MessageFormat, ModelFormat, OutputParser, Prompt

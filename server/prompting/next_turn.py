@@ -8,7 +8,7 @@ import msgspec
 
 from engine.request import EngineRequest
 from server.generation.output_decoding import DecodingSpec
-from server.hosted_tools.tool_specs import McpCredentials, call_limit
+from server.hosted_tools.offered_tools import McpCredentials, call_limit
 from server.prompting.engine_request import prepare
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.resolved_request import ResolvedRequest

@@ -23,7 +23,7 @@ from server.protocol.ids import unix_seconds
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import Tool
-from server.sealing.unseal_items import unseal_items
+from server.sealing.sealed_items import unseal_items
 
 
 def write_prompt(

@@ -3,8 +3,8 @@
 from functools import partial
 
 from server.caller import Caller
-from server.hosted_tools.discovery import discover_tools
-from server.hosted_tools.mcp.client import McpServers
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.mcp_discovery import discover_tools
 from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads, RequestReads
 from server.input_resolution.prompt_templates import read_templated_input

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from server.errors import InvalidRequest
-from server.hosted_tools.tool_specs import items_for_model
+from server.hosted_tools.call_items import items_for_model
 from server.limits.tools_and_grammars import characters_of, text_size
 from server.model_formats.interface import Conversation, ModelFormat, Prompt, PromptTooLong
 from server.protocol.responses.items import Item, Message

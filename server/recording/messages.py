@@ -8,7 +8,7 @@ from uuid import UUID
 from engine.request import Failed, Finished, Outbound, PromptLogprobs, Tokens
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.hosted_tools.tool_specs import ToolResult
+from server.hosted_tools.offered_tools import ToolResult
 from server.protocol.responses.events import Event
 
 SERVER_ERROR = "server_error"

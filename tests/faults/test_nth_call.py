@@ -22,8 +22,8 @@ from server.caller import Caller
 from server.configuration.settings import Config
 from server.delivery.hub import Abandonment
 from server.delivery.stored_responses import read_response
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse

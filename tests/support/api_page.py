@@ -32,8 +32,8 @@ def page() -> str:
 
 def _addresses() -> str:
     lines = ["| address | does |", "| --- | --- |"]
-    for method, path, _, contract in [*ROUTES, *PUBLIC_ROUTES]:
-        lines.append(f"| `{method} {path}` | {contract.says} |")
+    lines += [f"| `{one.route}` | {one.says} |" for one in ROUTES]
+    lines += [f"| `{one.route}` | {one.says} |" for one in PUBLIC_ROUTES]
     return "\n".join(lines) + "\n"
 
 

@@ -9,8 +9,8 @@ from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.delivery import follower
 from server.delivery.hub import Abandonment, Hub
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer

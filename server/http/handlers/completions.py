@@ -20,13 +20,11 @@ from server.completions import chat, legacy, stored_chat
 from server.completions.chunk_stream import ChunkFormat, ChunkStream, FinalChoice, failure_message
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed, NotFound
-from server.http import query_parameters
-from server.http.asgi.answer import Answer
-from server.http.asgi.event_stream import EventStream, StreamPosition
-from server.http.asgi.final_response import FinalResponse
+from server.http import query_and_headers
+from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
 from server.http.handlers.responses import idempotency_key, stored_end_reader, timing_of
-from server.http.json_response import json_response
-from server.http.request_id import apply_body_request_id
+from server.http.json_responses import json_response
+from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
 from server.prompting.completion_params import includes_continuous_usage, includes_usage
 from server.protocol import ids
@@ -134,10 +132,10 @@ def _raise_deleted() -> Answer:
 
 def list_chats(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions"""
-    page = query_parameters.page_request(request, "asc")
+    page = query_and_headers.page_request(request, "asc")
     filters = Filters(
-        model=query_parameters.text(request, "model"),
-        metadata=query_parameters.metadata(request),
+        model=query_and_headers.text(request, "model"),
+        metadata=query_and_headers.metadata(request),
         completions=True,
     )
     listed = stored_chat.list_completions(
@@ -172,7 +170,7 @@ def delete_chat(services: Services, caller: Caller, request: Request, _body: byt
 
 def list_messages(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions/{completion_id}/messages"""
-    page = query_parameters.page_request(request, "asc")
+    page = query_and_headers.page_request(request, "asc")
     listed = stored_chat.list_messages(
         services.database,
         caller.tenant,

@@ -6,7 +6,7 @@ import pytest
 
 from server.delivery import follower
 from server.generation.run import Run
-from server.http.asgi.event_stream import DONE
+from server.http.asgi.answers import DONE
 from server.protocol.ids import new_uuid
 from server.recording.messages import StartRun
 from server.store import log_read

@@ -16,8 +16,8 @@ from server.delivery.stored_responses import read_response
 from server.generation.event_log import texts
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers
 from server.model_formats.interface import Conversation, ModelFormat, OutputParser, Prompt, ReasoningMarks
 from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from server import errors
 from server.errors import ApiError
-from server.http.error_responses import on_error, to_api_error
+from server.http.json_responses import on_error, to_api_error
 from server.protocol.error_object import DecodeFailure
 
 

@@ -12,8 +12,8 @@ from server.admission.admit import Admission
 from server.caller import Caller
 from server.completions.chat import as_response_request
 from server.completions.legacy import LegacyPrompt, as_response_requests
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers
 from server.input_resolution.history import HistoryReads
 from server.model_formats.interface import Conversation, Prompt
 from server.prompting.loaded_model import LoadedModel

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from server.configuration.settings import settings
-from server.hosted_tools.mcp import client, session
+from server.hosted_tools import mcp_client, mcp_session, tool_lists
 from server.http.asgi import request_body
 from server.input_resolution import history
 from server.limits import request_cost
-from server.outbound_http import async_client
+from server.outbound_http import guarded_http
 from server.prompting import next_turn
 from server.protocol import input_files, list_pages
 from server.protocol.responses.request import MAX_TEMPLATE
@@ -50,9 +50,11 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
 
 
 def test_the_table_names_the_bounds_of_what_mcp_servers_send() -> None:
-    listed = f"{session.MAX_LIST_BYTES >> 20} MiB, {client.MAX_TOOLS} tools"
-    assert f"| {listed}, {session.MAX_LIST_LINES} lines of events, {client.LIST_SECONDS:g} s |" in TABLE
-    answer = f"{async_client.MAX_BYTES >> 20} MiB, {async_client.MAX_VALUES:,} JSON values"
-    assert f"| {answer}, {async_client.MAX_LINES:,} lines of events |" in TABLE
-    pace = f"{async_client.BURST_LINES} lines at once, then {async_client.LINES_PER_SECOND} a second"
+    listed = f"{mcp_session.MAX_LIST_BYTES >> 20} MiB, {tool_lists.MAX_TOOLS} tools"
+    assert (
+        f"| {listed}, {mcp_session.MAX_LIST_LINES} lines of events, {mcp_client.LIST_SECONDS:g} s |" in TABLE
+    )
+    answer = f"{guarded_http.MAX_BYTES >> 20} MiB, {guarded_http.MAX_VALUES:,} JSON values"
+    assert f"| {answer}, {guarded_http.MAX_LINES:,} lines of events |" in TABLE
+    pace = f"{guarded_http.BURST_LINES} lines at once, then {guarded_http.LINES_PER_SECOND} a second"
     assert f"| {pace} |" in TABLE

@@ -8,7 +8,7 @@ from contextvars import Context
 import pypdf
 import pytest
 
-from server.http.error_responses import to_api_error
+from server.http.json_responses import to_api_error
 from server.protocol import input_files as pdf
 from server.protocol.input_files import (
     MAX_FILE_TEXT,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from server.errors import InvalidRequest, NotAuthenticated
 from server.http.asgi import thread_pools as threads
-from server.http.asgi.answer import Answer
+from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
 from server.http.asgi.request_body import LingeringClose
 from server.http.asgi.thread_pools import ThreadPool, ThreadShare, make_thread_pools

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server.hosted_tools.tool_specs import items_for_model
+from server.hosted_tools.call_items import items_for_model
 from server.model_formats.interface import Conversation, Tool
 from server.protocol.responses.items import CodeInterpreterCall, Item
 from tests.support.harmony import harmony_format, text_of, user
