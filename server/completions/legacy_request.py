@@ -9,7 +9,7 @@ from engine.vocabulary import Vocabulary
 from server.completions.tokenize import encode_text
 from server.errors import InvalidRequest
 from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS, too_long
-from server.model_formats.grammar.unenforced_keywords import without_unenforced
+from server.model_formats.output_grammar.relaxed_schemas import without_unenforced
 from server.prompting.completion_params import choice_parameters, refuse_unsupported, unsupported
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.output_options import LOGPROBS
