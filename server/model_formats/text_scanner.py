@@ -1,4 +1,4 @@
-"""Incremental scanner of one output's text: generators read it forwards as it arrives.
+"""`Scanner` of an output's text, read by generators as it arrives; `TextEmitter`, which trims white space.
 
 Sans-IO, in linear time. A reader is a generator that yields when it needs more text; the caller feeds the
 scanner and resumes the reader. Once `ended` is set no reader yields. A reader that cannot know yet whether

@@ -1,4 +1,4 @@
-"""A model folder's chat template and tokenizer: renders messages and encodes them as token ids.
+"""A model folder's Jinja chat template and tokenizer: renders messages and encodes them as token ids.
 
 Uses the tokenizers library and Jinja's immutable sandbox, as transformers does, but without torch. Templates
 are trusted, whether from the model folder or from a request: their running time is not limited.

@@ -1,4 +1,4 @@
-"""Lenient parser of harmony message headers. Pure.
+"""Harmony messages in tokens: a lenient parser of headers, and `read_messages` for raw message dumps. Pure.
 
 A well-formed header is
 

@@ -1,7 +1,11 @@
-"""Builder of Lark grammars in the syntax of `engine.grammar.lark_source`.
+"""`GrammarBuilder`: Lark expressions of texts, schemas and custom inputs, for `engine.grammar.lark_source`.
 
 In literals, texts and signs of special tokens become the special tokens. The family's own parser must be able
 to read every output of the grammar.
+
+`escaped_grammar` rewrites a custom tool's Lark grammar for its input inside a JSON string, where `"` and
+backslashes have a backslash before them and line breaks are escapes. Texts and regular expressions become
+rules of single characters: a terminal of any text would swallow the backslash of the escape after it.
 """
 
 import json
