@@ -24,7 +24,7 @@ from server.completions.tokenize import encode_text
 from server.errors import InvalidRequest
 from server.generation.output_decoding import token_id_name
 from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS, too_long
-from server.model_formats.grammar.unenforced_keywords import without_unenforced
+from server.model_formats.output_grammar.relaxed_schemas import without_unenforced
 from server.prompting.completion_params import (
     choice_parameters,
     includes_continuous_usage,

@@ -12,7 +12,7 @@ from engine.grammar.limits import MAX_PATTERN, MAX_RAW_DEPTH, BadGrammar, check_
 from engine.request import StructuredOutput
 from server.errors import InvalidRequest
 from server.model_formats.interface import Conversation, Tool
-from server.model_formats.tool_names import choice_names
+from server.model_formats.tool_index import choice_names
 from server.protocol.responses.items import (
     CustomToolCallOutput,
     FunctionCallOutput,

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from server.errors import InvalidRequest
 from server.model_formats.interface import Conversation, OutputFormat, Tool, ToolChoice
-from server.model_formats.tool_names import without_labels
+from server.model_formats.tool_index import without_labels
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses import tools as wire
 from server.protocol.responses.items import Item

@@ -11,8 +11,8 @@ from server.generation.response_builder import TokenDump
 from server.hosted_tools.offered_tools import hosted_tools_of
 from server.input_resolution.mcp_approvals import with_tagged_id
 from server.limits.long_prompts import LongPromptLimit
+from server.model_formats.chat_template.output_parser import PlainParser
 from server.model_formats.interface import MessageFormat, ModelFormat, OutputParser, Prompt
-from server.model_formats.plain_text import PlainParser
 from server.prompting.output_options import (
     SEALED_REASONING,
     is_ranked,

@@ -22,8 +22,8 @@ from server.model_formats.interface import (
     ReasoningDelta,
     TextDelta,
     Tool,
+    merge_deltas,
 )
-from server.model_formats.text_stream.merge_deltas import merge_deltas
 from tests.support.harmony import CONTROL, encoding, ids_of, oracle, places_of
 
 TOOLS = (

@@ -1,12 +1,15 @@
 """Schemas of arguments as the TypeScript that gpt-oss is shown."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from server.model_formats.harmony.typescript_schema import MAX_DEPTH, MAX_RUN, encodable, inlined_schema
-from server.model_formats.interface import PromptError
-from tests.support.harmony import encoding
+from server.hosted_tools.call_items import items_for_model
+from server.model_formats.harmony.tools import MAX_DEPTH, MAX_RUN, encodable, inlined_schema
+from server.model_formats.interface import Conversation, PromptError, Tool
+from server.protocol.responses.items import CodeInterpreterCall, Item
+from tests.support.harmony import encoding, harmony_format, text_of, user
 
 
 def shown(schema: dict[str, Any]) -> str:
@@ -118,3 +121,26 @@ def test_long_runs_are_broken() -> None:
     assert encodable("a" + " " * 10**6 + "b") == "a" + " " * MAX_RUN + "b"
     assert encodable("just words\n\n") == "just words\n\n"
     assert len(shown(of({"enum": ["🙂" * 10_000]}))) > 10_000
+
+
+TOOLS = [
+    Tool(name="python", namespace="python", parameters={"type": "object"}, builtin=True),
+    Tool(name="search", namespace="browser", parameters={"type": "object"}, builtin=True),
+]
+
+
+def written(items: Sequence[Item], **fields: Any) -> str:
+    return text_of(harmony_format().write(Conversation(items=items, **fields)).token_ids)
+
+
+def test_they_are_told_in_the_models_own_words() -> None:
+    asked = written([user("a")], chat_template_kwargs={"builtin_tools": ["browser", "python"]})
+    assert written([user("a")], tools=TOOLS) == asked
+    assert asked != written([user("a")])
+
+
+def test_code_that_was_run_is_read_as_the_model_wrote_it() -> None:
+    ran = CodeInterpreterCall("ci_1", "completed", "1 + 1", "c", [{"type": "logs", "logs": "2"}])
+    text = written([user("a"), *items_for_model([ran])], tools=TOOLS)
+    assert "to=python<|channel|>analysis code<|message|>1 + 1<|call|>" in text
+    assert "<|start|>python to=assistant<|channel|>analysis<|message|>2<|end|>" in text

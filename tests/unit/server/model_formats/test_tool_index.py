@@ -4,7 +4,11 @@ import pytest
 
 from server.model_formats.harmony.tools import tool_of, tools_by_recipient
 from server.model_formats.interface import Conversation, Tool, ToolChoice
-from server.model_formats.tool_names import ToolIndex, find_tool, without_labels
+from server.model_formats.tool_index import (
+    ToolIndex,
+    find_tool,
+    without_labels,
+)
 from server.protocol.responses.items import FunctionCall
 from tests.support.families import format_of, tokenizer_at
 

@@ -1,4 +1,4 @@
-"""Lark terminals for a schema's strings in call formats that write them without quotes. Pure.
+"""Lark terminals of a schema's strings (pattern, length, format) where calls write them without quotes. Pure.
 
 A string matches one of several alternatives, each a conjunction. Enforced are length, `pattern`, `enum`,
 `const` and the formats below; `anyOf`, `allOf` and references are resolved, `oneOf` as `anyOf`. Other
@@ -11,19 +11,24 @@ number.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from engine.grammar.limits import MAX_COUNT, BadGrammar, check_pattern
-from server.model_formats.grammar.lark_rules import in_slashes
 from server.model_formats.interface import PromptError
-from server.model_formats.tool_names import definition_of, definitions_of
+from server.model_formats.output_grammar.argument_schemas import definition_of, listed, subschema
+from server.model_formats.output_grammar.lark_builder import in_slashes
 
 _ANNOTATIONS = {
     *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
     *("$defs", "definitions", "$comment", "$schema", "$id", "nullable"),
 }
 """Keywords without effect on validation."""
+_LIMITS = {
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("multipleOf", "enum", "const", "allOf"),
+}
+"""Keywords that may constrain numbers beyond their type."""
 _MAX_ALTERNATIVES = 64
 _MAX_DEPTH = 16
 _MAX_LENGTH = 5_000
@@ -102,16 +107,14 @@ def _alternatives(schema: Any, depth: int) -> list[list[str]]:
     if depth > _MAX_DEPTH:
         raise PromptError("The schema of a string is nested too deeply.", "tools")
     schema = definition_of(schema)
-    if "string" not in _listed(schema.get("type", "string")):
+    if "type" in schema and "string" not in listed(schema, "type"):
         return []
     alternatives = [own] if (own := _own_constraints(schema)) is not None else []
     for key in ("anyOf", "oneOf"):
-        if isinstance(branches := schema.get(key), list):
-            alternatives = _conjoined(
-                alternatives,
-                [a for branch in _inner(schema, branches) for a in _alternatives(branch, depth + 1)],
-            )
-    for branch in _inner(schema, _listed(schema.get("allOf", []))):
+        if isinstance(schema.get(key), list):
+            either = [one for branch in _inner(schema, key) for one in _alternatives(branch, depth + 1)]
+            alternatives = _conjoined(alternatives, either)
+    for branch in _inner(schema, "allOf"):
         alternatives = _conjoined(alternatives, _alternatives(branch, depth + 1))
     return alternatives
 
@@ -135,7 +138,10 @@ def _own_constraints(schema: Mapping[str, Any]) -> list[str] | None:
     if low is not None or high is not None:
         parts.append(_of_length(low or 0, high))
     if isinstance(pattern := schema.get("pattern"), str):
-        _refuse_long(pattern)
+        try:
+            check_pattern(pattern)
+        except BadGrammar as error:
+            raise PromptError(str(error), "tools") from error
         parts.append(f"/{_searched(pattern)}/")
     if (known := _FORMATS.get(str(schema.get("format")))) is not None:
         parts.append(f"/{known}/")
@@ -150,13 +156,6 @@ def _count(schema: Mapping[str, Any], key: str) -> int | None:
     if not 0 <= value <= MAX_COUNT:
         raise PromptError(f"{key} may be at most {MAX_COUNT}.", "tools")
     return int(value)
-
-
-def _refuse_long(pattern: str) -> None:
-    try:
-        check_pattern(pattern)
-    except BadGrammar as error:
-        raise PromptError(str(error), "tools") from error
 
 
 def _of_length(low: int, high: int | None) -> str:
@@ -203,32 +202,16 @@ def _allows(schema: Any, value: bool | None, depth: int) -> bool:
         return schema is not False
     schema = definition_of(schema)
     kind = "null" if value is None else "boolean"
-    if depth > _MAX_DEPTH or kind not in _listed(schema.get("type", kind)):
+    if depth > _MAX_DEPTH or ("type" in schema and kind not in listed(schema, "type")):
         return False
     for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
         if isinstance(values, list) and not any(value is one for one in values):
             return False
     for key in ("anyOf", "oneOf"):
-        branches = schema.get(key)
-        if isinstance(branches, list) and not any(
-            _allows(branch, value, depth + 1) for branch in _inner(schema, branches)
-        ):
+        allowing = (_allows(branch, value, depth + 1) for branch in _inner(schema, key))
+        if isinstance(schema.get(key), list) and not any(allowing):
             return False
-    return all(
-        _allows(branch, value, depth + 1) for branch in _inner(schema, _listed(schema.get("allOf", [])))
-    )
-
-
-_LIMITS = {
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-    "enum",
-    "const",
-    "allOf",
-}
+    return all(_allows(branch, value, depth + 1) for branch in _inner(schema, "allOf"))
 
 
 def _limits_numbers(schema: Any, depth: int) -> bool:
@@ -238,15 +221,10 @@ def _limits_numbers(schema: Any, depth: int) -> bool:
     schema = definition_of(schema)
     if depth > _MAX_DEPTH or schema.keys() & _LIMITS:
         return True
-    branches = [branch for key in ("anyOf", "oneOf") for branch in _listed(schema.get(key, []))]
-    return any(_limits_numbers(branch, depth + 1) for branch in _inner(schema, branches))
+    branches = [*_inner(schema, "anyOf"), *_inner(schema, "oneOf")]
+    return any(_limits_numbers(branch, depth + 1) for branch in branches)
 
 
-def _inner(schema: Mapping[str, Any], branches: Sequence[Any]) -> list[Any]:
-    """Subschemas, each with the definitions that it may reference."""
-    definitions = definitions_of(schema)
-    return [{**definitions, **branch} if isinstance(branch, Mapping) else branch for branch in branches]
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+def _inner(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """The subschemas in a keyword's list, each with the definitions that it may reference."""
+    return [subschema(schema, branch) for branch in listed(schema, key)]

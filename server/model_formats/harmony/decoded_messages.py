@@ -1,4 +1,4 @@
-"""Lenient parser of harmony message headers. Pure.
+"""Harmony messages in tokens: a lenient parser of headers, and `read_messages` for raw message dumps. Pure.
 
 A well-formed header is
 
@@ -11,8 +11,19 @@ words; openai-harmony's parser raises for most of that.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from server.model_formats.harmony.vocabulary import CHANNEL, CONSTRAIN
+from server.model_formats.harmony.vocabulary import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    ENDOFTEXT,
+    MESSAGE,
+    RETURN,
+    START,
+)
+from server.model_formats.interface import Messages
 
 CHANNELS = ("analysis", "commentary", "final")
 _TO = re.compile(r"to=\s*([^\s<]*)")
@@ -115,3 +126,52 @@ def _split(token_ids: Sequence[int], tokens: Sequence[bytes]) -> list[tuple[int 
         elif 0 <= token < len(tokens):
             sections[-1][1].append(tokens[token])
     return [(marker, b"".join(spelled)) for marker, spelled in sections]
+
+
+_ROLES = frozenset({"system", "developer", "user", "assistant"})
+_ENDS = frozenset({END, CALL, RETURN, ENDOFTEXT})
+
+
+def read_messages(token_ids: Sequence[int], tokens: Sequence[bytes]) -> Messages:
+    """The messages in these tokens, which begin at a message boundary. Raises nothing.
+
+    `tokens` has the bytes of each token id. The last message may be incomplete; a header alone is no message.
+    """
+    messages: list[dict[str, Any]] = []
+    complete = 0
+    header: list[int] = []
+    content: list[int] | None = None
+    for token in token_ids:
+        if token == START or token in _ENDS:
+            if content is not None:
+                messages.append(_message(header, content, tokens))
+                complete = len(messages)
+            header, content = [], None
+        elif content is not None:
+            content.append(token)
+        elif token == MESSAGE:
+            content = []
+        else:
+            header.append(token)
+    if content is not None:
+        messages.append(_message(header, content, tokens))
+    return Messages(messages, complete)
+
+
+def _message(header_ids: Sequence[int], content: Sequence[int], tokens: Sequence[bytes]) -> dict[str, Any]:
+    header = read_header(header_ids, tokens, names_author=True)
+    is_role = header.author in _ROLES
+    text = b"".join(tokens[token] for token in content if 0 <= token < len(tokens)).decode(errors="replace")
+    message: dict[str, Any] = {
+        "role": header.author if is_role else "tool",
+        "name": None if is_role else header.author,
+        "content": [{"type": "text", "text": text}],
+    }
+    if header.channel is not None:
+        message["channel"] = header.channel
+    if header.recipient is not None:
+        message["recipient"] = header.recipient
+    if header.content_type is not None:
+        constrained = "<|constrain|>" if CONSTRAIN in header_ids else ""
+        message["content_type"] = constrained + header.content_type
+    return message

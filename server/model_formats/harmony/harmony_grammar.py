@@ -6,17 +6,14 @@ there is no grammar. Pure.
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from engine.request import StructuredOutput
-from server.model_formats.grammar.forced_calls import forced_levels
-from server.model_formats.grammar.lark_rules import in_slashes
-from server.model_formats.grammar.unenforced_keywords import without_unenforced
 from server.model_formats.harmony.tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.model_formats.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from server.model_formats.interface import Conversation, PromptError, Tool
-from server.model_formats.output_grammar import chain_relaxed
-from server.model_formats.tool_names import choice_names
+from server.model_formats.output_grammar.lark_builder import in_slashes
+from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
+from server.model_formats.tool_index import choice_names
 
 _ANY_TEXT = "TEXT?"
 
@@ -38,9 +35,8 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> S
         return _grammar(conversation, [*_calls(tools), *_builtin_calls(offered)])
     if not tools and not offered:
         raise PromptError("A tool must be called, but there is none that may be.", "tool_choice")
-    return chain_relaxed(
-        partial(_grammar, conversation, [*_calls(level), *_builtin_calls(offered)])
-        for level in forced_levels(tools)
+    return forced_grammar(
+        tools, lambda level: _grammar(conversation, [*_calls(level), *_builtin_calls(offered)])
     )
 
 

@@ -1,4 +1,4 @@
-"""The interface of tool-call formats, and the reader of an answer with text and calls.
+"""Base class of the tool-call formats, and `ToolCallEmitter`, by which their readers emit call deltas.
 
 A format's reader begins after the opener. It starts the call once the name is known, streams the arguments
 and ends the call. If it returns before starting a call, the text is emitted as text; if it returns before
@@ -9,13 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from server.model_formats.grammar.lark_rules import GrammarBuilder
 from server.model_formats.interface import CallDelta, CallEnd, CallStart, Tool
-from server.model_formats.text_stream.scanner import SPACE, Reader, Scanner, StopTexts, bounded
-from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.text_stream.surrounding_whitespace import TextEmitter
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.special_tokens import Markup
+from server.model_formats.text_scanner import Reader, Scanner
 from server.model_formats.tool_calls.streamed_json import CustomInput
-from server.model_formats.tool_names import ToolIndex
+from server.model_formats.tool_index import ToolIndex
 
 MAX_NAME = 256
 """Maximum characters of a tool's name or of a call id."""
@@ -62,14 +61,17 @@ class ToolCallEmitter:
 
 
 class ToolCallFormat(ABC):
-    """One family's syntax of tool calls, in text with signs for special tokens."""
+    """One family's syntax of tool calls.
+
+    Classes spell the markup out; their instances have signs for the tokenizer's special tokens.
+    """
 
     name: ClassVar[str]
     prefix: str
     """The text before the first call's `call_grammar`; begins with the first opener."""
     separator: str
     """The text between two calls' `call_grammar`."""
-    suffix: str
+    suffix: str = ""
     """The text after the last call."""
     openers: tuple[str, ...] = ()
     closers: tuple[str, ...] = ()
@@ -87,6 +89,10 @@ class ToolCallFormat(ABC):
 
     def __init__(self, markup: Markup) -> None:
         self.markup = markup
+        self.openers = tuple(map(markup.sign, self.openers))
+        self.closers = tuple(map(markup.sign, self.closers))
+        self.prefix, self.separator = markup.sign(self.prefix), markup.sign(self.separator)
+        self.suffix = markup.sign(self.suffix)
 
     @abstractmethod
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
@@ -100,69 +106,3 @@ class ToolCallFormat(ABC):
         """The text of calls (name, arguments); None if only a chat template can render it."""
         del calls
         return None
-
-    def sign(self, *texts: str) -> tuple[str, ...]:
-        return tuple(map(self.markup.sign, texts))
-
-
-def read_answer(
-    scanner: Scanner,
-    calls: ToolCallFormat | None,
-    emitter: ToolCallEmitter,
-    answer: TextEmitter,
-    dropped: Sequence[str] = (),
-    *,
-    must_call: bool = False,
-) -> Reader[None]:
-    """Reads text and calls to the end of the output. Texts in `dropped` are removed.
-
-    With `must_call`, a truncated beginning of a call is not emitted as text.
-    """
-    answer.buffers_space = calls is not None
-    inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
-    stops = StopTexts([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
-    depth = 0
-    """Of the braces around the text that is read; an object within another is no call."""
-    if calls and calls.bare_starts:
-        yield from scanner.copy_run(SPACE, answer.add)
-        first = yield from scanner.peek()
-        if first and first in calls.bare_starts:
-            depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
-    while True:
-        stop = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)
-        if not stop:
-            answer.flush()
-            return
-        if calls and stop in calls.openers:
-            depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)
-        elif calls and stop == "{" and depth == 0:
-            scanner.unread(1)
-            depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
-        elif stop in ("{", "}"):
-            depth = max(0, depth + (1 if stop == "{" else -1))
-            answer.add(stop)
-
-
-def _read_calls(
-    calls: ToolCallFormat, emitter: ToolCallEmitter, answer: TextEmitter, opener: str, *, must_call: bool
-) -> Reader[int]:
-    """Returns how many braces are open in what was read and is text."""
-    scanner = emitter.scanner
-    before = emitter.count
-    scanner.mark(back=len(opener))
-    yield from bounded(scanner, calls.read(emitter, opener))
-    if scanner.marked and must_call and scanner.ended:
-        scanner.unmark()
-        scanner.skip_rest()
-        return 0
-    if scanner.marked:
-        if emitter.count > before:
-            answer.restart()
-        text = answer.add_marked(calls.markup.restore)
-        return max(0, text.count("{") - text.count("}"))
-    answer.restart()
-    yield from scanner.skip_space()
-    while (yield from scanner.accept(*calls.closers)):
-        yield from scanner.skip_space()
-    scanner.drop_half_of(*calls.closers, *calls.inner_markup)
-    return 0

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
 from engine.vocabulary import Vocabulary
-from server.model_formats.grammar.lark_in_json_string import escaped_grammar
 from server.model_formats.interface import PromptError
+from server.model_formats.output_grammar.lark_builder import (
+    escaped_grammar,
+)
 from server.model_formats.tool_calls.streamed_json import escaped
 from tests.support.builders import examples
 

@@ -10,9 +10,15 @@ import pytest
 
 from engine.grammar.compiler import check_grammar
 from engine.request import StructuredOutput
-from server.model_formats.grammar.enforceable_schema import MAX_REFERENCES, basic_schema, enforceable
-from server.model_formats.grammar.forced_calls import alternatives, forced_levels
 from server.model_formats.interface import CallDelta, CallEnd, Conversation, Tool, ToolChoice
+from server.model_formats.output_grammar.argument_schemas import alternatives
+from server.model_formats.output_grammar.relaxed_schemas import (
+    MAX_REFERENCES,
+    basic_schema,
+    enforceable,
+    forced_levels,
+    without_unenforced,
+)
 from server.protocol.responses.items import InputText, Message
 from tests.support.engines import make_request
 from tests.support.families import CALLERS, format_of
@@ -208,3 +214,31 @@ def test_many_functions_that_take_anything_need_one_schema() -> None:
         assert prompt.grammar is not None
         assert followed(compiler, prompt.grammar) == prompt.grammar
         compiler.close()
+
+
+def test_keywords_that_cannot_be_enforced_are_left_out_at_every_level() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "not": {"type": "array", "uniqueItems": True, "items": {"not": {"const": 1}, "type": "integer"}},
+            "if": {"anyOf": [{"type": "string", "if": {}, "then": {}, "else": {}}, True]},
+        },
+        "$defs": {"d": {"propertyNames": {"pattern": "a"}, "additionalProperties": {"not": {}}}},
+        "required": ["not"],
+        "uniqueItems": True,
+    }
+    assert without_unenforced(schema) == {
+        "type": "object",
+        "properties": {
+            "not": {"type": "array", "items": {"type": "integer"}},
+            "if": {"anyOf": [{"type": "string"}, True]},
+        },
+        "$defs": {"d": {"additionalProperties": {}}},
+        "required": ["not"],
+    }
+
+
+def test_a_value_that_is_no_schema_stays_as_it_is() -> None:
+    schema = {"enum": [{"not": 1}], "const": {"uniqueItems": True}, "default": {"if": 1}}
+    assert without_unenforced(schema) == schema
+    assert without_unenforced(True) is True

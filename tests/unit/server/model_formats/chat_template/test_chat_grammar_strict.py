@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.model_formats.interface import CallDelta, CallEnd, Conversation, PromptError, Tool, ToolChoice
-from server.model_formats.tool_names import types_of
+from server.model_formats.output_grammar.argument_schemas import types_of
 from server.protocol.responses.items import InputText, Message
 from tests.support.families import CALLERS, format_of
 from tests.support.schemas import check_value, random_parameters

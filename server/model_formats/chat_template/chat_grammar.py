@@ -1,24 +1,23 @@
-"""Builds the output grammar that enforces a conversation's tool choice and output format (chat templates).
+"""The output grammar of models with a chat template: reasoning, then an answer in its format, or tool calls.
 
-The grammar allows the reasoning first, if the model reasons, then an answer, tool calls, or either, and only
-text that the model format's own parser reads back as such. Without constraints there is no grammar.
+Enforces `tool_choice`, strict tools and `text.format`. Free text is only what the model format's own parser
+reads back as such. Without constraints there is no grammar.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 from engine.request import StructuredOutput
-from server.model_formats.grammar.forced_calls import alternatives, forced_levels
-from server.model_formats.grammar.lark_rules import GrammarBuilder
-from server.model_formats.grammar.unenforced_keywords import without_unenforced
-from server.model_formats.interface import OutputFormat, PromptError, ToolChoice
+from server.model_formats.interface import OutputFormat, PromptError, Tool, ToolChoice
+from server.model_formats.output_grammar.argument_schemas import alternatives
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
 from server.model_formats.reasoning import ReasoningFormat
-from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import ToolCallFormat
-from server.model_formats.tool_names import ToolIndex
+from server.model_formats.special_tokens import Markup
+from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
+from server.model_formats.tool_index import ToolIndex
 
 ReasoningStart = Literal["no", "maybe", "open"]
 """Whether the output may begin with reasoning (`maybe`) or the prompt has already started it (`open`)."""
@@ -46,49 +45,19 @@ def build_grammar(
 
     Required calls get a chain of grammars, from the most to the least strict schema.
     """
-    required = constraints.choice.mode == "required"
-    if required and not constraints.tools:
+
+    def make(tools: Iterable[Tool]) -> StructuredOutput | None:
+        lark = GrammarBuilder(markup)
+        allowed = replace(constraints, tools=ToolIndex(tools))
+        body = _body(lark, calls, allowed, _forbidden_start(markup, reasoning, constraints))
+        return lark.grammar(_with_reasoning(lark, reasoning, constraints.thinking, body)) if body else None
+
+    tools = constraints.tools.tools.values()
+    if constraints.choice.mode != "required":
+        return make(tools)
+    if not tools:
         raise PromptError("A call is required, but there are no tools.", "tool_choice")
-    if not required:
-        return _grammar(markup, calls, reasoning, constraints)
-    return chain_relaxed(
-        partial(_grammar, markup, calls, reasoning, replace(constraints, tools=ToolIndex(tools)))
-        for tools in forced_levels(constraints.tools.tools.values())
-    )
-
-
-def chain_relaxed(levels: Iterable[Callable[[], StructuredOutput | None]]) -> StructuredOutput | None:
-    """The first grammar, linked by `relaxed` to the ones to use if it does not compile.
-
-    Raises the first PromptError if no level can be written.
-    """
-    error: PromptError | None = None
-    grammars: list[StructuredOutput | None] = []
-    for level in levels:
-        try:
-            grammars.append(level())
-        except PromptError as refusal:
-            error = error or refusal
-    if error is not None and not grammars:
-        raise error
-    chain: StructuredOutput | None = None
-    for grammar in reversed(grammars):
-        if grammar is not None and (chain is None or grammar.text != chain.text):
-            chain = replace(grammar, relaxed=chain)
-    return chain
-
-
-def _grammar(
-    markup: Markup,
-    calls: ToolCallFormat | None,
-    reasoning: ReasoningFormat | None,
-    constraints: OutputConstraints,
-) -> StructuredOutput | None:
-    lark = GrammarBuilder(markup)
-    body = _body(lark, calls, constraints, _forbidden_start(markup, reasoning, constraints))
-    if body is None:
-        return None
-    return lark.grammar(_with_reasoning(lark, reasoning, constraints.thinking, body))
+    return forced_grammar(tools, make)
 
 
 def _body(

@@ -1,18 +1,26 @@
-"""Reduces a JSON schema to the part that token masks can enforce, for forced calls of non-strict functions.
+"""Relaxes JSON schemas to what token masks can enforce: of forced calls, and formats that are not strict.
 
-The result allows every value that the schema allows. Dropped are keywords that the grammar compiler does not
-support (`not`, `if`, `uniqueItems`, `contains`, unknown formats, lookaround ...), invalid keywords
-and annotations; `oneOf` becomes `anyOf`. References become `$defs` under new names. Pure.
+Forced calls (`tool_choice: required` or named) follow a function's schema even if it is not strict, as in
+vLLM: as much as can be enforced; if that does not compile, less, down to any JSON object. Every result allows
+all values that the schema allows. Pure.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from engine.grammar.limits import MAX_COUNT, MAX_DIVISOR, BadGrammar, check_pattern, check_schema
-from server.model_formats.tool_names import ALL_TYPES, ANY_OBJECT, types_of
+from engine.request import StructuredOutput
+from server.model_formats.interface import PromptError, Tool
+from server.model_formats.output_grammar.argument_schemas import (
+    ALL_TYPES,
+    ANY_OBJECT,
+    reference_target,
+    types_of,
+)
 
 FORMATS = frozenset(
     {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
@@ -33,10 +41,80 @@ _SPECIAL = re.compile(r"\\(?P<escape>.|\Z)|(?P<group>\(\?(?!:))", re.DOTALL)
 """Escapes, and groups other than `(?:`, in a pattern."""
 _ESCAPES = frozenset("dDwWsSnrtfvxu")
 """Escape letters with the same meaning in all regex engines."""
+_UNENFORCED = {
+    *("not", "if", "then", "else", "dependencies", "dependentRequired", "dependentSchemas", "propertyNames"),
+    *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"),
+}
+"""Keywords that the grammar engine does not support; without them a schema allows more."""
+_OF_NAMES = {"properties", "patternProperties", "$defs", "definitions"}
+_OF_SCHEMAS = {"anyOf", "oneOf", "allOf", "prefixItems", "items", "additionalItems", "additionalProperties"}
+
+
+def forced_grammar(
+    tools: Iterable[Tool], make: Callable[[list[Tool]], StructuredOutput | None]
+) -> StructuredOutput | None:
+    """What `make` returns for the strictest of `forced_levels`, linked by `relaxed` to the looser ones.
+
+    Raises the first PromptError if `make` raises it for all levels.
+    """
+    error: PromptError | None = None
+    grammars: list[StructuredOutput | None] = []
+    for level in forced_levels(tools):
+        try:
+            grammars.append(make(level))
+        except PromptError as refusal:
+            error = error or refusal
+    if error is not None and not grammars:
+        raise error
+    chain: StructuredOutput | None = None
+    for grammar in reversed(grammars):
+        if grammar is not None and (chain is None or grammar.text != chain.text):
+            chain = replace(grammar, relaxed=chain)
+    return chain
+
+
+def forced_levels(tools: Iterable[Tool]) -> list[list[Tool]]:
+    """The tools with enforced schemas, in lists from the strictest to the loosest.
+
+    Schemas of strict functions are equal in all lists.
+    """
+
+    def enforcing(tool: Tool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Tool:
+        if tool.strict or tool.kind == "custom":
+            return tool
+        return replace(tool, strict=True, parameters=part(tool.parameters or ANY_OBJECT))
+
+    tools = list(tools)
+    if all(tool.strict or tool.kind == "custom" for tool in tools):
+        return [tools]
+    return [
+        [enforcing(tool, part) for tool in tools]
+        for part in (enforceable, basic_schema, lambda _: ANY_OBJECT)
+    ]
+
+
+def without_unenforced(schema: Any) -> Any:
+    """The schema without unsupported keywords at all levels; the caller limits the depth."""
+    if isinstance(schema, list):
+        return [without_unenforced(branch) for branch in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    written = {}
+    for key, value in schema.items():
+        if key in _OF_NAMES and isinstance(value, Mapping):
+            written[key] = {name: without_unenforced(inner) for name, inner in value.items()}
+        elif key not in _UNENFORCED:
+            written[key] = without_unenforced(value) if key in _OF_SCHEMAS else value
+    return written
 
 
 def enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The enforceable part of a function's parameters; if too large, the basic schema."""
+    """The enforceable part of a function's parameters; if too large, the basic schema.
+
+    Dropped are keywords that the grammar compiler does not support (`not`, `if`, `uniqueItems`, unknown
+    formats, lookaround ...), invalid ones and annotations. `oneOf` becomes `anyOf`; references become `$defs`
+    under new names.
+    """
     for part in (_EnforceablePart(schema).of_object(), basic_schema(schema)):
         try:
             check_schema(part)
@@ -100,12 +178,7 @@ class _EnforceablePart:
             return schema
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return {}
-        part = {
-            **dict(_types(schema)),
-            **dict(_values(schema)),
-            **dict(_numbers(schema)),
-            **dict(_texts(schema)),
-        }
+        part = {**dict(_types(schema)), **dict(_constraints(schema))}
         part |= self._of_array(schema, depth)
         part |= self._of_properties(schema, depth)
         if "properties" in part or "required" in part:
@@ -157,16 +230,10 @@ class _EnforceablePart:
         """The name in `$defs` of a reference's target; None without a target."""
         if reference in self._names:
             return self._names[reference]
-        target: Any = self._root
-        if not reference.startswith("#") or len(self._names) >= MAX_REFERENCES:
+        if len(self._names) >= MAX_REFERENCES:
             return None
-        for step in reference.removeprefix("#").split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list) and key.isdecimal() and len(key) < 6 and int(key) < len(target):
-                target = target[int(key)]
-            else:
-                target = target.get(key) if isinstance(target, Mapping) else None
-        if not isinstance(target, Mapping) or (reference != "#" and "/" not in reference):
+        target = reference_target(self._root, reference)
+        if not isinstance(target, Mapping):
             return None
         name = self._names[reference] = f"d{len(self._names)}"
         self._waiting.append((name, target))
@@ -180,15 +247,13 @@ def _types(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield "type", named
 
 
-def _values(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _constraints(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The keywords on values, numbers, lengths and texts that are valid and enforceable."""
     allowed = schema.get("enum")
     if isinstance(allowed, list) and allowed and all(map(_is_text, allowed)):
         yield "enum", allowed
     if "const" in schema and _is_text(schema["const"]):
         yield "const", schema["const"]
-
-
-def _numbers(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in (*_COUNTS, *_BOUNDS, "multipleOf"):
         value = schema.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
@@ -201,9 +266,6 @@ def _numbers(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield key, value
         elif abs(value) < _EXACT:
             yield key, value
-
-
-def _texts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     if _is_known_pattern(schema.get("pattern")):
         yield "pattern", schema["pattern"]
     if schema.get("format") in FORMATS:
