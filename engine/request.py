@@ -7,7 +7,7 @@ move to its own process. Prompts and outputs are token ids, not text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token or a stop string came; `length`: the limit was reached; `cancelled`: `Cancel` was
@@ -363,17 +363,26 @@ class Stats:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request that can run, from `Engine.check`."""
+
+    request: EngineRequest
+    grammar: Any = None
+    """Its `engine.grammar.compiler.CompiledGrammar`."""
+
+
 class Engine(Protocol):
     """The engine's public methods. Each accepted request ends in exactly one `Finished` or `Failed`."""
 
     @property
     def model_info(self) -> ModelInfo: ...
 
-    def check(self, request: EngineRequest) -> None:
-        """Raises `RequestRefused` if the request could never run. Pure; any thread."""
+    def check(self, request: EngineRequest) -> CheckedRequest:
+        """The request for `submit`. Raises `RequestRefused` if it could never run. Pure; any thread."""
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queues the request. Raises `RequestRefused`. Any thread."""
+    def submit(self, request: EngineRequest | CheckedRequest) -> None:
+        """Queues the request, which is checked first if it was not. Raises `RequestRefused`. Any thread."""
 
     def cancel(self, request_id: str) -> None:
         """Cancels the request; unknown ids are ignored. Any thread."""

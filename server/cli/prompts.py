@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from server.admission.parse_input import MAX_VERSION_DIGITS
 from server.caller import DEFAULT_TENANT
 from server.cli.command import Subcommands, add_command, add_group, print_result, print_status, with_database
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.input_resolution.prompt_templates import MAX_VERSION_DIGITS
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
 from server.store.content import prompt_templates

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from server.compaction.transcript import shorten
-from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS
 from server.model_formats.interface import Prompt
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
 
@@ -54,7 +54,7 @@ class Summary:
 
     def make_request(self, moment: datetime | None = None) -> tuple[CreateResponse, Prompt]:
         """The request for a summary and its prompt, with as much of the transcript as the model can read."""
-        length = self.served.engine.model_info.context_length
+        length = self.served.model_info.context_length
         characters = length * CHARACTERS_PER_TOKEN
         while True:
             text = self._prompt_text(characters)

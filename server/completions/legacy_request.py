@@ -6,15 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.vocabulary import Vocabulary
+from server.completions.shared_parameters import (
+    choice_parameters,
+    refuse_unsupported,
+    unsupported,
+)
 from server.completions.tokenize import encode_text
 from server.errors import InvalidRequest
-from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS, too_long
 from server.model_formats.grammar.unenforced_keywords import without_unenforced
-from server.prompting.completion_params import choice_parameters, refuse_unsupported, unsupported
+from server.prompting.engine_parameters import LOGPROBS
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.output_options import LOGPROBS
-from server.prompting.structured_output.structured_outputs import grammar_of_format, with_modern_names
-from server.prompting.truncation import truncate_tokens
+from server.prompting.prompt import truncate_tokens
+from server.prompting.prompt_limits import (
+    MAX_COUNTED_CONTEXTS,
+    too_long,
+)
+from server.prompting.structured_outputs import (
+    grammar_of_format,
+    with_modern_names,
+)
 from server.protocol.completions.legacy import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 
 
@@ -87,7 +97,7 @@ def _read_prompt(
     tenant: str,
     vocabulary: Vocabulary,
 ) -> LegacyPrompt:
-    context = served.engine.model_info.context_length
+    context = served.model_info.context_length
     limit = context if request.truncate_prompt_tokens is None else MAX_COUNTED_CONTEXTS * context
     if isinstance(prompt, str):
         special = request.add_special_tokens is not False

@@ -18,8 +18,11 @@ from server.completions.chunk_stream import (
     total_usage,
 )
 from server.completions.legacy_request import LegacyPrompt, generated_per_prompt
+from server.completions.shared_parameters import (
+    includes_continuous_usage,
+    includes_usage,
+)
 from server.generation.logprobs import token_id_name
-from server.prompting.completion_params import includes_continuous_usage, includes_usage
 from server.protocol import ids
 from server.protocol.completions.legacy import (
     LegacyLogprobs,

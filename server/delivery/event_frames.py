@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from server.protocol.responses.events import Event, event_type, render
+from server.protocol.responses.events import Event, render_all
 
 
 def frame(response: UUID, event: Event) -> bytes:
@@ -13,12 +13,17 @@ def frame(response: UUID, event: Event) -> bytes:
     The id is the sequence number, which a browser's EventSource sends as Last-Event-ID when it reconnects.
     It comes first, so that clients that split at `data: ` find nothing after the JSON.
     """
-    kind = event_type(event).encode()
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, render(response, event))
+    (one,) = frames(response, [event])
+    return one
 
 
 def frames(response: UUID, events: Iterable[Event]) -> tuple[bytes, ...]:
-    return tuple(frame(response, event) for event in events)
+    """`frame` of each event."""
+    events = list(events)
+    return tuple(
+        b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind.encode(), body)
+        for event, (kind, body) in zip(events, render_all(response, events), strict=True)
+    )
 
 
 class OpenResponsesNames:

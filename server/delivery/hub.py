@@ -160,12 +160,18 @@ class Hub:
         self._new_readers: set[SubscriptionKey] = set()
 
     def open(
-        self, response_id: UUID, *, stored: bool, grace: float, on_abandoned: Callable[[], None]
+        self,
+        response_id: UUID,
+        *,
+        stored: bool,
+        grace: float,
+        on_abandoned: Callable[[], None],
+        frames: tuple[bytes, ...] = (),
     ) -> Channel:
-        """The channel of a foreground response that is about to run here; without readers it is cancelled.
+        """The channel of a foreground response that is about to run here, with its first frames.
 
-        Any thread, before its first `publish`. Background responses use `watch` instead. If a reader already
-        subscribed through `watch`, that channel object is reused.
+        Without readers the response is cancelled. Any thread, before the next `publish`. Background responses
+        use `watch` instead. If a reader already subscribed through `watch`, that channel object is reused.
         """
         with self._lock:
             channel = self._channels.get(response_id)
@@ -175,6 +181,8 @@ class Hub:
         channel.end_without_readers(on_abandoned, grace)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.await_first_reader)
+        if frames:
+            self.publish([Published(response_id, 0, frames, None)])
         return channel
 
     def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:

@@ -40,7 +40,7 @@ from server.http.authentication import Authenticator
 from server.http.connections.hypercorn_patches import install_patches
 from server.http.connections.listener import Listener, connection_limit, raise_file_limit
 from server.http.services import Services
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.limits import UnfinishedResponses
 from server.maintenance.retention import Retention
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
@@ -232,7 +232,10 @@ class _ServerProcess:
             on_committed=self._tool_loop.on_committed,
             cancel=self._tool_loop.cancel,
             pause_engine=self._engine.set_paused,
-            capacity=UnfinishedResponses.from_config(self._config),
+            capacity=UnfinishedResponses(
+                total=self._config.max_running + self._config.max_waiting,
+                per_tenant=self._config.max_of_tenant,
+            ),
         )
 
     def _make_admission(self, model: LoadedModel, hub: Hub, opened: OpenDatabase) -> Admission:

@@ -8,13 +8,13 @@ from uuid import UUID
 
 from server.crashpoints import crashpoint
 from server.generation.run import Run
-from server.input_resolution.history import stored_item
 from server.protocol.responses.states import Ending
 from server.recording.expiry import lifetime_after_end
 from server.recording.messages import RunUpdate
 from server.recording.unsynced_commits import update_chunks
 from server.store.cluster import claims
 from server.store.content import conversations, deletion, responses
+from server.store.content.item_rows import stored_item
 from server.store.content.responses import Owner, ResponseKey
 from server.store.database import Connection, commit_synchronously
 from server.store.log import events

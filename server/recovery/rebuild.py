@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from engine.request import EngineRequest
+from server.admission import resolve_input
 from server.compaction.inline import prepare_with_compaction
 from server.errors import ApiError
 from server.generation.item_starts import has_summaries
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run, RunFacts, RunLog
-from server.input_resolution import resolve_input
-from server.prompting.engine_request import Prepared, first_decoding_spec, prepare
+from server.prompting.engine_request import Prepared, ResolvedRequest, prepare
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.next_turn import TurnBuilder
-from server.prompting.resolved_request import ResolvedRequest
+from server.prompting.turns import TurnBuilder, first_decoding_spec
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item

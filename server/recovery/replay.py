@@ -13,7 +13,7 @@ from engine.request import EngineRequest, Usage
 from server.generation.run import Run, RunLog
 from server.hosted_tools.tool_specs import ToolResult, tool_result_of
 from server.prompting.engine_request import Prepared, engine_request_after
-from server.prompting.next_turn import TurnBuilder
+from server.prompting.turns import TurnBuilder
 from server.protocol.responses.events import Event, Kind, OutputItemDone, delta_of, event_type
 from server.protocol.responses.hosted_items import HostedCall
 from server.protocol.responses.items import Compaction

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from engine.request import FinishReason
-from server.input_resolution.history import stored_item
 from server.maintenance.audit_responses import Limits, check
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
@@ -24,6 +23,7 @@ from server.store.audit.stored_responses import (
     PreviousResponse,
     Replay,
 )
+from server.store.content.item_rows import stored_item
 from server.store.content.responses import INPUT, OUTPUT, StoredResponse
 from server.store.log import events
 from server.store.log.events import LogRow

@@ -21,11 +21,11 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
+from server.admission.parse_input import read_request_input
+from server.admission.resolve_input import with_own_id
 from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run, RunFacts, RunLog
-from server.input_resolution.history import stored_item
-from server.input_resolution.resolve_input import read_request_input, with_own_id
 from server.model_formats.interface import (
     Conversation,
     Delta,
@@ -43,6 +43,7 @@ from server.protocol.responses.response import Echo, ReasoningEcho, TextEcho
 from server.protocol.responses.states import Ending
 from server.store.cluster import leases
 from server.store.content import responses
+from server.store.content.item_rows import stored_item
 from server.store.content.responses import NewResponse
 from server.store.database import Connection, Database
 from server.store.log import events

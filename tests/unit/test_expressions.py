@@ -47,8 +47,8 @@ REACH = {
     "server/cli/keys.py": OPERATOR,
     "server/configuration/redaction.py": OPERATOR,
     "server/outbound_http/async_client.py:_LINE_END": HEADER,  # what a socket gives at once
-    "server/prompting/structured_output/ebnf_to_lark.py:_EBNF": MAX_LARK,
-    "server/prompting/structured_output/ebnf_to_lark.py:_TOKEN": MAX_LARK,
+    "server/prompting/ebnf_to_lark.py:_EBNF": MAX_LARK,
+    "server/prompting/ebnf_to_lark.py:_TOKEN": MAX_LARK,
     "server/configuration/kubernetes_variables.py": OPERATOR,
     "server/model_formats/tool_calls/gemma.py:_NAME": OUTPUT,
     "server/model_formats/tool_calls/gemma.py:_KEY": OUTPUT,
@@ -136,8 +136,8 @@ AT_ONE_PLACE = {
     "server/outbound_http/allowed_addresses.py:_HOST_NAME",
     "server/http/query_parameters.py:_METADATA",
     "server/protocol/json_bounds.py:_BACKSLASHES",
-    "server/prompting/structured_output/ebnf_to_lark.py:_EBNF",
-    "server/prompting/structured_output/ebnf_to_lark.py:_TOKEN",
+    "server/prompting/ebnf_to_lark.py:_EBNF",
+    "server/prompting/ebnf_to_lark.py:_TOKEN",
 }
 """Never searched for: matched where the text begins."""
 

@@ -28,7 +28,7 @@ from server.hosted_tools.mcp.registered_servers import COMMAND, SESSION_HEADER, 
 from server.hosted_tools.mcp.source_urls import source_urls
 from server.hosted_tools.mcp.tool_list_cache import ToolList, ToolListCache, ToolListKey
 from server.hosted_tools.tool_specs import McpCredentials, ToolResult
-from server.limits.concurrency import SharedLimit
+from server.limits import SharedLimit
 from server.outbound_http.allowed_addresses import (
     AllowedAddresses,
     Refused,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from server.errors import Overloaded, TooManyRequests
-from server.limits.concurrency import SharedLimit
+from server.limits import SharedLimit
 from server.protocol.responses.hosted_items import ListedTool
 from server.protocol.typed import decode_as
 

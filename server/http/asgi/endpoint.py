@@ -21,7 +21,7 @@ from server.http.asgi.request_body import LingeringClose, RequestBody
 from server.http.asgi.retried_handler import retry_until_ready
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.error_responses import on_error
-from server.limits.concurrency import SharedLimit
+from server.limits import SharedLimit
 from server.protocol.ids import request_id_of
 
 C = TypeVar("C")

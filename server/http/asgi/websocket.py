@@ -19,7 +19,7 @@ from server.http.asgi.retried_handler import retry_until_ready
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
 from server.http.connections.websocket_messages import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
 from server.http.error_responses import on_error
-from server.limits.concurrency import SharedLimit
+from server.limits import SharedLimit
 from server.protocol.ids import request_id_of
 from server.protocol.responses.websocket_messages import CreateMessage
 

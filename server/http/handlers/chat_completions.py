@@ -8,12 +8,16 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from server.admission.generation_config import with_generation_config
-from server.admission.idempotency import AcceptedResponse
+from server.admission.accept import AcceptedResponse
+from server.admission.request_validation import with_generation_config
 from server.caller import Caller
 from server.completions.chat_request import as_response_request, validate_chat_request
 from server.completions.chat_response import ChunkStream, chat_completion, format_of
 from server.completions.chunk_stream import failure_message
+from server.completions.shared_parameters import (
+    includes_continuous_usage,
+    includes_usage,
+)
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed
 from server.http.asgi.answer import Answer
@@ -23,7 +27,6 @@ from server.http.handlers.responses import idempotency_key, stored_end_reader, t
 from server.http.json_response import json_response
 from server.http.request_id import apply_body_request_id
 from server.http.services import Services
-from server.prompting.completion_params import includes_continuous_usage, includes_usage
 from server.protocol.completions.chat import ChatCompletion, ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.decode import decode

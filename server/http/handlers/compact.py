@@ -3,8 +3,11 @@
 import msgspec
 from starlette.requests import Request
 
+from server.admission.compact import (
+    read_summary,
+    start_compaction,
+)
 from server.caller import Caller
-from server.compaction.endpoint import read_summary, start_compaction
 from server.errors import Conflict
 from server.http.asgi.answer import Answer
 from server.http.asgi.final_response import FinalResponse

@@ -4,7 +4,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from server.admission.generation_config import with_generation_config
+from server.admission.request_validation import with_generation_config
 from server.caller import Caller
 from server.completions.legacy_request import as_response_requests, read_prompts, validate_legacy_request
 from server.completions.legacy_response import LegacyChunkStream, format_of, text_completion

@@ -4,11 +4,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.admission.token_count import count_input
 from server.caller import Caller
 from server.http.json_response import json_response
 from server.http.services import Services
-from server.prompting.structured_output.structured_outputs import with_modern_names
-from server.prompting.token_count import count_input
+from server.prompting.structured_outputs import with_modern_names
 from server.protocol.decode import decode
 from server.protocol.responses.request import CountInput
 from server.protocol.responses.response import InputTokens

@@ -28,7 +28,7 @@ def _model(services: Services, name: str) -> Model:
     return Model(
         id=name,
         created=services.started_at,
-        max_model_len=served.engine.model_info.context_length,
+        max_model_len=served.model_info.context_length,
         root=served.name,
         parent=None if name == served.name else served.name,
         permission=[Permission(f"modelperm-{name}", services.started_at)],

@@ -8,7 +8,9 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
-from server.admission.idempotency import AcceptedResponse, IdempotencyKey
+from server.admission.accept import AcceptedResponse
+from server.admission.prepare_runs import IdempotencyKey
+from server.admission.request_validation import refuse_empty
 from server.caller import Caller
 from server.crashpoints import crashpoint
 from server.delivery.event_frames import FramePage, OpenResponsesNames
@@ -22,9 +24,8 @@ from server.http.asgi.final_response import FinalResponse
 from server.http.json_response import json_response
 from server.http.request_id import apply_body_request_id
 from server.http.services import Services
-from server.prompting.output_options import SEALED_REASONING
-from server.prompting.structured_output.structured_outputs import with_modern_names
-from server.prompting.unsupported_parameters import refuse_empty
+from server.prompting.engine_parameters import SEALED_REASONING
+from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse

@@ -23,7 +23,7 @@ def tokenize(services: Services, caller: Caller, request: Request, body: bytes) 
     vocabulary = runs.vocabulary_of(services.model, wanted.model)
     with input_param_as("prompt" if wanted.messages is None else "messages"):
         tokens = runs.tokenize(services.model, caller.tenant, wanted)
-    limit = services.model.engine.model_info.context_length
+    limit = services.model.model_info.context_length
     strings = runs.pieces_of(tokens, vocabulary) if wanted.return_token_strs else None
     return json_response(request, Tokenized(len(tokens), limit, tokens, strings))
 

@@ -4,7 +4,7 @@ The log stores an `Event`: a delta as its bare text, every other event as its JS
 that clients receive; it is deterministic, so a replay equals the first stream.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Literal, NamedTuple
 from uuid import UUID
@@ -379,20 +379,22 @@ def is_terminal(event: Event) -> bool:
     return event.kind is Kind.WHOLE and event_type(event) in TERMINAL
 
 
+def render_all(response: UUID, events: Iterable[Event]) -> list[tuple[str, bytes]]:
+    """The `type` of each event, and its JSON that clients receive."""
+    return [(event_type(event), render(response, event)) for event in events]
+
+
 def render(response: UUID, event: Event) -> bytes:
     """The event's JSON that clients receive."""
     if event.kind is Kind.WHOLE:
         return with_logprobs(event.body).encode()
-    item = ids.item_id(ITEM_PREFIX[event.kind], response, "o", event.output_index)
+    place = (
+        event.sequence_number,
+        ids.item_id(ITEM_PREFIX[event.kind], response, "o", event.output_index),
+        event.output_index,
+    )
     if event.kind in _CALL_DELTAS:
-        call = _CALL_DELTAS[event.kind]
-        return _encode(call(event.sequence_number, item, event.output_index, event.body))
+        return _encode(_CALL_DELTAS[event.kind](*place, event.body))
     if event.kind is Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS:
-        text, logprobs = _decode_with_logprobs(event.body)
-        return _encode(
-            OutputTextDelta(
-                event.sequence_number, item, event.output_index, event.content_index, text, logprobs
-            )
-        )
-    struct = _TEXT_DELTAS[event.kind]
-    return _encode(struct(event.sequence_number, item, event.output_index, event.content_index, event.body))
+        return _encode(OutputTextDelta(*place, event.content_index, *_decode_with_logprobs(event.body)))
+    return _encode(_TEXT_DELTAS[event.kind](*place, event.content_index, event.body))

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from server.input_resolution.history import stored_item
 from server.protocol.ids import item_id, new_uuid
 from server.protocol.responses.items import InputText, Message, OutputText
 from server.store.commit_failures import OwnershipLost
 from server.store.content import deletion, history_items, responses
+from server.store.content.item_rows import stored_item
 from server.store.database import Connection, Database
 from tests.support.builders import (
     LATER,

@@ -5,10 +5,10 @@ from uuid import UUID
 
 import pytest
 
-from server.input_resolution.history import stored_item
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
 from server.store.content import chat_choices, conversations, deletion, responses, retention, storage_usage
+from server.store.content.item_rows import stored_item
 from server.store.content.storage_usage import FOLD_ROWS
 from server.store.database import Connection, Database
 from server.store.log import events
