@@ -243,7 +243,7 @@ class Admission:
             stored=new.stored,
             grace=self._config.grace_seconds,
             on_abandoned=partial(self._abandonment.add if new.stored else self._tool_loop.cancel, response),
-            frames=frames(response, first_events),
+            first_events=first_events,
         )
         waits_for_calls = run.next_step_is_tools  # read before the recorder's thread owns the run
         self._recorder.start_run(run)

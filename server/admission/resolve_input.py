@@ -135,10 +135,10 @@ def with_own_ids(
     `given` is the input that they were resolved from; elements that are no items are skipped.
     """
     stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, _NO_ITEMS)]
-    new = [
-        keep_approval_tag(seal, tenant, item, with_own_id(item, source, side, index), stored=stored[index])
-        for index, item in enumerate(resolved)
-    ]
+    new = [with_own_id(item, source, side, index) for index, item in enumerate(resolved)]
+    for index, item in enumerate(resolved):
+        if isinstance(item, McpApprovalRequest):
+            new[index] = keep_approval_tag(seal, tenant, item, new[index], stored=stored[index])
     return _with_renamed_references(resolved, new)
 
 
@@ -157,9 +157,8 @@ def read_conversation(
     """Every item of a conversation, oldest first, without image data."""
     if reserve is not unbounded:
         reserve(history_items.measure_conversation(connection, tenant, conversation, MAX_ITEMS))
-    return [
-        decode_item(payload) for payload in history_items.conversation_items(connection, tenant, conversation)
-    ]
+    payloads = history_items.conversation_items(connection, tenant, conversation)
+    return [decode_item(payload) for payload in payloads]
 
 
 def parse_conversation(request: CreateResponse) -> UUID | None:

@@ -10,13 +10,15 @@ store, so a slow client costs no memory. Channels change on the event loop only;
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from uuid import UUID
 from weakref import WeakValueDictionary
 
+from server.delivery.event_frames import frames
+from server.protocol.responses.events import Event
 from server.store.log.events import Subscription
 
 SubscriptionKey = tuple[str, UUID]
@@ -166,9 +168,9 @@ class Hub:
         stored: bool,
         grace: float,
         on_abandoned: Callable[[], None],
-        frames: tuple[bytes, ...] = (),
+        first_events: Sequence[Event] = (),
     ) -> Channel:
-        """The channel of a foreground response that is about to run here, with its first frames.
+        """The channel of a foreground response that is about to run here, with its first events.
 
         Without readers the response is cancelled. Any thread, before the next `publish`. Background responses
         use `watch` instead. If a reader already subscribed through `watch`, that channel object is reused.
@@ -181,8 +183,8 @@ class Hub:
         channel.end_without_readers(on_abandoned, grace)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.await_first_reader)
-        if frames:
-            self.publish([Published(response_id, 0, frames, None)])
+        if first_events:
+            self.publish([Published(response_id, 0, frames(response_id, first_events), None)])
         return channel
 
     def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:

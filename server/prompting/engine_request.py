@@ -162,27 +162,28 @@ def _engine_request(
 def refusal(refused: RequestRefused, request: CreateResponse) -> ApiError:
     """The error that the client gets."""
     match refused.reason:
-        case "too_long":
-            return InvalidRequest(str(refused), param="input", code="context_length_exceeded")
         case "overloaded":
             return Overloaded("The server has more requests than it can take; try again later.")
         case "share_full":
             return TooManyRequests("You have as many requests here as one may have; try again later.")
         case "closed":
             return Overloaded("The engine does not take requests at the moment.")
-        case "bad_grammar":
-            return _bad_grammar(str(refused), request)
-        case "bad_beams":
-            return InvalidRequest(str(refused), param="use_beam_search", code="unsupported_parameter")
-        case "bad_stop":
-            return InvalidRequest(str(refused), param="stop")
-        case _:
-            return InvalidRequest(str(refused))
+    source = _grammar_source(request) if refused.reason == "bad_grammar" else None
+    param, code = source or _REFUSED.get(refused.reason, (None, None))
+    return InvalidRequest(str(refused), param=param, code=code)
 
 
-def _bad_grammar(message: str, request: CreateResponse) -> InvalidRequest:
+_REFUSED: dict[str, tuple[str | None, str | None]] = {
+    "too_long": ("input", "context_length_exceeded"),
+    "bad_beams": ("use_beam_search", "unsupported_parameter"),
+    "bad_stop": ("stop", None),
+}
+
+
+def _grammar_source(request: CreateResponse) -> tuple[str, str]:
+    """The parameter that a request's grammar comes from, and the code of an error in it."""
     if request.structured_outputs:
-        return InvalidRequest(message, param="structured_outputs", code="invalid_value")
+        return "structured_outputs", "invalid_value"
     if request.text and request.text.format and request.text.format.type == "json_schema":
-        return InvalidRequest(message, param="text.format", code="invalid_json_schema")
-    return InvalidRequest(message, param="tools", code="invalid_function_parameters")
+        return "text.format", "invalid_json_schema"
+    return "tools", "invalid_function_parameters"
