@@ -11,9 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission.history import (
-    HistoryReads,
-)
+from server.admission.history import HistoryReads
 from server.admission.parse_input import read_request_input
 from server.admission.request_validation import validate_request
 from server.admission.resolve_input import reading_input, with_own_id

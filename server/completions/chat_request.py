@@ -3,17 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server.completions.shared_parameters import (
-    choice_parameters,
-    refuse_unsupported,
-    unsupported,
-)
+from server.completions.shared_parameters import choice_parameters, refuse_unsupported, unsupported
 from server.errors import InvalidRequest
 from server.prompting.engine_parameters import LOGPROBS
-from server.prompting.structured_outputs import (
-    grammar_of_format,
-    with_modern_names,
-)
+from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.errors import DecodeFailure

@@ -6,25 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.vocabulary import Vocabulary
-from server.completions.shared_parameters import (
-    choice_parameters,
-    refuse_unsupported,
-    unsupported,
-)
+from server.completions.shared_parameters import choice_parameters, refuse_unsupported, unsupported
 from server.completions.tokenize import encode_text
 from server.errors import InvalidRequest
 from server.model_formats.grammar.unenforced_keywords import without_unenforced
 from server.prompting.engine_parameters import LOGPROBS
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import truncate_tokens
-from server.prompting.prompt_limits import (
-    MAX_COUNTED_CONTEXTS,
-    too_long,
-)
-from server.prompting.structured_outputs import (
-    grammar_of_format,
-    with_modern_names,
-)
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long
+from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol.completions.legacy import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 
 

@@ -18,10 +18,7 @@ from server.completions.chunk_stream import (
     total_usage,
 )
 from server.completions.legacy_request import LegacyPrompt, generated_per_prompt
-from server.completions.shared_parameters import (
-    includes_continuous_usage,
-    includes_usage,
-)
+from server.completions.shared_parameters import includes_continuous_usage, includes_usage
 from server.generation.logprobs import token_id_name
 from server.protocol import ids
 from server.protocol.completions.legacy import (

@@ -9,11 +9,7 @@ from server.errors import InvalidRequest, UnknownModel
 from server.model_formats.interface import PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
-from server.prompting.prompt_limits import (
-    MAX_COUNTED_CONTEXTS,
-    too_long,
-    too_long_to_count,
-)
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long, too_long_to_count
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.tokenize import TokenizeRequest

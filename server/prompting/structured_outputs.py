@@ -1,4 +1,10 @@
-"""vLLM's `structured_outputs` (and `guided_*`): a grammar for the whole output. Pure."""
+"""vLLM's `structured_outputs` (and `guided_*`) and `structural_tag` as the engine's structured output. Pure.
+
+A structural tag is free text with constrained tags. Of xgrammar's JSON there are the older form
+(`structures` and `triggers`), and the newer one whose `format` is `triggered_tags`, or is the whole
+output: `json_schema`, `regex`, `grammar`, `const_string`, `any_text`, and composed of these a `tag`, a
+`sequence`, an `or` and `tags_with_separator`.
+"""
 
 import json
 from typing import Any, TypeVar
@@ -8,14 +14,13 @@ import msgspec
 from engine.grammar.limits import BadGrammar, parse_json
 from engine.request import StructuredOutput
 from server.errors import InvalidRequest
-from server.prompting.ebnf_to_lark import (
-    BadEbnf,
-    ebnf_to_lark,
-    is_ebnf,
-)
+from server.prompting.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf
 from server.protocol.completions.shared_parameters import ResponseFormat
 from server.protocol.responses.request import CreateResponse, StructuredOutputs
 
+_FORMATS = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
+_COMPOSED = ("tag", "sequence", "or", "tags_with_separator")
+_MAX_DEPTH = 16
 R = TypeVar("R", bound=StructuredOutputs)
 PARAM = "structured_outputs"
 MAX_CHOICES = 1000
@@ -58,42 +63,32 @@ def structured_output_grammar(request: CreateResponse) -> StructuredOutput | Non
 
 
 def _grammar(kind: str, value: Any) -> StructuredOutput | None:
-    match kind, value:
-        case "json", dict():
-            return StructuredOutput(kind="json_schema", text=json.dumps(value))
-        case "json", str():
-            return StructuredOutput(kind="json_schema", text=value)
-        case "regex", str():
-            return StructuredOutput(kind="regex", text=value)
-        case "grammar", str():
-            return _from_text(value)
-        case "structural_tag", str() | dict():
-            return _from_tag(value)
-        case "json_object", bool():
-            return StructuredOutput(kind="json_object") if value else None
-        case "choice", list() if 0 < len(value) <= MAX_CHOICES and all(isinstance(one, str) for one in value):
-            return StructuredOutput(kind="lark", text="start: " + " | ".join(map(json.dumps, value)))
+    try:
+        match kind, value:
+            case "json", dict():
+                return StructuredOutput(kind="json_schema", text=json.dumps(value))
+            case "json", str():
+                return StructuredOutput(kind="json_schema", text=value)
+            case "regex", str():
+                return StructuredOutput(kind="regex", text=value)
+            case "grammar", str():
+                return _lark(value)
+            case "structural_tag", str() | dict():
+                return read_tag(value)
+            case "json_object", bool():
+                return StructuredOutput(kind="json_object") if value else None
+            case "choice", list() if 0 < len(value) <= MAX_CHOICES and all(
+                isinstance(one, str) for one in value
+            ):
+                return StructuredOutput(kind="lark", text="start: " + " | ".join(map(json.dumps, value)))
+    except (BadEbnf, BadTag) as error:
+        raise InvalidRequest(str(error), param=f"{PARAM}.{kind}", code="invalid_value") from error
     raise InvalidRequest(f"{kind} does not have the form that it must have.", param=f"{PARAM}.{kind}")
 
 
-def _from_text(text: str) -> StructuredOutput:
-    """A grammar in Lark or EBNF."""
-    try:
-        return StructuredOutput(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
-    except BadEbnf as error:
-        raise InvalidRequest(str(error), param=f"{PARAM}.grammar", code="invalid_value") from error
-
-
-def _from_tag(value: str | dict[str, Any]) -> StructuredOutput | None:
-    try:
-        return read_tag(value)
-    except BadTag as error:
-        raise InvalidRequest(str(error), param=f"{PARAM}.structural_tag", code="invalid_value") from error
-
-
-_FORMATS = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
-_COMPOSED = ("tag", "sequence", "or", "tags_with_separator")
-_MAX_DEPTH = 16
+def _lark(text: str) -> StructuredOutput:
+    """A grammar in Lark or EBNF. Raises BadEbnf."""
+    return StructuredOutput(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
 
 
 class BadTag(ValueError):
@@ -129,7 +124,7 @@ def _read_format(form: dict[str, Any]) -> StructuredOutput | None:
             return None
         case {"type": "grammar", "grammar": str(text)}:
             try:
-                return StructuredOutput(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
+                return _lark(text)
             except BadEbnf as error:
                 raise BadTag(str(error)) from error
         case {"type": kind} if kind in _COMPOSED:

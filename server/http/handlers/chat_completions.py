@@ -14,10 +14,7 @@ from server.caller import Caller
 from server.completions.chat_request import as_response_request, validate_chat_request
 from server.completions.chat_response import ChunkStream, chat_completion, format_of
 from server.completions.chunk_stream import failure_message
-from server.completions.shared_parameters import (
-    includes_continuous_usage,
-    includes_usage,
-)
+from server.completions.shared_parameters import includes_continuous_usage, includes_usage
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed
 from server.http.asgi.answer import Answer

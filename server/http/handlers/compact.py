@@ -3,10 +3,7 @@
 import msgspec
 from starlette.requests import Request
 
-from server.admission.compact import (
-    read_summary,
-    start_compaction,
-)
+from server.admission.compact import read_summary, start_compaction
 from server.caller import Caller
 from server.errors import Conflict
 from server.http.asgi.answer import Answer

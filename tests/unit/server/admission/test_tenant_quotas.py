@@ -3,11 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.admission.tenant_quotas import (
-    DEFAULT_TENANT_BYTES,
-    FRESH_SECONDS,
-    StorageQuota,
-)
+from server.admission.tenant_quotas import DEFAULT_TENANT_BYTES, FRESH_SECONDS, StorageQuota
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded

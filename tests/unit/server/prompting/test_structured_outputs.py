@@ -11,16 +11,8 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.request import RequestRefused, StructuredOutput
 from engine.vocabulary import Vocabulary
 from server.errors import InvalidRequest
-from server.prompting.ebnf_to_lark import (
-    MAX_EBNF,
-    BadEbnf,
-    ebnf_to_lark,
-    is_ebnf,
-)
-from server.prompting.structured_outputs import (
-    structured_output_grammar,
-    with_modern_names,
-)
+from server.prompting.ebnf_to_lark import MAX_EBNF, BadEbnf, ebnf_to_lark, is_ebnf
+from server.prompting.structured_outputs import structured_output_grammar, with_modern_names
 from server.protocol.responses.request import CreateResponse
 
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)), frozenset())
