@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from bench.rounds import divide, take_times, tell
 from engine.request import Deliver, Engine
 from server.admission.admit import Admission
+from server.admission.parse_input import read_request_input
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
@@ -27,7 +28,6 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import EventEmitter
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
-from server.input_resolution.resolve_input import read_request_input
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,

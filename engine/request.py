@@ -7,7 +7,7 @@ move to its own process. Prompts and outputs are token ids, not text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token or a stop string came; `length`: the limit was reached; `cancelled`: `Cancel` was
@@ -158,6 +158,15 @@ class EngineRequest:
     output_offset: int = 0
     """This many of the prompt's last tokens are earlier output of the same request. Penalties, `min_tokens`
     and stop strings count them as output, so an interrupted request continues unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request that can run, from `Engine.check`."""
+
+    request: EngineRequest
+    grammar: Any = None
+    """Its `engine.grammar.compiler.CompiledGrammar`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,11 +380,11 @@ class Engine(Protocol):
     @property
     def model_info(self) -> ModelInfo: ...
 
-    def check(self, request: EngineRequest) -> None:
-        """Raises `RequestRefused` if the request could never run. Pure; any thread."""
+    def check(self, request: EngineRequest) -> CheckedRequest:
+        """The request for `submit`. Raises `RequestRefused` if it could never run. Pure; any thread."""
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queues the request. Raises `RequestRefused`. Any thread."""
+    def submit(self, request: EngineRequest | CheckedRequest) -> None:
+        """Queues the request, which is checked first if it was not. Raises `RequestRefused`. Any thread."""
 
     def cancel(self, request_id: str) -> None:
         """Cancels the request; unknown ids are ignored. Any thread."""

@@ -16,7 +16,7 @@ from server.errors import ApiError
 from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers, failed_result
 from server.hosted_tools.offered_tools import DueCall, PendingToolWork, ToolResult
-from server.prompting.next_turn import TurnBuilder
+from server.prompting.turns import TurnBuilder
 from server.recording.messages import (
     SERVER_ERROR,
     CancelRequested,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from server.admission.parse_input import MAX_VERSION_DIGITS
 from server.caller import DEFAULT_TENANT
 from server.cli.command import (
     Subcommands,
@@ -17,7 +18,6 @@ from server.cli.command import (
 )
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.input_resolution.prompt_templates import MAX_VERSION_DIGITS
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
 from server.store.content import prompt_templates

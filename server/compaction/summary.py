@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from server.hosted_tools.call_items import items_for_model
-from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS
 from server.model_formats.interface import Conversation, Prompt, PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.protocol.responses.items import (
     ID_PREFIXES,
     Compaction,
@@ -182,7 +182,7 @@ class Summary:
 
     def make_request(self, moment: datetime | None = None) -> tuple[CreateResponse, Prompt]:
         """The request for a summary and its prompt, with as much of the transcript as the model can read."""
-        length = self.served.engine.model_info.context_length
+        length = self.served.model_info.context_length
         characters = length * CHARACTERS_PER_TOKEN
         while True:
             text = self._prompt_text(characters)

@@ -18,10 +18,10 @@ from server.completions.chunk_stream import (
     StreamedChoice,
     total_usage,
 )
+from server.completions.shared_parameters import choice_parameters, refuse_unsupported, unsupported
 from server.errors import InvalidRequest
-from server.prompting.completion_params import choice_parameters, refuse_unsupported, unsupported
-from server.prompting.output_options import LOGPROBS
-from server.prompting.structured_output.structured_outputs import grammar_of_format, with_modern_names
+from server.prompting.engine_parameters import LOGPROBS
+from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol import ids
 from server.protocol.completions.chat_messages import answer_role, echo_text, tool_call
 from server.protocol.completions.objects import (

@@ -20,22 +20,22 @@ from server.completions.chunk_stream import (
     StreamedChoice,
     total_usage,
 )
-from server.completions.tokenize import encode_text
-from server.errors import InvalidRequest
-from server.generation.output_decoding import token_id_name
-from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS, too_long
-from server.model_formats.output_grammar.relaxed_schemas import without_unenforced
-from server.prompting.completion_params import (
+from server.completions.shared_parameters import (
     choice_parameters,
     includes_continuous_usage,
     includes_usage,
     refuse_unsupported,
     unsupported,
 )
+from server.completions.tokenize import encode_text
+from server.errors import InvalidRequest
+from server.generation.output_decoding import token_id_name
+from server.model_formats.output_grammar.relaxed_schemas import without_unenforced
+from server.prompting.engine_parameters import LOGPROBS
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.output_options import LOGPROBS
-from server.prompting.structured_output.structured_outputs import grammar_of_format, with_modern_names
-from server.prompting.truncation import truncate_tokens
+from server.prompting.prompt import truncate_tokens
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long
+from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol import ids
 from server.protocol.completions.objects import (
     CompletionUsage,
@@ -118,7 +118,7 @@ def _read_prompt(
     tenant: str,
     vocabulary: Vocabulary,
 ) -> LegacyPrompt:
-    context = served.engine.model_info.context_length
+    context = served.model_info.context_length
     limit = context if request.truncate_prompt_tokens is None else MAX_COUNTED_CONTEXTS * context
     if isinstance(prompt, str):
         special = request.add_special_tokens is not False

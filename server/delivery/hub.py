@@ -13,7 +13,7 @@ response is cancelled, this waits for as long as such a heartbeat may take, and 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -21,6 +21,8 @@ from time import monotonic
 from uuid import UUID
 from weakref import WeakValueDictionary
 
+from server.delivery.frames import frames
+from server.protocol.responses.events import Event
 from server.store.log_read import Subscription
 
 SubscriptionKey = tuple[str, UUID]
@@ -169,12 +171,18 @@ class Hub:
         self._new_readers: set[SubscriptionKey] = set()
 
     def open(
-        self, response_id: UUID, *, stored: bool, grace: float, on_abandoned: Callable[[], None]
+        self,
+        response_id: UUID,
+        *,
+        stored: bool,
+        grace: float,
+        on_abandoned: Callable[[], None],
+        first_events: Sequence[Event] = (),
     ) -> Channel:
-        """The channel of a foreground response that is about to run here; without readers it is cancelled.
+        """The channel of a foreground response that is about to run here, with its first events.
 
-        Any thread, before its first `publish`. Background responses use `watch` instead. If a reader already
-        subscribed through `watch`, that channel object is reused.
+        Without readers the response is cancelled. Any thread, before the next `publish`. Background responses
+        use `watch` instead. If a reader already subscribed through `watch`, that channel object is reused.
         """
         with self._lock:
             channel = self._channels.get(response_id)
@@ -184,6 +192,8 @@ class Hub:
         channel.end_without_readers(on_abandoned, grace)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.await_first_reader)
+        if first_events:
+            self.publish([Published(response_id, 0, frames(response_id, first_events), None)])
         return channel
 
     def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:

@@ -67,12 +67,15 @@ def discover_tools(
     ToolServerDown for one of OpenAI's built-in tools; and NotReady while a server is listing its tools. The
     error of an MCP server that cannot list its tools becomes an item of the stream.
     """
+    if not request.tools:
+        check_approved_calls(hosted_tools_of(request, (), items))
+        return request, [], {}
     parsed = read_tools(request.tools)
     credentials: dict[str, McpCredentials] = {}
     elements: list[dict[str, Any]] = []
     names = callable_names([tool for tool in parsed if not isinstance(tool, McpTool)])
     request_servers = _RequestServers(servers, caller)
-    for index, element in enumerate(request.tools or []):
+    for index, element in enumerate(request.tools):
         mcp_element = request_servers.as_mcp_tool(element)
         if mcp_element is None:
             elements.append(element)

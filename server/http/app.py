@@ -18,7 +18,7 @@ from server.http.handlers.websocket_session import SocketSession
 from server.http.json_responses import on_error
 from server.http.routes import PUBLIC_ROUTES, ROUTES, Handler, PublicHandler
 from server.http.services import Services
-from server.limits.concurrency import SharedLimit
+from server.limits import SharedLimit
 
 MAX_UNUSED_BODY_BYTES = 4096
 """Bytes that are read of the body of a request that needs none."""

@@ -34,7 +34,7 @@ from server.http.asgi.listener import Listener, connection_limit, raise_file_lim
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.authentication import Authenticator
 from server.http.services import Services
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.limits import UnfinishedResponses
 from server.maintenance.retention import Retention
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
@@ -226,7 +226,10 @@ class _ServerProcess:
             on_committed=self._tool_loop.on_committed,
             cancel=self._tool_loop.cancel,
             pause_engine=self._engine.set_paused,
-            capacity=UnfinishedResponses.from_config(self._config),
+            capacity=UnfinishedResponses(
+                total=self._config.max_running + self._config.max_waiting,
+                per_tenant=self._config.max_of_tenant,
+            ),
         )
 
     def _make_admission(self, model: LoadedModel, hub: Hub, opened: OpenDatabase) -> Admission:

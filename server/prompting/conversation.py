@@ -1,6 +1,7 @@
 """A request and its items as the `Conversation` that a model format writes as a prompt. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from server.errors import InvalidRequest
@@ -56,19 +57,11 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
                 )
                 for listed in declared.offered
             ]
-        case wire.CustomTool(name, description, wire.GrammarFormat(syntax, definition)):
-            return [
-                Tool(
-                    name=name,
-                    description=description,
-                    kind="custom",
-                    syntax=syntax,
-                    definition=definition,
-                    namespace=namespace,
-                )
-            ]
-        case wire.CustomTool(name, description):
-            return [Tool(name=name, description=description, kind="custom", namespace=namespace)]
+        case wire.CustomTool(name, description, form):
+            tool = Tool(name=name, description=description, kind="custom", namespace=namespace)
+            if isinstance(form, wire.GrammarFormat):
+                tool = replace(tool, syntax=form.syntax, definition=form.definition)
+            return [tool]
         case wire.FunctionTool(name, description, parameters, strict):
             return [
                 Tool(

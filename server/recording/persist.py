@@ -10,13 +10,13 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.generation.event_log import RunLog
 from server.generation.run import Run
-from server.input_resolution.history import stored_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo, Ending
 from server.recording.messages import RunUpdate
 from server.store import log_append, log_read
 from server.store.cluster import claims
 from server.store.content import conversations, deletion, responses, stored_items
+from server.store.content.item_rows import stored_item
 from server.store.content.responses import Owner, ResponseKey
 from server.store.database import Connection, commit_synchronously
 from server.store.log_append import NewLogRow

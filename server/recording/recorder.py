@@ -21,7 +21,7 @@ from server.crashpoints import crashpoint
 from server.delivery.frames import frames
 from server.delivery.hub import Hub, Published
 from server.generation.run import Run
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.limits import UnfinishedResponses
 from server.recording.committer import Committer
 from server.recording.messages import (
     SERVER_ERROR,

@@ -13,16 +13,15 @@ from datetime import datetime
 import msgspec
 
 from engine.request import EngineRequest, Usage
+from server.admission import resolve_input
 from server.compaction.inline import prepare_with_compaction
 from server.errors import ApiError
 from server.generation.event_log import LoggedTurn, RunLog, texts
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run, RunFacts
-from server.input_resolution import resolve_input
-from server.prompting.engine_request import Prepared, engine_request_after, first_decoding_spec, prepare
+from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after, prepare
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.next_turn import TurnBuilder
-from server.prompting.resolved_request import ResolvedRequest
+from server.prompting.turns import TurnBuilder, first_decoding_spec
 from server.protocol.decode import decode_as
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.events import Event

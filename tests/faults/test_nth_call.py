@@ -15,7 +15,7 @@ import msgspec
 import psycopg
 import pytest
 
-from engine.request import EngineRequest, Failed, Finished, Outbound
+from engine.request import CheckedRequest, EngineRequest, Failed, Finished, Outbound
 from engine.scripted_engine import Fault, Script, ScriptedConfig, ScriptedEngine
 from server.admission.admit import Admission
 from server.caller import Caller
@@ -137,7 +137,8 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
         engine = ScriptedEngine(script, deliver)
         submit = engine.submit
 
-        def take(request: EngineRequest) -> None:
+        def take(request: EngineRequest | CheckedRequest) -> None:
+            request = request.request if isinstance(request, CheckedRequest) else request
             submit(request)
             taken.append(request.request_id)
 

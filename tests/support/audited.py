@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from engine.request import FinishReason
-from server.input_resolution.history import stored_item
 from server.maintenance.audit_responses import Limits, check
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
@@ -25,6 +24,7 @@ from server.store.audit_snapshot import (
     PreviousResponse,
     Replay,
 )
+from server.store.content.item_rows import stored_item
 from server.store.content.responses import StoredResponse
 from server.store.content.stored_items import INPUT, OUTPUT
 from server.store.log_read import LogRow

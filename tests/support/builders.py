@@ -21,12 +21,12 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
+from server.admission.parse_input import read_request_input
+from server.admission.resolve_input import with_own_id
 from server.delivery.hub import Hub, Published
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run, RunFacts
-from server.input_resolution.history import stored_item
-from server.input_resolution.resolve_input import read_request_input, with_own_id
 from server.model_formats.interface import (
     Conversation,
     Delta,
@@ -44,6 +44,7 @@ from server.protocol.responses.response import Echo, Ending, ReasoningEcho, Text
 from server.store import log_append
 from server.store.cluster import leases
 from server.store.content import responses, stored_items
+from server.store.content.item_rows import stored_item
 from server.store.content.responses import NewResponse
 from server.store.database import Connection, Database
 from tests.support.eventually import eventually

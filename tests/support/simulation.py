@@ -16,7 +16,7 @@ from unittest import mock
 from uuid import UUID
 
 from server.admission import admit
-from server.admission.idempotency import IdempotencyKey
+from server.admission.prepare_runs import IdempotencyKey
 from server.caller import Caller
 from server.delivery import hub
 from server.delivery.frames import FramePage

@@ -46,8 +46,8 @@ REACH = {
     "server/cli/keys.py": OPERATOR,
     "server/configuration/settings.py": OPERATOR,
     "server/outbound_http/guarded_http.py:_LINE_END": HEADER,  # what a socket gives at once
-    "server/prompting/structured_output/ebnf_to_lark.py:_EBNF": MAX_LARK,
-    "server/prompting/structured_output/ebnf_to_lark.py:_TOKEN": MAX_LARK,
+    "server/prompting/ebnf_to_lark.py:_EBNF": MAX_LARK,
+    "server/prompting/ebnf_to_lark.py:_TOKEN": MAX_LARK,
     "server/configuration/environment.py": OPERATOR,
     "server/model_formats/tool_calls/literal_arguments.py:_NAME": OUTPUT,
     "server/model_formats/tool_calls/literal_arguments.py:_KEY": OUTPUT,
@@ -132,8 +132,8 @@ AT_ONE_PLACE = {
     "server/outbound_http/allowed_addresses.py:_HOST_NAME",
     "server/http/query_and_headers.py:_METADATA",
     "server/protocol/decode.py:_BACKSLASHES",
-    "server/prompting/structured_output/ebnf_to_lark.py:_EBNF",
-    "server/prompting/structured_output/ebnf_to_lark.py:_TOKEN",
+    "server/prompting/ebnf_to_lark.py:_EBNF",
+    "server/prompting/ebnf_to_lark.py:_TOKEN",
 }
 """Never searched for: matched where the text begins."""
 

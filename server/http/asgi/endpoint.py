@@ -19,7 +19,7 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.request_body import LingeringClose, RequestBody, read_content_encoding
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
-from server.limits.concurrency import SharedLimit
+from server.limits import SharedLimit
 from server.protocol.ids import request_id_of
 
 C = TypeVar("C")

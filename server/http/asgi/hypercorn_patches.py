@@ -15,7 +15,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from wsproto.events import Message
 
 from server.errors import Overloaded, TooManyRequests
-from server.limits.concurrency import SharedLimit
+from server.limits import SharedLimit
 
 MESSAGE_BUFFER = "message_buffer"
 """The key of a WebSocket's buffer in its ASGI scope's state."""

@@ -14,7 +14,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.types import Scope
 
 from server.errors import Overloaded, TooManyRequests
-from server.limits.fair_slots import FairSlots, NoSlot
+from server.fair_slots import FairSlots, NoSlot
 from server.protocol import input_files
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from server.http.asgi.endpoint import EndpointContext, retry_until_ready
 from server.http.asgi.hypercorn_patches import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
-from server.limits.concurrency import SharedLimit
+from server.limits import SharedLimit
 from server.protocol.ids import request_id_of
 from server.protocol.responses.request import CreateMessage
 

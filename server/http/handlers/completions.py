@@ -13,11 +13,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from server.admission.generation_config import with_generation_config
-from server.admission.idempotency import AcceptedResponse
+from server.admission.accept import AcceptedResponse
+from server.admission.request_validation import with_generation_config
 from server.caller import Caller
 from server.completions import chat, legacy, stored_chat
 from server.completions.chunk_stream import ChunkFormat, ChunkStream, FinalChoice, failure_message
+from server.completions.shared_parameters import includes_continuous_usage, includes_usage
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed, NotFound
 from server.http import query_and_headers
@@ -26,7 +27,6 @@ from server.http.handlers.responses import idempotency_key, stored_end_reader, t
 from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
-from server.prompting.completion_params import includes_continuous_usage, includes_usage
 from server.protocol import ids
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.objects import DeletedCompletion

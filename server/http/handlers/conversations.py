@@ -6,12 +6,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
+from server.admission import conversations
+from server.admission.resolve_input import unknown_conversation
 from server.caller import Caller
 from server.http import query_and_headers
 from server.http.json_responses import json_response
 from server.http.services import Services
-from server.input_resolution import conversations
-from server.input_resolution.resolve_input import unknown_conversation
 from server.protocol import ids
 from server.protocol.conversations import (
     CreateConversation,

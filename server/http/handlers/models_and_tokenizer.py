@@ -25,7 +25,7 @@ def tokenize(services: Services, caller: Caller, request: Request, body: bytes) 
     vocabulary = runs.vocabulary_of(services.model, wanted.model)
     with input_param_as("prompt" if wanted.messages is None else "messages"):
         tokens = runs.tokenize(services.model, caller.tenant, wanted)
-    limit = services.model.engine.model_info.context_length
+    limit = services.model.model_info.context_length
     strings = runs.pieces_of(tokens, vocabulary) if wanted.return_token_strs else None
     return json_response(request, Tokenized(len(tokens), limit, tokens, strings))
 
@@ -72,7 +72,7 @@ def _model(services: Services, name: str) -> Model:
     return Model(
         id=name,
         created=services.started_at,
-        max_model_len=served.engine.model_info.context_length,
+        max_model_len=served.model_info.context_length,
         root=served.name,
         parent=None if name == served.name else served.name,
         permission=[Permission(f"modelperm-{name}", services.started_at)],

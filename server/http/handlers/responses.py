@@ -9,9 +9,12 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
-from server.admission.idempotency import AcceptedResponse, IdempotencyKey
+from server.admission.accept import AcceptedResponse
+from server.admission.compact import read_summary, start_compaction
+from server.admission.prepare_runs import IdempotencyKey
+from server.admission.request_validation import refuse_empty
+from server.admission.token_count import count_input
 from server.caller import Caller
-from server.compaction.endpoint import read_summary, start_compaction
 from server.crashpoints import crashpoint
 from server.delivery.frames import (
     FramePage,
@@ -31,10 +34,8 @@ from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamP
 from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
-from server.prompting.output_options import SEALED_REASONING
-from server.prompting.structured_output.structured_outputs import with_modern_names
-from server.prompting.token_count import count_input
-from server.prompting.unsupported_parameters import refuse_empty
+from server.prompting.engine_parameters import SEALED_REASONING
+from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
 from server.protocol.decode import decode
 from server.protocol.responses.request import CountInput, CreateResponse

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.websockets import WebSocket
 
+from server.admission.request_validation import refuse_empty
 from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
 from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
@@ -18,9 +19,8 @@ from server.http.asgi.websocket import PendingResponse
 from server.http.handlers import responses
 from server.http.json_responses import log_internal_error, to_api_error
 from server.http.services import Services
-from server.limits.concurrency import SharedLimit
-from server.prompting.structured_output.structured_outputs import with_modern_names
-from server.prompting.unsupported_parameters import refuse_empty
+from server.limits import SharedLimit
+from server.prompting.structured_outputs import with_modern_names
 from server.protocol.decode import decode, decode_as
 from server.protocol.error_object import ErrorDetail
 from server.protocol.responses.items import Item, decode_item

@@ -4,7 +4,7 @@ The log stores an `Event`: a delta as its bare text, every other event as its JS
 that clients receive; it is deterministic, so a replay equals the first stream.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import reduce
 from operator import or_
@@ -298,6 +298,11 @@ def event_type(event: Event) -> str:
 
 def is_terminal(event: Event) -> bool:
     return event.kind is Kind.WHOLE and event_type(event) in TERMINAL
+
+
+def render_all(response: UUID, events: Iterable[Event]) -> list[tuple[str, bytes]]:
+    """The `type` of each event, and its JSON that clients receive."""
+    return [(event_type(event), render(response, event)) for event in events]
 
 
 def render(response: UUID, event: Event) -> bytes:

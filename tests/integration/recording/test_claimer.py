@@ -66,9 +66,9 @@ class StillEngine:
         vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1.0, top_p=1.0
     )
 
-    def check(self, request: EngineRequest) -> None: ...
+    def check(self, request: Any) -> Any: ...
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: Any) -> None:
         if self.refusal is not None:
             raise RequestRefused(self.refusal, "No.")  # type: ignore[arg-type]
         self.requests.append(request)

@@ -10,12 +10,11 @@ import psycopg
 import pytest
 
 from server.generation.run import Run
-from server.input_resolution import history
 from server.protocol.responses.events import Event, Kind, is_terminal
 from server.recording import committer, persist, side_writer
 from server.recording.messages import ReleaseRuns
 from server.store import log_append
-from server.store.content import responses
+from server.store.content import item_rows, responses
 from server.store.content.stored_items import NewItem
 from server.store.database import Database
 from tests.integration.recording.recorded import Bench, finished, tokens
@@ -232,7 +231,7 @@ def test_an_item_that_postgres_refuses_ends_its_own_response(
 ) -> None:
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("bad")), tokens(other, say("good")))
-    stored_item = history.stored_item
+    stored_item = item_rows.stored_item
 
     def named(item: Any) -> NewItem:
         made = stored_item(item)

@@ -5,8 +5,8 @@ import pytest
 from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.offered_tools import HostedTools, ToolResult
-from server.prompting.next_turn import TurnBuilder
-from server.prompting.resolved_request import ResolvedRequest
+from server.prompting.engine_request import ResolvedRequest
+from server.prompting.turns import TurnBuilder
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
 from server.recording.messages import ToolCallFinished

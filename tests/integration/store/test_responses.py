@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from server.input_resolution.history import stored_item
 from server.protocol.ids import item_id, new_uuid
 from server.protocol.responses.items import InputText, Message, OutputText
 from server.store.content import deletion, responses, stored_items
+from server.store.content.item_rows import stored_item
 from server.store.database import Connection, Database
 from server.store.database_errors import OwnershipLost
 from tests.support.builders import (

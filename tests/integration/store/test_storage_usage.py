@@ -5,7 +5,6 @@ from uuid import UUID
 
 import pytest
 
-from server.input_resolution.history import stored_item
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
 from server.store import log_append
@@ -16,6 +15,7 @@ from server.store.content import (
     storage_usage,
     stored_items,
 )
+from server.store.content.item_rows import stored_item
 from server.store.content.storage_usage import FOLD_ROWS
 from server.store.database import Connection, Database
 from tests.support.builders import CREATED, TENANT, insert_response, make_ending, make_message, register

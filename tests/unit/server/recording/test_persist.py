@@ -3,8 +3,8 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from server.admission.request_validation import refuse_unsupported
 from server.errors import InvalidRequest
-from server.prompting.unsupported_parameters import refuse_unsupported
 from server.protocol.decode import decode
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
