@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -23,7 +24,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-PRELOADED = ("server.cli.entry_point", "server.process.serve")
+SERVER_MODULES = (
+    "server.cli.entry_point",
+    "server.process.serve",
+    "server.browser.mcp_server",
+    "mcp.server.fastmcp",
+)
+"""Everything but the engine of a model, and what the servers of tools need."""
+MODEL_MODULES = (
+    *SERVER_MODULES,
+    "torch",
+    "transformers.models.qwen3.modeling_qwen3",
+    "engine.model.loader",
+    "engine.lora.adapter_layers",
+    "engine.runner.model_runner",
+    "engine.runner.select_decoding",
+)
 REQUEST_BYTES = 1 << 20
 MAX_DESCRIPTORS = 8
 
@@ -38,14 +54,17 @@ class Process(Protocol):
     def poll(self) -> int | None: ...
     def wait(self, timeout: float | None = None) -> int: ...
     def send_signal(self, sig: int) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 class ForkServer:
     """The client's side. One for each process that starts others; thread-safe."""
 
-    def __init__(self, home: Path) -> None:
-        """All processes run in that folder."""
+    def __init__(self, home: Path, preloaded: Sequence[str]) -> None:
+        """All processes run in that folder and have imported those modules."""
         self._home = home
+        self._preloaded = preloaded
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._owner = 0
@@ -54,7 +73,7 @@ class ForkServer:
         self,
         arguments: Sequence[str],
         environment: Mapping[str, str],
-        streams: tuple[int, int, int],
+        streams: tuple[int, int, int] = (0, 1, 2),
         pass_fds: Sequence[int] = (),
     ) -> "ForkedProcess":
         """Runs `python -m *arguments`; `pass_fds` keep their numbers."""
@@ -72,7 +91,7 @@ class ForkServer:
     def _ask(self, request: Mapping[str, object], descriptors: Sequence[int]) -> int:
         with self._lock:
             if self._control is None or self._owner != os.getpid():
-                self._control, self._owner = _start(self._home), os.getpid()
+                self._control, self._owner = _start(self._home, self._preloaded), os.getpid()
             socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
             answer = self._control.recv(64)
         assert answer, "the fork server ended"
@@ -103,6 +122,12 @@ class ForkedProcess:
         if self.poll() is None:
             os.kill(self.pid, sig)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
     def _reaped_within(self, seconds: float | None) -> int | None:
         with self._lock:
             if self.returncode is None:
@@ -114,19 +139,19 @@ class ForkedProcess:
             return self.returncode
 
 
-def _start(home: Path) -> socket.socket:
+def _start(home: Path, preloaded: Sequence[str]) -> socket.socket:
     """A new fork server's control socket; the fork server ends when the socket is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for side in (ours, theirs):
         side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *preloaded],
             pass_fds=[theirs.fileno()],
             cwd=home,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
 
     def end() -> None:
@@ -137,10 +162,10 @@ def _start(home: Path) -> socket.socket:
     return ours
 
 
-def main(control: socket.socket) -> None:
+def main(control: socket.socket, preloaded: Sequence[str]) -> None:
     """Forks and reaps until the control socket is closed. Returns in a forked process only by SystemExit."""
-    for name in PRELOADED:
-        __import__(name)
+    for name in preloaded:
+        importlib.import_module(name)
     gc.freeze()
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1
     while True:
@@ -184,4 +209,4 @@ def _become(request: Mapping[str, Any], received: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

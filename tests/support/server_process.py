@@ -20,7 +20,7 @@ import httpx
 
 from tests.support.bodies import Bodies
 from tests.support.eventually import eventually
-from tests.support.fork_server import ForkServer, Process
+from tests.support.fork_server import MODEL_MODULES, SERVER_MODULES, ForkServer, Process
 from tests.support.recorded_server import DESCRIPTOR
 
 REPOSITORY = Path(__file__).parents[2]
@@ -30,7 +30,9 @@ PORTS = range(20000, 32000)
 MODEL = "holdfast-demo"
 """What the demo model is called, which the scripted engine takes its name and words from."""
 
-fork_server = ForkServer(REPOSITORY)
+fork_server = ForkServer(REPOSITORY, SERVER_MODULES)
+model_fork_server = ForkServer(REPOSITORY, MODEL_MODULES)
+"""For servers with a model, whose imports take three times as long again."""
 
 living: "weakref.WeakSet[ServerProcess]" = weakref.WeakSet()
 """Servers that were started and not stopped: what they said is shown with a failed test."""
@@ -61,22 +63,25 @@ def run_command(
     *arguments: str, database_url: str | None = None, **settings: object
 ) -> subprocess.CompletedProcess[str]:
     """Runs `holdfast` with these arguments to its end."""
+    return run_module(["server", *arguments], environment(database_url, settings))
+
+
+def run_module(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m *arguments` to its end; its standard input is empty."""
     with (
         tempfile.TemporaryFile() as output,
         tempfile.TemporaryFile() as errors,
         open(os.devnull, "rb") as nothing,
     ):
         process = fork_server.fork(
-            ["server", *arguments],
-            environment(database_url, settings),
+            arguments,
+            environment,
             (nothing.fileno(), output.fileno(), errors.fileno()),
         )
         code = process.wait(PATIENCE_S)
         output.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess(
-            command(*arguments), code, output.read().decode(), errors.read().decode()
-        )
+        return subprocess.CompletedProcess(arguments, code, output.read().decode(), errors.read().decode())
 
 
 class ServerProcess:
@@ -97,7 +102,8 @@ class ServerProcess:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.api = f"{self.url}/v1"
-        self._is_forked = module is None
+        is_scripted = (settings or {}).get("engine") == "scripted"
+        self._fork_server = None if module else fork_server if is_scripted else model_fork_server
         self._arguments = [*(module or ("tests.support.recorded_server",)), "serve", *flags]
         self._environment = environment(database_url, {"port": self.port, **(settings or {})})
         self._process: Process | None = None
@@ -123,9 +129,9 @@ class ServerProcess:
         assert self._process is None
         self._before = os.fstat(self._said.fileno()).st_size
         said, recorded = self._said.fileno(), self._recorded.fileno()
-        if self._is_forked:
+        if self._fork_server is not None:
             with open(os.devnull, "rb") as nothing:
-                self._process = fork_server.fork(
+                self._process = self._fork_server.fork(
                     self._arguments, self._environment, (nothing.fileno(), said, said), [recorded]
                 )
         else:
