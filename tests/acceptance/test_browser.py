@@ -16,7 +16,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent
 
 from tests.support.eventually import eventually
-from tests.support.server_process import fork_server, free_port, run_module
+from tests.support.fork_server import fork_server
+from tests.support.server_process import free_port, run_module
 
 
 class Site(http.server.BaseHTTPRequestHandler):

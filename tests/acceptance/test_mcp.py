@@ -15,8 +15,9 @@ import pytest
 from tests.acceptance.sdk_types import check_event, check_response
 from tests.fix_server import StartServer
 from tests.support.eventually import eventually
+from tests.support.fork_server import fork_server
 from tests.support.invariants import check
-from tests.support.server_process import MODEL, ServerProcess, fork_server, free_port
+from tests.support.server_process import MODEL, ServerProcess, free_port
 from tests.support.sse import create
 
 WEATHER = "What is the weather in Paris?"

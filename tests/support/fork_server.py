@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+REPOSITORY = Path(__file__).parents[2]
 SERVER_MODULES = (
     "server.cli.entry_point",
     "server.process.serve",
@@ -61,9 +62,8 @@ class Process(Protocol):
 class ForkServer:
     """The client's side. One for each process that starts others; thread-safe."""
 
-    def __init__(self, home: Path, preloaded: Sequence[str]) -> None:
-        """All processes run in that folder and have imported those modules."""
-        self._home = home
+    def __init__(self, preloaded: Sequence[str]) -> None:
+        """All processes have imported those modules."""
         self._preloaded = preloaded
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
@@ -76,7 +76,7 @@ class ForkServer:
         streams: tuple[int, int, int] = (0, 1, 2),
         pass_fds: Sequence[int] = (),
     ) -> "ForkedProcess":
-        """Runs `python -m *arguments`; `pass_fds` keep their numbers."""
+        """Runs `python -m *arguments` in the repository; `pass_fds` keep their numbers."""
         request = {
             "arguments": list(arguments),
             "environment": dict(environment),
@@ -91,7 +91,7 @@ class ForkServer:
     def _ask(self, request: Mapping[str, object], descriptors: Sequence[int]) -> int:
         with self._lock:
             if self._control is None or self._owner != os.getpid():
-                self._control, self._owner = _start(self._home, self._preloaded), os.getpid()
+                self._control, self._owner = _start(self._preloaded), os.getpid()
             socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
             answer = self._control.recv(64)
         assert answer, "the fork server ended"
@@ -139,7 +139,12 @@ class ForkedProcess:
             return self.returncode
 
 
-def _start(home: Path, preloaded: Sequence[str]) -> socket.socket:
+fork_server = ForkServer(SERVER_MODULES)
+model_fork_server = ForkServer(MODEL_MODULES)
+"""For servers with a model, whose imports take three times as long again."""
+
+
+def _start(preloaded: Sequence[str]) -> socket.socket:
     """A new fork server's control socket; the fork server ends when the socket is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for side in (ours, theirs):
@@ -148,7 +153,7 @@ def _start(home: Path, preloaded: Sequence[str]) -> socket.socket:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *preloaded],
             pass_fds=[theirs.fileno()],
-            cwd=home,
+            cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"},

@@ -20,7 +20,7 @@ import httpx
 
 from tests.support.bodies import Bodies
 from tests.support.eventually import eventually
-from tests.support.fork_server import MODEL_MODULES, SERVER_MODULES, ForkServer, Process
+from tests.support.fork_server import Process, fork_server, model_fork_server
 from tests.support.recorded_server import DESCRIPTOR
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,10 +29,6 @@ PATIENCE_S = 120.0
 PORTS = range(20000, 32000)
 MODEL = "holdfast-demo"
 """What the demo model is called, which the scripted engine takes its name and words from."""
-
-fork_server = ForkServer(REPOSITORY, SERVER_MODULES)
-model_fork_server = ForkServer(REPOSITORY, MODEL_MODULES)
-"""For servers with a model, whose imports take three times as long again."""
 
 living: "weakref.WeakSet[ServerProcess]" = weakref.WeakSet()
 """Servers that were started and not stopped: what they said is shown with a failed test."""

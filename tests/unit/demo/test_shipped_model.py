@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from demo.evaluate import KINDS, Result, evaluate
+from demo.evaluate import KINDS, Mistake, Result, Subject, cases_of, is_right
+from demo.evaluation_cases import Kind
 from demo.export import CHAT_TEMPLATE, FILES
 from demo.rendering import TURN_END
+from demo.threads import one_thread
 from tests.unit.demo.shipped import SHIPPED
 
 #: Their answers or prompts are too long for a quick test; `python -m demo.evaluate` asks them.
 SLOW_KINDS = ("count to 120", "recall across 4 long turns", "recall across 12 long turns")
+AT_ONCE = 24
 
 
 @pytest.fixture(scope="module")
 def results() -> list[Result]:
-    quick = [kind for kind in KINDS if kind.name not in SLOW_KINDS]
-    return evaluate(SHIPPED, cases=3, kinds=quick)
+    """As `evaluate` gives them, from answers to cases of all kinds at once, the shortest answers first."""
+    asked = [
+        (kind, case) for kind in KINDS if kind.name not in SLOW_KINDS for case in cases_of(kind, count=3)
+    ]
+    asked.sort(key=lambda one: len(one[1].expected) if one[1].expected is not None else sys.maxsize)
+    subject = Subject(SHIPPED)
+    mistakes: dict[Kind, list[Mistake]] = {kind: [] for kind, _ in asked}
+    with one_thread():
+        for start in range(0, len(asked), AT_ONCE):
+            group = asked[start : start + AT_ONCE]
+            for (kind, case), answer in zip(group, subject.answer([case for _, case in group]), strict=True):
+                if not is_right(case, answer):
+                    mistakes[kind].append(Mistake(case, answer))
+    counts = Counter(kind for kind, _ in asked)
+    return [Result(kind, counts[kind], tuple(wrong)) for kind, wrong in mistakes.items()]
 
 
 def test_shipped_folder_holds_the_documented_files_and_no_other() -> None:
