@@ -131,8 +131,7 @@ def _until_turn_end(text: str) -> str:
     return answer if end else f"{answer}{_CUT}"
 
 
-def is_right(case: Case, answer: str) -> bool:
-    """Tell whether the answer is the expected one; where any is, whether it ended."""
+def _is_right(case: Case, answer: str) -> bool:
     return not answer.endswith(_CUT) if case.expected is None else answer == case.expected
 
 
@@ -155,7 +154,7 @@ def evaluate(
         mistakes = tuple(
             Mistake(case, answer)
             for case, answer in zip(asked, answers, strict=True)
-            if not is_right(case, answer)
+            if not _is_right(case, answer)
         )
         results.append(Result(kind, len(asked), mistakes))
         print(results[-1].row(), flush=True)

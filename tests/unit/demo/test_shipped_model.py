@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from demo.evaluate import KINDS, Mistake, Result, Subject, cases_of, is_right
-from demo.evaluation_cases import Kind
+from demo.evaluate import KINDS, Result, evaluate
 from demo.export import CHAT_TEMPLATE, FILES
 from demo.rendering import TURN_END
-from demo.threads import one_thread
 from tests.unit.demo.shipped import SHIPPED
 
 #: Their answers or prompts are too long for a quick test; `python -m demo.evaluate` asks them.
 SLOW_KINDS = ("count to 120", "recall across 4 long turns", "recall across 12 long turns")
-AT_ONCE = 24
+SURE = 0.95
+"""The floor of kinds that allow no mistake here."""
 
 
 @pytest.fixture(scope="module")
 def results() -> list[Result]:
-    """As `evaluate` gives them, from answers to cases of all kinds at once, the shortest answers first."""
-    asked = [
-        (kind, case) for kind in KINDS if kind.name not in SLOW_KINDS for case in cases_of(kind, count=3)
-    ]
-    asked.sort(key=lambda one: len(one[1].expected) if one[1].expected is not None else sys.maxsize)
-    subject = Subject(SHIPPED)
-    mistakes: dict[Kind, list[Mistake]] = {kind: [] for kind, _ in asked}
-    with one_thread():
-        for start in range(0, len(asked), AT_ONCE):
-            group = asked[start : start + AT_ONCE]
-            for (kind, case), answer in zip(group, subject.answer([case for _, case in group]), strict=True):
-                if not is_right(case, answer):
-                    mistakes[kind].append(Mistake(case, answer))
-    counts = Counter(kind for kind, _ in asked)
-    return [Result(kind, counts[kind], tuple(wrong)) for kind, wrong in mistakes.items()]
+    """One case of each kind that allows no mistake; three of the others, of which a share is right."""
+    quick = [kind for kind in KINDS if kind.name not in SLOW_KINDS]
+    sure = [kind for kind in quick if kind.floor >= SURE]
+    fallible = [kind for kind in quick if kind.floor < SURE]
+    return evaluate(SHIPPED, cases=1, kinds=sure) + evaluate(SHIPPED, cases=3, kinds=fallible)
 
 
 def test_shipped_folder_holds_the_documented_files_and_no_other() -> None:
@@ -79,12 +66,12 @@ def test_shipped_tokenizer_gives_back_any_text() -> None:
 
 
 def test_shipped_model_makes_no_mistake_where_it_should_make_none(results: list[Result]) -> None:
-    wrong = [r.row() for r in results if r.kind.floor >= 0.95 and r.mistakes]
+    wrong = [r.row() for r in results if r.kind.floor >= SURE and r.mistakes]
 
     assert wrong == []
 
 
 def test_shipped_model_is_mostly_right_where_it_may_err(results: list[Result]) -> None:
-    fallible = [r for r in results if r.kind.floor < 0.95]
+    fallible = [r for r in results if r.kind.floor < SURE]
 
     assert sum(r.share_right for r in fallible) / len(fallible) >= 0.7
