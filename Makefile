@@ -41,7 +41,7 @@ serve: $(VENV)/installed ## install if needed, then serve (settings: HOLDFAST_*)
 	@exec $(BIN)/holdfast serve
 
 test: $(VENV)/installed-dev check ## everything that must hold before a change lands
-	$(BIN)/python -m pytest -m "not gpu and not bench and not faults" -n $(TEST_WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu and not bench and not faults" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 clients: ## install other people's clients into .clients, for tests that are skipped without them
 	@mkdir -p .clients

@@ -30,6 +30,9 @@ PORTS = range(20000, 32000)
 MODEL = "holdfast-demo"
 """What the demo model is called, which the scripted engine takes its name and words from."""
 
+NEW_PROCESS = ("tests.support.recorded_server",)
+"""For a server that is not forked, but started with its imports before it."""
+
 living: "weakref.WeakSet[ServerProcess]" = weakref.WeakSet()
 """Servers that were started and not stopped: what they said is shown with a failed test."""
 
@@ -100,7 +103,7 @@ class ServerProcess:
         self.api = f"{self.url}/v1"
         is_scripted = (settings or {}).get("engine") == "scripted"
         self._fork_server = None if module else fork_server if is_scripted else model_fork_server
-        self._arguments = [*(module or ("tests.support.recorded_server",)), "serve", *flags]
+        self._arguments = [*(module or NEW_PROCESS), "serve", *flags]
         self._environment = environment(database_url, {"port": self.port, **(settings or {})})
         self._process: Process | None = None
         self._before = 0
