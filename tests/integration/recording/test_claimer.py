@@ -334,7 +334,7 @@ def test_reasoning_is_read_again_whoever_opened_it(database_url: str, opened: bo
     st.booleans(),
 )
 @example(given_tokens=[[CLOSE, *ids("because")]], opened=True)
-@examples(25)
+@examples(15)
 def test_any_tokens_in_any_steps_are_taken_up(
     database_url: str, given_tokens: list[list[int]], opened: bool
 ) -> None:

@@ -102,7 +102,7 @@ trees = st.integers(1, 8).flatmap(
 
 
 @given(trees)
-@examples(80)
+@examples(30)
 def test_exactly_what_nothing_needs_is_removed(
     database: Database, tree: tuple[list[int | None], set[int], list[tuple[bool, int]]]
 ) -> None:

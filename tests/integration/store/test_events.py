@@ -43,7 +43,7 @@ def write(connection: Connection, response: UUID, said: list[tuple[str, str]]) -
 
 
 @given(spoken, st.integers(0, 12))
-@examples(60)
+@examples(30)
 def test_events_are_read_as_they_were_written_before_and_after_compaction(
     database: Database, said: list[tuple[str, str]], first: int
 ) -> None:
@@ -67,7 +67,7 @@ def view(connection: Connection, response: UUID) -> list[dict[str, Any]]:
 
 
 @given(spoken)
-@examples(60)
+@examples(30)
 def test_the_view_shows_every_event_as_it_was_sent(database: Database, said: list[tuple[str, str]]) -> None:
     response = new_uuid()
     with database.begin() as connection:

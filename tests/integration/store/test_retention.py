@@ -208,7 +208,7 @@ forests = st.integers(1, 9).flatmap(
 
 
 @given(forests, st.booleans())
-@examples(60)
+@examples(25)
 def test_exactly_what_nothing_needs_is_purged(database: Database, forest: Forest, at_once: bool) -> None:
     replica = register(database)
     forest.ids.clear()
