@@ -287,11 +287,7 @@ RefusalReason = Literal[
 class RequestRefused(Exception):
     """The request was not accepted. `reason` is machine-readable, `str()` is a sentence for the caller."""
 
-    def __init__(
-        self,
-        reason: RefusalReason,
-        message: str,
-    ) -> None:
+    def __init__(self, reason: RefusalReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 

@@ -82,8 +82,6 @@ class Recorder:
         that accepts responses and answers none. After each commit `on_events` gets the stored responses
         with new events, and `on_committed` all updates. `on_released` is called when responses are left
         for other replicas to claim. `cancel` gets responses whose run does not continue here.
-        `pause_engine` pauses the engine with True and resumes it with False. `capacity` counts and bounds
-        the unfinished responses.
         """
         self._hub = hub
         self._on_events = on_events
@@ -106,12 +104,12 @@ class Recorder:
         """Held while a run is started, so that `_idle` is not set just before the run arrives."""
         self._committer = Committer(database, replica, self._registry, clock)
         self._side_results: queue.SimpleQueue[SideResult] = queue.SimpleQueue()
-        self._suspended = self._registry.suspended
+        on_result, active_runs = self._queue_side_result, self.active_runs
         self._side = SideWriter(
             database,
             replica,
-            on_result=self._queue_side_result,
-            active_runs=self.active_runs,
+            on_result=on_result,
+            active_runs=active_runs,
             on_fenced=self._fence,
             clock=clock,
         )
@@ -212,13 +210,15 @@ class Recorder:
     def _await_side_writer(self) -> None:
         """Waits until no run is suspended, as long as there is time."""
         until = min(self._committer.give_up_at, self._clock() + _MAX_DRAIN_SECONDS)
-        while self._suspended and (left := until - self._clock()) > 0:
+        while self._registry.suspended and (left := until - self._clock()) > 0:
             messages: Sequence[RecorderMessage] = []
             with suppress(queue.Empty):
                 messages = self._inbox.get(timeout=min(left, _POLL_SECONDS))
             self.process(messages)
-        if self._suspended:
-            log.error("%d responses could not be stored; others go on with them", len(self._suspended))
+        if self._registry.suspended:
+            log.error(
+                "%d responses could not be stored; others go on with them", len(self._registry.suspended)
+            )
 
     def process(self, messages: Sequence[RecorderMessage]) -> float:
         """One turn of the thread: applies the messages, commits, publishes. Raises Fenced.
@@ -228,11 +228,11 @@ class Recorder:
         if self._fenced:
             raise leases.Fenced
         retained = self._apply_side_results()
-        for response in self._suspended.over_limit():
+        for response in self._registry.suspended.over_limit():
             self._side.give_up(response)
             self._give_up(response)
         began = monotonic()
-        updates = self._commit([*retained, *self._suspended.divert(messages)])
+        updates = self._commit([*retained, *self._registry.suspended.divert(messages)])
         took = monotonic() - began
         crashpoint("recorder.committed")
         if any(update.run.ending is not None for update in updates):
@@ -267,7 +267,7 @@ class Recorder:
         response, update = result.response, result.update
         match result.outcome:
             case "doubtful":
-                if self._registry.get(response) is update.run and response not in self._suspended:
+                if self._registry.get(response) is update.run and response not in self._registry.suspended:
                     self._suspend([update])
                 return []
             case "given up":
@@ -278,7 +278,7 @@ class Recorder:
                 self._give_up(response)
             case "ended":
                 self._give_up(response)
-        retained = self._suspended.resume(response)
+        retained = self._registry.suspended.resume(response)
         if result.outcome != "committed":
             self._registry.remove(response)
         self._after_commit([update])
@@ -289,12 +289,12 @@ class Recorder:
     def _suspend(self, updates: Sequence[RunUpdate]) -> None:
         """Leaves these updates to the side writer, so that no other run waits for them."""
         for update in updates:
-            self._suspended.add(update)
+            self._registry.suspended.add(update)
             self._side.write(update)
 
     def _give_up(self, response: UUID) -> None:
         """The suspended run does not continue here: its engine request is cancelled."""
-        if self._suspended.give_up(response):
+        if self._registry.suspended.give_up(response):
             self._cancel(response)
 
     def _gather(self, next_at: float = 0.0) -> list[RecorderMessage]:
@@ -323,7 +323,7 @@ class Recorder:
 
     def _set_idle(self) -> None:
         with self._starting:
-            if not self._registry and not self._suspended and self._inbox.empty():
+            if not self._registry and not self._registry.suspended and self._inbox.empty():
                 self._idle.set()
 
     def _commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:

@@ -49,7 +49,7 @@ class Keys:
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     made = Keys()
-    monkeypatch.setattr(authentication, "api_keys", made)
+    monkeypatch.setattr(authentication, "stored_keys", made)
     return made
 
 
