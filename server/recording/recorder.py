@@ -78,10 +78,9 @@ class Recorder:
     ) -> None:
         """`on_fenced` is called once, when this replica can write no more: the process must end.
 
-        Either other replicas have declared it dead, or the thread has failed, which would leave a server
-        that accepts responses and answers none. After each commit `on_events` gets the stored responses
-        with new events, and `on_committed` all updates. `on_released` is called when responses are left
-        for other replicas to claim. `cancel` gets responses whose run does not continue here.
+        Either other replicas have declared it dead, or the thread has failed. After each commit `on_events`
+        gets the stored responses with new events, and `on_committed` all updates. `on_released` is called
+        when responses are left for other replicas. `cancel` gets responses whose run ends here.
         """
         self._hub = hub
         self._on_events = on_events
@@ -93,7 +92,7 @@ class Recorder:
         self._max_queued = max_queued
         self._engine_paused = False
         self._backpressure = threading.Lock()
-        """Orders the calls of `pause_engine` as the decisions behind them."""
+        """Orders the calls of `pause_engine`."""
         self._inbox: queue.SimpleQueue[Sequence[RecorderMessage]] = queue.SimpleQueue()
         self._registry = RunRegistry()
         self.capacity = capacity if capacity is not None else UnfinishedResponses()
@@ -101,7 +100,7 @@ class Recorder:
         self._idle = threading.Event()
         self._idle.set()
         self._starting = threading.Lock()
-        """Held while a run is started, so that `_idle` is not set just before the run arrives."""
+        """Held while a run is started, so that `_idle` is not set just before."""
         self._committer = Committer(database, replica, self._registry, clock)
         self._side_results: queue.SimpleQueue[SideResult] = queue.SimpleQueue()
         on_result, active_runs = self._queue_side_result, self.active_runs
@@ -113,8 +112,7 @@ class Recorder:
             on_fenced=self._fence,
             clock=clock,
         )
-        self._fenced = False
-        self._next_at = 0.0
+        self._fenced, self._next_at = False, 0.0
         self._thread = SupervisedThread(
             "recorder",
             self._turn,

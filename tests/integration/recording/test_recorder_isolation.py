@@ -328,7 +328,7 @@ def test_a_recorder_that_stops_stores_what_becomes_free_in_time(bench: Bench) ->
     bench.feed(tokens(run, say("a")))
     with locked(bench, run):
         bench.recorder.deliver([finished(run)])
-        eventually(lambda: run.facts.id in bench.recorder._suspended)
+        eventually(lambda: run.facts.id in bench.recorder._registry.suspended)
     bench.recorder.stop(30.0)
     check(bench, run, "a")
 
