@@ -103,12 +103,11 @@ class Recorder:
         """Held while a run is started, so that `_idle` is not set just before."""
         self._committer = Committer(database, replica, self._registry, clock)
         self._side_results: queue.SimpleQueue[SideResult] = queue.SimpleQueue()
-        on_result, active_runs = self._queue_side_result, self.active_runs
         self._side = SideWriter(
             database,
             replica,
-            on_result=on_result,
-            active_runs=active_runs,
+            on_result=self._queue_side_result,
+            active_runs=self.active_runs,
             on_fenced=self._fence,
             clock=clock,
         )
