@@ -37,9 +37,9 @@ MODEL_MODULES = (
     "torch",
     "transformers.models.qwen3.modeling_qwen3",
     "engine.model.loader",
-    "engine.lora.adapter_layers",
+    "engine.model.lora_layers",
     "engine.runner.model_runner",
-    "engine.runner.select_decoding",
+    "engine.runner.cuda_graphs",
 )
 REQUEST_BYTES = 1 << 20
 MAX_DESCRIPTORS = 8
