@@ -1,7 +1,6 @@
 """The invariants of a response's event log: sequence numbers, order, terminal event, texts. Pure.
 
-Rows are decoded here independently, so that a mistake in the code that reads them for clients is found as
-well.
+Rows are decoded by the code that serves clients (`store.log_read`); what they must add up to is checked here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

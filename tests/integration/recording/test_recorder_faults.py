@@ -14,7 +14,7 @@ from server.protocol.responses.events import is_terminal
 from server.recording.run_registry import RunRegistry
 from server.store import log_append
 from server.store.cluster import leases
-from server.store.content import deletion, responses
+from server.store.content import deletion, responses, stored_items
 from server.store.database import Connection, Database
 from server.store.timeout_connection import TimeoutConnection
 from tests.integration.recording.recorded import Bench, finished, terminate_recorder, tokens
@@ -27,7 +27,7 @@ Fault = Callable[[], None]
 CALLS: list[tuple[ModuleType, str]] = [
     (leases, "fence"),
     (log_append, "append"),
-    (responses, "insert_items"),
+    (stored_items, "insert_items"),
     (log_append, "compact"),
     (responses, "finish"),
     (responses, "record_usage"),
