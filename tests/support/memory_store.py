@@ -6,7 +6,7 @@ after the end.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,7 @@ from server.protocol.responses.response import TERMINAL_STATUSES, Ending, column
 from server.recording import committer, persist, side_writer
 from server.store import log_append, log_read
 from server.store.cluster import claims, leases
-from server.store.content import deletion, idempotency_keys, responses, storage_usage
+from server.store.content import deletion, idempotency_keys, responses, storage_usage, stored_items
 from server.store.content.idempotency_keys import FirstUse
 from server.store.content.responses import FinishedRow, NewResponse, Owner, ResponseKey, StoredResponse
 from server.store.content.stored_items import NewItem
@@ -360,15 +360,17 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     responses: {
         "insert_running": insert_running,
         "insert_queued": insert_queued,
-        "insert_items": insert_items,
         "get": get,
         "lock_for_share": lock_for_share,
-        "input_items": input_items,
-        "output_items": output_items,
         "finish": finish,
         "record_usage": record_usage,
         "is_metered": is_metered,
         "get_owner": get_owner,
+    },
+    stored_items: {
+        "insert_items": insert_items,
+        "input_items": input_items,
+        "output_items": output_items,
     },
     deletion: {"delete": delete, "remove_if_unneeded": remove_if_unneeded},
     storage_usage: {"total": stored_bytes},
@@ -387,11 +389,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
 @contextmanager
 def installed() -> Iterator[None]:
     """The store's functions are these, for every caller in this process."""
-    patches = [mock.patch.multiple(module, **functions) for module, functions in PLACES.items()]
-    for patch in patches:
-        patch.start()
-    try:
+    with ExitStack() as patches:
+        for module, functions in PLACES.items():
+            patches.enter_context(mock.patch.multiple(module, **functions))
         yield
-    finally:
-        for patch in patches:
-            patch.stop()
