@@ -9,7 +9,7 @@ from uuid import UUID
 
 from server.generation.event_log import decode_added
 from server.protocol.earlier_releases import with_name
-from server.protocol.responses.events import Event, Kind, event_type, render_all
+from server.protocol.responses.events import Event, Kind, event_type, render
 from server.protocol.responses.items import FunctionCall
 
 _EVENT = b"event: "
@@ -31,8 +31,8 @@ def frame(response: UUID, event: Event) -> bytes:
     The id is the sequence number, which a browser's EventSource sends as Last-Event-ID when it reconnects.
     It comes first, so that clients that split at `data: ` find nothing after the JSON.
     """
-    (one,) = frames(response, [event])
-    return one
+    kind = event_type(event).encode()
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, render(response, event))
 
 
 def split_frame(frame: bytes) -> tuple[bytes, bytes]:
@@ -43,11 +43,7 @@ def split_frame(frame: bytes) -> tuple[bytes, bytes]:
 
 def frames(response: UUID, events: Iterable[Event]) -> tuple[bytes, ...]:
     """`frame` of each event."""
-    events = list(events)
-    return tuple(
-        b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind.encode(), body)
-        for event, (kind, body) in zip(events, render_all(response, events), strict=True)
-    )
+    return tuple([frame(response, event) for event in events])
 
 
 class OpenResponsesNames:

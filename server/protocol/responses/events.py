@@ -4,7 +4,7 @@ The log stores an `Event`: a delta as its bare text, every other event as its JS
 that clients receive; it is deterministic, so a replay equals the first stream.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import reduce
 from operator import or_
@@ -300,17 +300,14 @@ def is_terminal(event: Event) -> bool:
     return event.kind is Kind.WHOLE and event_type(event) in TERMINAL
 
 
-def render_all(response: UUID, events: Iterable[Event]) -> list[tuple[str, bytes]]:
-    """The `type` of each event, and its JSON that clients receive."""
-    return [(event_type(event), render(response, event)) for event in events]
-
-
 def render(response: UUID, event: Event) -> bytes:
     """The event's JSON that clients receive."""
     if event.kind is Kind.WHOLE:
         return with_logprobs(event.body).encode()
     number, index = event.sequence_number, event.output_index
     item = ids.item_id(ITEM_PREFIX[event.kind], response, "o", index)
+    if event.kind is Kind.OUTPUT_TEXT_DELTA:  # by far the most
+        return _encode(OutputTextDelta(number, item, index, event.content_index, event.body))
     if event.kind in _CALL_DELTAS:
         return _encode(_CALL_DELTAS[event.kind](number, item, index, event.body))
     if event.kind is Kind.REASONING_TEXT_DELTA:
