@@ -166,6 +166,7 @@ ROUTES: list[Operation[Handler]] = [
         streams=(Chunk, ErrorBody),
         parameters=(_IDEMPOTENCY_KEY,),
         refuses=_RUN_ERRORS,
+        operation_id="chat_completions.create",
     ),
     Operation(
         "GET /v1/chat/completions",
@@ -173,12 +174,14 @@ ROUTES: list[Operation[Handler]] = [
         "A page of stored completions.",
         pages.CompletionPage,
         parameters=(*PAGE, Parameter("model", str, "Only of this model."), METADATA),
+        operation_id="stored_chat_completions.completions",
     ),
     Operation(
         "GET /v1/chat/completions/{completion_id}",
         completions.retrieve_chat,
         "A stored completion.",
         StoredCompletion,
+        operation_id="stored_chat_completions.retrieve",
     ),
     Operation(
         "POST /v1/chat/completions/{completion_id}",
@@ -186,12 +189,14 @@ ROUTES: list[Operation[Handler]] = [
         "Replace its metadata.",
         StoredCompletion,
         takes=UpdateCompletion,
+        operation_id="stored_chat_completions.update",
     ),
     Operation(
         "DELETE /v1/chat/completions/{completion_id}",
         completions.delete_chat,
         "Delete it.",
         DeletedCompletion,
+        operation_id="stored_chat_completions.delete",
     ),
     Operation(
         "GET /v1/chat/completions/{completion_id}/messages",
@@ -199,6 +204,7 @@ ROUTES: list[Operation[Handler]] = [
         "A page of the messages that it was given.",
         pages.MessagePage,
         parameters=PAGE,
+        operation_id="stored_chat_completions.messages",
     ),
     Operation(
         "POST /v1/completions",
@@ -209,6 +215,7 @@ ROUTES: list[Operation[Handler]] = [
         streams=(TextCompletion, ErrorBody),
         parameters=(_IDEMPOTENCY_KEY,),
         refuses=_RUN_ERRORS,
+        operation_id="completions.create",
     ),
     Operation(
         "POST /tokenize",
