@@ -205,16 +205,17 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
             finished = responses.finish(connection, tenant, id_, me, claimed.attempt, ending)
         except OwnershipLost:
             return False
-        responses.record_usage(
-            connection,
-            tenant=tenant,
-            response_id=id_,
-            key_id=claimed.key_id,
-            model=claimed.model,
-            stored=True,
-            started_at=claimed.created_at,
-            ending=ending,
-        )
+        if not responses.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
+            responses.record_usage(
+                connection,
+                tenant=tenant,
+                response_id=id_,
+                key_id=claimed.key_id,
+                model=claimed.model,
+                stored=True,
+                started_at=claimed.created_at,
+                ending=ending,
+            )
         _try_compact(connection, tenant, id_)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, tenant, id_)
