@@ -11,8 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-# Each has a Postgres of its own; the suite is two cores' worth of work.
-TEST_WORKERS ?= 2
+# Each has a Postgres of its own. Many tests wait as long as they compute: three workers fill two cores.
+TEST_WORKERS ?= 3
 
 NODE_CLIENTS := @openai/codex@0.169.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/open-responses@1 \
 	@modelcontextprotocol/server-everything@2026.8.31 @openai/agents@0.20.0 eventsource@5.1.5
@@ -41,7 +41,7 @@ serve: $(VENV)/installed ## install if needed, then serve (settings: HOLDFAST_*)
 	@exec $(BIN)/holdfast serve
 
 test: $(VENV)/installed-dev check ## everything that must hold before a change lands
-	$(BIN)/python -m pytest -m "not gpu and not bench and not faults" -n $(TEST_WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu and not bench and not faults" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 clients: ## install other people's clients into .clients, for tests that are skipped without them
 	@mkdir -p .clients

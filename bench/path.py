@@ -1,4 +1,7 @@
-"""The way of one streamed create through the code: files that it enters, and changes of package."""
+"""The way of one streamed create through the code: files that it enters, and calls into another package.
+
+`python -m bench.path` prints each of these calls, too.
+"""
 
 import json
 import tempfile
@@ -16,11 +19,11 @@ MOST_FILES = 45
 MOST_CHANGES = 25
 HANDLER = ("server/http/handlers/responses.py", "create")
 
-Call = tuple[float, int, str, str, str]
-"""Monotonic seconds, thread, file of the caller, file and name of the function."""
+Call = tuple[float, int, str, str, str, str]
+"""Monotonic seconds, thread, file and function of the caller, file and function that is called."""
 
 
-def run() -> None:
+def run(*, verbose: bool = False) -> None:
     """A streamed, stored create of 3 tokens by the scripted engine: all threads, and the handler's alone."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         Path(folder).chmod(0o711)
@@ -41,11 +44,16 @@ def run() -> None:
             server.stop()
         calls: list[Call] = [tuple(call) for call in json.loads(file.read_text(encoding="utf-8"))]
     during = [call for call in calls if began <= call[0] <= ended]
-    handlers = {call[1] for call in during if call[3:] == HANDLER}
+    handlers = {call[1] for call in during if call[4:] == HANDLER}
     _show("all threads", during)
-    files, changes = _show("the handler's thread", [call for call in during if call[1] in handlers])
+    by_handler = [call for call in during if call[1] in handlers]
+    files, changes = _show("the handler's thread", by_handler)
     for name, reached, most in (("files", files, MOST_FILES), ("changes of package", changes, MOST_CHANGES)):
         print(f"{name}: {reached}, goal <={most}: {'reached' if reached <= most else 'missed'}")
+    if verbose:
+        print(*sorted({path for *_, path, _ in by_handler}), sep="\n")
+        for _, _, caller, calling, path, function in filter(_changes_package, by_handler):
+            print(f"    {caller}:{calling} -> {path}:{function}")
 
 
 def _stream(server: ServerProcess) -> None:
@@ -58,9 +66,11 @@ def _show(name: str, calls: Sequence[Call]) -> tuple[int, int]:
     """Prints the counts; returns files and calls into another package."""
     files = {path for *_, path, _ in calls}
     functions = {(path, function) for *_, path, function in calls}
-    between_files = sum(caller != path for *_, caller, path, _ in calls)
+    between_files = sum(
+        caller != path and not _is_callback(function) for *_, caller, _, path, function in calls
+    )
     between_packages = Counter(
-        (package(caller), package(path)) for *_, caller, path, _ in calls if package(caller) != package(path)
+        (package(caller), package(path)) for *_, caller, _, path, _ in filter(_changes_package, calls)
     )
     print(
         f"{name}: {len(functions)} functions in {len(files)} files; "
@@ -72,6 +82,20 @@ def _show(name: str, calls: Sequence[Call]) -> tuple[int, int]:
     return len(files), between_packages.total()
 
 
+def _changes_package(call: Call) -> bool:
+    _, _, caller, _, path, function = call
+    return package(caller) != package(path) and not _is_callback(function)
+
+
+def _is_callback(function: str) -> bool:
+    """A function defined within another one: its file's package is entered where that one is called."""
+    return "<locals>" in function or "<lambda>" in function
+
+
 def package(path: str) -> str:
-    """`server/http/handlers/responses.py` is of `server/http`, `server/errors.py` of itself."""
-    return "/".join(Path(path).parts[:2])
+    """The first two folders: `server/http` of a file in it or below, `engine` of `engine/engine.py`."""
+    return "/".join(Path(path).parent.parts[:2])
+
+
+if __name__ == "__main__":
+    run(verbose=True)

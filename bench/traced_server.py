@@ -1,7 +1,7 @@
 """`python -m bench.traced_server FILE serve …`: a server that notes the calls of its own functions.
 
-When it ends in good order, the file has a JSON list of [monotonic seconds, thread, file of the caller, file,
-function].
+When it ends in good order, the file has a JSON list of [monotonic seconds, thread, file and function of the
+caller, file and function that is called]. Resuming a generator is not a call.
 """
 
 import json
@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from opcode import opmap
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,27 +23,37 @@ MOST_NOTES = 500_000
 
 
 def main(file: str, arguments: Sequence[str]) -> int:
-    notes: deque[tuple[float, int, str, str, str]] = deque(maxlen=MOST_NOTES)
+    notes: deque[tuple[float, int, str, str, str, str]] = deque(maxlen=MOST_NOTES)
+    start = len(f"{ROOT}/")
 
     def note(frame: FrameType, event: str, _argument: Any) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(OURS):
+        if event != "call" or not code.co_filename.startswith(OURS) or _is_resumed(frame):
             return
         caller = frame.f_back
         while caller is not None and not caller.f_code.co_filename.startswith(OURS):
             caller = caller.f_back
-        called_by = caller.f_code.co_filename if caller is not None else code.co_filename
-        notes.append((time.monotonic(), threading.get_ident(), called_by, code.co_filename, code.co_qualname))
+        by = caller.f_code if caller is not None else code
+        notes.append(
+            (
+                time.monotonic(),
+                threading.get_ident(),
+                by.co_filename[start:],
+                by.co_qualname,
+                code.co_filename[start:],
+                code.co_qualname,
+            )
+        )
 
     threading.setprofile(note)
     code = entry_point.main(arguments)
     threading.setprofile(None)
-    start = len(f"{ROOT}/")
-    written = [
-        (*when, caller[start:], path[start:], function) for *when, caller, path, function in list(notes)
-    ]
-    Path(file).write_text(json.dumps(written), encoding="utf-8")
+    Path(file).write_text(json.dumps(list(notes)), encoding="utf-8")
     return code
+
+
+def _is_resumed(frame: FrameType) -> bool:
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == opmap["YIELD_VALUE"]
 
 
 if __name__ == "__main__":

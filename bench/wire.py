@@ -18,16 +18,16 @@ from pydantic import TypeAdapter
 from bench.rounds import divide, take_times, tell
 from engine.request import Deliver, Engine
 from server.admission.admit import Admission
+from server.admission.parse_input import read_request_input
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
-from server.delivery.abandonment import Abandonment
-from server.delivery.event_frames import frame
+from server.delivery.frames import frame
+from server.delivery.hub import Abandonment
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import EventEmitter
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
-from server.input_resolution.resolve_input import read_request_input
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -44,8 +44,8 @@ from server.prompting.request_echo import request_echo
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import read_tools
-from server.store.database import upgrade
 from server.store.disk_space import Disk
+from server.store.schema_upgrade import upgrade
 from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT
@@ -281,7 +281,7 @@ def _events() -> None:
         for number in range(DELTAS):
             for event in emitter.delta(TextDelta(" word")):
                 frame(RESPONSE, event)
-            assert emitter.next_seq > number
+            assert emitter.numbers.next_seq > number
 
     def items(_: int) -> None:
         for _ in range(DELTAS // 400):
@@ -291,7 +291,7 @@ def _events() -> None:
                 for delta in (begun, CallDelta("{}"), CallEnd()):
                     for event in emitter.delta(delta):
                         frame(RESPONSE, event)
-            assert emitter.next_seq == 400
+            assert emitter.numbers.next_seq == 400
 
     times = take_times({"deltas": deltas, "items": items}, ROUNDS)
     for name, count in (("deltas", DELTAS), ("items", DELTAS)):

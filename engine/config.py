@@ -1,11 +1,10 @@
 """Engine settings: `EngineConfig` (model, memory, kernels) and the scheduler's `Limits`, both validated.
 
-Frozen; any thread. Devices and dtypes are names, so that torch is not imported. The server reads environment
-variables and flags.
+Frozen; any thread. Devices and dtypes are names, so that torch is not imported.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,7 +12,6 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DecodeName = Literal["auto", "eager", "static"]
 AttentionName = Literal["auto", "sdpa"]
-
 
 HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 
@@ -23,11 +21,9 @@ class ModelRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The scheduler's limits; independent of the model."""
+class SchedulerSettings:
+    """The scheduler's settings that the operator chooses."""
 
-    kv_blocks: int
-    """Size of the block pool."""
     block_size: int = 16
     """Tokens a KV block: the unit of allocation and of prefix reuse."""
     token_budget: int = 512
@@ -44,6 +40,20 @@ class Limits:
     """A longer step counts as a hang and ends the engine. On a CPU a full token budget of a large model takes
     about a minute, and on a GPU the first step may compile kernels."""
 
+    def limits(self, kv_blocks: int) -> "Limits":
+        """The scheduler's limits with this number of blocks."""
+        return Limits(
+            kv_blocks=kv_blocks, **{each.name: getattr(self, each.name) for each in fields(SchedulerSettings)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits(SchedulerSettings):
+    """The scheduler's limits; independent of the model."""
+
+    kv_blocks: int
+    """Size of the block pool."""
+
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "token_budget", "max_running"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1")
@@ -59,8 +69,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """Settings of an engine with a model. Fields without a docstring are those of `Limits`."""
+class EngineConfig(SchedulerSettings):
+    """Settings of an engine with a model."""
 
     model: Path
     """A directory with config.json and safetensors; nothing is downloaded."""
@@ -74,12 +84,6 @@ class EngineConfig:
     """Bytes for the KV cache; None chooses by model and free memory (`engine.kv_cache.count_blocks`)."""
     kv_blocks: int | None = None
     """Size of the KV cache in blocks, instead of `kv_memory`."""
-    block_size: int = 16
-    token_budget: int = 512
-    max_running: int = 64
-    max_waiting: int = 256
-    max_per_key: int | None = None
-    hang_seconds: float = 300.0
     torch_threads: int | None = None
     """Intra-op CPU threads; None is 1 for a small model and torch's default otherwise."""
     decode: DecodeName = "auto"
@@ -96,39 +100,21 @@ class EngineConfig:
     gains nothing and is for tests."""
 
     def __post_init__(self) -> None:
-        _require(self.device in get_args(DeviceName), f"device {self.device!r} is not known")
-        _require(self.dtype in get_args(DtypeName), f"dtype {self.dtype!r} is not known")
-        _require(self.decode in get_args(DecodeName), f"decode {self.decode!r} is not known")
-        _require(self.attention in get_args(AttentionName), f"attention {self.attention!r} is not known")
+        names = {"device": DeviceName, "dtype": DtypeName, "decode": DecodeName, "attention": AttentionName}
+        for field, known in names.items():
+            value = getattr(self, field)
+            _require(value in get_args(known), f"{field} {value!r} is not known")
         _require(
             self.hub_kernel is None or HUB_KERNEL.fullmatch(self.hub_kernel) is not None,
             f"hub_kernel must be owner/name@commit, with the 40 digits of a commit, not {self.hub_kernel!r}",
         )
-        _require(
-            self.kv_memory is None or self.kv_blocks is None,
-            "set kv_memory or kv_blocks, not both",
-        )
+        _require(self.kv_memory is None or self.kv_blocks is None, "set kv_memory or kv_blocks, not both")
         _require(self.kv_memory is None or self.kv_memory >= 1, "kv_memory must be at least 1")
-        names = [name for name, _ in self.adapters]
-        _require(all(names), "an adapter in adapters has no name")
-        _require(len(set(names)) == len(names), "two adapters in adapters have one name")
-        _require(
-            self.torch_threads is None or self.torch_threads >= 1,
-            "torch_threads must be at least 1",
-        )
+        adapters = [name for name, _ in self.adapters]
+        _require(all(adapters), "an adapter in adapters has no name")
+        _require(len(set(adapters)) == len(adapters), "two adapters in adapters have one name")
+        _require(self.torch_threads is None or self.torch_threads >= 1, "torch_threads must be at least 1")
         self.limits(self.kv_blocks if self.kv_blocks is not None else 1)
-
-    def limits(self, kv_blocks: int) -> Limits:
-        """The scheduler's limits with this number of blocks."""
-        return Limits(
-            kv_blocks=kv_blocks,
-            block_size=self.block_size,
-            token_budget=self.token_budget,
-            max_running=self.max_running,
-            max_waiting=self.max_waiting,
-            max_per_key=self.max_per_key,
-            hang_seconds=self.hang_seconds,
-        )
 
 
 def _require(condition: bool, sentence: str) -> None:

@@ -17,7 +17,16 @@ from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry
 from engine.core.supervisor import Supervisor
 from engine.executor import Executor
 from engine.grammar.compiler import CompiledGrammar, check_grammar
-from engine.request import Cancel, Deliver, EngineRequest, ModelInfo, OnEngineDeath, RequestRefused, Stats
+from engine.request import (
+    Cancel,
+    CheckedRequest,
+    Deliver,
+    EngineRequest,
+    ModelInfo,
+    OnEngineDeath,
+    RequestRefused,
+    Stats,
+)
 from engine.scheduling.block_pool import extend_chain
 from engine.validation import (
     refuse_bad_beams,
@@ -42,7 +51,7 @@ class ThreadedEngine:
         self._limits = limits
         self._registry = RequestRegistry(limits.max_running + limits.max_waiting, limits.max_per_key)
         self._metrics = EngineMetrics(limits.kv_blocks)
-        self._beam_requests = BeamRequests(self._submit_step, self._cancel, deliver, limits.block_size)
+        self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, limits.block_size)
         self._supervisor = Supervisor(
             lambda watchdog: EngineCore(
                 executor, limits, self._registry, self._beam_requests.deliver, self._metrics, watchdog
@@ -58,12 +67,11 @@ class ThreadedEngine:
     def model_info(self) -> ModelInfo:
         return self._executor.model_info
 
-    def check(self, request: EngineRequest) -> None:
-        """Raises `RequestRefused` if the request could never run. Any thread; compiles a new grammar."""
-        self._check(request)
+    def check(self, request: EngineRequest) -> CheckedRequest:
+        """The request for `submit`. Raises `RequestRefused` if it could never run.
 
-    def _check(self, request: EngineRequest) -> CompiledGrammar | None:
-        """As `check`; returns the request's compiled grammar."""
+        Any thread; compiles a new grammar.
+        """
         model_info = self.model_info
         if not request.prompt:
             raise RequestRefused("bad_token", "The prompt is empty.")
@@ -98,33 +106,34 @@ class ThreadedEngine:
                 f"{total} tokens are more than the KV cache can hold, "
                 f"{self._limits.kv_blocks * self._limits.block_size}.",
             )
-        return check_grammar(request, self._executor.grammars)
+        if request.grammar is None:
+            return CheckedRequest(request)
+        return CheckedRequest(request, check_grammar(request, self._executor.grammars))
 
     def image_text(self, data: bytes, cache_salt: str = "") -> str:
         """What replaces a picture's placeholder in the prompt. Raises `RequestRefused`; any thread."""
         return self._executor.image_text(data, cache_salt)
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queues the request. Raises `RequestRefused`. Any thread; hashes the prompt's blocks on that thread.
+    def submit(self, request: EngineRequest | CheckedRequest) -> None:
+        """Queues the request, which is checked first if it was not. Raises `RequestRefused`.
 
+        Any thread; hashes the prompt's blocks on that thread.
         `overloaded` if max_running + max_waiting requests are unfinished, `share_full` if max_per_key
         requests of this fairness key are.
         """
-        if request.beams is None:
-            self._submit(request)
+        checked = request if isinstance(request, CheckedRequest) else self.check(request)
+        request = checked.request
+        if request.beams is not None:
+            self._beam_requests.submit(request)
             return
-        self._check(request)
-        self._beam_requests.submit(request)
+        self._registry.check(request)  # before its blocks are hashed
+        self._accept(request, self._digest(request), checked.grammar)
 
-    def _submit(self, request: EngineRequest) -> None:
+    def _accept(
+        self, request: EngineRequest, digests: list[bytes], grammar: CompiledGrammar | None = None
+    ) -> None:
         due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
-        grammar = self._check(request)
-        self._registry.check(request)
-        self._registry.accept(AcceptedRequest(request, self._digest(request), due, grammar))
-
-    def _submit_step(self, request: EngineRequest, digests: list[bytes]) -> None:
-        due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
-        self._registry.accept(AcceptedRequest(request, digests, due))
+        self._registry.accept(AcceptedRequest(request, digests, due, grammar))
 
     def cancel(self, request_id: str) -> None:
         """Cancels the request; unknown ids are ignored. Any thread."""

@@ -1,11 +1,11 @@
-"""The `Executor` protocol between the engine core and what computes a step (`ModelRunner` or a script).
+"""The `Executor` protocol between the engine core and `ModelRunner` or `ScriptedEngine`; results of a step.
 
 Types only, without torch. Engine thread, but for `interrupt`.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.grammar.compiler import GrammarCompiler
@@ -49,10 +49,9 @@ class StepResult:
     """The results of one step, on the host."""
 
     sampled: list[SampledToken | RowFailure]
-    """In plan order, one for each chunk that samples a token."""
+    """One for each of `PendingTokens.sequences`."""
     prefills_finite: list[bool]
-    """In plan order, one for each chunk that does not: whether its keys and values are known to be finite."""
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """One for each of `PendingTokens.partial_prefills`: whether its keys and values are finite."""
 
 
 class PendingTokens(Protocol):
@@ -71,10 +70,7 @@ class PendingTokens(Protocol):
         """The sequences of which this step computed a part of the prompt without sampling a token."""
 
     def read(self) -> StepResult:
-        """Waits for the transfer: one token for each of `sequences`, one flag for each of `partial_prefills`.
-
-        Raises `EngineFault`.
-        """
+        """Waits for the transfer. Raises `EngineFault`."""
 
 
 class ForwardHandle(Protocol):
@@ -83,17 +79,7 @@ class ForwardHandle(Protocol):
     def sample(self, is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
         """Samples for the sequences that are live; all their earlier tokens are known by now.
 
-        Raises as `execute` does.
-        """
-
-
-class PipelinedExecutor(Protocol):
-    """Launches a step before the previous step's tokens are known; see `core.engine_core`."""
-
-    def begin(self, plan: SchedulerOutput) -> ForwardHandle:
-        """Launches the plan's forward pass; tokens in flight are those of the last `sample`.
-
-        Raises as `execute` does.
+        Raises as `begin` does.
         """
 
 
@@ -112,8 +98,8 @@ class Executor(Protocol):
         """The grammar compiler; None without a tokenizer."""
 
     @property
-    def pipelined(self) -> PipelinedExecutor | None:
-        """Set for an executor whose device computes while the host does other work."""
+    def pipelined(self) -> bool:
+        """The device computes while the host works: a step begins before the last one's tokens are read."""
 
     def image_text(self, data: bytes, cache_salt: str, /) -> str:
         """See `engine.request.Engine`. Any thread."""
@@ -121,8 +107,8 @@ class Executor(Protocol):
     def thread_context(self) -> AbstractContextManager[object]:
         """Entered by the engine thread for its whole life."""
 
-    def execute(self, plan: SchedulerOutput) -> StepResult:
-        """Computes the plan.
+    def begin(self, plan: SchedulerOutput) -> ForwardHandle:
+        """Launches the plan's forward pass; tokens in flight are those of the last `sample`.
 
         Raises `OutOfMemory` or `EngineFault`; any other exception fails the requests of this step.
         """

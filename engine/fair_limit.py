@@ -4,7 +4,6 @@ For short work that must not all run at once: tokenizing long texts, compiling g
 """
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +44,21 @@ class FairLimit:
 
     def acquire(self, key: str, seconds: float) -> None:
         """Takes a place until `release`. Raises TimeoutError if none is free for `seconds`."""
-        self._acquire(_Waiting(key), time.monotonic() + seconds)
+        mine = _Waiting(key)
+        with self._changed:
+            self._waiting.append(mine)
+            self._grant()
+            try:
+                if not self._changed.wait_for(lambda: mine.granted, seconds):
+                    raise TimeoutError
+            except BaseException:
+                if mine.granted:  # granted as it gave up: the place goes to the next
+                    self._holding[key] -= 1
+                    self._grant()
+                else:
+                    self._waiting.remove(mine)
+                self._forget(key)
+                raise
 
     def release(self, key: str) -> None:
         """Releases a place, which another thread may have taken."""
@@ -63,22 +76,6 @@ class FairLimit:
         """How many callers of this key wait."""
         with self._changed:
             return sum(one.key == key for one in self._waiting)
-
-    def _acquire(self, mine: _Waiting, deadline: float) -> None:
-        with self._changed:
-            self._waiting.append(mine)
-            self._grant()
-            try:
-                if not self._changed.wait_for(lambda: mine.granted, deadline - time.monotonic()):
-                    raise TimeoutError
-            except BaseException:
-                if mine.granted:  # granted as it gave up: the place goes to the next
-                    self._holding[mine.key] -= 1
-                    self._grant()
-                else:
-                    self._waiting.remove(mine)
-                self._forget(mine.key)
-                raise
 
     def _grant(self) -> None:
         while self._holding.total() < self._total:

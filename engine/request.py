@@ -7,7 +7,7 @@ move to its own process. Prompts and outputs are token ids, not text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token or a stop string came; `length`: the limit was reached; `cancelled`: `Cancel` was
@@ -182,6 +182,15 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request that can run, from `Engine.check`."""
+
+    request: EngineRequest
+    grammar: Any = None
+    """Its `engine.grammar.compiler.CompiledGrammar`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Ends a request with `Finished("cancelled")` within one step; an unknown or ended request is ignored."""
 
@@ -299,11 +308,7 @@ RefusalReason = Literal[
 class RequestRefused(Exception):
     """The request was not accepted. `reason` is machine-readable, `str()` is a sentence for the caller."""
 
-    def __init__(
-        self,
-        reason: RefusalReason,
-        message: str,
-    ) -> None:
+    def __init__(self, reason: RefusalReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -395,8 +400,8 @@ class Engine(Protocol):
     @property
     def model_info(self) -> ModelInfo: ...
 
-    def check(self, request: EngineRequest) -> None:
-        """Raises `RequestRefused` if the request could never run. Pure; any thread."""
+    def check(self, request: EngineRequest) -> CheckedRequest:
+        """The request for `submit`. Raises `RequestRefused` if it could never run. Pure; any thread."""
 
     def image_text(self, data: bytes, cache_salt: str = "") -> str:
         """What replaces the placeholder of this picture in the prompt. Takes up to 0.1 s; any thread.
@@ -404,8 +409,8 @@ class Engine(Protocol):
         Raises `RequestRefused` (`bad_image`) if the model reads no pictures or cannot read this one.
         """
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queues the request. Raises `RequestRefused`. Any thread."""
+    def submit(self, request: EngineRequest | CheckedRequest) -> None:
+        """Queues the request, which is checked first if it was not. Raises `RequestRefused`. Any thread."""
 
     def cancel(self, request_id: str) -> None:
         """Cancels the request; unknown ids are ignored. Any thread."""

@@ -12,7 +12,6 @@ where it ended, in another process, too.
 import hashlib
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
-from engine.config import Limits
+from engine.config import SchedulerSettings
 from engine.engine import ThreadedEngine
 from engine.executor import EngineFault, OutOfMemory, RowFailure, SampledToken, StepResult
 from engine.grammar.compiler import GrammarCompiler
@@ -51,6 +50,11 @@ class ScriptedRowFailure(Exception):
     """Fails a step."""
 
 
+RAISED: dict[str, type[BaseException]] = {
+    "raise": ScriptedRowFailure, "oom": OutOfMemory, "die": EngineFault, "crash": Crash
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """A fault in place of a request's output token number `at_token` (from 0)."""
@@ -76,7 +80,7 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptedConfig:
+class ScriptedConfig(SchedulerSettings):
     """The properties of the simulated model and engine."""
 
     vocabulary: tuple[int, ...]
@@ -92,10 +96,6 @@ class ScriptedConfig:
     """Duration of a step, and so the time between two tokens of a request."""
     kv_blocks: int = 16384
     token_budget: int = 8192
-    max_running: int = 64
-    max_waiting: int = 256
-    max_per_key: int | None = None
-    hang_seconds: float = 300.0
     adapters: tuple[str, ...] = ()
     """Adapter names; random answers depend on them."""
     spelling: Vocabulary | None = None
@@ -121,15 +121,7 @@ class ScriptedEngine(ThreadedEngine):
         on_dead: OnEngineDeath = lambda _why: None,
     ) -> None:
         self._scripted = _ScriptedExecutor(config, scripts)
-        limits = Limits(
-            kv_blocks=config.kv_blocks,
-            token_budget=config.token_budget,
-            max_running=config.max_running,
-            max_waiting=config.max_waiting,
-            max_per_key=config.max_per_key,
-            hang_seconds=config.hang_seconds,
-        )
-        super().__init__(self._scripted, limits, deliver, on_dead)
+        super().__init__(self._scripted, config.limits(config.kv_blocks), deliver, on_dead)
 
     def order_fault(self, fault: Fault) -> None:
         """Gives this fault to the next request whose script has none. Any thread."""
@@ -157,9 +149,9 @@ class _ScriptedExecutor:
         self.vocabulary = config.spelling
         self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
         self._grammar_matchers = GrammarMatchers(self.grammars)
-        spelled = config.spelling
-        self._rules = TokenRules(config.vocab_size if spelled is None else len(spelled.tokens))
-        self.pipelined = None
+        vocab_size = config.vocab_size if config.spelling is None else len(config.spelling.tokens)
+        self._rules = TokenRules(vocab_size)
+        self.pipelined = False
         self.model_info = ModelInfo(
             vocab_size=config.vocab_size,
             context_length=config.context_length,
@@ -175,19 +167,18 @@ class _ScriptedExecutor:
     def thread_context(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def execute(self, plan: SchedulerOutput) -> StepResult:
+    def begin(self, plan: SchedulerOutput) -> "_ScriptedStep":
         if self._config.step_seconds:
             self._closing.wait(self._config.step_seconds)
         prompt_logprobs = [token for chunk in plan if (token := _prompt_logprobs_of(chunk)) is not None]
         sequences = [chunk.sequence for chunk in plan if chunk.samples_token]
         masks = self._rules.restrict(sequences, self._grammar_matchers.masks(sequences))
         sampled = [self._next(sequence) for sequence in sequences]
-        prefills_finite = [True] * (len(plan) - len(sequences))
-        return StepResult(
-            sampled if masks is None else self._apply_masks(sampled, sequences, masks),
-            prefills_finite,
-            prompt_logprobs,
-        )
+        partial_prefills = [chunk.sequence for chunk in plan if not chunk.samples_token]
+        if masks is not None:
+            self._apply_masks(sampled, sequences, masks)
+        result = StepResult(sampled, [True] * len(partial_prefills))
+        return _ScriptedStep(sequences, partial_prefills, prompt_logprobs, result)
 
     def scrub(self, blocks: list[int]) -> None:
         """There is nothing in the blocks."""
@@ -219,21 +210,14 @@ class _ScriptedExecutor:
         return SampledToken(token_id, _logprobs_of(sequence.request, token_id))
 
     def _raise_fault(self, fault: Fault) -> None:
-        match fault.kind:
-            case "raise":
-                raise ScriptedRowFailure("A fault of the script.")
-            case "oom":
-                raise OutOfMemory("A fault of the script.")
-            case "die":
-                raise EngineFault("A fault of the script.")
-            case "crash":
-                raise Crash("A fault of the script.")
-            case "hang":
-                self._hang()
+        if fault.kind == "hang":
+            self._hang()
+        else:
+            raise RAISED[fault.kind]("A fault of the script.")
 
     def _apply_masks(
         self, sampled: list[SampledToken | RowFailure], sequences: list[TokenSequence], masks: Masks
-    ) -> list[SampledToken | RowFailure]:
+    ) -> None:
         """Replaces tokens that grammars or rules forbid by allowed ones."""
         for row, mask in masks.of.items():
             token, sequence = sampled[row], sequences[row]
@@ -242,7 +226,6 @@ class _ScriptedExecutor:
                 sampled[row] = SampledToken(token_id, _logprobs_of(sequence.request, token_id))
         for row, message in masks.failed.items():
             sampled[row] = RowFailure("engine_error", message)
-        return sampled
 
     def _allowed(self, token_id: int, sequence: TokenSequence, mask: bytes) -> int:
         """The token if it is allowed; else a stop id, if the answer is long enough; else any allowed id."""
@@ -255,15 +238,14 @@ class _ScriptedExecutor:
         usual = [usual for usual in self._config.vocabulary if _has(mask, usual)]
         usual = usual or stops or [other for other in range(self._config.vocab_size) if _has(mask, other)]
         key = f"{sequence.request.sampling.seed}:{sequence.tokens[-8:]}".encode()
-        return usual[int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") % len(usual)]
+        return usual[int.from_bytes(_digest(key), "little") % len(usual)]
 
     def _start_answer(self, request: EngineRequest) -> "_Answer":
         script = self._scripts(request) or self._config.script
         fault = script.fault
         if fault is None and self.ordered_faults:
             fault = self.ordered_faults.popleft()
-        kind = _RandomAnswer if script.tokens is None else _ScriptedAnswer
-        return kind(request, script, self._config, fault)
+        return _Answer(request, script, self._config, fault)
 
     def _hang(self) -> None:
         self._resumed.clear()
@@ -272,6 +254,22 @@ class _ScriptedExecutor:
         self.hanging.set()
         self._resumed.wait()
         self.hanging.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _ScriptedStep:
+    """Implements `executor.ForwardHandle` and `executor.PendingTokens`; all is computed."""
+
+    sequences: list[TokenSequence]
+    partial_prefills: list[TokenSequence]
+    prompt_logprobs: list[PromptLogprobs]
+    result: StepResult
+
+    def sample(self, _is_live: Callable[[TokenSequence], bool]) -> "_ScriptedStep":
+        return self
+
+    def read(self) -> StepResult:
+        return self.result
 
 
 def _has(mask: bytes, token_id: int) -> bool:
@@ -307,64 +305,48 @@ def _prompt_logprobs_of(chunk: ScheduledChunk) -> PromptLogprobs | None:
     return PromptLogprobs(request.request_id, pending[0], tuple(logprobs))
 
 
-class _Answer(ABC):
+class _Answer:
     """One request's answer, of which the prompt may already contain the beginning."""
 
     def __init__(
         self, request: EngineRequest, script: Script, config: ScriptedConfig, fault: Fault | None
     ) -> None:
-        self.request = request
         self.script = script
-        self.config = config
         self.fault = fault
-
-    @abstractmethod
-    def token(self, sequence: TokenSequence) -> int:
-        """The next token of the answer."""
-
-
-class _ScriptedAnswer(_Answer):
-    """The answer `Script.tokens`."""
-
-    def token(self, sequence: TokenSequence) -> int:
-        tokens = self.script.tokens or ()
-        index = self._generated_before(tokens) + sequence.output_count
-        return tokens[index] if index < len(tokens) else self.config.stop_id
-
-    def _generated_before(self, tokens: tuple[int, ...]) -> int:
-        prompt = self.request.prompt
-        longest = min(len(tokens), len(prompt))
-        return next((n for n in range(longest, 0, -1) if prompt[-n:] == tokens[:n]), 0)
-
-
-class _RandomAnswer(_Answer):
-    """A pseudo-random answer: each token is a hash of the seed and of all tokens before it.
-
-    Tokens at the end of the prompt that match this rule count as earlier output. A prompt matches by chance
-    with a probability of 1 / len(vocabulary), and then gets a shorter answer.
-    """
-
-    def __init__(
-        self, request: EngineRequest, script: Script, config: ScriptedConfig, fault: Fault | None
-    ) -> None:
-        super().__init__(request, script, config, fault)
+        self._config = config
+        self._generated_before = 0
+        """Number of tokens of `Script.tokens` at the end of the prompt."""
+        if script.tokens is not None:
+            prompt, tokens = request.prompt, script.tokens
+            lengths = range(min(len(tokens), len(prompt)), 0, -1)
+            self._generated_before = next((n for n in lengths if prompt[-n:] == tokens[:n]), 0)
         seed = request.sampling.seed if request.sampling.temperature > 0 else 0
-        start = f"{seed}{request.adapter}".encode(errors="surrogatepass")
-        self._digest = hashlib.blake2b(start, digest_size=8).digest()
-        self._read = 0
+        self._digest = _digest(f"{seed}{request.adapter}".encode(errors="surrogatepass"))
+        self._num_digested = 0
         self._matching_tokens = 0
 
     def token(self, sequence: TokenSequence) -> int:
-        for token_id in sequence.tokens[self._read :]:
-            self._matching_tokens = self._matching_tokens + 1 if token_id == self._next_token() else 0
-            self._digest = hashlib.blake2b(
-                self._digest + token_id.to_bytes(8, "little"), digest_size=8
-            ).digest()
-        self._read = len(sequence.tokens)
-        if self._matching_tokens >= self.script.length - 1:
-            return self.config.stop_id
-        return self._next_token()
+        """The next token of the answer."""
+        if self.script.tokens is None:
+            return self._random_token(sequence)
+        rest = self.script.tokens[self._generated_before + sequence.output_count :]
+        return rest[0] if rest else self._config.stop_id
 
-    def _next_token(self) -> int:
-        vocabulary = self.config.vocabulary
-        return vocabulary[int.from_bytes(self._digest, "little") % len(vocabulary)]
+    def _random_token(self, sequence: TokenSequence) -> int:
+        """A hash of the seed and of all tokens before.
+
+        Tokens at the end of the prompt that match this rule count as earlier output. A prompt matches by
+        chance with a probability of 1 / len(vocabulary), and then gets a shorter answer.
+        """
+        for token_id in sequence.tokens[self._num_digested :]:
+            self._matching_tokens = self._matching_tokens + 1 if token_id == self._choice() else 0
+            self._digest = _digest(self._digest + token_id.to_bytes(8, "little"))
+        self._num_digested = len(sequence.tokens)
+        return self._config.stop_id if self._matching_tokens >= self.script.length - 1 else self._choice()
+
+    def _choice(self) -> int:
+        return self._config.vocabulary[int.from_bytes(self._digest, "little") % len(self._config.vocabulary)]
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=8).digest()

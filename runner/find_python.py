@@ -19,10 +19,10 @@ def find_python(path: str | None) -> Python:
         raise CannotRun("there is no Python in /usr; name one with --python.")
     ask = [path, "-I", "-c", "import sys; print(sys.prefix, sys.base_prefix, sep='\\n')"]
     try:
-        told = subprocess.run(ask, capture_output=True, check=True, text=True, timeout=30).stdout
+        printed = subprocess.run(ask, capture_output=True, check=True, text=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         raise CannotRun(f"{path} is no Python that runs.") from None
-    folders = {folder for folder in told.split("\n") if folder and not Path(folder).is_relative_to("/usr")}
+    folders = {folder for folder in printed.split("\n") if folder and not Path(folder).is_relative_to("/usr")}
     return Python(path, tuple(sorted(folders)))
 
 

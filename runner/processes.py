@@ -13,19 +13,19 @@ def process_tree(pid: int) -> list[int]:
 
     An orphan in a sandbox becomes a child of the sandbox's first process, so none is missed.
     """
-    found = [pid]
-    for member in found:  # which grows meanwhile
+    tree = [pid]
+    for member in tree:  # which grows meanwhile
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{member}/task"):
                 with contextlib.suppress(OSError), open(f"/proc/{member}/task/{thread}/children") as children:
-                    found += [int(child) for child in children.read().split()]
-    return found
+                    tree += [int(child) for child in children.read().split()]
+    return tree
 
 
 def memory_of(pids: list[int], limit: int) -> int:
     """Bytes of memory of these processes. Near the limit shared pages are counted once, which is slow."""
-    held = sum(_resident_memory(pid) for pid in pids)
-    return held if held <= limit else sum(_proportional_memory(pid) for pid in pids)
+    resident = sum(_resident_memory(pid) for pid in pids)
+    return resident if resident <= limit else sum(_proportional_memory(pid) for pid in pids)
 
 
 def stop(pid: int) -> None:
@@ -57,8 +57,8 @@ def _resident_memory(pid: int) -> int:
 
 def _proportional_memory(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/smaps_rollup") as told:
-            for line in told:
+        with open(f"/proc/{pid}/smaps_rollup") as rollup:
+            for line in rollup:
                 if line.startswith("Pss:"):
                     return int(line.split()[1]) * 1024
     except FileNotFoundError:

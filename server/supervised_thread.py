@@ -1,4 +1,4 @@
-"""Background threads that survive unexpected exceptions and report their state to /health/ready.
+"""Background threads that survive unexpected exceptions, their state for /health/ready, and stalls of all.
 
 Every background thread of the server repeats one turn until it is stopped. An exception that a turn does not
 handle is logged and counted, and the turn is repeated after a pause that doubles. After too many consecutive
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 log = logging.getLogger("holdfast.threads")
+stall_log = logging.getLogger("holdfast.stalls")
 
 MAX_TURN_SECONDS = 60.0
 """Several times the longest turn: a few statements, each of which ends after 6 s at the latest."""
@@ -24,6 +25,10 @@ MAX_FAILURES = 20
 """Consecutive failures; with the pauses between them they take about six minutes."""
 UNHEALTHY_FAILURES = 5
 """Consecutive failures from which on a thread has a `trouble`."""
+TICK_SECONDS = 0.1
+COUNTED_SECONDS = 0.1
+"""The delay from which a late wake-up counts as a stall."""
+LOGGED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +94,6 @@ class Activity:
         return f"the {self._name} thread has been at one turn for {now - since:.0f} s"
 
 
-def _nothing() -> None:
-    pass
-
-
 class SupervisedThread:
     """A daemon thread that repeats `turn` until `stop`.
 
@@ -104,11 +105,11 @@ class SupervisedThread:
         name: str,
         turn: Callable[[], None],
         *,
-        on_fatal: Callable[[], None] = _nothing,
+        on_fatal: Callable[[], None] = lambda: None,
         fatal: tuple[type[BaseException], ...] = (),
         retry: Retry = Retry(),
         max_turn: float = MAX_TURN_SECONDS,
-        on_end: Callable[[], None] = _nothing,
+        on_end: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`fatal`: exceptions after which the worker cannot continue; the turn has logged them.
@@ -219,3 +220,49 @@ class SupervisedThread:
             return True
         self.wait(pause)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """The stalls since the process started."""
+
+    count: int = 0
+    total_seconds: float = 0.0
+    longest_seconds: float = 0.0
+
+    def plus(self, seconds: float) -> "Stalls":
+        return Stalls(self.count + 1, self.total_seconds + seconds, max(self.longest_seconds, seconds))
+
+
+class StallWatch:
+    """The thread that measures stalls: times in which no thread of this process could run.
+
+    Native code that keeps the GIL stops every thread at once, also the heartbeat and the health check. A
+    thread that wakes up ten times a second sees each stall as a late wake-up. A suspended process looks the
+    same. Any thread may read `stalls`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.stalls = Stalls()
+        self._clock = clock
+        self.thread = SupervisedThread("stall watch", self._turn, retry=Retry(max_failures=None))
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.thread.stop()
+
+    def _turn(self) -> None:
+        began = self._clock()
+        self.thread.wait(TICK_SECONDS)
+        self.add_wait(self._clock() - began)
+
+    def add_wait(self, seconds: float) -> None:
+        """Counts a wait of one tick that took so many seconds."""
+        late = seconds - TICK_SECONDS
+        if late < COUNTED_SECONDS:
+            return
+        self.stalls = self.stalls.plus(late)
+        if late >= LOGGED_SECONDS:
+            stall_log.warning("the interpreter stood still for %.1f s; no thread could run", late)

@@ -1,5 +1,4 @@
-"""Between two model turns of a response: makes the hosted tool calls, then prepares and submits the next
-turn.
+"""ToolLoop, between two model turns of a response: makes hosted tool calls, then submits the next turn.
 
 Calls run on the thread of the MCP sessions. Next turns are prepared on a thread pool of their own, so that
 neither waits for the other. Each result goes to the recorder as a message. When the last result of a turn is
@@ -10,15 +9,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 from uuid import UUID
 
 from engine.request import Engine, RequestRefused
 from server.errors import ApiError
 from server.generation.run import Run
-from server.hosted_tools.mcp.client import McpServers, failed_result
-from server.hosted_tools.tool_specs import DueCall, PendingToolWork, ToolResult
-from server.prompting.next_turn import TurnBuilder
+from server.hosted_tools.mcp_client import McpServers, failed_result
+from server.hosted_tools.offered_tools import DueCall, PendingToolWork, ToolResult
+from server.prompting.turns import TurnBuilder
 from server.recording.messages import (
     SERVER_ERROR,
     CancelRequested,
@@ -43,7 +41,9 @@ NO_MORE = "This response has made as many tool calls as it may; answer without m
 class ToolLoop:
     """The responses on this replica whose tools the server runs. Any thread."""
 
-    def __init__(self, engine: Engine, servers: McpServers, deliver: "Deliver") -> None:
+    def __init__(
+        self, engine: Engine, servers: McpServers, deliver: Callable[[Sequence[RecorderMessage]], None]
+    ) -> None:
         self._engine = engine
         self.servers = servers
         self._deliver = deliver
@@ -183,7 +183,3 @@ class ToolLoop:
             self._deliver([ReleaseRuns(frozenset({turns.response}))])
         else:
             self._deliver([FailRun(turns.response, SERVER_ERROR, NO_ROOM if no_room else CANNOT_GO_ON)])
-
-
-class Deliver(Protocol):
-    def __call__(self, messages: Sequence[RecorderMessage], /) -> None: ...

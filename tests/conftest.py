@@ -1,4 +1,8 @@
+import functools
 import signal
+from typing import Any
+
+import httpx._transports.default
 
 pytest_plugins = [
     "tests.fix_postgres",
@@ -11,6 +15,17 @@ pytest_plugins = [
 
 
 def pytest_configure() -> None:
+    _read_certificates_once()
+    _feel_interrupts()
+
+
+def _read_certificates_once() -> None:
+    """A client reads the authorities of TLS for 25 ms of CPU, and each `httpx.get` makes a client."""
+    transports: Any = httpx._transports.default
+    transports.create_ssl_context = functools.cache(transports.create_ssl_context)
+
+
+def _feel_interrupts() -> None:
     """A script's background job ignores SIGINT, and its children do: here they must feel it.
 
     What ignores a signal hands that on to every program that it starts; what handles one does not.

@@ -1,6 +1,7 @@
 """Databases for tests: one cluster a session, one fresh database a test."""
 
 import shutil
+import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
-from server.store.database import upgrade
+from server.store.schema_upgrade import upgrade
 from tests.support.embedded_process import is_running
 from tests.support.eventually import eventually
 
@@ -72,6 +73,26 @@ def embedded_dir() -> Iterator[Path]:
             eventually(lambda: not is_running(data_dir))
     finally:
         shutil.rmtree(parent)
+
+
+@pytest.fixture(scope="session")
+def made_cluster() -> Iterator[Path]:
+    """The directory of an embedded database that was made and stopped, to be copied."""
+    parent = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+    parent.chmod(0o711)
+    try:
+        with EmbeddedPostgres(parent / "data", options=IN_A_HURRY):
+            pass
+        yield parent / "data"
+    finally:
+        shutil.rmtree(parent)
+
+
+@pytest.fixture
+def made_dir(embedded_dir: Path, made_cluster: Path) -> Path:
+    """As `embedded_dir`, with a stopped database in it."""
+    subprocess.run(["cp", "-a", str(made_cluster), str(embedded_dir)], check=True)
+    return embedded_dir
 
 
 @contextmanager

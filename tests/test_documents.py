@@ -9,9 +9,9 @@ import pytest
 
 from server.cli import entry_point as cli
 from server.configuration import settings as config
-from server.configuration.removed_settings import REMOVED
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
-from server.protocol.responses import states
+from server.configuration.environment import REMOVED
+from server.model_formats.select_format import TOOL_CALL_FORMATS
+from server.protocol.responses import response as states
 from tests.support.documents import ARCHITECTURE, README, ROOT, pages
 
 PAGES = list(pages())

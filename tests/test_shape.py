@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.protocol.responses import states
+from server.protocol.responses import response as states
 from tests.support import documents
 
 ROOT = documents.ROOT
@@ -64,11 +64,9 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
         if isinstance(function, ast.AsyncFunctionDef)
     }
     # MCP's library is asynchronous; the other halves are plain functions.
-    mcp = {f"server/hosted_tools/mcp/{name}.py" for name in ("session", "call_slots")}
-    mcp |= {"runner/server.py", "server/browser/mcp_server.py", "server/outbound_http/async_client.py"}
-    assert {
-        name for name in found if not name.startswith(("server/http/asgi/", "server/http/connections/"))
-    } == mcp
+    mcp = {"runner/server.py", "server/browser/mcp_server.py", "server/hosted_tools/mcp_session.py"}
+    mcp |= {"server/outbound_http/guarded_http.py", "server/fair_slots.py"}
+    assert {name for name in found if not name.startswith("server/http/asgi/")} == mcp
 
 
 @pytest.mark.parametrize("name", ["environ", "getenv"])
@@ -82,7 +80,7 @@ def test_the_environment_is_read_by_the_configuration_only(name: str) -> None:
     }
     # The last one reads that of its sandbox.
     assert readers <= {
-        "server/configuration/settings.py",
+        "server/configuration/environment.py",
         "runner/__main__.py",
         "runner/sandboxed_interpreter.py",
     }

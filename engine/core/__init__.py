@@ -1,1 +1,1 @@
-"""The engine thread: its loop, the requests it has, supervision and metrics."""
+"""The engine thread: its loop, the requests it has, beam search, supervision and metrics."""

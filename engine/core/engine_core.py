@@ -4,7 +4,7 @@ Guarantees: each accepted request gets exactly one `Finished` or `Failed`; an er
 that request; the messages of a step are delivered together. Deadlines are checked here, so that scheduler and
 block pool need no clock.
 
-With a `PipelinedExecutor` the host works while the device computes: an iteration launches the next step's
+With a pipelined executor the host works while the device computes: an iteration launches the next step's
 forward pass, whose input tokens the device already has, and only then reads the tokens of the previous step.
 
     host:    plan n+1 -> begin n+1 -> read n, queue messages -> sample n+1 (masks, penalties) -> plan n+2 ...
@@ -31,7 +31,6 @@ from engine.executor import (
     ForwardHandle,
     OutOfMemory,
     PendingTokens,
-    PipelinedExecutor,
     RowFailure,
     SampledToken,
     StepAbandoned,
@@ -47,6 +46,7 @@ from engine.request import (
     PromptLogprobs,
     Tokens,
     Usage,
+    describe,
 )
 from engine.scheduling.scheduler import ComputedBlocks, Scheduler, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
@@ -124,7 +124,7 @@ class EngineCore:
             if request.request_id not in ended:
                 sequence = self._sequences.get(request.request_id)
                 usage = sequence.usage if sequence else Usage(prompt=len(request.prompt))
-                failures.append(Failed(request.request_id, "engine_dead", _describe(cause), usage))
+                failures.append(Failed(request.request_id, "engine_dead", describe(cause), usage))
         if messages or failures:
             self._call_deliver([*messages, *failures])
 
@@ -136,9 +136,7 @@ class EngineCore:
                     self._end_overdue()
                 if self._registry.paused and not self._closing:
                     self._wait_for_resume()
-                elif self._executor.pipelined is not None:
-                    self._pipelined_step(self._executor.pipelined)
-                elif not self._scheduler.idle:
+                elif self._in_flight or not self._scheduler.idle:
                     self._step()
                 self._flush_outbox()
 
@@ -190,7 +188,7 @@ class EngineCore:
         except Exception as error:
             log.exception("request %s cannot be handled", request.request_id)
             usage = Usage(prompt=len(request.prompt))
-            self._outbox.append(Failed(request.request_id, "engine_error", _describe(error), usage))
+            self._outbox.append(Failed(request.request_id, "engine_error", describe(error), usage))
             self._ended.append(request.request_id)
             return
         self._sequences[request.request_id] = sequence
@@ -206,56 +204,35 @@ class EngineCore:
     # A step
 
     def _step(self) -> None:
-        plan = self._scheduler.plan()
-        assert plan, "there are requests, but none of them can move"
-        began = monotonic()
-        try:
-            with self._watchdog:
-                self._scrub_dirty_blocks()
-                result = self._executor.execute(plan)
-        except Exception as error:  # noqa: BLE001 - logged, and delivered to the requests
-            self._handle_step_error(plan, error)
-            return
-        sampling = [chunk.sequence for chunk in plan if chunk.samples_token]
-        partial = [chunk.sequence for chunk in plan if not chunk.samples_token]
-        progress = {each.sequence: each for each in self._scheduler.advance(plan)}
-        self._queue_prompt_logprobs(result.prompt_logprobs)
-        for sequence, finite in zip(partial, result.prefills_finite, strict=True):
-            if finite:
-                self._scheduler.confirm(progress[sequence])
-        for sequence, sampled in zip(sampling, result.sampled, strict=True):
-            self._apply_result(progress[sequence], sampled)
-        self._metrics.record_step(began, monotonic(), len(sampling))
-
-    def _pipelined_step(self, ahead: PipelinedExecutor) -> None:
-        """As `_step`, but reads the tokens of the previous step."""
+        """Launches the next step; reads the tokens of the previous one, or its own if not pipelined."""
         plan = () if self._scheduler.idle else self._scheduler.plan()
-        assert plan or self._in_flight or self._scheduler.idle, (
-            "there are requests, but none of them can move"
-        )
+        assert plan or self._in_flight, "there are requests, but none of them can move"
         began = monotonic()
         forward: ForwardHandle | None = None
-        error_in_step: Exception | None = None
+        pending: PendingTokens | None = None
+        error: Exception | None = None
         if plan:
             try:
                 with self._watchdog:
                     self._scrub_dirty_blocks()
-                    forward = ahead.begin(plan)
-            except Exception as error:  # noqa: BLE001 - logged, and delivered to the requests
-                error_in_step = error
+                    forward = self._executor.begin(plan)
+            except Exception as raised:  # noqa: BLE001 - logged, and delivered to the requests
+                error = raised
         self._collect()
         plan = tuple(chunk for chunk in plan if self._is_live(chunk.sequence))
-        pending: PendingTokens | None = None
         if forward is not None and plan:
             try:
                 with self._watchdog:
                     pending = forward.sample(self._is_live)
-            except Exception as error:  # noqa: BLE001 - logged, and delivered to the requests
-                error_in_step = error
-        if error_in_step is not None and plan:
-            self._handle_step_error(plan, error_in_step)
+            except Exception as raised:  # noqa: BLE001 - logged, and delivered to the requests
+                error = raised
+        if error is not None and plan:
+            self._handle_step_error(plan, error)
         elif pending is not None:
             self._dispatch(plan, pending, began)
+        error = None  # its traceback refers to this frame and to the step's tensors
+        if not self._executor.pipelined:
+            self._collect()
 
     def _dispatch(self, plan: SchedulerOutput, pending: PendingTokens, began: float) -> None:
         progress = {each.sequence: each for each in self._scheduler.advance(plan)}
@@ -265,7 +242,7 @@ class EngineCore:
         self._in_flight = _InFlightStep(pending, progress, began)
 
     def _collect(self) -> None:
-        """Reads the tokens in flight and applies those of live requests."""
+        """Reads the tokens in flight, if any, and applies those of live requests."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is None or not any(map(self._is_live, in_flight.progress)):
             return
@@ -279,7 +256,7 @@ class EngineCore:
             if self._is_live(sequence):
                 self._apply_result(in_flight.progress[sequence], sampled)
         now = monotonic()
-        if pending.sequences:
+        if pending.sequences or not self._executor.pipelined:
             self._metrics.record_step(max(in_flight.began, self._last_read_at), now, len(result.sampled))
         self._last_read_at = now
 
@@ -312,21 +289,19 @@ class EngineCore:
             reason = sequence.append(result.token_id)
         except Exception as error:
             log.exception("request %s cannot be handled", sequence.request.request_id)
-            self._fail(sequence, "engine_error", _describe(error))
+            self._fail(sequence, "engine_error", describe(error))
             return
         if reason is not None:
             self._finish(sequence, reason)
 
     def _handle_step_error(self, plan: SchedulerOutput, error: Exception) -> None:
-        """Handles a step that failed as a whole: retries smaller after `OutOfMemory`, else fails its
-        requests.
-        """
+        """After a step failed as a whole: retries smaller after `OutOfMemory`, else fails its requests."""
         if isinstance(error, OutOfMemory):
             self._relieve_memory(plan, error)
             return
         log.error("a step failed; its %d requests end", len(plan), exc_info=error)
         for chunk in plan:
-            self._fail(chunk.sequence, "engine_error", _describe(error))
+            self._fail(chunk.sequence, "engine_error", describe(error))
 
     def _relieve_memory(self, plan: SchedulerOutput, error: OutOfMemory) -> None:
         """Halves the token budget if the step had a prefill; else preempts the step's last request.
@@ -378,7 +353,3 @@ class EngineCore:
             log.exception("the deliver callback failed on %d messages", len(messages))
         finally:
             self.delivering = False
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -29,7 +29,6 @@ class EngineMetrics:
         )
         self._steps = 0
         self._tokens = 0
-        self._deaths = 0
         self._recent: deque[tuple[float, float, int]] = deque(maxlen=RECENT_STEPS)
         """(begin, end, generated tokens) of each recent step; monotonic times."""
         self._refreshed_at = -inf
@@ -47,11 +46,10 @@ class EngineMetrics:
         """Publishes a snapshot of a running engine."""
         if not running and self._recent:
             self._refresh_rates(self._recent[-1][1])
-        self.stats = Stats(
+        self.stats = replace(
+            self.stats,
             running=running,
-            waiting=0,
             kv_blocks_used=kv_blocks_used,
-            kv_blocks_total=self.stats.kv_blocks_total,
             steps=self._steps,
             tokens=self._tokens,
             alive=True,
@@ -59,7 +57,6 @@ class EngineMetrics:
             prompt_tokens=self.counters.prompt_tokens,
             cached_tokens=self.counters.cached_tokens,
             preemptions=self.counters.preemptions,
-            deaths=self._deaths,
             tokens_per_second=self._rate,
             step_seconds=self._step_seconds,
         )
@@ -72,8 +69,7 @@ class EngineMetrics:
 
     def record_death(self) -> None:
         """Counts a death; `alive` is False until the next `publish`."""
-        self._deaths += 1
-        self.stats = replace(self.stats, alive=False, running=0, deaths=self._deaths)
+        self.stats = replace(self.stats, alive=False, running=0, deaths=self.stats.deaths + 1)
 
     def mark_ended(self) -> None:
         """The engine thread has ended."""

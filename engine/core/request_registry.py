@@ -1,4 +1,4 @@
-"""`RequestRegistry`: the unfinished requests, the engine thread's inbox, and the limits on accepted requests.
+"""`RequestRegistry`: unfinished requests, the engine thread's inbox, limits on acceptance; `Deadlines`.
 
 Shared by the engine thread and all others, behind one lock. Enforces the limits in total and per fairness
 key.
@@ -96,13 +96,10 @@ class RequestRegistry:
             requests = list(self._requests.values())
             self._requests.clear()
             self._count_by_key.clear()
-            closes: list[Close] = []
-            while not self.inbox.empty():
+            for _ in range(self.inbox.qsize()):
                 message = self.inbox.get()
                 if isinstance(message, Close):
-                    closes.append(message)
-            for close in closes:
-                self.inbox.put(close)
+                    self.inbox.put(message)
             return requests
 
     def _refuse(self, request: EngineRequest) -> None:

@@ -26,7 +26,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.metrics import EngineMetrics
 from engine.core.request_registry import RequestRegistry
 from engine.executor import EngineFault, StepAbandoned
-from engine.request import OnEngineDeath
+from engine.request import OnEngineDeath, describe
 
 log = logging.getLogger(__name__)
 
@@ -56,23 +56,17 @@ class Watchdog:
         self._lock = threading.Lock()
         self._entered_at: float | None = None
         self._depth = 0
-        self._abandoned = False
-        self._stopped = False
-        self._stop_event = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
-
-    @property
-    def abandoned(self) -> bool:
+        self.abandoned = False
         """A hang was declared; the engine thread may never return."""
-        return self._abandoned
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """Ends the watchdog thread; idempotent."""
-        self._stopped = True
-        self._stop_event.set()
+        self._stopping.set()
 
     def join(self) -> None:
         """Waits for the watchdog thread to end, unless called on it."""
@@ -90,14 +84,12 @@ class Watchdog:
         with self._lock:
             self._depth -= 1
             self._entered_at = monotonic() if self._depth else None
-            if self._abandoned:
+            if self.abandoned:
                 raise StepAbandoned
 
     def _watch(self) -> None:
-        while not self._stopped:
-            if self._stop_event.wait(self._sleep_seconds()):
-                self._stop_event.clear()
-            elif self._abandon_if_overdue():
+        while not self._stopping.wait(self._sleep_seconds()):
+            if self._abandon_if_overdue():
                 self._on_hang()
                 return
 
@@ -109,8 +101,8 @@ class Watchdog:
 
     def _abandon_if_overdue(self) -> bool:
         with self._lock:
-            self._abandoned = self._entered_at is not None and monotonic() - self._entered_at > self._timeout
-            return self._abandoned
+            self.abandoned = self._entered_at is not None and monotonic() - self._entered_at > self._timeout
+            return self.abandoned
 
 
 class Supervisor:
@@ -195,6 +187,6 @@ class Supervisor:
 
     def _notify_owner(self, cause: BaseException) -> None:
         try:
-            self._on_dead(f"{type(cause).__name__}: {cause}")
+            self._on_dead(describe(cause))
         except Exception:
             log.exception("the on_dead callback failed")

@@ -7,7 +7,6 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -150,7 +149,7 @@ class GrammarCompiler:
         """
         if len(grammar.text) > MAX_TEXT:
             raise RequestRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
-        self._load_tokenizer()  # takes seconds for a large vocabulary, so before the timeout starts
+        self.load_tokenizer()  # takes seconds for a large vocabulary, so before the timeout starts
         digest = _digest(grammar, fairness_key)
         future, is_new = self._get_or_create_future(digest)
         if is_new:
@@ -230,12 +229,16 @@ class GrammarCompiler:
             try:
                 self._limit.acquire(fairness_key, QUEUE_SECONDS)
             except TimeoutError:
-                mine = bool(self._limit.holding(fairness_key))
+                mine = self._limit.holding(fairness_key)
                 raise RequestRefused(
                     "share_full" if mine else "overloaded", "Too many grammars are being compiled."
                 ) from None
             try:
-                self._submit(self._run, future, digest, fairness_key, grammar)
+                with self._lock:
+                    if self._closed:
+                        raise RequestRefused("closed", "The engine is closed.")
+                    self._pool = self._pool or _start_pool()
+                    self._pool.submit(self._run, future, digest, fairness_key, grammar)
             except BaseException:
                 self._limit.release(fairness_key)
                 raise
@@ -245,14 +248,6 @@ class GrammarCompiler:
                     del self._futures[digest]
             future.set_exception(error)
             raise
-
-    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
-        with self._lock:
-            if self._closed:
-                raise RequestRefused("closed", "The engine is closed.")
-            if self._pool is None:
-                self._pool = _start_pool()
-            self._pool.submit(work, *arguments)
 
     def _run(
         self, future: Future[CompiledGrammar], digest: bytes, fairness_key: str, grammar: StructuredOutput
@@ -283,18 +278,19 @@ class GrammarCompiler:
 
     def _compile(self, grammar: StructuredOutput, digest: bytes) -> CompiledGrammar:
         try:
-            return self._compile_unguarded(grammar, digest)
+            source = to_lark(grammar, self._special)
+            return CompiledGrammar(self._matcher(source), source, digest, grammar)
         except BadGrammar:
             raise
         except BaseException as error:  # the library's panics are no Exceptions
             raise BadGrammar(f"The grammar is not understood: {one_line(str(error))}") from error
 
-    def _compile_unguarded(self, grammar: StructuredOutput, digest: bytes) -> CompiledGrammar:
-        source = to_lark(grammar, self._special)
+    def _matcher(self, source: str) -> Any:
+        """A matcher at the beginning of the grammar. Raises `BadGrammar`, and errors of the library."""
         import llguidance  # a part that only requests with grammars need
 
         limits = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
-        matcher = llguidance.LLMatcher(self._load_tokenizer(), source, log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(self.load_tokenizer(), source, log_level=0, limits=limits)
         if matcher.is_error():
             raise BadGrammar(f"The grammar cannot be compiled: {one_line(matcher.get_error())}")
         # The first mask shows whether any token fits; computed on a copy, so `matcher` stays at the start.
@@ -302,14 +298,10 @@ class GrammarCompiler:
         mask = first.compute_bitmask()
         if first.is_error() or not any(mask):
             raise BadGrammar("Nothing that the model can write would fit the grammar.")
-        return CompiledGrammar(matcher, source, digest, grammar)
+        return matcher
 
-    def load(self) -> None:
-        """Builds llguidance's tokenizer, which holds the GIL: about 1 s for 200,000 tokens."""
-        self._load_tokenizer()
-
-    def _load_tokenizer(self) -> Any:
-        """The tokenizer of llguidance, built on first use."""
+    def load_tokenizer(self) -> Any:
+        """Llguidance's tokenizer; the first call builds it, holding the GIL: about 1 s for 200,000 tokens."""
         with self._lock:
             if self._tokenizer is None:
                 import llguidance

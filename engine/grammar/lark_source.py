@@ -8,8 +8,8 @@ sequence, choice or repetition); or structural tags: free text until a trigger, 
      "tags": [{"begin": "<call name=a>", "schema": {...}, "end": "</call>"}, ...],
      "at_least_one": false, "stop_after_first": false}
 
-Each tag begins with one of the triggers. Between begin and end stands what its `schema` or `regex` asks
-for, or, without either, any text. Where a string has the text of a special token, that token is meant.
+Each tag begins with one of the triggers. Between begin and end is text that matches `schema` or `regex`, or
+any text. The text of a special token within a string stands for that token.
 
 A structural form is one of
 
@@ -17,10 +17,10 @@ A structural form is one of
     {"sequence": [...]}  {"choice": [...]}
     {"repeat": {...}, "separator": ", ", "least": 0, "once": false}
 
-of which `any`, any text, ends with the text that stands behind it, and stands last if there is none.
+where `any` is any text up to the text that follows it, or to the end.
 
-A Lark grammar may have `%json {...}`, which stands for JSON of that schema, `%lark {...}`, which stands for
-a whole grammar of its own, and `<[id]>`, which stands for a token.
+A Lark grammar may have `%json {...}` (JSON of that schema), `%lark {...}` (a nested grammar), and `<[id]>` (a
+token).
 """
 
 import json
@@ -44,9 +44,9 @@ from engine.grammar.limits import (
 from engine.request import StructuredOutput
 
 HEADER = '%llguidance {"no_forcing": true}\n'
-"""Every token that fits is allowed, also where only one text does: the model chooses how to spell it."""
+"""Allows every tokenization of a text, also where only one text fits; llguidance would force one."""
 WHITESPACE = r"[ ]?|\n[ \t]{0,40}"
-"""Between the parts of JSON. Without a bound, a model that likes blanks would never come to an end."""
+"""Between the parts of JSON. Bounded, or a model might write blanks forever."""
 TEXT = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
 
 MAX_FORM_DEPTH = 16
@@ -59,7 +59,7 @@ _LARK_JSON = re.compile(LARK_LITERAL.pattern + r"|(?P<json>(?<![\w%])%json\b\s*+
 
 
 def to_lark(grammar: StructuredOutput, special: Mapping[int, str]) -> str:
-    """The Lark source; `special` are the texts of the special tokens. Raises `BadGrammar`."""
+    """The Lark source; `special` has the texts of special tokens by id. Raises `BadGrammar`."""
     match grammar.kind:
         case "json_schema":
             lark = f"start: {_json(parse_json(grammar.text))}\n"
@@ -83,7 +83,7 @@ def to_lark(grammar: StructuredOutput, special: Mapping[int, str]) -> str:
 
 
 def check_source(grammar: StructuredOutput) -> None:
-    """Raises `BadGrammar` for a caller's grammar outside the bounds, and for part of what is no grammar."""
+    """Raises `BadGrammar` for a caller's grammar that exceeds a limit, and for some syntax errors."""
     if grammar.kind == "json_schema":
         check_schema(parse_json(grammar.text))
     elif grammar.kind == "regex":
@@ -128,8 +128,8 @@ def _lark(text: str) -> str:
 
 def _with_schemas(text: str) -> tuple[str, str]:
     """The grammar with each `%json {...}` as it is compiled, and the grammar without the schemas."""
-    whole, bare, place = "", "", 0
-    search = schemas = 0
+    whole = bare = ""
+    place = search = schemas = 0
     while match := _LARK_JSON.search(text, search):
         search = match.end()
         if match["open"]:
@@ -147,7 +147,7 @@ def _with_schemas(text: str) -> tuple[str, str]:
 
 
 def _json_end(text: str, start: int) -> int:
-    """Where the JSON value that starts here ends."""
+    """The end of the JSON value that starts at `start`."""
     try:
         return json.JSONDecoder().raw_decode(text, start)[1]
     except RecursionError:
@@ -161,7 +161,7 @@ Segment = str | int
 
 
 class _Tags:
-    """Structural tags on their way to Lark."""
+    """Translates structural tags to Lark."""
 
     def __init__(self, described: Any, special: Mapping[int, str]) -> None:
         if not isinstance(described, dict):
@@ -206,14 +206,14 @@ class _Tags:
         return value
 
     def _head(self, trigger: list[Segment], number: int) -> str:
-        """What ends free text: a special token, or the first place where the trigger's text is complete."""
+        """The expression that ends free text: a special token, or text up to the first trigger."""
         if isinstance(trigger[0], int):
             return _sequence(trigger)
         self._rules.append(f"trigger_{number}[lazy]: ANY {_sequence(trigger)}")
         return f"trigger_{number}"
 
     def _tag(self, tag: Any) -> tuple[int, str]:
-        """Which trigger the tag has, and what follows that trigger."""
+        """The index of the tag's trigger, and the expression that follows the trigger."""
         if not isinstance(tag, dict) or (tag.keys() - _TAG_KEYS):
             raise BadGrammar("A tag has begin, end, and one of schema and regex, or neither.")
         begin = tag.get("begin")
@@ -230,27 +230,25 @@ class _Tags:
         segments = self._texts.segments(end)
         if "schema" in tag and "regex" in tag:
             raise BadGrammar("A tag has a schema or a regex, not both.")
-        if "schema" in tag:
-            return [_json(tag["schema"]), _sequence(segments)]
-        if "regex" in tag:
-            return [_regex(tag["regex"]), _sequence(segments)]
+        if "schema" in tag or "regex" in tag:
+            content = _json(tag["schema"]) if "schema" in tag else _regex(tag["regex"])
+            return [content, _sequence(segments)]
         if not segments:
             raise BadGrammar("A tag without schema and regex needs an end.")
         return [self._texts.until(segments)]
 
 
 class _Texts:
-    """Texts in which special tokens are meant where their text stands."""
+    """Splits texts at special tokens, and collects the rules that expressions refer to."""
 
     def __init__(self, special: Mapping[int, str]) -> None:
         self.special = {text: token_id for token_id, text in special.items() if text}
         longest_first = sorted(self.special, key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self.rules: list[str] = []
-        """What the expressions here refer to."""
 
     def until(self, segments: Sequence[Segment]) -> str:
-        """Any text up to the first place where these are complete, they included."""
+        """Any text up to and including the first occurrence of these segments."""
         if isinstance(segments[0], int):
             return f"TEXT? {_sequence(segments)}"
         name = f"until_{len(self.rules)}"
@@ -272,7 +270,7 @@ class _Texts:
 
 
 class _Form:
-    """A structural form on its way to Lark."""
+    """Translates a structural form to Lark."""
 
     def __init__(self, special: Mapping[int, str]) -> None:
         self._texts = _Texts(special)
@@ -310,23 +308,20 @@ class _Form:
         return f"({one}{'' if form['once'] else more}){'' if form['least'] else '?'}"
 
     def _in_a_row(self, parts: list[Any], depth: int) -> Iterator[str]:
-        behind = [*parts[1:], None]
-        skipped = False
-        for part, following in zip(parts, behind, strict=True):
-            if skipped:
-                skipped = False
-            elif part == {"any": True} and following is not None:
+        rest = iter(enumerate(parts, start=1))
+        for number, part in rest:
+            if part == {"any": True} and number < len(parts):
+                _, following = next(rest)
                 text = following.get("text") if isinstance(following, dict) else None
                 if not isinstance(text, str) or not (segments := self._texts.segments(text)):
                     raise BadGrammar("Behind any text must stand the text that ends it.")
                 yield self._texts.until(segments)
-                skipped = True
             else:
                 yield self._expression(part, depth + 1)
 
 
 def _flat(parts: list[Any]) -> list[Any]:
-    """The parts with those of sequences among them in their place."""
+    """The parts with nested sequences flattened."""
     flat: list[Any] = []
     for part in parts:
         inner = part.get("sequence") if isinstance(part, dict) and len(part) == 1 else None

@@ -1,4 +1,4 @@
-"""Limits of grammars: size and nesting of schemas, patterns and Lark grammars, checked before the compile.
+"""Limits of grammars, checked before the compile: size and nesting of schemas, patterns, Lark grammars.
 
 Any thread. A compile cannot be interrupted, so the limits admit only grammars that compile in far less than
 the callers' timeout. The checks are long Python loops that hold the GIL, so they pause regularly for other
@@ -15,18 +15,18 @@ from math import isfinite
 from typing import Any
 
 MAX_TEXT = 400_000
-"""Characters of a grammar as it is sent, a schema's descriptions included."""
+"""Characters of a grammar in the request, a schema's descriptions included."""
 MAX_RAW_DEPTH = 64
-"""Brackets within brackets in a schema's JSON, whatever they mean."""
+"""Nesting of a schema's JSON, whatever it means."""
 MAX_DEPTH = 10
-"""Objects and arrays within each other in what a schema describes."""
+"""Nesting of objects and arrays in the values that a schema describes."""
 MAX_PROPERTIES = 5_000
 MAX_OPTIONAL = 300
 """Optional properties of one object: the work for them grows with their square."""
 MAX_SUBSCHEMAS = 10_000
 MAX_CHAIN = 2_000
-"""Different $refs times the deepest nesting: how deep schemas can lie in each other through references,
-and so how much of its stack a compile may need (16 kB for each, measured)."""
+"""Distinct $refs times the deepest nesting: how deep schemas can nest through references, which bounds the
+stack of a compile (16 kB each, measured)."""
 MAX_ENUM_VALUES = 1_000
 MAX_NAMES = 120_000
 """Characters of property names, definition names and enum values together."""
@@ -45,8 +45,8 @@ MAX_TAGS = 128
 
 BURST_SECONDS = 0.0001
 REST_SECONDS = 0.0004
-"""A check works so long, then lets other threads on for so long. A step on a CPU gives the interpreter away
-for each of its hundreds of operations, and would wait to have it back after each."""
+"""A check runs for `BURST_SECONDS`, then sleeps for `REST_SECONDS`. A step on a CPU releases the GIL at each
+of its hundreds of operations, and would wait to get it back after each."""
 
 _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
@@ -64,10 +64,10 @@ _INNER = {
     "prefixItems": 1,
     **dict.fromkeys(("if", "then", "else", *_LISTS), 0),
 }
-"""Where a schema or several are; whether they describe the same value or one within it."""
+"""By keyword with one or several schemas: 0 if they describe the same value, 1 if a value within it."""
 _KEYWORDS = {*_COUNTS, *_OWN, *_REFERENCES, *_MAPPINGS, *_DEFINITIONS, *_INNER}
-CHECKED_TOGETHER = 64
-"""Schemas after which it is looked whether all so far are too many."""
+CHECK_INTERVAL = 64
+"""After this many schemas the totals are checked."""
 _PATTERN_PART = re.compile(
     r"(?P<repetition>\{(?P<least>\d*+)(?:,(?P<most>\d*+))?\})|(?P<open>\()|(?P<close>\))|(?P<loop>[*+?])"
     # The first character of a class is part of it even if it is "]" or, after "^", seems to end it.
@@ -78,15 +78,15 @@ LARK_LITERAL = re.compile(
     # A regular expression may go over several lines and ends at the first slash, within a class too.
     r'(?://|#)[^\n]*+|"(?:\\.|[^"\\\n])*+"|(?P<regex>/(?:\\[\s\S]|[^/\\])++/)|(?P<open>["/])[\s\S]*+'
 )
-"""What Lark reads as one token, whatever is in it. `open` begins what has no end: such a grammar is wrong."""
+"""Comments and literals of Lark. `open` matches a literal without an end, which is an error."""
 
 
 class BadGrammar(ValueError):
-    """The grammar is not valid or larger than what is served; `str()` is a sentence for the caller."""
+    """The grammar is invalid or exceeds a limit; `str()` is a sentence for the caller."""
 
 
 def parse_json(text: str) -> Any:
-    """The JSON value in the text, which is not deeper than `MAX_RAW_DEPTH`."""
+    """The JSON value of the text. Raises `BadGrammar`, also for nesting above `MAX_RAW_DEPTH`."""
     if len(text) > MAX_TEXT:
         raise BadGrammar(f"A grammar may have {MAX_TEXT} characters; this one has {len(text)}.")
     try:
@@ -100,7 +100,7 @@ def parse_json(text: str) -> Any:
 
 
 def check_schema(schema: Any) -> None:
-    """Raises `BadGrammar` for a JSON schema outside the bounds; most of its meaning is not looked at."""
+    """Raises `BadGrammar` for a JSON schema that exceeds a limit; most keywords are not validated."""
     tally = _Tally()
     pace = _Pace()
     places: list[_Place] = [(schema, 0, 1)]
@@ -121,20 +121,20 @@ def check_schema(schema: Any) -> None:
                 _add_inner(keyword, value, depth, nesting + 1, places)
         if "properties" in inner or "required" in inner:
             _check_properties(inner, tally)
-        if tally.subschemas % CHECKED_TOGETHER == 0:
+        if tally.subschemas % CHECK_INTERVAL == 0:
             tally.check()
     tally.check()
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises `BadGrammar` for a regular expression outside the bounds; its syntax is not looked at."""
+    """Raises `BadGrammar` for a regular expression that exceeds a limit; its syntax is not validated."""
     if len(pattern) > MAX_PATTERN:
         raise BadGrammar(f"A pattern may have {MAX_PATTERN} characters; this one has {len(pattern)}.")
     _check_repetitions(pattern, MAX_PATTERN_DEPTH, MAX_REPETITION)
 
 
 def check_lark(text: str) -> None:
-    """Raises `BadGrammar` for a Lark grammar outside the bounds; its syntax is not looked at."""
+    """Raises `BadGrammar` for a Lark grammar that exceeds a limit; its syntax is not validated."""
     if len(text) > MAX_LARK:
         raise BadGrammar(f"A Lark grammar may have {MAX_LARK} characters; this one has {len(text)}.")
     for literal in LARK_LITERAL.finditer(text):
@@ -146,18 +146,17 @@ def check_lark(text: str) -> None:
 
 
 def not_closed(text: str, start: int) -> BadGrammar:
-    """The refusal of a literal that begins here and does not end."""
+    """The error for a literal that begins at `start` and does not end."""
     what = "string" if text[start] == '"' else "regular expression"
     return BadGrammar(f"In line {text.count(chr(10), 0, start) + 1} of the grammar, a {what} does not end.")
 
 
 _Place = tuple[Any, int, int]
-"""A schema; how many objects and arrays are around the value that it describes; and how many schemas are
-around it, itself included."""
+"""A schema; the nesting depth of the values that it describes; the nesting depth of the schema, from 1."""
 
 
 class _Pace:
-    """Lets other threads on, again and again, while this one works."""
+    """Releases the GIL regularly."""
 
     def __init__(self) -> None:
         self._rested = time.perf_counter()
@@ -194,7 +193,7 @@ class _Tally:
 
 
 def _check_keyword(keyword: str, value: Any, tally: _Tally) -> None:
-    """What a schema says of itself; the schemas within it are looked at elsewhere."""
+    """Checks one keyword of a schema, without the schemas within it."""
     if keyword in _REFERENCES:
         _check_reference(keyword, value, tally)
     elif keyword in _COUNTS:
@@ -228,14 +227,14 @@ def _check_properties(schema: Mapping[str, Any], tally: _Tally) -> None:
     known = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     tally.properties += len(properties) + len(known - properties.keys())
     if tally.properties > MAX_PROPERTIES:
-        tally.check()  # before the schemas of so many are looked at
+        tally.check()  # before their schemas are checked
     tally.names += sum(map(len, known | properties.keys()))
     if len(properties.keys() - known) > MAX_OPTIONAL:
         raise BadGrammar(f"An object may have {MAX_OPTIONAL} optional properties.")
 
 
 def _add_inner(keyword: str, value: Any, depth: int, nesting: int, places: list[_Place]) -> None:
-    """Adds the schemas within a schema that this keyword brings."""
+    """Adds the schemas in this keyword's value to `places`."""
     if keyword in _INNER:
         deeper = depth + _INNER[keyword]
         if isinstance(value, list):
@@ -245,16 +244,14 @@ def _add_inner(keyword: str, value: Any, depth: int, nesting: int, places: list[
         else:
             places.append((value, deeper, nesting))
     elif keyword in _MAPPINGS:
-        inside = _mapping(value, keyword)
         if keyword == "patternProperties":
-            for pattern in inside:
+            for pattern in _mapping(value, keyword):
                 check_pattern(pattern)
-        places += [(inner, depth + 1, nesting) for inner in inside.values()]
+        places += [(inner, depth + 1, nesting) for inner in _mapping(value, keyword).values()]
     elif keyword in _DEFINITIONS:
-        inside = _mapping(value, keyword)
-        if any(len(name) > MAX_PATTERN for name in inside):
+        if any(len(name) > MAX_PATTERN for name in _mapping(value, keyword)):
             raise BadGrammar(f"The name of a definition may have {MAX_PATTERN} characters.")
-        places += [(inner, 0, 1) for inner in inside.values()]
+        places += [(inner, 0, 1) for inner in value.values()]
 
 
 def _mapping(value: Any, keyword: str) -> Mapping[str, Any]:
@@ -265,8 +262,9 @@ def _mapping(value: Any, keyword: str) -> Mapping[str, Any]:
 
 def _digits(number: float) -> int:
     """The number without its decimal point: 25 for 2.5, 250 for 250."""
-    exponent = Decimal(repr(number)).as_tuple().exponent
-    return int(Decimal(repr(number)).scaleb(-min(exponent, 0) if isinstance(exponent, int) else 0))
+    decimal = Decimal(repr(number))
+    exponent = decimal.as_tuple().exponent
+    return int(decimal.scaleb(-min(exponent, 0) if isinstance(exponent, int) else 0))
 
 
 def _check_raw_depth(value: Any) -> None:
@@ -288,11 +286,11 @@ def _check_repetitions(text: str, max_depth: int, max_cost: int) -> None:
     `*` and `+` count once: they are loops, not copies.
     """
     if "{" not in text and text.count("(") < max_depth and len(text) <= max_cost:
-        return  # it costs no more than it has characters
+        return  # the cost is at most the number of characters
     pace = _Pace()
     sums = [0]
     last = 0
-    """The cost of what a repetition would repeat."""
+    """The cost of the part that a repetition would repeat."""
     for part in _PATTERN_PART.finditer(text):
         kind = part.lastgroup
         if kind == "repetition":

@@ -1,1 +1,1 @@
-"""Loading a checkpoint: weights, quantisation, CPU kernels."""
+"""Loading a checkpoint: weights, quantization, CPU kernels, LoRA adapters."""

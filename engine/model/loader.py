@@ -252,22 +252,21 @@ def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerAttentio
 
 def _describe(network: PreTrainedModel) -> ModelInfo:
     hf_config = network.config.get_text_config()
-    defaults: Any = network.generation_config
-    eos_ids = defaults.eos_token_id
-    if eos_ids is None:
-        eos_ids = getattr(hf_config, "eos_token_id", None)
-    if eos_ids is None:
-        eos_ids = []
-    max_new_tokens = getattr(defaults, "max_new_tokens", None)
+    defaults = {k: v for k, v in vars(network.generation_config).items() if v is not None}
+    eos_ids = defaults.get("eos_token_id", getattr(hf_config, "eos_token_id", None))
+    if eos_ids is None or isinstance(eos_ids, int):
+        eos_ids = [] if eos_ids is None else [eos_ids]
+    max_new_tokens = defaults.get("max_new_tokens")
+    sampled = defaults if defaults.get("do_sample") else {"temperature": 0.0}
     return ModelInfo(
         vocab_size=hf_config.vocab_size,
         context_length=_context_length(hf_config),
-        stop_ids=_within_vocabulary([eos_ids] if isinstance(eos_ids, int) else eos_ids, hf_config.vocab_size),
-        temperature=_number(defaults.temperature, 1.0) if defaults.do_sample else 0.0,
-        top_p=_number(defaults.top_p, 1.0) if defaults.do_sample else 1.0,
-        top_k=int(_number(defaults.top_k, 0)) if defaults.do_sample else 0,
-        min_p=_number(defaults.min_p, 0.0) if defaults.do_sample else 0.0,
-        repetition_penalty=_number(defaults.repetition_penalty, 1.0),
+        stop_ids=_within_vocabulary(eos_ids, hf_config.vocab_size),
+        temperature=sampled.get("temperature", 1.0),
+        top_p=sampled.get("top_p", 1.0),
+        top_k=int(sampled.get("top_k", 0)),
+        min_p=sampled.get("min_p", 0.0),
+        repetition_penalty=defaults.get("repetition_penalty", 1.0),
         max_new_tokens=max_new_tokens if isinstance(max_new_tokens, int) and max_new_tokens > 0 else None,
     )
 
@@ -292,10 +291,6 @@ def _context_length(hf_config: PretrainedConfig) -> int:
         if rope and rope.get("rope_type") in LENGTH_DEPENDENT_ROPES:
             length = min(length, rope.get("original_max_position_embeddings", length))
     return length
-
-
-def _number(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _say(error: Exception) -> str:

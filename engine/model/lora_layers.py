@@ -125,8 +125,17 @@ class AdapterStep:
 
 
 def adapter_indexes_of(chunks: Sequence[ScheduledChunk], indexes: Mapping[str, int]) -> list[int]:
-    """The index of each chunk's adapter."""
-    return [indexes.get(chunk.sequence.request.adapter, NO_ADAPTER) for chunk in chunks]
+    """The index of each chunk's adapter; empty if there are no adapters."""
+    return [indexes.get(chunk.sequence.request.adapter, NO_ADAPTER) for chunk in chunks] if indexes else []
+
+
+def adapter_step(
+    chunks: Sequence[ScheduledChunk], adapter_indexes: Sequence[int], on_device: Tensor
+) -> AdapterStep | None:
+    """The step for a packed row of these chunks; None if none of them has an adapter."""
+    counts = [chunk.count for chunk in chunks]
+    segments = adapter_segments(counts, adapter_indexes) if adapter_indexes else []
+    return AdapterStep(sum(counts), segments, on_device) if segments else None
 
 
 def adapter_segments(counts: Sequence[int], adapter_indexes: Sequence[int]) -> list[AdaptedRows]:

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: arguments for `from_pretrained`, and refusal of formats that would load incorrectly.
+"""Quantized checkpoints: arguments for `from_pretrained`; refusal of formats that would load incorrectly.
 
 Load time. transformers reads quantized weights; where it would only warn and drop their scales, the model is
 refused.
@@ -37,26 +37,22 @@ LOW_BIT_DTYPE_PREFIXES = ("F8", "F6", "F4")
 
 
 def load_options(hf_config: PretrainedConfig, device: torch.device) -> list[Mapping[str, Any]]:
-    """Arguments for `from_pretrained`: the best way first, and the one that needs least last.
+    """Arguments for `from_pretrained`, to be tried in order.
 
-    MXFP4 (gpt-oss) is written out in the engine's number format unless a GPU can compute with it as it is,
-    and then, too, if that turns out not to work. Without `accelerate`, transformers would not even do that
-    by itself. All other formats are transformers' own affair.
+    MXFP4 (gpt-oss) is dequantized unless a GPU can compute with it, and as a fallback there. All other
+    formats are left to transformers.
     """
     if quantization_method(hf_config) != "mxfp4":
         return [{}]
     plain: Mapping[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)}
     if device.type == "cpu" or not all(map(find_spec, MXFP4_PACKAGES)):
         return [plain]
-    # Its weights are arranged for the device while they are read, and cannot be moved afterwards.
+    # Its weights are laid out for the device while they are read, and cannot be moved afterwards.
     return [{"device_map": {"": device}}, plain]
 
 
 def quantization_method(hf_config: PretrainedConfig) -> str | None:
-    """The name of the format that config.json says the weights are in; None if it names none.
-
-    Raises `ModelRefused` if it speaks of a format without a name.
-    """
+    """The weights' format in config.json, or None. Raises `ModelRefused` for a format without a name."""
     quantization = getattr(hf_config, "quantization_config", None) or getattr(
         hf_config.get_text_config(), "quantization_config", None
     )
@@ -73,10 +69,7 @@ def quantization_method(hf_config: PretrainedConfig) -> str | None:
 
 
 def refuse_unknown_format(folder: Path, hf_config: PretrainedConfig) -> None:
-    """Raises `ModelRefused` for weights in few bits whose form transformers does not know.
-
-    It would only warn, and take the numbers for the weights.
-    """
+    """Raises `ModelRefused` for a low-bit format that transformers does not know and would misread."""
     method = quantization_method(hf_config)
     if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         raise ModelRefused(f"The weights in {folder} are written as {method!r}, which is not read here.")
@@ -95,10 +88,10 @@ def refuse_unknown_format(folder: Path, hf_config: PretrainedConfig) -> None:
 
 
 def refuse_unused_scales(folder: Path, unexpected: Collection[str]) -> None:
-    """Raises `ModelRefused` if scales were dropped whose weights were taken.
+    """Raises `ModelRefused` if scales were dropped whose weights were loaded.
 
-    `unexpected` are the keys of the checkpoint that the model has no place for. Where a weight is among them
-    as well, a whole part is left out on purpose, as heads that predict several tokens are.
+    `unexpected` has the checkpoint's keys that the model does not use. A scale whose weight is among them
+    belongs to a part that is left out on purpose, such as heads for multi-token prediction.
     """
     dropped = sorted(
         key
@@ -115,7 +108,7 @@ def refuse_unused_scales(folder: Path, unexpected: Collection[str]) -> None:
 
 
 def _tensor_dtypes(folder: Path) -> Iterator[tuple[str, str]]:
-    """Name and type of every tensor of the checkpoint, from the headers of its files alone."""
+    """Name and dtype of every tensor of the checkpoint, from the headers of its files."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     files = {single.name} if single.is_file() else set()
     if not files and index.is_file():

@@ -1,1 +1,1 @@
-"""One step on a model: inputs built, forward pass, CUDA graphs."""
+"""One step on a model: inputs built, forward pass, static shapes and CUDA graphs."""

@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps: captured at load time for each bucket, verified, then replayed.
+"""Selects attention and decoding at load time; captures, verifies, replays CUDA graphs of decode steps.
 
 Graphs remove the launch time of a step's operations, which on a GPU is longer than their execution. Each
 graph is replayed on inputs other than those of its capture and compared with an eager pass before it is used.
@@ -168,8 +168,7 @@ def select_attention_and_graphs(
     progress: Callable[[str], None],
     backend: PagedAttentionBackend | None = None,
 ) -> DecodingChoice:
-    """Selects a paged-attention kernel and captures CUDA graphs on a GPU; on a CPU only if `config` asks for
-    it.
+    """Selects a paged-attention kernel and captures CUDA graphs, on a GPU or if `config` asks for it.
 
     A `backend` argument is used without a check.
     """

@@ -1,4 +1,4 @@
-"""`InputBuilder`: the input tensors of a step for torch's own attention (`attention.sdpa`).
+"""A step's input tensors: `InputBuilder` for torch's own attention, `PagedInputBuilder` for a paged kernel.
 
 Engine thread. All integers of a step go to the device as one tensor in one asynchronous transfer.
 """
@@ -12,12 +12,9 @@ from torch import Tensor
 
 from engine.attention.interface import AttentionMetadata, AttentionStep, PagedAttentionBackend, PagedForward
 from engine.attention.sdpa import ContiguousRows, DecodeRows, GatheredRows, PromptChunk, SdpaForward
+from engine.device_copies import to_device
 from engine.kv_cache import ContiguousBuffer, ContiguousKVCache, KVCache
-from engine.model.lora_layers import (
-    AdapterStep,
-    adapter_indexes_of,
-    adapter_segments,
-)
+from engine.model.lora_layers import AdapterStep, adapter_indexes_of, adapter_step
 from engine.scheduling.block_pool import BLANK_BLOCK
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
@@ -44,11 +41,17 @@ class ForwardInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class LogitRows:
-    """Further logits to compute, for prompt logprobs."""
+class PromptLogitRows:
+    """Further logits of a step, for the logprobs of consecutive prompt tokens.
 
+    The logits of a token are those of the position before it.
+    """
+
+    sequence: TokenSequence
+    begin: int
+    """Index in the prompt of the first token."""
     chunk: int
-    """Index of the chunk in the plan."""
+    """Index of the sequence's chunk in the plan."""
     places: range
     """Token indexes within the chunk."""
 
@@ -88,17 +91,14 @@ class HostStaging:
         self._all = array("q")
         self._tensor: Tensor | None = None
 
-    def add(self, staging: Iterable[int]) -> slice:
+    def add(self, numbers: Iterable[int]) -> slice:
         begin = len(self._all)
-        self._all.extend(staging)
+        self._all.extend(numbers)
         return slice(begin, len(self._all))
 
     def upload(self, device: torch.device) -> None:
-        """Starts the transfer, from pinned memory for a CUDA device."""
-        host_tensor = torch.frombuffer(self._all, dtype=torch.long)
-        self._tensor = (
-            host_tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host_tensor
-        )
+        """Starts the transfer."""
+        self._tensor = to_device(torch.frombuffer(self._all, dtype=torch.long), torch.long, device)
 
     def __getitem__(self, part: slice) -> Tensor:
         assert self._tensor is not None, "the numbers were not sent"
@@ -132,7 +132,7 @@ class InputBuilder:
         self._contiguous_cache = ContiguousKVCache(kv_cache) if kv_cache.device.type == "cpu" else None
         self._block_offsets = torch.arange(kv_cache.block_size, device=kv_cache.device)
 
-    def build(self, plan: SchedulerOutput, logit_rows: Sequence[LogitRows] = ()) -> ForwardInputs:
+    def build(self, plan: SchedulerOutput, logit_rows: Sequence[PromptLogitRows] = ()) -> ForwardInputs:
         staging = HostStaging()
         single = [chunk for chunk in plan if chunk.count == 1]
         segments = self._segments(plan, single, staging)
@@ -152,12 +152,11 @@ class InputBuilder:
             else:
                 position_list += range(start, start + count)
         ends = [begin_of[chunk.sequence] + chunk.count - 1 for chunk in sampling_first(plan)]
-        for wanted_rows in logit_rows:
-            first = begin_of[plan[wanted_rows.chunk].sequence]
-            ends += range(first + wanted_rows.places.start, first + wanted_rows.places.stop)
+        for rows in logit_rows:
+            ends += [begin_of[plan[rows.chunk].sequence] + place for place in rows.places]
         token_ids, positions, slots = map(staging.add, (token_list, position_list, slot_list))
         logit_positions = staging.add(ends)
-        adapter_indexes = adapter_indexes_of(ordered, self._adapters) if self._adapters else []
+        adapter_indexes = adapter_indexes_of(ordered, self._adapters)
         staged_indexes = staging.add(adapter_indexes)
         staging.upload(self._kv_cache.device)
         return ForwardInputs(
@@ -165,16 +164,9 @@ class InputBuilder:
             staging[positions][None],
             staging[logit_positions],
             self._attention(staging, segments, slots),
-            self._adapter_step(ordered, adapter_indexes, staging[staged_indexes]),
+            adapter_step(ordered, adapter_indexes, staging[staged_indexes]),
             begin_of,
         )
-
-    def _adapter_step(
-        self, ordered: list[ScheduledChunk], adapter_indexes: list[int], sent: Tensor
-    ) -> AdapterStep | None:
-        counts = [chunk.count for chunk in ordered]
-        segments = adapter_segments(counts, adapter_indexes) if adapter_indexes else []
-        return AdapterStep(sum(counts), segments, sent) if segments else None
 
     def _segments(
         self, plan: SchedulerOutput, single: list[ScheduledChunk], staging: HostStaging
@@ -250,7 +242,7 @@ class InputBuilder:
 
 
 class PagedInputBuilder:
-    """Builds step inputs; the same interface as `InputBuilder`."""
+    """Builds step inputs for a kernel that reads block tables."""
 
     def __init__(
         self, kv_cache: KVCache, backend: PagedAttentionBackend, adapters: Mapping[str, int]
@@ -260,21 +252,18 @@ class PagedInputBuilder:
         self._backend = backend
         self._adapters = adapters
 
-    def build(self, plan: SchedulerOutput, logit_rows: Sequence[LogitRows] = ()) -> ForwardInputs:
+    def build(self, plan: SchedulerOutput, logit_rows: Sequence[PromptLogitRows] = ()) -> ForwardInputs:
         size = self._kv_cache.block_size
         starts = [0]
         for chunk in plan:
             starts.append(starts[-1] + chunk.count)
         end_of = {chunk.sequence: end - 1 for chunk, end in zip(plan, starts[1:], strict=True)}
         ends = [end_of[chunk.sequence] for chunk in sampling_first(plan)]
-        for wanted_rows in logit_rows:
-            ends += range(
-                starts[wanted_rows.chunk] + wanted_rows.places.start,
-                starts[wanted_rows.chunk] + wanted_rows.places.stop,
-            )
+        for rows in logit_rows:
+            ends += [starts[rows.chunk] + place for place in rows.places]
         block_tables = [chunk.sequence.blocks[: -(-(chunk.start + chunk.count) // size)] for chunk in plan]
         width = max(map(len, block_tables))
-        adapter_indexes = adapter_indexes_of(plan, self._adapters) if self._adapters else []
+        adapter_indexes = adapter_indexes_of(plan, self._adapters)
         staging = HostStaging()
         token_ids = staging.add(
             token_id
@@ -285,7 +274,7 @@ class PagedInputBuilder:
         positions = staging.add(
             place for chunk in plan for place in range(chunk.start, chunk.start + chunk.count)
         )
-        rows = staging.add(row for row, chunk in enumerate(plan) for _ in range(chunk.count))
+        chunk_rows = staging.add(row for row, chunk in enumerate(plan) for _ in range(chunk.count))
         padded = staging.add(
             block for table in block_tables for block in (*table, *[BLANK_BLOCK] * (width - len(table)))
         )
@@ -302,14 +291,12 @@ class PagedInputBuilder:
             max_query_len=max(chunk.count for chunk in plan),
             max_seq_len=width * size,
         )
-        slots = table[staging[rows], position // size] * size + position % size
-        counts = [chunk.count for chunk in plan]
-        segments = adapter_segments(counts, adapter_indexes) if adapter_indexes else []
+        slots = table[staging[chunk_rows], position // size] * size + position % size
         return ForwardInputs(
             staging[token_ids][None],
             position[None],
             staging[logit_positions],
             PagedForward(self._kv_cache, slots, metadata, self._backend),
-            AdapterStep(starts[-1], segments, staging[staged_indexes]) if segments else None,
+            adapter_step(plan, adapter_indexes, staging[staged_indexes]),
             {chunk.sequence: start for chunk, start in zip(plan, starts, strict=False)},
         )

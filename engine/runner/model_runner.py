@@ -25,7 +25,7 @@ from engine.model.lora_layers import (
 )
 from engine.request import ModelInfo, PromptLogprobs, RequestRefused
 from engine.runner.cuda_graphs import select_attention_and_graphs
-from engine.runner.input_builder import ForwardInputs, InputBuilder, LogitRows, PagedInputBuilder
+from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
 from engine.sampling.logits_processors import apply_masks
 from engine.sampling.logprobs import prompt_token_logprobs
@@ -34,22 +34,6 @@ from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.vision.prompt_images import ModelInputs, PromptImages
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLogprobRequest:
-    """The prompt tokens `begin` .. `end` of a sequence, whose logprobs are due in this step.
-
-    The logits of a token are those of the position before it.
-    """
-
-    sequence: TokenSequence
-    begin: int
-    end: int
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.sequence.tokens[self.begin : self.end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +50,10 @@ class RunningForward:
     """`[len(partial_prefills), vocabulary]`: logits of their last computed tokens; used to test for NaN
     only."""
     prompt_logits: Tensor
-    """`[n, vocabulary]`: the logits for `prompt_requests`, one after the other."""
-    prompt_requests: list[PromptLogprobRequest]
+    """`[n, vocabulary]`: the logits of `prompt_rows`, one after the other."""
+    prompt_rows: list[PromptLogitRows]
 
-    def sample(self, is_live: Callable[[TokenSequence], bool] | None) -> "SampledStep":
-        """Samples for the sequences that are live; None samples for all."""
+    def sample(self, is_live: Callable[[TokenSequence], bool]) -> "SampledStep":
         with _translate_errors():
             return self.executor.sample(self, is_live)
 
@@ -94,7 +77,7 @@ class SampledStep:
             finite = [] if self.finite is None else self.finite.read()[0].tolist()
         for row, sentence in self.failed.items():
             sampled[row] = RowFailure("engine_error", sentence)
-        return StepResult(sampled, finite, self.prompt_logprobs)
+        return StepResult(sampled, finite)
 
 
 OUT_OF_MEMORY_PHRASES = (
@@ -108,7 +91,7 @@ SMALL_MODEL = 20_000_000
 
 
 class ModelRunner:
-    """Implements `executor.Executor` and `executor.PipelinedExecutor` with a model."""
+    """Implements `executor.Executor` with a model."""
 
     def __init__(
         self,
@@ -120,7 +103,8 @@ class ModelRunner:
         static: StaticDecoder | None = None,
     ) -> None:
         self._network = model.network
-        self._threads = config.torch_threads or (1 if _is_small(model) else None)
+        is_small = model.network.num_parameters() < SMALL_MODEL
+        self._threads = config.torch_threads or (1 if is_small else None)
         self._kv_cache = kv_cache
         self._adapters = adapters
         self._batches = SamplingBatches(model.model_info.vocab_size, model.device)
@@ -137,7 +121,7 @@ class ModelRunner:
         self._device_tokens: DeviceTokens | None = None
         """The tokens sampled last, which the next step may take as input before the host has read them."""
         on_gpu = model.device.type == "cuda"
-        self.pipelined = self if (on_gpu if config.pipelined is None else config.pipelined) else None
+        self.pipelined = on_gpu if config.pipelined is None else config.pipelined
         self.model_info: ModelInfo = model.model_info
         self.vocabulary = model.vocabulary
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
@@ -148,48 +132,44 @@ class ModelRunner:
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", Limits]:
         """Loads the model and makes its KV cache. Raises `ModelRefused`."""
         with raising_model_refused(config.model):
-            return ModelRunner._load(config, progress)
-
-    @staticmethod
-    def _load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", Limits]:
-        model = load_model(config, progress)
-        adapters = install_adapters(model.network, config.adapters, progress)
-        context = model.model_info.context_length
-        shapes = [layer.kv_shape for layer in model.layers]
-        per_token = sum(shape.elements_per_token for shape in shapes) * model.dtype.itemsize
-        on_gpu = model.device.type == "cuda"
-        if not on_gpu:
-            retain_freed_memory()
-        # On a CPU the contiguous cache may hold every token once more.
-        copies = 1 if on_gpu else 2
-        blocks = count_blocks(
-            config,
-            block_bytes=per_token * config.block_size * copies,
-            context_length=context,
-            gpu_free=torch.cuda.mem_get_info(model.device)[0] if on_gpu else None,
-        )
-        kv_cache = KVCache(shapes, blocks, config.block_size, model.dtype, model.device)
-        capacity = blocks * config.block_size
-        size = capacity * per_token * copies / 2**20
-        progress(f"the KV cache holds {capacity} tokens in at most {size:.0f} MiB")
-        usable = min(context, capacity)
-        decoding = select_attention_and_graphs(model, kv_cache, config, usable, progress)
-        images = model.image_processor
-        model_info = replace(
-            model.model_info,
-            image_placeholder=None if images is None else images.placeholder,
-            context_length=usable,
-            adapters=adapters.names,
-            attention=decoding.attention,
-            decode=decoding.decode,
-        )
-        model = replace(model, model_info=model_info)
-        executor = ModelRunner(model, adapters, config, kv_cache, decoding.backend, decoding.static)
-        if executor.grammars is not None:
-            executor.grammars.load()  # holds the GIL for up to a second, so before requests arrive
-        limits = config.limits(blocks)
-        whole = executor._images is not None and executor._images.two_way is not None
-        return executor, replace(limits, whole_images=whole)
+            model = load_model(config, progress)
+            adapters = install_adapters(model.network, config.adapters, progress)
+            context = model.model_info.context_length
+            shapes = [layer.kv_shape for layer in model.layers]
+            per_token = sum(shape.elements_per_token for shape in shapes) * model.dtype.itemsize
+            on_gpu = model.device.type == "cuda"
+            if not on_gpu:
+                retain_freed_memory()
+            # On a CPU the contiguous cache may hold every token once more.
+            copies = 1 if on_gpu else 2
+            blocks = count_blocks(
+                config,
+                block_bytes=per_token * config.block_size * copies,
+                context_length=context,
+                gpu_free=torch.cuda.mem_get_info(model.device)[0] if on_gpu else None,
+            )
+            kv_cache = KVCache(shapes, blocks, config.block_size, model.dtype, model.device)
+            capacity = blocks * config.block_size
+            size = capacity * per_token * copies / 2**20
+            progress(f"the KV cache holds {capacity} tokens in at most {size:.0f} MiB")
+            usable = min(context, capacity)
+            decoding = select_attention_and_graphs(model, kv_cache, config, usable, progress)
+            images = model.image_processor
+            model_info = replace(
+                model.model_info,
+                image_placeholder=None if images is None else images.placeholder,
+                context_length=usable,
+                adapters=adapters.names,
+                attention=decoding.attention,
+                decode=decoding.decode,
+            )
+            model = replace(model, model_info=model_info)
+            executor = ModelRunner(model, adapters, config, kv_cache, decoding.backend, decoding.static)
+            if executor.grammars is not None:
+                executor.grammars.load_tokenizer()  # holds the GIL for up to a second
+            limits = config.limits(blocks)
+            whole = executor._images is not None and executor._images.two_way is not None
+            return executor, replace(limits, whole_images=whole)
 
     @contextmanager
     def thread_context(self) -> Iterator[None]:
@@ -198,16 +178,6 @@ class ModelRunner:
             torch.set_num_threads(self._threads)
         with torch.inference_mode():
             yield
-
-    def execute(self, plan: SchedulerOutput) -> StepResult:
-        step = self.begin(plan).sample(None)
-        result = step.read()
-        if self._static is not None:
-            planned = [chunk.sequence for chunk in plan if chunk.samples_token]
-            row_of = {sequence: row for row, sequence in enumerate(step.sequences)}
-            sampled = [result.sampled[row_of[sequence]] for sequence in planned]
-            return replace(result, sampled=sampled)
-        return result
 
     def scrub(self, blocks: list[int]) -> None:
         self._kv_cache.scrub(blocks)
@@ -227,9 +197,9 @@ class ModelRunner:
     def begin(self, plan: SchedulerOutput) -> RunningForward:
         """Launches the forward pass: through a CUDA graph if one fits, else as a packed row."""
         with _translate_errors():
-            prompt_requests = self._due_prompt_logprobs(plan)
-            forward = self._forward_static(plan) if self._static is not None and not prompt_requests else None
-            return forward or self._forward_packed(plan, prompt_requests)
+            prompt_rows = _due_prompt_logprobs(plan)
+            forward = self._forward_static(plan) if self._static is not None and not prompt_rows else None
+            return forward or self._forward_packed(plan, prompt_rows)
 
     def _forward_static(self, plan: SchedulerOutput) -> RunningForward | None:
         assert self._static is not None
@@ -240,18 +210,13 @@ class ModelRunner:
             return None  # their rotary positions are not those of their slots
         self._adapters.step = None
         output = self._static.run(plan, bucket, self._device_tokens)
-        none = output.logits[:0]
-        return RunningForward(
-            self, output.requests, output.logits[: len(output.requests)], [], none, none, []
-        )
+        none, rows = output.logits[:0], len(output.requests)
+        return RunningForward(self, output.requests, output.logits[:rows], [], none, none, [])
 
-    def _forward_packed(
-        self, plan: SchedulerOutput, prompt_requests: list[tuple[LogitRows, PromptLogprobRequest]]
-    ) -> RunningForward:
-        logit_rows = [rows for rows, _ in prompt_requests]
-        inputs = self._input_builder.build(plan, logit_rows)
+    def _forward_packed(self, plan: SchedulerOutput, prompt_rows: list[PromptLogitRows]) -> RunningForward:
+        inputs = self._input_builder.build(plan, prompt_rows)
         sequences = [chunk.sequence for chunk in plan if chunk.samples_token]
-        if self.pipelined is not None:
+        if self.pipelined:
             self._fill_in_device_tokens(inputs.token_ids[0], inputs.ends, sequences)
         self._adapters.step = inputs.adapters
         logits = self._forward(plan, inputs)
@@ -259,13 +224,7 @@ class ModelRunner:
         counts = [len(sequences), len(partial), len(logits) - len(plan)]
         sampling_logits, partial_logits, prompt_logits = torch.split(logits, counts)
         return RunningForward(
-            self,
-            sequences,
-            sampling_logits,
-            partial,
-            partial_logits,
-            prompt_logits,
-            [prompt_request for _, prompt_request in prompt_requests],
+            self, sequences, sampling_logits, partial, partial_logits, prompt_logits, prompt_rows
         )
 
     def _forward(self, plan: SchedulerOutput, inputs: ForwardInputs) -> Tensor:
@@ -293,22 +252,21 @@ class ModelRunner:
             0, ends.index_select(0, sent[0]), self._device_tokens.token_ids.index_select(0, sent[1])
         )
 
-    def sample(self, forward: RunningForward, is_live: Callable[[TokenSequence], bool] | None) -> SampledStep:
+    def sample(self, forward: RunningForward, is_live: Callable[[TokenSequence], bool]) -> SampledStep:
         """Samples for the live sequences, all of whose earlier tokens have been read."""
-        prompt_logprobs = self._prompt_logprobs(forward, is_live) if forward.prompt_requests else []
+        prompt_logprobs = self._prompt_logprobs(forward, is_live) if forward.prompt_rows else []
         finite = (
             AsyncToHost(forward.partial_logits.amax(dim=1).isfinite()) if forward.partial_prefills else None
         )
         sequences, logits = forward.sequences, forward.logits
-        if is_live is not None:
-            rows = [row for row, sequence in enumerate(sequences) if is_live(sequence)]
-            if len(rows) < len(sequences):
-                sequences = [sequences[row] for row in rows]
-                logits = logits.index_select(0, to_device(rows, torch.long, logits.device))
+        rows = [row for row, sequence in enumerate(sequences) if is_live(sequence)]
+        if len(rows) < len(sequences):
+            sequences = [sequences[row] for row in rows]
+            logits = logits.index_select(0, to_device(rows, torch.long, logits.device))
         if not sequences:
             return SampledStep([], None, {}, prompt_logprobs, forward.partial_prefills, finite)
         pending_sample, failed = self._sample(logits, sequences)
-        if self.pipelined is not None:
+        if self.pipelined:
             places = {sequence: row for row, sequence in enumerate(sequences)}
             self._device_tokens = DeviceTokens(pending_sample.token_ids, places)
         return SampledStep(
@@ -325,34 +283,29 @@ class ModelRunner:
         return batch.begin(logits, partial(apply_masks, masks=masks)), masks.failed
 
     def _prompt_logprobs(
-        self, forward: RunningForward, is_live: Callable[[TokenSequence], bool] | None
+        self, forward: RunningForward, is_live: Callable[[TokenSequence], bool]
     ) -> list[PromptLogprobs]:
         """The prompt logprobs that are due, for live sequences; waits for the device."""
-        prompt_logprobs: list[PromptLogprobs] = []
-        logits = forward.prompt_logits
-        for prompt_request in forward.prompt_requests:
-            rows, logits = logits.tensor_split((prompt_request.end - prompt_request.begin,))
-            if is_live is not None and not is_live(prompt_request.sequence):
-                continue
-            wanted = prompt_request.sequence.request.prompt_logprobs or 0
-            logprobs = prompt_token_logprobs(rows, prompt_request.token_ids, wanted)
-            prompt_logprobs.append(
-                PromptLogprobs(
-                    prompt_request.sequence.request.request_id, prompt_request.begin, tuple(logprobs)
-                )
-            )
-        return prompt_logprobs
+        parts: list[PromptLogprobs] = []
+        logits = torch.split(forward.prompt_logits, [len(rows.places) for rows in forward.prompt_rows])
+        for rows, own in zip(forward.prompt_rows, logits, strict=True):
+            if is_live(rows.sequence):
+                request, end = rows.sequence.request, rows.begin + len(rows.places)
+                wanted, token_ids = request.prompt_logprobs or 0, request.prompt[rows.begin : end]
+                logprobs = prompt_token_logprobs(own, token_ids, wanted)
+                parts.append(PromptLogprobs(request.request_id, rows.begin, tuple(logprobs)))
+        return parts
 
-    def _due_prompt_logprobs(self, plan: SchedulerOutput) -> list[tuple[LogitRows, PromptLogprobRequest]]:
-        """The prompt tokens whose logprobs this step yields, with the logits they need."""
-        prompt_requests = []
-        for index, chunk in enumerate(plan):
-            pending, stop = chunk.sequence.pending_prompt_logprobs, chunk.start + chunk.count
-            if pending and pending[0] <= stop:
-                prompt_request = PromptLogprobRequest(chunk.sequence, pending[0], min(stop + 1, pending.stop))
-                places = range(prompt_request.begin - 1 - chunk.start, prompt_request.end - 1 - chunk.start)
-                prompt_requests.append((LogitRows(index, places), prompt_request))
-        return prompt_requests
+
+def _due_prompt_logprobs(plan: SchedulerOutput) -> list[PromptLogitRows]:
+    """The prompt tokens whose logprobs this step yields."""
+    due = []
+    for index, chunk in enumerate(plan):
+        pending, stop = chunk.sequence.pending_prompt_logprobs, chunk.start + chunk.count
+        if pending and pending[0] <= stop:
+            places = range(pending[0] - 1 - chunk.start, min(stop + 1, pending.stop) - 1 - chunk.start)
+            due.append(PromptLogitRows(chunk.sequence, pending[0], index, places))
+    return due
 
 
 @contextmanager
@@ -382,7 +335,3 @@ def _is_out_of_memory(error: Exception) -> bool:
         return True
     sentence = str(error).lower()
     return any(words in sentence for words in OUT_OF_MEMORY_PHRASES)
-
-
-def _is_small(model: LoadedModel) -> bool:
-    return model.network.num_parameters() < SMALL_MODEL

@@ -1,4 +1,4 @@
-"""`StaticDecoder`: decode-only steps over preallocated tensors of a few shapes, as CUDA graphs need them.
+"""`StaticDecoder`: decode steps over preallocated tensors, as CUDA graphs need; `DecodeSlots`: its rows.
 
 Created while loading, used by the engine thread. The batch is padded to one of a few sizes and the block
 table to one of a few widths, and all inputs are at fixed addresses, so that a pass can be captured once and
@@ -173,7 +173,11 @@ class _Slot:
 
 
 class DecodeSlots:
-    """Requests take the first rows, without gaps."""
+    """The rows of the persistent batch by request, and the changes of its block tables; no tensors.
+
+    A request keeps its row while it decodes, so that each step only sends new blocks to the device.
+    Requests take the first rows, without gaps. A free row points to the spare block, where padding may write.
+    """
 
     def __init__(self, width: int, spare_block: int) -> None:
         """`width` is the number of blocks of a row's table."""
@@ -205,9 +209,12 @@ class DecodeSlots:
             if slot.blocks is not slot.request.blocks:
                 slot.blocks, slot.num_synced_blocks = slot.request.blocks, 0
             if slot.num_synced_blocks != len(slot.blocks):
-                self._sync(row, slot)
+                self._write(row, slot.num_synced_blocks, slot.blocks[slot.num_synced_blocks :])
+                slot.num_synced_blocks = len(slot.blocks)
         if self._invalid:
-            self._free_rows_from(len(self._slots))
+            for row in range(len(self._slots), len(self._table_lengths)):
+                self._write(row, 0, [self._spare])
+            self._invalid = False
         return self._changes
 
     def invalidate(self) -> None:
@@ -228,15 +235,6 @@ class DecodeSlots:
                 self._slots[row] = _Slot(last.request, last.blocks)
                 self._row_of[last.request] = row
             self._write(len(self._slots), 0, [self._spare])
-
-    def _free_rows_from(self, first: int) -> None:
-        for row in range(first, len(self._table_lengths)):
-            self._write(row, 0, [self._spare])
-        self._invalid = False
-
-    def _sync(self, row: int, slot: _Slot) -> None:
-        self._write(row, slot.num_synced_blocks, slot.blocks[slot.num_synced_blocks :])
-        slot.num_synced_blocks = len(slot.blocks)
 
     def _write(self, row: int, begin: int, blocks: Sequence[int]) -> None:
         """Writes blocks and blanks the rest of the row, because another request's block may not be finite."""

@@ -1,1 +1,1 @@
-"""From logits to tokens: penalties, masks, top-k and top-p, log probabilities, beams."""
+"""From logits to tokens: penalties, masks, top-k and top-p, log probabilities."""

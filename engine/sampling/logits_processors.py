@@ -85,10 +85,8 @@ class PenaltyTable:
         self._rows = rows
         self._counts = counts
         self._device = device
-        coefficients = [
-            (s.repetition_penalty, s.frequency_penalty, s.presence_penalty)
-            for s in (own.sampling for own in counts)
-        ]
+        params = [own.sampling for own in counts]
+        coefficients = [(s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for s in params]
         self._repeats = any(repetition != 1 for repetition, _, _ in coefficients)
         self._coefficients = to_device(torch.tensor(coefficients), torch.float32, device).T[:, :, None]
         self._num_synced = [0] * len(counts)
@@ -145,12 +143,9 @@ class PenaltyTable:
                 self._cells[line, index] = self._rows[line] * vocab_size + own.ids[index]
                 self._numbers[0, line, index] = own.counts[index]
                 self._numbers[1, line, index] = own.biases[index]
-                if index == 0:
-                    self._repeat_first(line, own)
-
-    def _repeat_first(self, line: int, own: TokenCounts) -> None:
-        self._cells[line, len(own) :] = self._cells[line, 0]
-        self._numbers[:, line, len(own) :] = self._numbers[:, line, :1]
+                if index == 0:  # unused columns repeat it
+                    self._cells[line, len(own) :] = self._cells[line, 0]
+                    self._numbers[:, line, len(own) :] = self._numbers[:, line, :1]
 
 
 def restore_logits(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The sampler: logits `[rows, vocabulary]` to one token id a row, with logprobs.
+"""`SamplingBatch`: logits `[rows, vocabulary]` to one token id a row with logprobs; state between steps.
 
 Engine thread. A row's token depends only on the row's logits and its `RowSampling`, not on other rows or on
 the state of a random generator.
@@ -55,28 +55,19 @@ class RowSampling:
 class SamplingBatch:
     """Rows that are sampled together in successive steps, with their tensors that do not change."""
 
-    def __init__(self, row_samplings: Sequence[RowSampling], vocab_size: int, device: torch.device) -> None:
-        self.samples_token = row_samplings
-        self._token_sampler = TokenSampler(
-            [row_sampling.sampling for row_sampling in row_samplings], vocab_size, device
+    def __init__(self, rows: Sequence[RowSampling], vocab_size: int, device: torch.device) -> None:
+        self.rows = rows
+        self._token_sampler = TokenSampler([row.sampling for row in rows], vocab_size, device)
+        penalized = [(index, row.counts) for index, row in enumerate(rows) if row.counts is not None]
+        self._penalty_table = (
+            PenaltyTable([index for index, _ in penalized], [counts for _, counts in penalized], device)
+            if penalized
+            else None
         )
-        penalized_rows = [
-            row for row, row_sampling in enumerate(row_samplings) if row_sampling.counts is not None
-        ]
-        counts = [row_sampling.counts for row_sampling in row_samplings if row_sampling.counts is not None]
-        self._penalty_table = PenaltyTable(penalized_rows, counts, device) if penalized_rows else None
-        self._logprob_rows = [
-            row for row, row_sampling in enumerate(row_samplings) if row_sampling.logprobs is not None
-        ]
-        self._logprob_ids = [
-            row_sampling.logprob_token_ids
-            for row_sampling in row_samplings
-            if row_sampling.logprobs is not None
-        ]
+        self._logprob_rows = [index for index, row in enumerate(rows) if row.logprobs is not None]
+        self._logprob_ids = [rows[index].logprob_token_ids for index in self._logprob_rows]
         self._logprob_counts = [
-            0 if row_sampling.logprob_token_ids else row_sampling.logprobs
-            for row_sampling in row_samplings
-            if row_sampling.logprobs is not None
+            0 if rows[index].logprob_token_ids else rows[index].logprobs or 0 for index in self._logprob_rows
         ]
         width = max(map(len, self._logprob_ids), default=0)
         padded = [[*ids, *[0] * (width - len(ids))] for ids in self._logprob_ids]
@@ -84,7 +75,7 @@ class SamplingBatch:
         """`[len(_logprob_rows), most ids]`, padded with id 0, which is not read; None if no row names ids."""
         self._logprob_row_index: Tensor | None = None
         """`_logprob_rows` as a tensor; None if these are all rows, or none."""
-        if 0 < len(self._logprob_rows) < len(row_samplings):
+        if 0 < len(self._logprob_rows) < len(rows):
             self._logprob_row_index = to_device(self._logprob_rows, torch.long, device)
 
     def sample(self, logits: Tensor, mask: Mask | None = None) -> list[SampledToken | RowFailure]:
@@ -100,22 +91,19 @@ class SamplingBatch:
                 self._select_logprob_rows(logits), max(self._logprob_counts), self._padded_logprob_ids
             )
         changed_logits = self._penalty_table.apply(logits) if self._penalty_table is not None else None
-        masked_rows = [row for row, row_sampling in enumerate(self.samples_token) if row_sampling.masked_ids]
+        masked_rows = [index for index, row in enumerate(self.rows) if row.masked_ids]
         if masked_rows:
-            mask_tokens(logits, masked_rows, [self.samples_token[row].masked_ids for row in masked_rows])
+            mask_tokens(logits, masked_rows, [self.rows[index].masked_ids for index in masked_rows])
         if mask is not None:
             mask(logits)
-        highest, token_ids = self._token_sampler.sample(
-            logits, [row_sampling.position for row_sampling in self.samples_token]
-        )
+        highest, token_ids = self._token_sampler.sample(logits, [row.position for row in self.rows])
         numbers = torch.stack((token_ids.double(), highest.double()))
         if pending_logprobs is not None:
             # Masks never change the logit of a token that is then sampled, so only penalties are undone.
             if changed_logits is not None:
                 restore_logits(logits, changed_logits)
-            chosen = self._select_logprob_rows(logits).gather(
-                1, self._select_logprob_rows(token_ids)[:, None]
-            )[:, 0]
+            selected = self._select_logprob_rows(token_ids)[:, None]
+            chosen = self._select_logprob_rows(logits).gather(1, selected)[:, 0]
             numbers = torch.cat((numbers.flatten(), pending_logprobs.numbers(chosen).flatten()))
         return PendingSample(
             token_ids, numbers.flatten(), self._logprob_rows, self._logprob_counts, self._logprob_ids
@@ -153,15 +141,13 @@ class PendingSample:
         if self._logprob_rows:
             size = (len(numbers) - 2 * count) // len(self._logprob_rows)
             rows = [numbers[begin : begin + size] for begin in range(2 * count, len(numbers), size)]
-            for row, logprobs in zip(
-                self._logprob_rows, read_logprobs(rows, self._logprob_counts, self._logprob_ids), strict=True
-            ):
-                logprobs_of[row] = logprobs
+            logprobs = read_logprobs(rows, self._logprob_counts, self._logprob_ids)
+            for row, of_row in zip(self._logprob_rows, logprobs, strict=True):
+                logprobs_of[row] = of_row
+        sampled = zip(numbers[:count], numbers[count : 2 * count], logprobs_of, strict=True)
         return [
-            SampledToken(int(token_id), logprobs) if isfinite(high) else _row_failure(high)
-            for token_id, high, logprobs in zip(
-                numbers[:count], numbers[count : 2 * count], logprobs_of, strict=True
-            )
+            SampledToken(int(token_id), of_row) if isfinite(high) else _row_failure(high)
+            for token_id, high, of_row in sampled
         ]
 
 
@@ -171,11 +157,11 @@ def _row_failure(highest: float) -> RowFailure:
     return RowFailure("engine_error", "The model gave no finite logits.")
 
 
-NO_IDS: frozenset[int] = frozenset()
-
-
 class SamplingBatches:
-    """The batches of successive steps; usually the batch of the previous step."""
+    """The batches of successive steps; usually the batch of the previous step.
+
+    A request's state lives as long as its sequence; a batch is reused while its requests are the same.
+    """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -191,25 +177,23 @@ class SamplingBatches:
                 [self._row_sampling(s) for s in sequences], self._vocab_size, self._device
             )
             self._sequences = sequences
-        for sequence, row_sampling in zip(sequences, self._batch.samples_token, strict=True):
+        for sequence, row_sampling in zip(sequences, self._batch.rows, strict=True):
             row_sampling.position = len(sequence.tokens)
             if row_sampling.counts is not None:
                 row_sampling.counts.catch_up(sequence.tokens)
             if sequence.request.min_tokens and sequence.request.grammar is None:
-                row_sampling.masked_ids = sequence.ends if sequence.must_not_stop else NO_IDS
+                row_sampling.masked_ids = sequence.ends if sequence.must_not_stop else frozenset()
         return self._batch
 
     def _row_sampling(self, sequence: TokenSequence) -> RowSampling:
         row_sampling = self._row_samplings.get(sequence)
         if row_sampling is None:
             request = sequence.request
-            counts = TokenCounts(request) if changes_logits(request.sampling) else None
-            row_sampling = RowSampling(
+            row_sampling = self._row_samplings[sequence] = RowSampling(
                 request.sampling,
                 len(sequence.tokens),
-                counts,
+                TokenCounts(request) if changes_logits(request.sampling) else None,
                 logprobs=request.logprobs,
                 logprob_token_ids=request.logprob_token_ids,
             )
-            self._row_samplings[sequence] = row_sampling
         return row_sampling

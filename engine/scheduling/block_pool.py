@@ -116,9 +116,7 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drops one reference each. Later blocks of a sequence are freed, and so evicted, before earlier
-        ones.
-        """
+        """Drops one reference each. A sequence's later blocks are freed and evicted before earlier ones."""
         for block in reversed(blocks):
             assert self._ref_counts[block] > 0, f"block {block} was released more often than held"
             self._ref_counts[block] -= 1

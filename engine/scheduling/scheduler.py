@@ -44,8 +44,7 @@ class ScheduledChunk:
     @property
     def samples_token(self) -> bool:
         """The chunk reaches the end of the sequence, so the step samples its next token."""
-        sequence = self.sequence
-        return self.start + self.count == len(sequence.tokens) + sequence.in_flight
+        return self.start + self.count == self.sequence.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +138,10 @@ class Scheduler:
         size = self.limits.block_size
         singles: list[ScheduledChunk] = []
         for sequence in tuple(self._running):
-            length = len(sequence.tokens) + sequence.in_flight
-            if sequence.in_flight and sequence.ends_in_flight:
+            length = sequence.length
+            if sequence.ends_in_flight or length - sequence.num_computed_tokens != 1:
                 continue
-            if length - sequence.num_computed_tokens == 1 and (
-                length <= len(sequence.blocks) * size or self._grow(sequence)
-            ):
+            if length <= len(sequence.blocks) * size or self._grow(sequence):
                 singles.append(ScheduledChunk(sequence, length - 1, 1))
         left = self._budget - len(singles)
         prompts: list[ScheduledChunk] = []
@@ -258,9 +255,7 @@ class Scheduler:
         return end - start
 
     def _grow(self, sequence: TokenSequence) -> bool:
-        """Allocates a block for the next token, preempting from the end of the order; False if it preempts
-        itself.
-        """
+        """Allocates a block for the next token by preempting from the end; False if it preempts itself."""
         size = self.limits.block_size
         while len(sequence.blocks) * size < sequence.length:
             if not sequence.blocks:
@@ -284,19 +279,14 @@ class Scheduler:
     def _admit_urgent(self) -> None:
         """Admits waiting requests that have a better priority than running ones, preempting those."""
         while self._waiting and self._running:
-            if self._waiting.best_priority() >= self._running[-1].request.priority:
+            priority = self._waiting.best_priority()
+            worse = takewhile(lambda other: other.request.priority > priority, reversed(self._running))  # noqa: B023
+            spare = list(worse)
+            if not spare or not self._admit(self._waiting.peek(), spare):
                 return
-            peek = self._waiting.peek()
-            if not self._admit(peek, self._worse_than(peek.request.priority)):
-                return
-
-    def _worse_than(self, priority: int) -> list[TokenSequence]:
-        """The running requests of worse priority, the last in the order first."""
-        return list(takewhile(lambda other: other.request.priority > priority, reversed(self._running)))
 
     def _admit_unserved(self) -> None:
-        """Admits the next request of a key that runs nothing, by preempting requests of keys that run
-        several.
+        """Admits the next request of a key that runs nothing, by preempting one of a key that runs several.
 
         Preempts only keys with more served tokens, and admits one request a step. So long outputs of one key
         do not delay another key until they end.
@@ -305,8 +295,10 @@ class Scheduler:
             return
         running = Counter(sequence.request.fairness_key for sequence in self._running)
         sequence = self._waiting.peek_other_keys(running)
-        if sequence is None or self._fits_without_preemption(sequence):
+        if sequence is None:
             return
+        if self._find_victims(self.limits.blocks_for(len(sequence.tokens)), ()) is not None:
+            return  # it fits without preemption, even if nothing of its prompt is cached
         spare: list[TokenSequence] = []
         for other in reversed(self._running):
             if running[other.request.fairness_key] > 1 and self._waiting.was_served_less(sequence, other):
@@ -315,15 +307,10 @@ class Scheduler:
         if spare:
             self._admit(sequence, spare)
 
-    def _fits_without_preemption(self, sequence: TokenSequence) -> bool:
-        """Whether the request fits without preemption, even if nothing of its prompt is cached."""
-        num_running = len(self._running)
-        needed = self.limits.blocks_for(len(sequence.tokens))
-        return num_running < self._max_running and self.pool.free >= needed + num_running
-
     def _admit(self, sequence: TokenSequence, spare: Sequence[TokenSequence] = ()) -> bool:
-        """Moves a sequence from waiting to running if there are blocks for all its tokens so far, preempting
-        as few of the `spare` requests as needed, in their order; none may be in the plan yet.
+        """Moves a sequence from waiting to running if there are blocks for all its tokens so far.
+
+        Preempts as few of the `spare` requests as needed, in their order; none may be in the plan yet.
         """
         if sequence.in_flight or self._is_pending(sequence.awaited_digest, sequence):
             return False
@@ -372,7 +359,7 @@ class Scheduler:
 
     def _find_victims(self, needed: int, spare: Sequence[TokenSequence]) -> list[TokenSequence] | None:
         """The `spare` requests to preempt for one that needs `needed` blocks; None if too few."""
-        # One free block per running request is left over, or the new request would soon be preempted.
+        # Leaves one free block per running request, or the new request would soon be preempted.
         victims: list[TokenSequence] = []
         released: Counter[int] = Counter()
         free, num_running = self.pool.free, len(self._running)
@@ -387,21 +374,15 @@ class Scheduler:
 
     def _last_pending(self, digests: Iterable[bytes], sequence: TokenSequence) -> bytes | None:
         """The last of the leading blocks that other requests are about to compute; None if there is none."""
-        last = None
-        for digest in digests:
-            if not self._is_pending(digest, sequence):
-                break
-            last = digest
-        return last
+        pending = list(takewhile(lambda digest: self._is_pending(digest, sequence), digests))
+        return pending[-1] if pending else None
 
     def _is_pending(self, digest: bytes | None, sequence: TokenSequence) -> bool:
         """Whether a running request of the same or a better priority is about to compute this block."""
-        if digest is None:
-            return False
-        owner = self._pending_blocks.get(digest)
+        owner = None if digest is None else self._pending_blocks.get(digest)
         return owner is not None and owner.request.priority <= sequence.request.priority
 
-    # Giving back
+    # Release
 
     def _preempt(self, sequence: TokenSequence) -> None:
         self.counters.preemptions += 1

@@ -1,4 +1,4 @@
-"""`TokenSequence`: a request's tokens, its KV blocks, and how many of the tokens are computed and cached.
+"""`TokenSequence`: a request's tokens, KV blocks and progress; `StopStrings`: matches in its output.
 
 Engine thread; no torch.
 """
@@ -12,30 +12,67 @@ from engine.scheduling.block_pool import extend_chain
 from engine.vocabulary import Vocabulary
 
 
+class StopStrings:
+    """The stop strings of one request, and its last tokens in which a match may have begun.
+
+    Works on bytes, because tokens may split characters.
+    """
+
+    def __init__(self, texts: Sequence[str], vocabulary: Vocabulary, earlier: Sequence[int]) -> None:
+        """`earlier` is earlier output: matches inside it are ignored, one that begins in it counts."""
+        self._texts = {text.encode(): text for text in texts}
+        self._longest = max(map(len, self._texts))
+        self._spelling = vocabulary.tokens
+        self._tail = bytearray()
+        self._lengths: deque[int] = deque()
+        for piece in reversed(self._last_pieces(earlier)):
+            self._append(piece)
+
+    def push(self, token_id: int, *, ends: bool) -> StopMatch | None:
+        """Appends a token; returns the match it completes, if `ends` allows one.
+
+        Of several matches the one that is complete first counts, then the longest, so that the result does
+        not depend on tokenization.
+        """
+        token_start = len(self._tail)
+        self._append(self._spelling[token_id])
+        hits = []
+        for string in self._texts if ends else ():
+            start = self._tail.find(string, max(0, token_start - len(string) + 1))
+            if start >= 0:
+                hits.append((start + len(string), start, self._texts[string]))
+        hit = self._describe(*min(hits)) if hits else None
+        self._drop_old_tokens()
+        return hit
+
+    def _last_pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The pieces of the last tokens, last first, up to `_longest` bytes."""
+        pieces: list[bytes] = []
+        for token_id in reversed(token_ids):
+            if sum(map(len, pieces)) >= self._longest:
+                break
+            pieces.append(self._spelling[token_id])
+        return pieces
+
+    def _append(self, piece: bytes) -> None:
+        self._tail += piece
+        self._lengths.append(len(piece))
+
+    def _drop_old_tokens(self) -> None:
+        """Drops tokens in which no pending match can begin."""
+        while self._lengths and len(self._tail) - self._lengths[0] >= self._longest - 1:
+            del self._tail[: self._lengths.popleft()]
+
+    def _describe(self, end: int, start: int, text: str) -> StopMatch:
+        before, skipped = start, 0
+        while before >= self._lengths[skipped]:
+            before -= self._lengths[skipped]
+            skipped += 1
+        return StopMatch(text, len(self._lengths) - skipped, before, len(self._tail) - end)
+
+
 class TokenSequence:
     """Prompt and output of one request as one growing list of token ids."""
-
-    __slots__ = (
-        "__weakref__",  # sampler, grammars and rules keep per-request state in WeakKeyDictionaries
-        "admission_order",
-        "arrival_order",
-        "awaited_digest",
-        "blocks",
-        "cached",
-        "compiled",
-        "digests",
-        "ends",
-        "in_flight",
-        "num_cached_blocks",
-        "num_computed_tokens",
-        "num_finite_tokens",
-        "num_prompt_logprobs_sent",
-        "num_written_tokens",
-        "request",
-        "stop_match",
-        "stops",
-        "tokens",
-    )
 
     def __init__(
         self,
@@ -56,7 +93,7 @@ class TokenSequence:
         """Place in the order of first admission; None until then."""
         self.tokens: list[int] = list(request.prompt)
         self.in_flight = False
-        """One token more is drawn, which the host has not read yet: see `ahead`."""
+        """One more token has been sampled and not read: see `core.engine_core`."""
         self.num_computed_tokens = 0
         """Number of leading tokens whose keys and values are in `blocks`."""
         self.num_finite_tokens = 0
@@ -91,7 +128,7 @@ class TokenSequence:
     @property
     def remaining(self) -> int:
         """Number of tokens to compute before the next one can be sampled."""
-        return len(self.tokens) + self.in_flight - self.num_computed_tokens
+        return self.length - self.num_computed_tokens
 
     @property
     def ends_in_flight(self) -> bool:
@@ -149,67 +186,7 @@ class TokenSequence:
         self.in_flight = False
         if self.stops is not None:
             self.stop_match = self.stops.push(token_id, ends=self.output_position > self.request.min_tokens)
-        if token_id in self.ends or (token_id in self.request.stop_ids and self.request.grammar is not None):
+        ends_grammar = self.request.grammar is not None and token_id in self.request.stop_ids
+        if ends_grammar or token_id in self.ends or self.stop_match is not None:
             return "stop"
-        if self.stop_match is not None:
-            return "stop"
-        if self.output_count >= self.request.max_tokens:
-            return "length"
-        return None
-
-
-class StopStrings:
-    """The stop strings of one request, and its last tokens in which a match may have begun."""
-
-    def __init__(self, texts: Sequence[str], vocabulary: Vocabulary, earlier: Sequence[int]) -> None:
-        """`earlier` is earlier output: matches inside it are ignored, one that begins in it counts."""
-        self._texts = {text.encode(): text for text in texts}
-        self._longest = max(map(len, self._texts))
-        self._spelling = vocabulary.tokens
-        self._tail = bytearray()
-        self._lengths: deque[int] = deque()
-        for piece in reversed(self._last_pieces(earlier)):
-            self._append(piece)
-
-    def push(self, token_id: int, *, ends: bool) -> StopMatch | None:
-        """Appends a token; returns the match it completes, if `ends` allows one.
-
-        Of several matches the one that is complete first counts, then the longest, so that the result does
-        not depend on tokenization.
-        """
-        token_start = len(self._tail)
-        self._append(self._spelling[token_id])
-        hits = []
-        for string in self._texts if ends else ():
-            start = self._tail.find(string, max(0, token_start - len(string) + 1))
-            if start >= 0:
-                hits.append((start + len(string), start, self._texts[string]))
-        hit = self._describe(*min(hits)) if hits else None
-        self._drop_old_tokens()
-        return hit
-
-    def _last_pieces(self, token_ids: Sequence[int]) -> list[bytes]:
-        pieces: list[bytes] = []
-        size = 0
-        for token_id in reversed(token_ids):
-            if size >= self._longest:
-                break
-            pieces.append(self._spelling[token_id])
-            size += len(pieces[-1])
-        return pieces
-
-    def _append(self, piece: bytes) -> None:
-        self._tail += piece
-        self._lengths.append(len(piece))
-
-    def _drop_old_tokens(self) -> None:
-        """Drops tokens in which no pending match can begin."""
-        while self._lengths and len(self._tail) - self._lengths[0] >= self._longest - 1:
-            del self._tail[: self._lengths.popleft()]
-
-    def _describe(self, end: int, start: int, text: str) -> StopMatch:
-        before, skipped = start, 0
-        while before >= self._lengths[skipped]:
-            before -= self._lengths[skipped]
-            skipped += 1
-        return StopMatch(text, len(self._lengths) - skipped, before, len(self._tail) - end)
+        return "length" if self.output_count >= self.request.max_tokens else None

@@ -13,7 +13,9 @@ priority does, whatever its key.
 """
 
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 from engine.scheduling.sequence import TokenSequence
 
@@ -25,7 +27,7 @@ class FairWaitingQueue:
     """Also accounts for running requests: `charge` counts their tokens, `remove` ends any request."""
 
     def __init__(self) -> None:
-        self._levels: dict[int, _PriorityLevel] = {}
+        self._levels: defaultdict[int, _PriorityLevel] = defaultdict(_PriorityLevel)
         self._admissions = 0
         self._count = 0
 
@@ -40,11 +42,7 @@ class FairWaitingQueue:
 
     def push(self, sequence: TokenSequence) -> None:
         """Adds a new request."""
-        priority = sequence.request.priority
-        level = self._levels.get(priority)
-        if level is None:
-            level = self._levels[priority] = _PriorityLevel()
-        level.push(sequence)
+        self._levels[sequence.request.priority].push(sequence)
         self._count += 1
 
     def requeue(self, sequence: TokenSequence) -> None:
@@ -74,16 +72,12 @@ class FairWaitingQueue:
         return None
 
     def was_served_less(self, sequence: TokenSequence, other: TokenSequence) -> bool:
-        """Whether `sequence` has a better priority than `other`, or the same and a key with fewer served
-        tokens.
-        """
-        if sequence.request.priority != other.request.priority:
-            return sequence.request.priority < other.request.priority
-        accounts = self._levels[sequence.request.priority].accounts
-        return (
-            accounts[sequence.request.fairness_key].served_tokens
-            < accounts[other.request.fairness_key].served_tokens
-        )
+        """Whether `sequence` has a better priority, or the same and a key with fewer served tokens."""
+        first, second = sequence.request, other.request
+        if first.priority != second.priority:
+            return first.priority < second.priority
+        accounts = self._levels[first.priority].accounts
+        return accounts[first.fairness_key].served_tokens < accounts[second.fairness_key].served_tokens
 
     def pop(self, sequence: TokenSequence, cost: int) -> None:
         """Removes a request that is admitted. At its first admission its key is charged `cost` tokens."""
@@ -110,18 +104,16 @@ class FairWaitingQueue:
             del self._levels[sequence.request.priority]
 
 
+@dataclass(slots=True, eq=False)
 class _KeyAccount:
     """One fairness key within one priority."""
 
-    __slots__ = ("last_admission", "queue", "served_tokens", "unfinished")
-
-    def __init__(self) -> None:
-        self.queue: dict[TokenSequence, None] = {}
-        """Its requests that were never admitted, oldest first."""
-        self.served_tokens = 0
-        self.last_admission = 0
-        self.unfinished = 0
-        """Number of its requests that have not ended."""
+    queue: dict[TokenSequence, None] = field(default_factory=dict)
+    """Its requests that were never admitted, oldest first."""
+    served_tokens: int = 0
+    last_admission: int = 0
+    unfinished: int = 0
+    """Number of its requests that have not ended."""
 
 
 class _PriorityLevel:
@@ -129,7 +121,7 @@ class _PriorityLevel:
 
     def __init__(self) -> None:
         self.preempted: list[TokenSequence] = []
-        self.accounts: dict[str, _KeyAccount] = {}
+        self.accounts: defaultdict[str, _KeyAccount] = defaultdict(_KeyAccount)
         self.unfinished = 0
         self._min_served_tokens = 0
         """Starting value of new accounts: served tokens of the last admitted key before that admission, as a
@@ -144,9 +136,7 @@ class _PriorityLevel:
 
     def push(self, sequence: TokenSequence) -> None:
         name = sequence.request.fairness_key
-        account = self.accounts.get(name)
-        if account is None:
-            account = self.accounts[name] = _KeyAccount()
+        account = self.accounts[name]
         if not account.queue:
             waiting = (other.served_tokens for other in self._queued_accounts.values())
             account.served_tokens = max(account.served_tokens, min(waiting, default=self._min_served_tokens))
@@ -158,7 +148,7 @@ class _PriorityLevel:
     def peek(self) -> TokenSequence:
         if self.preempted:
             return self.preempted[0]
-        return next(iter(self._next_account().queue))
+        return next(iter(min(self._queued_accounts.values(), key=_service_order).queue))
 
     def peek_other_keys(self, keys: Collection[str]) -> TokenSequence | None:
         others = [account for key, account in self._queued_accounts.items() if key not in keys]
@@ -185,15 +175,10 @@ class _PriorityLevel:
 
     def _prune_accounts(self) -> None:
         """Drops idle accounts at or below the starting value: a new account would be equal."""
-        self.accounts = {
-            name: account
-            for name, account in self.accounts.items()
-            if account.unfinished or account.served_tokens > self._min_served_tokens
-        }
+        for name, account in list(self.accounts.items()):
+            if not account.unfinished and account.served_tokens <= self._min_served_tokens:
+                del self.accounts[name]
         self._prune_above = max(MIN_ACCOUNTS_TO_PRUNE, 2 * len(self.accounts))
-
-    def _next_account(self) -> _KeyAccount:
-        return min(self._queued_accounts.values(), key=_service_order)
 
     def _unqueue(self, sequence: TokenSequence, account: _KeyAccount) -> None:
         del account.queue[sequence]

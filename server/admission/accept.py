@@ -1,53 +1,54 @@
-"""The accept transaction: a response's row, input items, first events and idempotency key."""
+"""The accept transaction: a response's row, input items, first events, idempotency key.
+
+A request that is sent again with its Idempotency-Key gets the responses that its first attempt created.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from uuid import UUID
 
 import msgspec
 
-from server.admission.idempotency import IdempotencyKey
+from server.admission.conversations import lock_conversation
+from server.admission.prepare_runs import IdempotencyKey, NewRun
+from server.admission.resolve_input import unknown_previous
+from server.admission.tenant_quotas import QueueLimits
 from server.caller import Caller
-from server.configuration.settings import Config
 from server.crashpoints import crashpoint
+from server.delivery.frames import FramePage
+from server.delivery.hub import Channel, Hub
+from server.errors import Conflict, InvalidRequest
 from server.generation.run import Run, RunFacts
-from server.input_resolution import resolve_input
-from server.input_resolution.conversations import lock_conversation
-from server.input_resolution.history import stored_item
-from server.input_resolution.resolve_input import ResolvedInput
-from server.limits.background_queue import QueueLimits
-from server.prompting.engine_request import Prepared, first_decoding_spec
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.next_turn import TurnBuilder
-from server.prompting.resolved_request import ResolvedRequest
-from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.prompting.turns import first_decoding_spec
+from server.protocol.completions.requests import ChoiceRequest
+from server.protocol.ids import choice_id
 from server.protocol.responses.events import Event
-from server.recording.expiry import lifetime
-from server.store.content import idempotency_keys, responses
-from server.store.content.responses import NewResponse
-from server.store.database import Connection, clock
-from server.store.log import events
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRun:
-    """A response that is prepared and not accepted yet."""
-
-    caller: Caller
-    resolved: ResolvedRequest
-    resolved_input: ResolvedInput
-    prepared: Prepared
-    turns: TurnBuilder
-    idempotency_key: IdempotencyKey | None
-
-    @property
-    def response(self) -> UUID:
-        return self.resolved.response
-
+from server.protocol.responses.items import Item
+from server.recording.persist import lifetime
+from server.store import log_append
+from server.store.content import idempotency_keys, responses, stored_items
+from server.store.content.item_rows import stored_item
+from server.store.content.responses import NewResponse, StoredResponse
+from server.store.database import Connection, Database, clock
 
 StoredStart = tuple[Run, list[Event]]
 """A run and its first events, which are committed with the response's row."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedResponse:
+    """A response that was created, or found by its idempotency key."""
+
+    id: UUID
+    channel: Channel
+    """Delivers its frames."""
+    items: Sequence[Item] = ()
+    """The model's input items, of a foreground response created here."""
+    begun: FramePage | None = None
+    """The first frames of a queued response."""
 
 
 class KeyTaken(Exception):
@@ -61,11 +62,11 @@ class ConversationChanged(Exception):
 class ResponseWriter:
     """The statements of the accept transaction. Any thread."""
 
-    def __init__(self, served: LoadedModel, replica: UUID, config: Config) -> None:
+    def __init__(self, served: LoadedModel, replica: UUID, retention_days: int, queue: QueueLimits) -> None:
         self._served = served
         self._replica = replica
-        self._retention_days = config.retention_days
-        self.queue = QueueLimits.from_config(config)
+        self._retention_days = retention_days
+        self._queue = queue
 
     def accept_unstored(self, connection: Connection, new: Sequence[NewRun]) -> datetime:
         """Claim the idempotency key of `store: false` responses; returns their time. Raises KeyTaken."""
@@ -84,22 +85,22 @@ class ResponseWriter:
         first_events = run.accept() if run.facts.echo.background else run.accept() + run.start()
         if stored is None:
             input_items = [stored_item(item) for item in new.resolved_input.new]
-            responses.insert_items(connection, tenant, new.response, responses.INPUT, input_items)
-            batch = events.encode_rows(tenant, new.response, run.facts.attempt, first_events, [])
-            events.append(connection, batch)
+            stored_items.insert_items(connection, tenant, new.response, stored_items.INPUT, input_items)
+            batch = log_append.encode_rows(tenant, new.response, run.facts.attempt, first_events, [])
+            log_append.append(connection, batch)
         crashpoint("accept.written")
         return run, first_events
 
     def _insert(self, connection: Connection, new: NewRun) -> datetime:
         tenant, resolved_input = new.caller.tenant, new.resolved_input
         if new.prepared.echo.background:
-            self.queue.check(connection, new.caller)
+            self._queue.check(connection, new.caller)
         self._claim_key(connection, new)
         # The history was read before this transaction; from here on the row lock keeps it.
         if resolved_input.previous_id and not responses.lock_for_share(
             connection, tenant, resolved_input.previous_id
         ):
-            raise resolve_input.unknown_previous(new.resolved.request.previous_response_id or "")
+            raise unknown_previous(new.resolved.request.previous_response_id or "")
         if version := resolved_input.conversation:
             locked = lock_conversation(connection, tenant, version.id)
             if locked.next_position != version.next_position:
@@ -152,3 +153,47 @@ class ResponseWriter:
             choice=request.choice if isinstance(request, ChoiceRequest) else None,
             lifetime=lifetime(request, self._retention_days),
         )
+
+
+def find_previous_attempt(
+    database: Database, hub: Hub, caller: Caller, key: IdempotencyKey | None, count: int
+) -> list[AcceptedResponse] | None:
+    """The `count` responses of an earlier attempt; None without a key, or if this is the first attempt.
+
+    Also None if the attempt's responses were lost with a replica: the key is released then. Raises
+    InvalidRequest if the key came with another request, Conflict if the responses no longer exist.
+    """
+    if key is None:
+        return None
+
+    def read(connection: Connection) -> tuple[idempotency_keys.FirstUse | None, StoredResponse | None]:
+        first_use = idempotency_keys.find(connection, caller.tenant, key.key)
+        stored = responses.get(connection, caller.tenant, first_use.response_id) if first_use else None
+        return first_use, stored
+
+    first_use, stored = database.autocommit(read)
+    if first_use is None:
+        return None
+    if first_use.digest != key.digest:
+        raise InvalidRequest(
+            "This Idempotency-Key was used for another request; use a new one for each request.",
+            param="Idempotency-Key",
+            code="idempotency_key_reused",
+        )
+    ids = [choice_id(first_use.response_id, index) for index in range(count)]
+    if stored:
+        ends_unread = not stored.background
+        return [AcceptedResponse(one, hub.watch(caller.tenant, one, ends_unread=ends_unread)) for one in ids]
+    channels = [(response, hub.running(response)) for response in ids]
+    running = [AcceptedResponse(response, channel) for response, channel in channels if channel is not None]
+    if len(running) == count:
+        return running
+    release_lost = partial(
+        idempotency_keys.release_lost, tenant=caller.tenant, key=key.key, response=first_use.response_id
+    )
+    if database.retry(release_lost):
+        return None
+    raise Conflict(
+        "This request was made before; its response was not stored, or has been deleted.",
+        param="Idempotency-Key",
+    )

@@ -8,38 +8,32 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
 from engine.request import RequestRefused
-from server.admission.accept import ConversationChanged, KeyTaken, NewRun, ResponseWriter, StoredStart
-from server.admission.chat_choices import input_of_choice, run_of_choice, seed_of, shares_prompt
-from server.admission.generation_config import with_generation_config
-from server.admission.idempotency import AcceptedResponse, IdempotencyKey, find_previous_attempt
+from server.admission.accept import (
+    AcceptedResponse,
+    ConversationChanged,
+    KeyTaken,
+    ResponseWriter,
+    StoredStart,
+    find_previous_attempt,
+)
+from server.admission.history import HistoryReads
+from server.admission.parse_input import read_templated_input
+from server.admission.prepare_runs import IdempotencyKey, NewRun, ParsedCreate, RunPreparation
+from server.admission.request_validation import check_priority, validate_request, with_generation_config
+from server.admission.tenant_quotas import QueueLimits, StorageQuota
 from server.caller import Caller
-from server.compaction.inline import prepare_with_compaction
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
-from server.delivery.abandonment import Abandonment
-from server.delivery.event_frames import FramePage, frames
-from server.delivery.hub import Channel, Hub, Published
+from server.delivery.frames import FramePage, frames
+from server.delivery.hub import Abandonment, Channel, Hub
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
-from server.hosted_tools.discovery import discover_tools
-from server.input_resolution import resolve_input
-from server.input_resolution.history import HistoryReads
-from server.input_resolution.prompt_templates import read_templated_input
-from server.input_resolution.resolve_input import ResolvedInput
-from server.limits.request_cost import check_priority, check_prompt_logprobs, limit_logprobs
-from server.limits.storage_quota import StorageQuota
-from server.prompting.engine_refusals import refusal
-from server.prompting.engine_request import check_runnable, prepare
+from server.prompting.engine_request import refusal
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.next_turn import TurnBuilder
-from server.prompting.resolved_request import ResolvedRequest
-from server.prompting.unsupported_parameters import validate_request
-from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.events import Event
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
@@ -79,9 +73,11 @@ class Admission:
         self._on_queued = on_queued
         self._abandonment = unread
         self._tool_loop = tool_loop
-        self._writer = ResponseWriter(served, replica, config)
+        queue = QueueLimits(config.max_queued, config.max_queued_of_tenant)
+        self._writer = ResponseWriter(served, replica, config.retention_days, queue)
         self.history = HistoryReads()
-        self.storage = StorageQuota.from_config(config, database)
+        self._preparation = RunPreparation(served, database, tool_loop.servers, self.history, queue)
+        self.storage = StorageQuota(database, config.max_stored_bytes_of_tenant)
         self._closed = threading.Event()
 
     @property
@@ -139,23 +135,24 @@ class Admission:
             return previous
         if self._disk.shortage() is not None:
             raise StorageFull
-        requests = [with_generation_config(request, "max_output_tokens") for request in requests]
-        for request in requests:
-            validate_request(request, self._served)
-            check_priority(caller, request)
-            if request.store is not False or request.background:
-                self.storage.check(caller)
-        if not requests[0].background:
-            self._recorder.capacity.check(caller.tenant, caller.key_id, len(requests))
+        choices = self._validate(caller, requests)
         if input_items is None:
-            request, input_items = read_templated_input(self._database, caller.tenant, *requests)
-            requests = [request]
+            request, input_items = read_templated_input(self._database, caller.tenant, *choices)
+            choices = [request]
+        create = ParsedCreate(
+            caller=caller,
+            choices=choices,
+            input_items=input_items,
+            prior_items=prior_items,
+            idempotency_key=idempotency_key,
+            generate=generate,
+        )
         try:
-            return self._start_prepared(
-                partial(
-                    self._prepare_all, caller, requests, idempotency_key, input_items, prior_items, generate
-                )
-            )
+            for _ in range(MAX_CONVERSATION_RETRIES):
+                runs = self._preparation.prepare_runs(create)
+                with suppress(ConversationChanged):
+                    return self._start(runs)
+            raise ConversationLocked
         except (KeyTaken, ConversationLocked) as refused:
             if previous := find_previous():
                 return previous
@@ -163,115 +160,17 @@ class Admission:
                 raise
             raise Conflict("Another request used this Idempotency-Key; try again.") from None
 
-    def _start_prepared(self, prepare_all: Callable[[], list[NewRun]]) -> list[AcceptedResponse]:
-        """Prepare and start, again if the conversation has changed in between."""
-        for _ in range(MAX_CONVERSATION_RETRIES):
-            new = prepare_all()
-            with suppress(ConversationChanged):
-                return self._start(new)
-        raise ConversationLocked
-
-    def _prepare_all(
-        self,
-        caller: Caller,
-        requests: Sequence[CreateResponse],
-        idempotency_key: IdempotencyKey | None,
-        input_items: Sequence[InputItem],
-        prior_items: Sequence[Item] | None,
-        generate: bool,
-    ) -> list[NewRun]:
-        """The runs of one completion's choices, which all have the first one's input."""
-        first_id = new_uuid()
-        first = self._prepare(
-            caller, requests[0], first_id, idempotency_key, input_items, prior_items, generate, len(requests)
-        )
-        prepared = [first]
-        for index, request in enumerate(requests[1:], 1):
-            response = choice_id(first_id, index)
-            resolved_input = input_of_choice(response, first.resolved_input)
-            prepared.append(
-                run_of_choice(request, response, resolved_input, prepared[-1])
-                if shares_prompt(request, requests[index - 1])
-                else self._prepare_with(
-                    caller, request, response, None, resolved_input, generate, len(requests)
-                )
-            )
-        check_prompt_logprobs([new.prepared.engine_request for new in prepared])
-        return prepared
-
-    def _prepare(
-        self,
-        caller: Caller,
-        request: CreateResponse,
-        response: UUID,
-        idempotency_key: IdempotencyKey | None,
-        input_items: Sequence[InputItem],
-        prior_items: Sequence[Item] | None,
-        generate: bool,
-        choices: int,
-    ) -> NewRun:
-        def resolve(connection: Connection) -> ResolvedInput:
-            reads.start_over()
-            if request.background:
-                self._writer.queue.check(connection, caller)
-            return resolve_input.resolve_input(
-                connection,
-                caller.tenant,
-                request,
-                input_items,
-                response,
-                self._served.seal,
-                prior_items,
-                reserve=reads.reserve,
-            )
-
-        with self.history.for_request(caller.tenant) as reads:
-            resolved_input = self._database.read(resolve)
-            return self._prepare_with(
-                caller, request, response, idempotency_key, resolved_input, generate, choices
-            )
-
-    def _prepare_with(
-        self,
-        caller: Caller,
-        request: CreateResponse,
-        response: UUID,
-        idempotency_key: IdempotencyKey | None,
-        resolved_input: ResolvedInput,
-        generate: bool,
-        choices: int,
-    ) -> NewRun:
-        items = resolved_input.items
-        request, tools, credentials = discover_tools(self._tool_loop.servers, caller, request, items)
-        resolved = ResolvedRequest(
-            tenant=caller.tenant,
-            request=request,
-            tools=tools,
-            items=items,
-            response=response,
-            seed=seed_of(request),
-        )
-        if generate and request.context_management:
-            prepared = prepare_with_compaction(self._served, resolved, request.context_management)
-        else:
-            prepared = prepare(self._served, resolved)
-        if not generate:
-            prepared = prepared.without_output()
-        prepared = replace(prepared, engine_request=limit_logprobs(prepared.engine_request, request, choices))
-        check_runnable(self._served.engine, prepared, request)
-        return NewRun(
-            caller=caller,
-            resolved=resolved,
-            resolved_input=resolved_input,
-            prepared=prepared,
-            turns=TurnBuilder(
-                served=self._served,
-                resolved=resolved,
-                credentials=credentials,
-                model_writes_summary=prepared.model_writes_summary,
-            ),
-            idempotency_key=idempotency_key,
-        )
+    def _validate(self, caller: Caller, requests: Sequence[CreateResponse]) -> list[CreateResponse]:
+        """The requests as they will run. Raises ApiError or DecodeFailure, also at the caller's limits."""
+        choices = [with_generation_config(request, "max_output_tokens") for request in requests]
+        for request in choices:
+            validate_request(request, self._served)
+            check_priority(caller, request)
+            if request.store is not False or request.background:
+                self.storage.check(caller)
+        if not choices[0].background:
+            self._recorder.capacity.check(caller.tenant, caller.key_id, len(choices))
+        return choices
 
     def _start(self, prepared: Sequence[NewRun]) -> list[AcceptedResponse]:
         if prepared[0].prepared.echo.background:
@@ -305,14 +204,14 @@ class Admission:
         caller, ids = prepared[0].caller, [new.response for new in prepared]
         self._recorder.capacity.reserve(caller.tenant, caller.key_id, ids)
         try:
-            if prepared[0].prepared.echo.has_row:
+            if prepared[0].stored:
                 return self._accept(prepared)
             now = self._database.retry(lambda connection: self._writer.accept_unstored(connection, prepared))
             runs = [self._writer.make_run(new, now) for new in prepared]
             return [(run, run.accept() + run.start()) for run in runs]
         except BaseException:
             for response in ids:
-                self._recorder.release(response)
+                self._recorder.capacity.discard(response)
             raise
 
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
@@ -340,17 +239,17 @@ class Admission:
             self._tool_loop.register(new.turns)
         channel = self._hub.open(
             response,
-            stored=run.stored,
+            stored=new.stored,
             grace=self._config.grace_seconds,
-            on_abandoned=partial(self._abandonment.add if run.stored else self._tool_loop.cancel, response),
+            on_abandoned=partial(self._abandonment.add if new.stored else self._tool_loop.cancel, response),
+            first_events=first_events,
         )
-        self._hub.publish([Published(response, 0, frames(response, first_events), None)])
         waits_for_calls = run.next_step_is_tools  # read before the recorder's thread owns the run
         self._recorder.start_run(run)
         crashpoint("accept.begun")
         if not waits_for_calls:
             try:
-                self._served.engine.submit(new.prepared.engine_request)
+                self._served.engine.submit(new.checked)
             except RequestRefused as error:
                 self._recorder.fail_run(response, "The server could not take this response; try again.")
                 refused.append(refusal(error, new.resolved.request))

@@ -1,1 +1,1 @@
-"""The browser: a program of its own that searches and reads the web for models, through the guarded door."""
+"""`holdfast-browser`: a program of its own, an MCP server that searches and reads the web for models."""

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from hypercorn.asyncio import serve
 from hypercorn.config import Config as Hypercorn
 
-from server.browser.browsing import Web
+from server.browser.browser_tabs import Web
 from server.browser.mcp_server import RequireToken, build_server
-from server.configuration.settings import LOOPBACK, tool_tokens
+from server.configuration.environment import tool_tokens
+from server.configuration.settings import LOOPBACK
 from server.outbound_http.allowed_addresses import Refused, allow_host_of, read_allowed
 
 

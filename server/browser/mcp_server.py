@@ -1,4 +1,4 @@
-"""The browser's MCP server over streamable HTTP, with gpt-oss's tools `search`, `open` and `find`."""
+"""The browser's MCP server: `search`, `open` and `find` as MCP tools, sessions, access token."""
 
 import hmac
 import threading
@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.browser.browsing import BrowserError, BrowserOutput, BrowserTabs, Web
-from server.hosted_tools.mcp.source_urls import MAX_URLS, URLS_KEY
+from server.browser.browser_tabs import BrowserError, BrowserOutput, BrowserTabs, Web
+from server.hosted_tools.call_items import MAX_URLS, URLS_KEY
 
 S = TypeVar("S", bound=str)
 SESSION_HEADER = "x-session-id"

@@ -1,47 +1,45 @@
-"""A web page as lines of text with numbered links. Pure.
+"""Web pages as numbered lines of text with numbered links: HTML parsed in a process, search results, matches.
 
 Links have the form that gpt-oss is trained on: `【4†text†host】`, without the host if it is the page's own.
-These brackets in a page's own text are replaced, so that a page cannot forge links.
+These brackets in a page's own text are replaced, so that a page cannot forge links. A model sees a page as
+gpt-oss's own tool shows it: `[cursor]`, then `L9: text`, so that it can cite `【6†L9-L11】`.
+
+HTML parsers take time quadratic in a page's depth and cannot be interrupted, so `parse_page` runs this module
+in a process of its own, with limits of CPU time and memory.
 """
 
 import re
+import resource
+import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
 from hashlib import sha256
 
 import httpx
+import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from server.outbound_http.allowed_addresses import Refused, read_url
+from server.protocol.decode import decode_as
 
 WIDTH = 80
 MAX_CHARACTERS = 500_000
 """Of a page's text; the rest is replaced by a note of its length."""
 MAX_LINKS = 2000
+MAX_OUTPUT_CHARACTERS = 8000
+"""Of one output, unless the model asks for a number of lines."""
+MAX_LINES = 1000
+_CONTEXT_LINES = 4
+_MAX_MATCHES = 50
+CPU_SECONDS = 5.0
+_MEMORY_BYTES = 1 << 30
 _REMOVED = "script, style, noscript, template, svg, iframe, object, select, head"
-_BLOCKS = frozenset(
-    {
-        *("address", "article", "aside", "blockquote", "br", "dd", "details", "div", "dl", "dt", "fieldset"),
-        *("figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li"),
-        *(
-            "main",
-            "nav",
-            "ol",
-            "p",
-            "pre",
-            "section",
-            "summary",
-            "table",
-            "tbody",
-            "td",
-            "tfoot",
-            "th",
-            "thead",
-        ),
-        *("tr", "ul"),
-    }
+_BLOCK_TAGS = (
+    "address article aside blockquote br dd details div dl dt fieldset figcaption figure footer form h1 h2 h3"
+    " h4 h5 h6 header hr li main nav ol p pre section summary table tbody td tfoot th thead tr ul"
 )
+_BLOCKS = frozenset(_BLOCK_TAGS.split())
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset=[\"']?([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
 _MARKS = str.maketrans("【】†", "〖〗‡")
 
@@ -144,3 +142,71 @@ def _lines(text: str) -> tuple[str, ...]:
     while lines and not lines[-1]:
         lines.pop()
     return tuple(lines)
+
+
+class PageUnreadable(Exception):
+    """Parsing takes too much time or memory."""
+
+
+def parse_page(url: str, html: str, seconds: float = CPU_SECONDS) -> Page:
+    """`from_html` in a new process. Raises PageUnreadable."""
+    message = msgspec.json.encode((url, html.encode("utf-8", "replace").decode(), seconds))
+    try:
+        output = subprocess.run(
+            [sys.executable, "-m", "server.browser.page"],
+            input=message,
+            capture_output=True,
+            check=True,
+            timeout=4 * seconds,  # wall-clock time; CPU time is limited in the process
+        ).stdout
+        return decode_as(output, Page)
+    except (subprocess.SubprocessError, msgspec.DecodeError):
+        raise PageUnreadable("The page takes too long to be read.") from None
+
+
+def main() -> None:
+    url, html, seconds = decode_as(sys.stdin.buffer.read(), tuple[str, str, float])
+    cpu = max(1, round(seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.stdout.buffer.write(msgspec.json.encode(from_html(url, html)))
+
+
+def number_lines(page: Page, cursor: int, first: int = 0, lines: int | None = None) -> str:
+    """The page from line `first` on. Raises ValueError for a line that does not exist."""
+    total = len(page.lines)
+    if not 0 <= first < max(total, 1):
+        raise ValueError(f"The page has lines 0 to {max(total - 1, 0)}.")
+    end, shown = first, 0
+    while end < total and (
+        end - first < min(lines, MAX_LINES) if lines is not None else shown < MAX_OUTPUT_CHARACTERS
+    ):
+        shown += len(page.lines[end])
+        end += 1
+    numbered = (f"L{number}: {page.lines[number]}" for number in range(first, end))
+    where = f"**viewing lines [{first} - {max(end - 1, first)}] of {max(total - 1, 0)}**"
+    return "\n".join([_head(page, cursor), where, "", *numbered])
+
+
+def find_lines(page: Page, cursor: int, pattern: str) -> str:
+    """The lines that contain a text, ignoring case, each with the lines around it."""
+    lowered = pattern.lower()
+    matches = [number for number, line in enumerate(page.lines) if lowered in line.lower()]
+    if not matches:
+        return f"{_head(page, cursor)}\nNo line has `{pattern[:200]}`."
+    parts = [_head(page, cursor)]
+    for number in matches[:_MAX_MATCHES]:
+        around = range(max(number - 1, 0), min(number + _CONTEXT_LINES, len(page.lines)))
+        parts += ["", f"# found at L{number}", *(f"L{line}: {page.lines[line]}" for line in around)]
+    if len(matches) > _MAX_MATCHES:
+        parts += ["", f"[{len(matches) - _MAX_MATCHES} more places were left out]"]
+    return "\n".join(parts)
+
+
+def _head(page: Page, cursor: int) -> str:
+    return f"[{cursor}] {page.title}" + (f" ({page.url})" if page.url and page.url != page.title else "")
+
+
+if __name__ == "__main__":
+    main()

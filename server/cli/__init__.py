@@ -1,1 +1,1 @@
-"""The `holdfast` command: one file a command."""
+"""The `holdfast` command: entry point, and its subcommands by subject."""

@@ -10,17 +10,18 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from server.cli.command import Subcommands, add_command, print_result, print_status
+from server.cli.command import Subcommands, add_command, opened_database, print_result, print_status
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance import audit_responses as invariants
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
-from server.process.open_database import OpenDatabase
 from server.protocol.ids import response_id
-from server.store.audit import orphans
-from server.store.audit import stored_responses as store
-from server.store.audit.stored_responses import Scope
-from server.store.database import Connection, Database, DatabaseError, clock, schema_state
+from server.store import audit_snapshot as store
+from server.store.audit_snapshot import Scope
+from server.store.content import responses
+from server.store.database import Connection, Database, clock
+from server.store.database_errors import DatabaseError
+from server.store.schema_upgrade import schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 _AGE = re.compile(r"(\d{1,6})([mhd])")
@@ -69,11 +70,8 @@ def _count(text: str) -> int:
 
 
 def _run(config: Config, options: argparse.Namespace) -> int:
-    opened = OpenDatabase(config, lambda _line: None)
-    try:
+    with opened_database(config) as opened:
         return _audit(opened.url, options)
-    finally:
-        opened.close()
 
 
 def _audit(url: str, options: argparse.Namespace) -> int:
@@ -103,17 +101,18 @@ def violations(connection: Connection, scope: Scope, limits: Limits, tally: Tall
 
 
 def _violations(connection: Connection, scope: Scope, limits: Limits, tally: Tally) -> Iterator[Violation]:
-    names = [scope.tenant] if scope.tenant is not None else store.tenants(connection)
+    with store.snapshot(connection):
+        names = [scope.tenant] if scope.tenant is not None else responses.tenants(connection)
     for tenant in names:
         for response, moment in store.responses(connection, tenant, scope, limits.grace_seconds):
             tally.responses += 1
             tally.unfinished += invariants.is_unfinished(response)
             tally.served = moment.served_since is not None
             yield from invariants.check(response, moment, limits)
-    yield from invariants.check_orphans(orphans.orphans(connection, scope.tenant))
+    yield from invariants.check_orphans(store.orphans(connection, scope.tenant))
     yield from invariants.check_keys(
-        orphans.shared_keys(connection, scope.tenant),
-        orphans.lost_keys(connection, scope.tenant, limits.key_seconds),
+        store.shared_keys(connection, scope.tenant),
+        store.lost_keys(connection, scope.tenant, limits.key_seconds),
     )
 
 

@@ -1,8 +1,9 @@
-"""What the subcommands share: registration with their settings, status lines, an open database."""
+"""What the subcommands share: `add_command` with its settings, `print_status`, `current_database`."""
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import TypeAlias
 
 from server.configuration import settings
@@ -51,15 +52,22 @@ def add_command(
     return command
 
 
-def with_database(config: Config, work: Callable[[Database, Disk], int]) -> int:
-    """The result of `work` on the database, whose schema is current."""
-    opened = OpenDatabase(config, lambda _line: None)
+@contextmanager
+def opened_database(
+    config: Config, say: Callable[[str], None] = lambda _line: None
+) -> Iterator[OpenDatabase]:
+    """The running database, whatever its schema."""
+    opened = OpenDatabase(config, say)
     try:
-        opened.make_current()
-        database = Database(opened.url, pool_size=1)
-        try:
-            return work(database, opened.disk)
-        finally:
-            database.close()
+        yield opened
     finally:
         opened.close()
+
+
+@contextmanager
+def current_database(config: Config) -> Iterator[tuple[Database, Disk]]:
+    """The database, whose schema is current, and its disk."""
+    with opened_database(config) as opened:
+        opened.make_current()
+        with closing(Database(opened.url, pool_size=1)) as database:
+            yield database, opened.disk

@@ -1,4 +1,4 @@
-"""The `holdfast` command: its parser and exit codes.
+"""The `holdfast` command: its parser, its exit codes, and `holdfast serve`.
 
 Exit codes: 0 done, 1 refused with a sentence, 2 wrong usage, 70 start the process again. `audit` exits with 1
 if it finds violations and with 2 if it cannot run.
@@ -7,9 +7,10 @@ if it finds violations and with 2 if it cannot run.
 import argparse
 from collections.abc import Sequence
 
-from server.cli import audit, db, keys, prompts, psql, purge, serve, storage
-from server.cli.command import print_status
-from server.configuration import settings
+from server.cli import audit, database, keys, prompts
+from server.cli.command import add_command, print_status
+from server.configuration import environment, settings
+from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError
 from server.errors import ConfigError
 from server.process import interrupts
@@ -20,7 +21,7 @@ from server.version import VERSION
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.run is not psql.run:
+    if rest and options.run is not database.run_psql:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = [word for word in rest if word != "--"]
     flags = {
@@ -41,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(flags: dict[str, str], options: argparse.Namespace) -> int:
     try:
-        config = settings.load(flags)
-        if options.run is not serve.run:
+        config = environment.load(flags)
+        if options.run is not _serve:
             interrupts.raise_on_interrupt()
         code: int = options.run(config, options)
     except (ConfigError, EmbeddedError) as error:
@@ -58,6 +59,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"holdfast {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for module in (serve, keys, prompts, db, audit, purge, storage, psql):
-        module.add_commands(commands)
+    add_command(commands, "serve", "serve a model", _serve, all_settings=True)
+    keys.add_commands(commands)
+    prompts.add_commands(commands)
+    database.add_upgrade(commands)
+    audit.add_commands(commands)
+    database.add_purge(commands)
+    database.add_storage(commands)
+    database.add_psql(commands)
     return parser
+
+
+def _serve(config: Config, _options: argparse.Namespace) -> int:
+    """`holdfast serve`: serves a model until SIGTERM or SIGINT."""
+    # Imported here because they import the web framework, which other commands do not need.
+    from server.process.log_format import configure_logging
+    from server.process.serve import serve
+
+    interrupts.raise_on_interrupt()
+    configure_logging(config.log_level)
+    return serve(config, print_status)

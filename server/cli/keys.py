@@ -4,14 +4,19 @@ import argparse
 import re
 
 from server.caller import DEFAULT_TENANT
-from server.cli.command import Subcommands, add_command, add_group, print_result, print_status, with_database
+from server.cli.command import (
+    Subcommands,
+    add_command,
+    add_group,
+    current_database,
+    print_result,
+    print_status,
+)
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.http.authentication import make_key
-from server.store import api_keys
+from server.store import stored_keys
 from server.store.cluster import claims
-from server.store.database import Database
-from server.store.disk_space import Disk
 
 TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -53,48 +58,41 @@ def _create(config: Config, options: argparse.Namespace) -> int:
             "A tenant's name is 1 to 63 of a-z, 0-9, - and _, and begins with a letter or digit."
         )
 
-    def create(database: Database, _disk: Disk) -> int:
+    with current_database(config) as (database, _):
         with database.begin() as connection:
-            if options.if_none and api_keys.any_exist(connection):
+            if options.if_none and stored_keys.any_exist(connection):
                 print_status("A key exists already.")
                 return 0
             key = make_key()
-            api_keys.insert_key(
+            stored_keys.insert_key(
                 connection, options.tenant, key.id, options.name, key.digest, options.priority_floor
             )
         print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
         print_result(key.text)
-        return 0
-
-    return with_database(config, create)
+    return 0
 
 
 def _list(config: Config, options: argparse.Namespace) -> int:
-    def show(database: Database, _disk: Disk) -> int:
-        with database.begin() as connection:
-            keys = api_keys.list_all(connection, options.tenant)
-        for key in keys:
-            state = f"revoked {key.revoked_at:%Y-%m-%d}" if key.revoked_at else "valid"
-            used = f"used {key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never used"
-            columns = (key.id, key.tenant, f"made {key.created_at:%Y-%m-%d}", used, state, key.name)
-            print_result("\t".join(columns).rstrip())
-        return 0
-
-    return with_database(config, show)
+    with current_database(config) as (database, _), database.begin() as connection:
+        keys = stored_keys.list_all(connection, options.tenant)
+    for key in keys:
+        state = f"revoked {key.revoked_at:%Y-%m-%d}" if key.revoked_at else "valid"
+        used = f"used {key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never used"
+        columns = (key.id, key.tenant, f"made {key.created_at:%Y-%m-%d}", used, state, key.name)
+        print_result("\t".join(columns).rstrip())
+    return 0
 
 
 def _revoke(config: Config, options: argparse.Namespace) -> int:
-    def revoke(database: Database, _disk: Disk) -> int:
-        key_id = options.key_id
+    key_id = options.key_id
+    with current_database(config) as (database, _):
         with database.begin() as connection:
-            if not api_keys.revoke(connection, key_id) and not (
-                options.end and api_keys.is_revoked(connection, key_id)
+            if not stored_keys.revoke(connection, key_id) and not (
+                options.end and stored_keys.is_revoked(connection, key_id)
             ):
                 raise ConfigError(f"There is no valid key {key_id!r}; `holdfast keys list` shows them.")
         print_status(f"Key {key_id} is revoked.")
         if options.end:
             ended = database.retry(lambda connection: claims.request_cancel_of_key(connection, key_id))
             print_status(f"{ended} of its responses had not ended and are cancelled within about a second.")
-        return 0
-
-    return with_database(config, revoke)
+    return 0

@@ -6,16 +6,21 @@ from pathlib import Path
 
 import msgspec
 
+from server.admission.parse_input import MAX_VERSION_DIGITS
 from server.caller import DEFAULT_TENANT
-from server.cli.command import Subcommands, add_command, add_group, print_result, print_status, with_database
+from server.cli.command import (
+    Subcommands,
+    add_command,
+    add_group,
+    current_database,
+    print_result,
+    print_status,
+)
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.input_resolution.prompt_templates import MAX_VERSION_DIGITS
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
 from server.store.content import prompt_templates
-from server.store.database import Database
-from server.store.disk_space import Disk
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -57,18 +62,16 @@ def _put(config: Config, options: argparse.Namespace) -> int:
     except DecodeFailure as failure:
         raise ConfigError(f"{options.file}: {failure}") from failure
 
-    def put(database: Database, _disk: Disk) -> int:
-        version = None
+    version = None
+    with current_database(config) as (database, _):
         while version is None:  # another process has just created the next version
             with database.begin() as connection:
                 version = prompt_templates.put(
                     connection, options.tenant, options.prompt, content.decode(), options.version
                 )
-        needs = f" It needs {', '.join(sorted(names))}." if names else ""
-        print_status(f"Prompt {options.prompt} of tenant {options.tenant} has version {version}.{needs}")
-        return 0
-
-    return with_database(config, put)
+    needs = f" It needs {', '.join(sorted(names))}." if names else ""
+    print_status(f"Prompt {options.prompt} of tenant {options.tenant} has version {version}.{needs}")
+    return 0
 
 
 def _read(file: Path) -> bytes:
@@ -86,35 +89,25 @@ def _read(file: Path) -> bytes:
 
 def _list(config: Config, options: argparse.Namespace) -> int:
     """Prints a line for each version: id, tenant, version, creation time, variables."""
-
-    def show(database: Database, _disk: Disk) -> int:
-        with database.begin() as connection:
-            versions = prompt_templates.list_all(connection, options.tenant)
-        for stored in versions:
-            columns = (
-                stored.id,
-                stored.tenant,
-                f"version {stored.version}",
-                f"put {stored.created_at:%Y-%m-%d %H:%M}",
-                " ".join(sorted(read_template(stored.content.encode()).names)),
-            )
-            print_result("\t".join(columns).rstrip())
-        return 0
-
-    return with_database(config, show)
+    with current_database(config) as (database, _), database.begin() as connection:
+        versions = prompt_templates.list_all(connection, options.tenant)
+    for stored in versions:
+        columns = (
+            stored.id,
+            stored.tenant,
+            f"version {stored.version}",
+            f"put {stored.created_at:%Y-%m-%d %H:%M}",
+            " ".join(sorted(read_template(stored.content.encode()).names)),
+        )
+        print_result("\t".join(columns).rstrip())
+    return 0
 
 
 def _delete(config: Config, options: argparse.Namespace) -> int:
     """Raises ConfigError if there is no such prompt or version."""
-
-    def delete(database: Database, _disk: Disk) -> int:
-        with database.begin() as connection:
-            deleted = prompt_templates.delete(connection, options.tenant, options.prompt, options.version)
-        if not deleted:
-            raise ConfigError(
-                f"There is no such prompt {options.prompt!r}; `holdfast prompts list` shows them."
-            )
-        print_status(f"Deleted {deleted} versions of prompt {options.prompt}.")
-        return 0
-
-    return with_database(config, delete)
+    with current_database(config) as (database, _), database.begin() as connection:
+        deleted = prompt_templates.delete(connection, options.tenant, options.prompt, options.version)
+    if not deleted:
+        raise ConfigError(f"There is no such prompt {options.prompt!r}; `holdfast prompts list` shows them.")
+    print_status(f"Deleted {deleted} versions of prompt {options.prompt}.")
+    return 0

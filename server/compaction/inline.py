@@ -12,22 +12,27 @@ from dataclasses import replace
 
 import msgspec
 
-from server.compaction.retained_items import newest_results, pending_calls, retained_messages
-from server.compaction.summary import RETAINED_SHARE, Summary
-from server.compaction.transcript import transcript
+from server.compaction.summary import (
+    RETAINED_SHARE,
+    Summary,
+    newest_results,
+    pending_calls,
+    retained_messages,
+    transcript,
+)
 from server.errors import InvalidRequest
 from server.generation.output_decoding import CompactionSpec
-from server.hosted_tools.tool_specs import approved_calls
-from server.input_resolution.resolve_input import COMPACTION_TRIGGER
-from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS
-from server.prompting.engine_request import Prepared, prepare, prepare_from_prompt
+from server.hosted_tools.offered_tools import approved_calls
+from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, prepare_from_prompt
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import moment_of, write_prompt
-from server.prompting.resolved_request import ResolvedRequest
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.protocol.responses.items import InputText, Item, Message, plain_text
 from server.protocol.responses.request import ContextManagement
-from server.sealing.sealed_context import SealedContext, seal_context
-from server.sealing.unseal_items import unseal_items
+from server.sealing.sealed_items import SealedContext, seal_context, unseal_items
+
+COMPACTION_TRIGGER = "compaction_trigger"
+"""The type in `context_management` that records a trigger in the input."""
 
 DEFAULT_SHARE = 0.75
 """The threshold, as a share of the model's context, where a request gives none."""
@@ -40,7 +45,7 @@ def prepare_with_compaction(
 
     Raises ApiError or DecodeFailure as `prepare` does.
     """
-    context = served.engine.model_info.context_length
+    context = served.model_info.context_length
     threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in settings)
     triggered = any(one.type == COMPACTION_TRIGGER for one in settings)
     if approved_calls(resolved.items):

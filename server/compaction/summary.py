@@ -1,21 +1,41 @@
-"""The summary in a compaction: the transcript itself if it is short, else the model's summary of it.
+"""What a compaction retains (messages, newest results, pending calls), and the summary of the rest.
 
-A short transcript costs no tokens and has no mistakes. If the model's summary of a longer one is empty, the
-transcript is shortened in its middle. Reasoning is left out: its results are in the
-model messages.
+The rest becomes a transcript. A short one is its own summary: it costs no tokens and has no mistakes. A
+longer one is summarised by the model, or, if the model writes nothing, shortened in its middle. Reasoning is
+left out: its results are in the model's messages.
 """
 
+import json
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from server.compaction.transcript import shorten
-from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS
-from server.model_formats.interface import Prompt
+from server.hosted_tools.call_items import items_for_model
+from server.model_formats.interface import Conversation, Prompt, PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
-from server.protocol.responses.items import InputText, Message
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
+from server.protocol.responses.items import (
+    ID_PREFIXES,
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    Message,
+    OtherItem,
+    item_type,
+    plain_text,
+)
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
 
+EXCERPT_CHARACTERS = 200
+"""Characters of a retained message that the transcript quotes, to show what an answer refers to."""
+ELLIPSIS = "\n[…]\n"
 RETAINED_SHARE = 2
 """Retained messages have at most 1/2 of the context's tokens."""
 SUMMARY_SHARE = 8
@@ -29,6 +49,114 @@ _INSTRUCTIONS = (
     "and found out, names, numbers and identifiers word for word, what the tools gave, what is still to do. "
     "Write nothing but the summary."
 )
+
+
+def retained_messages(served: LoadedModel, items: Sequence[Item], max_tokens: int) -> list[Message]:
+    """The newest messages that the model did not write; instructions are chosen before user messages."""
+    candidates = [item for item in items if isinstance(item, Message) and _is_retained(item)]
+    chosen: set[str] = set()
+    left = max_tokens
+    newest_first = candidates[::-1]
+    for message in sorted(newest_first, key=lambda message: message.role == "user"):
+        left -= _tokens(served, plain_text(message.content), left)
+        if left < 0:
+            break
+        chosen.add(message.id)
+    return [message for message in candidates if message.id in chosen]
+
+
+def _is_retained(message: Message) -> bool:
+    """False for an earlier compaction's summary, which has that item's id: it is summarised again."""
+    return message.role != "assistant" and not message.id.startswith(ID_PREFIXES[Compaction] + "_")
+
+
+def pending_calls(items: Sequence[Item]) -> list[Item]:
+    """Calls without an output and approval requests without an answer, so that they can be answered."""
+    answered = {item.call_id for item in items if isinstance(item, FunctionCallOutput | CustomToolCallOutput)}
+    answered |= {item.approval_request_id for item in items if isinstance(item, McpApprovalResponse)}
+    return [
+        item
+        for item in items
+        if (isinstance(item, FunctionCall | CustomToolCall) and item.call_id not in answered)
+        or (isinstance(item, McpApprovalRequest) and item.id not in answered)
+    ]
+
+
+def newest_results(served: LoadedModel, items: Sequence[Item], max_tokens: int) -> list[Item]:
+    """The newest calls with their outputs, from which the model continues."""
+    chosen: list[Item] = []
+    left = max_tokens
+    for call, output in _answered_calls(items[::-1]):
+        left -= _tokens(served, _text(call), left) + _tokens(served, _text(output), left)
+        if left < 0:
+            break
+        chosen += [call, output]
+    return [item for item in items if item in chosen]
+
+
+def _answered_calls(newest_first: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
+    outputs: dict[str, Item] = {}
+    for item in newest_first:
+        if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+            outputs[item.call_id] = item
+        elif isinstance(item, FunctionCall | CustomToolCall) and item.call_id in outputs:
+            yield item, outputs.pop(item.call_id)
+
+
+def _text(item: Item) -> str:
+    match item:
+        case FunctionCall(arguments=text) | CustomToolCall(input=text):
+            return text
+        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+            return output if isinstance(output, str) else plain_text(output)
+    return ""
+
+
+def _tokens(served: LoadedModel, text: str, limit: int) -> int:
+    """The number of tokens of a text; of a longer one some number above `limit`."""
+    alone = Message("", "completed", "user", [InputText(text)])
+    try:
+        return len(served.model_format.write(Conversation(items=[alone], max_tokens=limit)).token_ids)
+    except PromptError:
+        return len(text)
+    except PromptTooLong:
+        return limit + 1
+
+
+def transcript(items: Sequence[Item], retained_ids: Collection[str]) -> str:
+    """Messages, calls and outputs in order, without reasoning; empty if every item is retained.
+
+    Items in `retained_ids` stay in the context and are quoted shortly.
+    """
+    if all(item.id in retained_ids for item in items):
+        return ""
+    lines = [_line(item, quoted=item.id in retained_ids) for item in items_for_model(items)]
+    return "\n\n".join(filter(None, lines))
+
+
+def shorten(text: str, characters: int) -> str:
+    """The text, or its beginning and end around an ellipsis, of at most so many characters."""
+    if len(text) <= characters:
+        return text
+    if characters < len(ELLIPSIS):
+        return text[:characters]
+    half = (characters - len(ELLIPSIS)) // 2
+    return text[:half] + ELLIPSIS + text[len(text) - half :]
+
+
+def _line(item: Item, *, quoted: bool) -> str:
+    match item:
+        case Message(role=role, content=content):
+            text = plain_text(content)
+            return f"{role}: {shorten(text, EXCERPT_CHARACTERS) if quoted else text}"
+        case FunctionCall(name=name) | CustomToolCall(name=name):
+            return f"assistant calls {name}: {_text(item)}"
+        case FunctionCallOutput() | CustomToolCallOutput():
+            return f"output of the call: {_text(item)}"
+        case OtherItem(fields=fields):
+            return f"{item_type(item)}: {json.dumps(fields, ensure_ascii=False)}"
+        case _:
+            return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +182,7 @@ class Summary:
 
     def make_request(self, moment: datetime | None = None) -> tuple[CreateResponse, Prompt]:
         """The request for a summary and its prompt, with as much of the transcript as the model can read."""
-        length = self.served.engine.model_info.context_length
+        length = self.served.model_info.context_length
         characters = length * CHARACTERS_PER_TOKEN
         while True:
             text = self._prompt_text(characters)

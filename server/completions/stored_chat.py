@@ -5,29 +5,32 @@ removes it from its completion.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from server.completions.chat_request import chat_choice, chat_format, chat_tool
-from server.completions.chat_response import chat_completion, format_of
-from server.delivery.stored_responses import as_response, with_last_event
-from server.errors import InvalidRequest, NotFound
-from server.generation.token_dump import may_have_stop_reason, wants_token_dump
+from server.completions.chat import chat_choice, chat_completion, chat_format, chat_tool, format_of
+from server.completions.chunk_stream import FinalChoice
+from server.delivery.stored_responses import as_response, bad_cursor, page_cursor, with_last_event
+from server.errors import NotFound
+from server.generation.response_builder import may_have_stop_reason, wants_token_dump
 from server.protocol import ids
-from server.protocol.completions.chat import StoredCompletion
 from server.protocol.completions.chat_messages import stored_messages
-from server.protocol.completions.shared_parameters import MAX_CHOICES, ChoiceRequest
+from server.protocol.completions.objects import StoredCompletion
+from server.protocol.completions.requests import (
+    MAX_CHOICES,
+    ChoiceRequest,
+)
+from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES, Page, make_page, within_page_bytes
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.request import Metadata
-from server.protocol.responses.response import Echo
-from server.protocol.typed import decode_as
-from server.store.content import chat_choices, deletion, list_pages, responses
-from server.store.content.list_pages import ANSWERED_STATUSES, Filters, PageCursor
+from server.protocol.responses.response import Echo, Response
+from server.store.content import deletion, response_pages, responses, stored_items
+from server.store.content.response_pages import ANSWERED_STATUSES, Filters, PageCursor
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 
@@ -39,7 +42,7 @@ def find(database: Database, tenant: str, first: UUID) -> StoredCompletion:
 
     def work(connection: Connection) -> StoredCompletion:
         return _stored_completion(
-            _require_answered(chat_choices.get(connection, tenant, _candidates(first)), first),
+            _require_answered(responses.get_choices(connection, tenant, _candidates(first)), first),
             connection,
             tenant,
         )
@@ -52,14 +55,14 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
 
     def work(connection: Connection) -> StoredCompletion:
         for stored in _require_answered(
-            chat_choices.lock_for_update(connection, tenant, _candidates(first)), first
+            responses.lock_choices(connection, tenant, _candidates(first)), first
         ):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
             encoded = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
-            chat_choices.update_metadata(connection, stored, *encoded)
+            responses.update_choice_metadata(connection, stored, *encoded)
         return _stored_completion(
-            chat_choices.get(connection, tenant, _candidates(first)), connection, tenant
+            responses.get_choices(connection, tenant, _candidates(first)), connection, tenant
         )
 
     return database.retry(work)
@@ -67,7 +70,7 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
 
 def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
     """Delete all choices, finished or not; returns those still running, to be cancelled. Raises NotFound."""
-    choices = chat_choices.get(connection, tenant, _candidates(first))
+    choices = responses.get_choices(connection, tenant, _candidates(first))
     if not choices or choices[0].id != first:
         raise unknown(first)
     return [stored.id for stored in choices if deletion.delete(connection, tenant, stored.id)]
@@ -82,11 +85,14 @@ def list_completions(
     """
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
-        cursor = _cursor(connection, tenant, after) if after is not None else None
+        cursor = None
+        if after is not None:
+            first_id = ids.parse_completion_id(after)
+            cursor = page_cursor(connection, tenant, first_id, after, "a chat completion")
         page: list[bytes] = []
         size = 0
         while True:
-            first, more = list_pages.bounded_page(
+            first, more = response_pages.bounded_page(
                 connection, tenant, filters, cursor, limit + 1, MAX_BYTES, newest_first=newest_first
             )
             for one in _encode_answered(connection, tenant, first):
@@ -108,8 +114,8 @@ def list_messages(
     """A page of a completion's input messages. Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[str]:
-        _require_answered(chat_choices.get(connection, tenant, _candidates(first)), first)
-        return responses.input_items(connection, tenant, first)
+        _require_answered(responses.get_choices(connection, tenant, _candidates(first)), first)
+        return stored_items.input_items(connection, tenant, first)
 
     messages = stored_messages(map(decode_item, database.read(work)), ids.completion_id(first))
     messages = messages[::-1] if newest_first else messages
@@ -117,7 +123,7 @@ def list_messages(
     if after is not None:
         message_ids = [message.id for message in messages]
         if after not in message_ids:
-            raise _bad_cursor(after, "a message of this completion")
+            raise bad_cursor(after, "a message of this completion")
         begin = message_ids.index(after) + 1
     rest = messages[begin:]
     page = list(within_page_bytes(msgspec.json.encode(message) for message in rest[:limit]))
@@ -146,7 +152,7 @@ def _require_answered(choices: Sequence[StoredResponse], first: UUID) -> Sequenc
 def _encode_answered(connection: Connection, tenant: str, first: Sequence[StoredResponse]) -> Iterator[bytes]:
     """The JSON of the completions with these first choices, without unfinished and undecodable ones."""
     for stored in first:
-        group = chat_choices.get(connection, tenant, _candidates(stored.id))
+        group = responses.get_choices(connection, tenant, _candidates(stored.id))
         if not group or any(one.status not in ANSWERED_STATUSES for one in group):
             continue
         try:
@@ -155,49 +161,39 @@ def _encode_answered(connection: Connection, tenant: str, first: Sequence[Stored
             log.exception("completion %s cannot be decoded and is not listed", stored.id)
 
 
-def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
-    first = ids.parse_completion_id(after)
-    cursor = list_pages.find_cursor(connection, tenant, first) if first is not None else None
-    if cursor is None:
-        raise _bad_cursor(after, "a chat completion")
-    return cursor
-
-
-def _bad_cursor(after: str, kind: str) -> InvalidRequest:
-    return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")
-
-
 def _stored_completion(
     choices: Sequence[StoredResponse], connection: Connection, tenant: str
 ) -> StoredCompletion:
-    outputs = list_pages.outputs(connection, tenant, [stored.id for stored in choices])
+    outputs = stored_items.outputs_of(connection, tenant, [stored.id for stored in choices])
     finals = [_final_response(connection, stored, outputs[stored.id]) for stored in choices]
     first, final = choices[0], finals[0]
+    answers = [decode_as(msgspec.json.encode(one), FinalChoice) for one in finals]
     indexes = [stored.choice or 0 for stored in choices]
     request = decode_as(first.asked or "", ChoiceRequest)
     needs_messages = request.echo or request.add_generation_prompt is False
-    payloads = responses.input_items(connection, tenant, first.id) if needs_messages else []
+    payloads = stored_items.input_items(connection, tenant, first.id) if needs_messages else []
     shape = format_of(request, first.id, [decode_item(payload) for payload in payloads])
-    whole = chat_completion(replace(shape, metadata=final["metadata"]), finals, indexes)
+    whole = chat_completion(replace(shape, metadata=final.metadata), answers, indexes)
     return StoredCompletion(**msgspec.structs.asdict(whole), **_request_fields(first, final))
 
 
-def _final_response(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> dict[str, Any]:
+def _final_response(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> Response:
     whole = as_response(stored, output)
     if wants_token_dump(stored.asked) or may_have_stop_reason(stored.asked):
-        whole = with_last_event(connection, stored, whole)
-    final: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
-    return final
+        return with_last_event(connection, stored, whole)
+    return whole
 
 
-def _request_fields(first: StoredResponse, final: Mapping[str, Any]) -> dict[str, Any]:
+def _request_fields(first: StoredResponse, final: Response) -> dict[str, Any]:
     """The request's parameters that a stored completion repeats."""
-    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
     return {
-        **{name: final[name] for name in names},
-        "input_user": final["user"],
+        "temperature": final.temperature,
+        "top_p": final.top_p,
+        "presence_penalty": final.presence_penalty,
+        "frequency_penalty": final.frequency_penalty,
+        "input_user": final.user,
         "seed": first.seed,
-        "tools": [chat_tool(tool) for tool in final["tools"]] or None,
-        "tool_choice": chat_choice(final["tool_choice"]),
-        "response_format": chat_format(final["text"]["format"]),
+        "tools": [chat_tool(tool) for tool in final.tools] or None,
+        "tool_choice": chat_choice(final.tool_choice),
+        "response_format": chat_format(final.text.format),
     }

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from engine.vocabulary import Vocabulary
-from server.completions.chat_request import as_response_request, validate_chat_request
+from server.completions.chat import as_response_request, validate_chat_request
 from server.errors import InvalidRequest, UnknownModel
-from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS, too_long, too_long_to_count
 from server.model_formats.interface import PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
-from server.protocol.completions.chat import ChatRequest
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long, too_long_to_count
 from server.protocol.completions.chat_messages import read_messages
-from server.protocol.completions.tokenize import TokenizeRequest
+from server.protocol.completions.requests import ChatRequest, TokenizeRequest
 from server.protocol.responses.items import Item
 from server.protocol.responses.tools import read_tools
 
@@ -57,7 +56,7 @@ def _tokens_of_chat(
 
 
 def _max_counted(served: LoadedModel) -> int:
-    return MAX_COUNTED_CONTEXTS * served.engine.model_info.context_length
+    return MAX_COUNTED_CONTEXTS * served.model_info.context_length
 
 
 def encode_text(
@@ -70,7 +69,7 @@ def encode_text(
     except PromptError as error:
         raise InvalidRequest(str(error), param=param) from error
     except PromptTooLong:
-        context = served.engine.model_info.context_length
+        context = served.model_info.context_length
         raise (too_long if max_tokens == context else too_long_to_count)(max_tokens, param) from None
 
 

@@ -1,27 +1,17 @@
-"""Every setting: its flag, its environment variable, its default. The only reader of the environment.
+"""`Config`: every setting with its flag, default, range and help; validation; secrets hidden in logs.
 
-A flag overrides an environment variable, which overrides the default. docs/configuration.md and
-`holdfast serve --help` are generated from `settings()`.
+docs/configuration.md and `holdfast serve --help` are generated from `settings()`.
 """
 
 import base64
-import logging
-import os
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
+import re
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
 
-from server.configuration.kubernetes_variables import is_service_link
 from server.configuration.origins import read_allowed_hosts, read_cors_origins
-from server.configuration.redaction import without_password, without_secrets
-from server.configuration.removed_settings import is_removed
-from server.configuration.setting_values import check_range, convert, is_postgres_url
 from server.errors import ConfigError
-
-log = logging.getLogger("holdfast.config")
 
 PREFIX = "HOLDFAST_"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -245,12 +235,12 @@ class Config:
 
     def __post_init__(self) -> None:
         for setting in fields(self):
-            check_range(setting, getattr(self, setting.name))
+            _check_range(setting, getattr(self, setting.name))
         if self.token_budget < self.max_running:
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )
-        if self.database_url is not None and not is_postgres_url(self.database_url):
+        if self.database_url is not None and not _is_postgres_url(self.database_url):
             raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
         _ = self.seal_keys  # raises ConfigError for malformed keys
         read_allowed_hosts(self.allowed_hosts)
@@ -260,12 +250,12 @@ class Config:
         """The settings without passwords, keys, tokens and the secrets in tool servers' URLs."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         if self.database_url is not None:
-            shown["database_url"] = without_password(self.database_url)
+            shown["database_url"] = _without_password(self.database_url)
         for secret in ("seal_key", "tool_token"):
             if shown[secret] is not None:
                 shown[secret] = "***"
         if self.tool_server is not None:
-            shown["tool_server"] = without_secrets(self.tool_server)
+            shown["tool_server"] = _without_secrets(self.tool_server)
         return f"Config({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
 
     @property
@@ -314,66 +304,33 @@ def settings() -> list[Setting]:
     ]
 
 
-def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Config:
-    """The settings from flags (by setting name) and the environment. Raises ConfigError.
-
-    An unknown HOLDFAST_ variable is refused, because it is most likely a misspelt one. The variables that
-    Kubernetes sets in every pod for a Service whose name begins with `holdfast` are ignored.
-    """
-    environment = os.environ if environment is None else environment
-    known = {setting.name: setting for setting in fields(Config)}
-    sources: dict[str, tuple[str, str]] = {}
-    """By setting name: where its value comes from, for error messages, and the value."""
-    if "DATABASE_URL" in environment:
-        sources["database_url"] = ("DATABASE_URL", environment["DATABASE_URL"])
-    ours = {variable: value for variable, value in environment.items() if variable.startswith(PREFIX)}
-    links = sorted(variable for variable, value in ours.items() if is_service_link(variable, value))
-    if links:
-        log.warning(
-            "Kubernetes' variables of a Service are no settings and are ignored: %s", ", ".join(links)
-        )
-    for variable, value in ours.items():
-        if variable in links:
-            continue
-        name = variable.removeprefix(PREFIX).lower()
-        if is_removed(name, variable, value):
-            continue
-        if name not in known:
-            raise ConfigError(_unknown_setting(variable))
-        sources[name] = (variable, value)
-    sources |= {name: ("--" + name.replace("_", "-"), value) for name, value in flags.items()}
-    values: dict[str, Any] = {
-        name: convert(known[name], value, source) for name, (source, value) in sources.items() if value != ""
-    }
-    return Config(**values)
+def _check_range(setting: Field[Any], value: object) -> None:
+    """Raises ConfigError for a number outside the setting's range, and for NaN."""
+    low, high = setting.metadata["low"], setting.metadata["high"]
+    if not isinstance(value, int | float):
+        return
+    flag = setting.name.replace("_", "-")
+    if value != value or (low is not None and value < low):
+        raise ConfigError(f"{flag} must be at least {low:.10g}, not {value}.")
+    if high is not None and value > high:
+        raise ConfigError(f"{flag} must be at most {high:.10g}, not {value}.")
 
 
-def _unknown_setting(variable: str) -> str:
-    """The error for an unknown variable, with the nearest known one."""
-    near = get_close_matches(variable.upper(), [setting.variable for setting in settings()], n=1)
-    meant = f"; did you mean {near[0]}?" if near else "."
-    return f"{variable} is not a setting{meant} `holdfast serve --help` lists them."
+def _is_postgres_url(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme in ("postgres", "postgresql")
+    except ValueError:
+        return False
 
 
-def xdg_data_home() -> Path:
-    """The XDG base directory for this user's data."""
-    home = os.environ.get("XDG_DATA_HOME", "")
-    return Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
+def _without_secrets(tool_servers: str) -> str:
+    """Hides user names, paths and queries of URLs, which may hold tokens, and commands with arguments."""
+    shown = re.sub(r"://[^/@,]*@", "://***@", tool_servers)
+    return re.sub(r"(://[^/?#,]*|=stdio:)[^,]+", r"\1***", shown)
 
 
-def child_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child process: this process's environment and `more`."""
-    return {**os.environ, **more}
-
-
-def tool_tokens() -> list[str]:
-    """The tokens of HOLDFAST_TOOL_TOKEN without their labels, which a tool server accepts."""
-    entries = map(str.strip, os.environ.get(PREFIX + "TOOL_TOKEN", "").split(","))
-    return [entry.partition("=")[2] or entry for entry in entries if entry]
-
-
-def tiktoken_folders() -> tuple[Path | None, Path]:
-    """openai-harmony's vocabulary folders by its own variables: the user's, if set, and the cache."""
-    folder = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
-    cache = os.environ.get("TIKTOKEN_RS_CACHE_DIR") or Path(tempfile.gettempdir(), "tiktoken-rs-cache")
-    return Path(folder) if folder else None, Path(cache)
+def _without_password(url: str) -> str:
+    """Hides the password before the host and in the query, where libpq accepts it, too."""
+    password = urlsplit(url).password
+    shown = url if password is None else url.replace(f":{password}@", ":***@", 1)
+    return re.sub(r"(?<=password=)[^&]*", "***", shown)

@@ -12,15 +12,14 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from uuid import UUID
 
-from server.delivery.event_frames import frames
-from server.delivery.function_names import with_function_names
-from server.delivery.hub import TAIL_FRAMES, Hub, Published, SubscriptionKey
-from server.delivery.stored_responses import read_end
+from server.delivery.hub import Hub, Published, SubscriptionKey
+from server.delivery.stored_responses import read_update
+from server.store import log_read
 from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints
-from server.store.database import Connection, Database, DatabaseError, TransientError
-from server.store.log import events
-from server.store.log.events import SubscriptionUpdate
+from server.store.database import Connection, Database
+from server.store.database_errors import DatabaseError, TransientError
+from server.store.log_read import SubscriptionUpdate
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.follower")
@@ -156,7 +155,7 @@ class Follower:
             remote = [one for one in watched if one.response_id not in here]
             if remote:
                 self._hub.publish(
-                    _to_published(connection, update) for update in events.read_updates(connection, remote)
+                    _to_published(connection, update) for update in log_read.read_updates(connection, remote)
                 )
             self._failed = False
             self.thread.progress()
@@ -213,20 +212,10 @@ def _to_published(connection: Connection, update: SubscriptionUpdate) -> Publish
     """The new frames; for a response that cannot be read, that there is nothing more."""
     response, position = update.subscription.response_id, update.subscription.next_seq or 0
     try:
-        if update.state == "ended":
-            return read_end(connection, update)
-        if update.state == "running":
-            return _running(connection, update)
+        if update.state in ("ended", "running"):
+            return read_update(connection, update)
     except DatabaseError:
         raise
     except Exception:
         log.exception("response %s cannot be followed", response)
     return Published(response, position, (), None, gone=True)
-
-
-def _running(connection: Connection, update: SubscriptionUpdate) -> Published:
-    tenant, response = update.subscription.tenant, update.subscription.response_id
-    tail = update.events[-TAIL_FRAMES:]
-    first = tail[0].sequence_number if tail else update.end
-    named = with_function_names(tail, lambda: events.read(connection, tenant, response, 0))
-    return Published(response, first, frames(response, named), None)

@@ -1,23 +1,29 @@
-"""Live streams: a channel for each followed response, fed with committed frames, and the readers that wait
-on it.
+"""Live streams: the hub's channels of committed frames, the readers that wait on them, responses without any.
 
 Frames come from the recorder if the response runs here, else from the follower. A channel keeps the tail of
 its response's frames, and a reader only a position. A reader that falls behind the tail continues from the
 store, so a slow client costs no memory. Channels change on the event loop only; other threads use
 `call_soon_threadsafe`, once per commit and not once per event.
+
+`Abandonment` cancels foreground responses that lost their last reader, unless another replica has readers of
+them. With each heartbeat a replica publishes which responses it reads that run elsewhere. So before a
+response is cancelled, this waits for as long as such a heartbeat may take, and looks it up.
 """
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from time import monotonic
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from server.store.log.events import Subscription
+from server.delivery.frames import frames
+from server.protocol.responses.events import Event
+from server.store.log_read import Subscription
 
 SubscriptionKey = tuple[str, UUID]
 """The tenant and the id of a response."""
@@ -25,6 +31,11 @@ TAIL_FRAMES = 1024
 """The frames that the channel of a stored response keeps."""
 FIRST_READER_SECONDS = 5.0
 """The minimum time that a foreground response waits for its first reader."""
+
+
+GRACE_SECONDS = 2.5
+"""Readers on other replicas are published with their heartbeat, once a second; after this time at least two
+heartbeats have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +171,18 @@ class Hub:
         self._new_readers: set[SubscriptionKey] = set()
 
     def open(
-        self, response_id: UUID, *, stored: bool, grace: float, on_abandoned: Callable[[], None]
+        self,
+        response_id: UUID,
+        *,
+        stored: bool,
+        grace: float,
+        on_abandoned: Callable[[], None],
+        first_events: Sequence[Event] = (),
     ) -> Channel:
-        """The channel of a foreground response that is about to run here; without readers it is cancelled.
+        """The channel of a foreground response that is about to run here, with its first events.
 
-        Any thread, before its first `publish`. Background responses use `watch` instead. If a reader already
-        subscribed through `watch`, that channel object is reused.
+        Without readers the response is cancelled. Any thread, before the next `publish`. Background responses
+        use `watch` instead. If a reader already subscribed through `watch`, that channel object is reused.
         """
         with self._lock:
             channel = self._channels.get(response_id)
@@ -175,6 +192,8 @@ class Hub:
         channel.end_without_readers(on_abandoned, grace)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.await_first_reader)
+        if first_events:
+            self.publish([Published(response_id, 0, frames(response_id, first_events), None)])
         return channel
 
     def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:
@@ -281,3 +300,37 @@ class Hub:
                 with self._lock:
                     self._channels.pop(published.response_id, None)
                     self._opened.pop(published.response_id, None)
+
+
+class Abandonment:
+    """Responses that run here and have lost their last reader here."""
+
+    def __init__(self, *, is_unread: Callable[[UUID], bool], cancel: Callable[[UUID], None]) -> None:
+        """`is_unread` returns whether a response runs here without a reader here; `cancel` ends one."""
+        self._is_unread = is_unread
+        self._cancel = cancel
+        self._lock = threading.Lock()
+        self._cancel_at: dict[UUID, float] = {}
+
+    def add(self, response: UUID) -> None:
+        """The response has had no reader here for its grace period. Any thread; never waits."""
+        with self._lock:
+            self._cancel_at.setdefault(response, monotonic() + GRACE_SECONDS)
+
+    def pending(self) -> list[UUID]:
+        """The responses whose readers on other replicas have to be looked up."""
+        with self._lock:
+            return list(self._cancel_at)
+
+    def settle(self, read_elsewhere: Collection[UUID], *, alone: bool = False) -> None:
+        """Cancels what is due and not read elsewhere; everything at once if this is the only replica."""
+        now = monotonic()
+        with self._lock:
+            for response in read_elsewhere:
+                self._cancel_at[response] = now + GRACE_SECONDS
+            self._cancel_at = {one: at for one, at in self._cancel_at.items() if self._is_unread(one)}
+            due = [one for one, at in self._cancel_at.items() if at <= now or alone]
+            for response in due:
+                del self._cancel_at[response]
+        for response in due:
+            self._cancel(response)

@@ -1,4 +1,4 @@
-"""Reads responses from the store: as Response objects, and their event streams as frames."""
+"""Reads responses from the store: as objects, in pages with their input items, event streams as frames."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -9,25 +9,33 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from server.delivery.event_frames import FramePage, frame, frames
-from server.delivery.function_names import with_function_names
+from server.delivery.frames import (
+    FramePage,
+    frame,
+    frames,
+    with_function_names,
+)
 from server.delivery.hub import TAIL_FRAMES, Published
-from server.generation.response_builder import build_response
-from server.generation.token_dump import restore_token_dump, wants_token_dump
+from server.errors import InvalidRequest
+from server.generation.response_builder import build_response, restore_token_dump, wants_token_dump
+from server.protocol import ids
+from server.protocol.decode import decode_as
 from server.protocol.earlier_releases import with_logprobs
+from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.events import Event
-from server.protocol.responses.hosted_items import HostedCall
-from server.protocol.responses.items import Compaction
-from server.protocol.responses.response import Echo, Response
-from server.protocol.responses.states import TERMINAL_STATUSES, Ending, read_turns
-from server.protocol.typed import decode_as
-from server.store.content import responses
+from server.protocol.responses.items import Compaction, HostedCall
+from server.protocol.responses.response import TERMINAL_STATUSES, Echo, Ending, Response, read_turns
+from server.store import log_read
+from server.store.content import response_pages, responses, stored_items
+from server.store.content.response_pages import Filters, PageCursor
 from server.store.content.responses import StoredResponse
+from server.store.content.stored_items import INPUT_LIST, ItemPage
 from server.store.database import Connection, Database
-from server.store.log import events
-from server.store.log.stream_cache import CachedStream
+from server.store.log_read import CachedStream
 
 log = logging.getLogger("holdfast.read")
+
+list_log = logging.getLogger("holdfast.lists")
 
 _BETWEEN_TURNS = tuple(
     f'{{"type":"{kind.__struct_config__.tag}"' for kind in (*get_args(HostedCall), Compaction)
@@ -45,7 +53,7 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
         return None
     if stored.status not in TERMINAL_STATUSES:  # its end may be committed before the next query
         return as_response(stored, [])
-    output = responses.output_items(connection, tenant, response)
+    output = stored_items.output_items(connection, tenant, response)
     whole = as_response(stored, output)
     if wants_token_dump(stored.asked):
         return with_last_event(connection, stored, whole)
@@ -54,7 +62,7 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
 
 def with_last_event(connection: Connection, stored: StoredResponse, response: Response) -> Response:
     """An ended response with the fields that only its last event has."""
-    stream = CachedStream(events.read_compacted(connection, stored.tenant, stored.id))
+    stream = CachedStream(log_read.read_compacted(connection, stored.tenant, stored.id))
     (last,) = stream.read(stream.end - 1)
     return restore_token_dump(response, last.body)
 
@@ -158,14 +166,14 @@ class StreamReader:
         if stored.status in TERMINAL_STATUSES:
             self._stream = self._cached_stream(connection)
             return self._page_of(self._stream, first)
-        logged = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
-        page = self._page(logged, lambda: events.read(connection, self._tenant, self._response, 0))
+        logged = log_read.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
+        page = self._page(logged, lambda: log_read.read(connection, self._tenant, self._response, 0))
         return FramePage(page, ended=False)
 
     def _cached_stream(self, connection: Connection) -> CachedStream:
         stream = _streams.get((self._tenant, self._response))
         if stream is None:
-            stream = CachedStream(events.read_compacted(connection, self._tenant, self._response))
+            stream = CachedStream(log_read.read_compacted(connection, self._tenant, self._response))
             _streams[self._tenant, self._response] = stream
         return stream
 
@@ -184,17 +192,110 @@ class StreamReader:
         return page
 
 
-def read_end(connection: Connection, update: events.SubscriptionUpdate) -> Published:
-    """The frames that the readers of an ended response lack, and the final response.
+def read_update(connection: Connection, update: log_read.SubscriptionUpdate) -> Published:
+    """The frames that the readers of a response lack, and if it has ended the final response.
 
     At most the last TAIL_FRAMES: a reader that lacks more reads the store.
     """
     tenant, response = update.subscription.tenant, update.subscription.response_id
     position = update.subscription.next_seq or 0
-    tail = events.read(connection, tenant, response, position)[-TAIL_FRAMES:]
-    final = read_response(connection, tenant, response)
-    if final is None:
-        return Published(response, position, (), None, gone=True)
-    first = tail[0].sequence_number if tail else position
-    named = with_function_names(tail, lambda: events.read(connection, tenant, response, 0))
-    return Published(response, first, frames(response, named), msgspec.json.encode(final))
+    logged, final = update.events, None
+    if update.state == "ended":
+        logged = log_read.read(connection, tenant, response, position)
+        final = read_response(connection, tenant, response)
+        if final is None:
+            return Published(response, position, (), None, gone=True)
+    tail = logged[-TAIL_FRAMES:]
+    end = update.end if update.state == "running" else position
+    first = tail[0].sequence_number if tail else end
+    named = with_function_names(tail, lambda: log_read.read(connection, tenant, response, 0))
+    encoded = None if final is None else msgspec.json.encode(final)
+    return Published(response, first, frames(response, named), encoded)
+
+
+def list_responses(
+    database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
+) -> Page[msgspec.Raw]:
+    """A page of a tenant's responses. Raises InvalidRequest for a bad cursor.
+
+    A response that cannot be decoded is logged and left out, so that the others can be listed.
+    """
+
+    def work(connection: Connection) -> tuple[list[bytes], bool]:
+        cursor = None
+        if after is not None:
+            cursor = page_cursor(connection, tenant, ids.parse_response_id(after), after, "a response")
+        while True:
+            rows, more = response_pages.bounded_page(
+                connection, tenant, filters, cursor, limit, MAX_BYTES, newest_first=newest_first
+            )
+            ended = [stored.id for stored in rows if stored.status in TERMINAL_STATUSES]
+            outputs = stored_items.outputs_of(connection, tenant, ended)
+            listed = [
+                whole
+                for stored in rows
+                if (whole := _encoded(connection, stored, outputs.get(stored.id, ())))
+            ]
+            if listed or not more:
+                return listed, more
+            cursor = PageCursor(rows[-1].created_at, rows[-1].id)
+
+    page, more = database.read(work)
+    return make_page(page, limit, more=more)
+
+
+def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> bytes | None:
+    try:
+        response = as_response(stored, output)
+        return msgspec.json.encode(with_turns(connection, stored, response, output))
+    except ValueError:  # msgspec's errors among them
+        list_log.exception("response %s cannot be decoded and is not listed", stored.id)
+        return None
+
+
+def page_cursor(
+    connection: Connection, tenant: str, response: UUID | None, after: str, kind: str
+) -> PageCursor:
+    """The cursor of a response, whose id is `after`. Raises InvalidRequest without such a response."""
+    cursor = response_pages.find_cursor(connection, tenant, response) if response is not None else None
+    if cursor is None:
+        raise bad_cursor(after, kind)
+    return cursor
+
+
+def list_input_items(
+    database: Database, tenant: str, response: UUID, after: str | None, limit: int, *, newest_first: bool
+) -> Page[msgspec.Raw] | None:
+    """A page of a response's own input items; None without such a response. Raises InvalidRequest for a bad
+    cursor.
+
+    Items that came through `previous_response_id` are listed with the responses that they belong to.
+    """
+
+    def work(connection: Connection) -> ItemPage | None:
+        if responses.get(connection, tenant, response) is None:
+            return None
+        cursor = None
+        if after is not None:
+            cursor = stored_items.item_position(connection, INPUT_LIST, tenant, response, after)
+            if cursor is None:
+                raise bad_cursor(after, "an input item of this response")
+        return stored_items.item_page(
+            connection,
+            INPUT_LIST,
+            tenant,
+            response,
+            cursor,
+            limit,
+            newest_first=newest_first,
+            most_bytes=MAX_BYTES,
+        )
+
+    page = database.read(work)
+    if page is None:
+        return None
+    return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
+
+
+def bad_cursor(after: str, kind: str) -> InvalidRequest:
+    return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")

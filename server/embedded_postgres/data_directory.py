@@ -25,7 +25,6 @@ from pathlib import Path
 
 from server.embedded_postgres.account import Account, EmbeddedError
 from server.embedded_postgres.binaries import Binaries, bin_directory_of_major
-from server.embedded_postgres.socket_queries import SOCKET_NAME
 from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 
 if sys.platform != "win32":
@@ -302,3 +301,7 @@ def last_error(directory: ClusterDirectory, since: int) -> str:
     complaints = [line for line in lines if re.search(r"(FATAL|PANIC|ERROR):", line)]
     words = (complaints or lines or ["it said nothing"])[-1]
     return words.partition("FATAL:")[2].strip() or words.strip()
+
+
+PORT = 5432  # only a part of the socket's name
+SOCKET_NAME = f".s.PGSQL.{PORT}"

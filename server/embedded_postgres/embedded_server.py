@@ -1,4 +1,4 @@
-"""The embedded Postgres: starts, attaches to, restarts and stops the database of one data directory.
+"""`EmbeddedPostgres`: starts, attaches to, restarts and stops the Postgres of one data directory; `probe`.
 
 The process that holds `owner.lock` owns the database: it started Postgres, through a watcher that
 stops it when the owner is gone. Other processes attach to its socket and share the database. When
@@ -21,13 +21,17 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Literal, NamedTuple, Self
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
 
 from server.embedded_postgres import watcher as postgres_watcher
-from server.embedded_postgres.account import Account, EmbeddedError, account_for, default_data_dir
-from server.embedded_postgres.binaries import Binaries, binaries_for, psql_command
+from server.embedded_postgres.account import Account, EmbeddedError, account_for
+from server.embedded_postgres.binaries import Binaries, binaries_for
 from server.embedded_postgres.data_directory import (
+    PORT,
     ClusterDirectory,
     check_major,
     check_socket_directory,
@@ -40,9 +44,6 @@ from server.embedded_postgres.data_directory import (
     running_postmaster,
     try_lock,
 )
-from server.embedded_postgres.socket_queries import PORT, ServerState, create_database, probe, socket_url
-
-__all__ = ["EmbeddedError", "EmbeddedPostgres", "Progress", "default_data_dir", "psql_command"]
 
 #: Told in a few words what a start is waiting for.
 Progress = Callable[[str], None]
@@ -62,10 +63,6 @@ SETTINGS = {
     "shared_buffers": "128MB",
     "timezone": "UTC",
 }
-
-
-def _no_progress(_message: str) -> None:
-    pass
 
 
 class EmbeddedPostgres:
@@ -103,12 +100,7 @@ class EmbeddedPostgres:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     @property
@@ -125,14 +117,14 @@ class EmbeddedPostgres:
         """The libpq URL of another database of the same cluster."""
         return socket_url(self._directory.sockets, database)
 
-    def start(self, progress: Progress = _no_progress) -> str:
+    def start(self, progress: Progress = lambda _message: None) -> str:
         """Start the database, or attach to the process that did; returns `url` once it answers."""
         with self._mutex:
             self._is_stopped = False
             self._reach(progress)
         return self.url
 
-    def ensure(self, progress: Progress = _no_progress) -> str:
+    def ensure(self, progress: Progress = lambda _message: None) -> str:
         """Bring the database back after a connection was lost: a no-op if it is there.
 
         Restarts a Postgres that died, and takes the database over from an owner that is gone. Any
@@ -300,7 +292,7 @@ class EmbeddedPostgres:
         try:
             if self._watcher is not None:
                 self._discard_watcher()
-                os.close(self._claim_cluster(_no_progress, time.monotonic() + STOP_TIMEOUT_S))
+                os.close(self._claim_cluster(lambda _message: None, time.monotonic() + STOP_TIMEOUT_S))
         finally:
             os.close(self._owner_lock)
             self._owner_lock = None
@@ -347,3 +339,45 @@ def _release_in_fork() -> None:
 
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=_release_in_fork)
+
+
+class ServerState(NamedTuple):
+    """What a connection attempt shows."""
+
+    #: "up" includes a server that has no connection left to give.
+    state: Literal["up", "starting", "recovering", "down"]
+    complaint: str = ""
+
+
+def socket_url(sockets: Path, database: str) -> str:
+    """The libpq URL of a database of the Postgres that has its socket in this directory."""
+    # With the port, because libpq would otherwise take one from PGPORT.
+    return f"postgresql://postgres@/{quote(database)}?host={quote(str(sockets))}&port={PORT}"
+
+
+def probe(url: str) -> ServerState:
+    """Try to connect."""
+    try:
+        psycopg.connect(url, connect_timeout=2).close()
+    except psycopg.OperationalError as error:
+        complaint = str(error)
+        if "too many clients" in complaint or "connection slots are reserved" in complaint:
+            return ServerState("up")
+        if "starting up" in complaint:
+            return ServerState("starting", complaint)
+        if "recovery" in complaint or "not yet accepting" in complaint:
+            return ServerState("recovering", complaint)
+        return ServerState("down", complaint)
+    return ServerState("up")
+
+
+def create_database(maintenance_url: str, name: str) -> None:
+    """Create a database unless there is one of that name."""
+    try:
+        with psycopg.connect(maintenance_url, autocommit=True) as connection:
+            query = "SELECT 1 FROM pg_database WHERE datname = %s"
+            if connection.execute(query, [name]).fetchone() is None:
+                create = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+                connection.execute(create)
+    except psycopg.Error as error:
+        raise EmbeddedError(f"Cannot create the database {name!r}: {error}") from error

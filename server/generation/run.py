@@ -9,23 +9,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
-from engine.request import FinishReason, StopMatch
-from engine.request import TokenLogprobs as EngineLogprobs
+from engine.request import FinishReason, StopMatch, TokenLogprobs
 from engine.request import Usage as EngineUsage
 from server.generation.event_emitter import EventEmitter
-from server.generation.finish_details import FinishDetails
-from server.generation.logprobs import TokenLogprobs
-from server.generation.output_decoding import DecodingSpec
-from server.generation.stop_strings import StopStringFilter
-from server.generation.token_dump import TokenDump
-from server.generation.turn_usage import TurnUsages
-from server.hosted_tools.tool_specs import PendingToolWork, ToolResult
-from server.model_formats.interface import CallDelta, Delta, ReasoningDelta, TextDelta
+from server.generation.event_log import RunLog
+from server.generation.output_decoding import DecodingSpec, OutputDecoder
+from server.generation.response_builder import TokenDump
+from server.hosted_tools.offered_tools import PendingToolWork, ToolResult
+from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.events import Event
-from server.protocol.responses.hosted_items import McpApprovalRequest
-from server.protocol.responses.items import CustomToolCall, FunctionCall, Item
-from server.protocol.responses.response import Echo, Response
-from server.protocol.responses.states import Ending, EndStatus
+from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest
+from server.protocol.responses.response import Echo, Ending, EndStatus, Response, TurnUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +37,12 @@ class RunFacts:
     """If False, only the prompt is prefilled; the single sampled token is discarded."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunLog:
-    """The stored part of a run, from an earlier attempt."""
-
-    token_ids: Sequence[int]
-    next_seq: int
-    events: Sequence[Event]
-    first_token_at: datetime | None
+_ENDS: dict[FinishReason, tuple[EndStatus, str | None]] = {
+    "stop": ("completed", None),
+    "length": ("incomplete", "max_output_tokens"),
+    "cancelled": ("cancelled", None),
+}
+"""The status and `incomplete_details.reason` of a response whose engine request ended so."""
 
 
 class Run:
@@ -68,11 +60,18 @@ class Run:
         self._compaction = decoding.compaction
         self._summary_text: list[str] = []
         """The summary that the model writes in the first turn of a compaction."""
-        arguments = (facts.id, facts.created_at, facts.echo, decoding.seal, self._hosted_tools)
-        self._emitter = EventEmitter(*arguments, summarizes_reasoning=decoding.summarizes_reasoning)
+        self._emitter = EventEmitter(
+            facts.id,
+            facts.created_at,
+            facts.echo,
+            decoding.seal,
+            self._hosted_tools,
+            summarizes_reasoning=decoding.summarizes_reasoning,
+        )
         self._started = False
         self._first_token_at: datetime | None = None
-        self._usage = TurnUsages()
+        self._turn_usages: list[TurnUsage] = []
+        """Those of the finished turns."""
         self._reasoning_tokens = 0
         self._tool_work: PendingToolWork | None = None
         self._token_dump: TokenDump | None = None
@@ -81,18 +80,10 @@ class Run:
 
     def _begin_decoding(self, decoding: DecodingSpec, prompt_tokens: int) -> None:
         """Resets the decoding state for the tokens of another engine request."""
-        self._parser = decoding.parser
-        self._stops = StopStringFilter(decoding.stop_strings, include=decoding.include_stop_string)
-        self._held_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
-        """The kind of the text that `_stops` holds back."""
-        self._finish_details = FinishDetails(decoding)
-        self._logprobs = None
-        if decoding.vocabulary is not None:
-            self._logprobs = TokenLogprobs(decoding.vocabulary, tokens_as_ids=decoding.tokens_as_ids)
+        self._decoder = OutputDecoder(decoding)
         self._prompt_tokens = prompt_tokens
         if decoding.token_dump is not None:
             self._token_dump = decoding.token_dump.after_turns(self._token_dump)
-        self._tokens = 0
         self._resumed_tokens = 0
         self._turn_start = len(self.output)
 
@@ -113,7 +104,7 @@ class Run:
     @property
     def next_seq(self) -> int:
         """The sequence number of the next event."""
-        return self._emitter.next_seq
+        return self._emitter.numbers.next_seq
 
     @property
     def output(self) -> list[Item]:
@@ -131,7 +122,7 @@ class Run:
         prompt_ids = self._streamed_prompt_ids
         events = [] if prompt_ids is None else [self._emitter.token_ids("prompt", prompt_ids)]
         events += self._emitter.in_progress()
-        if self._emitter.pending_calls:
+        if self._emitter.tool_calls.pending_calls:
             self._await_tools()
         if self._compaction is None:
             return events
@@ -149,20 +140,21 @@ class Run:
         assert self._compaction is not None
         return self._compaction.seal(item_id, "".join(self._summary_text))
 
-    def feed_logged_tokens(self, log: RunLog) -> list[Event]:
-        """The events of the log's tokens, all of them from the current engine request.
+    def feed_logged_tokens(
+        self, token_ids: Sequence[int], events: Sequence[Event], first_token_at: datetime | None
+    ) -> list[Event]:
+        """The events that a turn's logged tokens give now; `events` are those that they gave then.
 
         Their deltas may be cut differently from the logged ones; their text is the same.
         """
-        if self._logprobs is not None:
-            self._logprobs.restore(log.events)
-        events = self.tokens(log.token_ids, log.first_token_at)
-        self._resumed_tokens = len(log.token_ids)
-        return events
+        self._decoder.restore_logprobs(events)
+        emitted = self.tokens(token_ids, first_token_at)
+        self._resumed_tokens = len(token_ids)
+        return emitted
 
     def set_next_seq(self, next_seq: int) -> None:
         """Numbers all further events from `next_seq` on."""
-        self._emitter.next_seq = next_seq
+        self._emitter.numbers.next_seq = next_seq
 
     def restore_output_only(self, log: RunLog) -> None:
         """Restores the output from logged events where the tokens can no longer be decoded.
@@ -171,9 +163,9 @@ class Run:
         """
         self.emit_start_events(log)
         self._first_token_at = log.first_token_at
-        self._tokens = self._resumed_tokens = len(log.token_ids)
+        self._decoder.token_count = self._resumed_tokens = len(log.token_ids)
         self._emitter.restore(log.events)
-        self._emitter.next_seq = log.next_seq
+        self.set_next_seq(log.next_seq)
 
     def emit_start_events(self, log: RunLog) -> None:
         """Repeats the state changes of `accept` and, if the log shows it, of `start`."""
@@ -181,25 +173,19 @@ class Run:
             self.start()
 
     def tokens(
-        self,
-        token_ids: Sequence[int],
-        at: datetime | None,
-        logprobs: Sequence[EngineLogprobs] | None = None,
+        self, token_ids: Sequence[int], at: datetime | None, logprobs: Sequence[TokenLogprobs] | None = None
     ) -> list[Event]:
         """The events of new tokens; none while their text is incomplete or may belong to a stop string."""
         if not self.facts.wants_output:
             return []
         self._first_token_at = self._first_token_at or at
-        if self._logprobs is not None and logprobs is not None:
-            self._logprobs.add(self._tokens, token_ids, logprobs)
-        self._tokens += len(token_ids)
         if self._token_dump is not None:
             self._token_dump.append(token_ids)
         streamed = self._streamed_prompt_ids is not None
         events = [self._emitter.token_ids("output", token_ids)] if streamed else []
-        return events + self._emit(self._parser.feed(self._finish_details.add(token_ids, logprobs)))
+        return events + self._emit(self._decoder.feed(token_ids, logprobs))
 
-    def add_prompt_logprobs(self, logprobs: Sequence[EngineLogprobs]) -> list[Event]:
+    def add_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> list[Event]:
         """Collects those of the prompt's next tokens for the final response; no event."""
         if self._token_dump is not None:
             self._token_dump.add_prompt_logprobs(logprobs)
@@ -209,24 +195,17 @@ class Run:
         self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_match: StopMatch | None = None
     ) -> list[Event]:
         """The events that follow the end of the engine request: the turn's last ones, or the response's."""
-        status: EndStatus
+        status, incomplete_reason = _ENDS[reason]
         if not self.facts.wants_output:
             usage = replace(usage, output=0)
-        match reason:
-            case "stop":
-                status, incomplete_reason = "completed", None
-            case "length" if not self.facts.wants_output:
-                status, incomplete_reason = "completed", None
-            case "length":
-                status, incomplete_reason = "incomplete", "max_output_tokens"
-            case "cancelled":
-                status, incomplete_reason = "cancelled", None
+            if reason == "length":
+                status, incomplete_reason = _ENDS["stop"]
         if reason == "stop":
-            self._finish_details.stop(stop_match)
-        rest = self._emit(self._parser.close()) + self._flush_held_text(stop_match)
+            self._decoder.details.stop(stop_match)
+        rest = self._emit(self._decoder.close(stop_match))
         if self.writes_summary and status != "cancelled":
             return self._end_summary(usage, at)
-        if status == "completed" and self._emitter.pending_calls:
+        if status == "completed" and self._emitter.tool_calls.pending_calls:
             return rest + self._end_turn(usage)
         return rest + self._end(status, usage, at, incomplete_reason=incomplete_reason)
 
@@ -251,7 +230,10 @@ class Run:
         """Waits for the turn's calls, or, if there are none, for the next turn."""
         self.awaiting_tools = True
         self._tool_work = PendingToolWork(
-            tuple(self._emitter.due_calls()), tuple(self.output), self.turn, self._usage.output
+            tuple(self._emitter.tool_calls.due_calls()),
+            tuple(self.output),
+            self.turn,
+            sum(turn.output for turn in self._turn_usages),
         )
 
     def take_tool_work(self) -> PendingToolWork | None:
@@ -267,16 +249,16 @@ class Run:
     @property
     def has_pending_calls(self) -> bool:
         """Some of the server's calls have no result yet."""
-        return bool(self._emitter.pending_calls)
+        return bool(self._emitter.tool_calls.pending_calls)
 
     def finish_call(self, index: int, outcome: ToolResult, at: datetime) -> list[Event]:
         """The events of a call's result. After the last result the next turn is due, or the response ends:
         a call that the client must make or approve ends it.
         """
-        if index not in self._emitter.pending_calls:
+        if index not in self._emitter.tool_calls.pending_calls:
             return []
-        events = self._emitter.finish_call(index, outcome)
-        if self._emitter.pending_calls:
+        events = self._emitter.tool_calls.finish_call(index, outcome)
+        if self._emitter.tool_calls.pending_calls:
             return events
         turn_items = self.output[self._turn_start :]
         for_client = FunctionCall | CustomToolCall | McpApprovalRequest
@@ -299,9 +281,20 @@ class Run:
         return self.cancel(at) if self.awaiting_tools else []
 
     def _add_usage(self, usage: EngineUsage) -> None:
+        """Adds a turn. Its resumed tokens, from earlier attempts, count as output and not as prompt.
+
+        The part of the prompt beyond the previous turn's input and output is tool output, unless the previous
+        turn wrote a compaction's summary.
+        """
+        prompt, tools = usage.prompt - self._resumed_tokens, 0
         first_is_summary = self._compaction is not None and self._compaction.by_model
-        self._usage.add(usage, self._resumed_tokens, first_is_summary=first_is_summary)
-        self._reasoning_tokens += self._parser.reasoning_tokens
+        if len(self._turn_usages) > first_is_summary:
+            before = self._turn_usages[-1]
+            tools = max(0, prompt - before.input - before.output)
+        self._turn_usages.append(
+            TurnUsage(prompt, min(usage.cached, prompt), usage.output + self._resumed_tokens, tools)
+        )
+        self._reasoning_tokens += self._decoder.reasoning_tokens
         self._resumed_tokens = 0
 
     def cancel(self, at: datetime) -> list[Event]:
@@ -322,7 +315,7 @@ class Run:
         Pass `readable=False` after the parser has raised: the text that it held back is lost.
         """
         readable = readable and not self.awaiting_tools
-        rest = self._emit(self._parser.close()) + self._flush_held_text(None) if readable else []
+        rest = self._emit(self._decoder.close()) if readable else []
         usage = usage or self._counted_usage()
         return rest + self._end("failed", usage, at, error_code=code, error_message=message)
 
@@ -331,7 +324,7 @@ class Run:
         if self.awaiting_tools:
             return EngineUsage()
         resumed = self._resumed_tokens
-        return EngineUsage(self._prompt_tokens + resumed, output=self._tokens - resumed)
+        return EngineUsage(self._prompt_tokens + resumed, output=self._decoder.token_count - resumed)
 
     def _end(
         self,
@@ -347,43 +340,25 @@ class Run:
             self._add_usage(usage)
         self.awaiting_tools = False
         self._tool_work = None
+        turns = tuple(self._turn_usages)
         self.ending = Ending(
             status=status,
             first_token_at=self._first_token_at,
             finished_at=at,
-            input_tokens=self._usage.prompt,
-            cached_tokens=self._usage.cached,
-            output_tokens=self._usage.output,
+            input_tokens=sum(turn.input for turn in turns),
+            cached_tokens=sum(turn.cached for turn in turns),
+            output_tokens=sum(turn.output for turn in turns),
             reasoning_tokens=self._reasoning_tokens,
-            turns=tuple(self._usage.turns),
+            turns=turns,
             error_code=error_code,
             error_message=error_message,
             incomplete_reason=incomplete_reason,
         )
-        events, self.final = self._emitter.end(self.ending, self._token_dump, self._finish_details)
+        events, self.final = self._emitter.end(self.ending, self._token_dump, self._decoder.details)
         return events
 
-    def _emit(self, deltas: Sequence[Delta]) -> list[Event]:
+    def _emit(self, decoded: Sequence[tuple[Delta, Sequence[Logprob]]]) -> list[Event]:
         if self.writes_summary:
-            self._summary_text += [delta.text for delta in deltas if isinstance(delta, TextDelta)]
+            self._summary_text += [delta.text for delta, _ in decoded if isinstance(delta, TextDelta)]
             return []
-        return [event for delta in deltas for event in self._emit_delta(delta)]
-
-    def _emit_delta(self, delta: Delta) -> list[Event]:
-        """The events of one delta, without text that may belong to a stop string."""
-        if not isinstance(delta, TextDelta | ReasoningDelta | CallDelta):
-            return self._flush_held_text(None) + self._emitter.delta(delta)
-        events = self._flush_held_text(None) if type(delta) is not self._held_kind else []
-        self._held_kind = type(delta)
-        logprobs = (
-            self._logprobs.pop(delta.token_indices) if self._logprobs and isinstance(delta, TextDelta) else []
-        )
-        text = self._stops.feed(delta.text)
-        if text or logprobs:
-            events += self._emitter.delta(self._held_kind(text), logprobs)
-        return events
-
-    def _flush_held_text(self, stop_match: StopMatch | None) -> list[Event]:
-        """The events of the held-back text, up to the stop string that ended the output."""
-        text = self._stops.close(stop_match)
-        return self._emitter.delta(self._held_kind(text)) if text else []
+        return [event for delta, logprobs in decoded for event in self._emitter.delta(delta, logprobs)]

@@ -5,12 +5,12 @@ progress, arguments, and with its result completed or failed, and done. A call t
 an approval request once its arguments are complete, and is not made.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
 import msgspec
 
+from server.generation.written_item import EventNumbers
 from server.hosted_tools.call_items import (
     IN_PROGRESS_EVENTS,
     ITEM_TYPES,
@@ -20,21 +20,22 @@ from server.hosted_tools.call_items import (
     started_item,
     with_arguments,
 )
-from server.hosted_tools.tool_specs import CallType, DueCall, HostedTools, ListedServer, ToolResult
+from server.hosted_tools.offered_tools import CallType, DueCall, HostedTools, ListedServer, ToolResult
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
-from server.protocol.responses.hosted_items import (
+from server.protocol.responses.items import (
     HOSTED_ID_PREFIXES,
     CodeInterpreterCall,
     HostedCall,
     HostedItem,
+    Item,
+    ItemStatus,
     McpApprovalRequest,
     McpCall,
     McpListTools,
     WebSearchCall,
 )
-from server.protocol.responses.items import Item, ItemStatus
 
 
 @dataclass(slots=True)
@@ -52,14 +53,14 @@ class ToolCallEvents:
     """The hosted tools' events of one response."""
 
     def __init__(
-        self, response: UUID, hosted: HostedTools, output: list[Item], new_seq: Callable[[], int]
+        self, response: UUID, hosted: HostedTools, output: list[Item], numbers: EventNumbers
     ) -> None:
         self.pending_calls: list[int] = []
         """The output indices of calls that have no result yet."""
         self._response = response
         self._hosted = hosted
         self._output = output
-        self._new_seq = new_seq
+        self._event = numbers.event
         self._draft: _Draft | None = None
         self._calls: dict[int, McpCall] = {}
         """Every call as its tool server gets it, by output index."""
@@ -108,10 +109,10 @@ class ToolCallEvents:
         tool_list = McpListTools(item.id, listed.label, list(listed.tools), listed.error)
         self._output.append(tool_list)
         return [
-            wire.whole_event(wire.OutputItemAdded(self._new_seq(), index, item)),
-            wire.whole_event(wire.McpListToolsInProgress(self._new_seq(), item.id, index)),
-            wire.whole_event(end(self._new_seq(), item.id, index)),
-            wire.whole_event(wire.OutputItemDone(self._new_seq(), index, tool_list)),
+            self._event(wire.OutputItemAdded, index, item),
+            self._event(wire.McpListToolsInProgress, item.id, index),
+            self._event(end, item.id, index),
+            self._event(wire.OutputItemDone, index, tool_list),
         ]
 
     def start_draft(self, label: str, name: str, *, is_code: bool) -> list[Event]:
@@ -156,16 +157,14 @@ class ToolCallEvents:
             return []
         match self._output[index]:
             case McpCall(item_id, arguments=arguments):
-                return [
-                    wire.whole_event(wire.McpCallArgumentsDone(self._new_seq(), item_id, index, arguments))
-                ]
+                return [self._event(wire.McpCallArgumentsDone, item_id, index, arguments)]
             case CodeInterpreterCall(item_id, code=code):
                 return [
-                    wire.whole_event(wire.CodeDone(self._new_seq(), item_id, index, code or "")),
-                    wire.whole_event(wire.CodeInterpreting(self._new_seq(), item_id, index)),
+                    self._event(wire.CodeDone, item_id, index, code or ""),
+                    self._event(wire.CodeInterpreting, item_id, index),
                 ]
             case item:
-                return [wire.whole_event(wire.SearchSearching(self._new_seq(), item.id, index))]
+                return [self._event(wire.SearchSearching, item.id, index)]
 
     def finish_call(self, index: int, outcome: ToolResult) -> list[Event]:
         """The events of a pending call's result."""
@@ -173,7 +172,7 @@ class ToolCallEvents:
         item, failed = self._output[index], outcome.error is not None
         end = end_event(self._form(self._calls[index].server_label), failed=failed)
         return [
-            wire.whole_event(end(self._new_seq(), item.id, index)),
+            self._event(end, item.id, index),
             self._done(index, "failed" if failed else "completed", outcome),
         ]
 
@@ -200,8 +199,8 @@ class ToolCallEvents:
         self._calls[index] = call
         self._output.append(item)
         return [
-            wire.whole_event(wire.OutputItemAdded(self._new_seq(), index, item)),
-            wire.whole_event(IN_PROGRESS_EVENTS[form](self._new_seq(), item.id, index)),
+            self._event(wire.OutputItemAdded, index, item),
+            self._event(IN_PROGRESS_EVENTS[form], item.id, index),
         ]
 
     def _set_arguments(self, arguments: str) -> list[Event]:
@@ -213,11 +212,9 @@ class ToolCallEvents:
         self._unfinished_arguments = index
         match item:
             case McpCall():
-                return [
-                    wire.whole_event(wire.McpCallArgumentsDelta(self._new_seq(), item.id, index, arguments))
-                ]
+                return [self._event(wire.McpCallArgumentsDelta, item.id, index, arguments)]
             case CodeInterpreterCall():
-                return [wire.whole_event(wire.CodeDelta(self._new_seq(), item.id, index, item.code or ""))]
+                return [self._event(wire.CodeDelta, item.id, index, item.code or "")]
             case WebSearchCall():
                 return []
 
@@ -231,17 +228,14 @@ class ToolCallEvents:
         if self._hosted.tag_approval is not None:
             item = self._hosted.tag_approval(item)
         self._output.append(item)
-        return [
-            wire.whole_event(wire.OutputItemAdded(self._new_seq(), index, item)),
-            wire.whole_event(wire.OutputItemDone(self._new_seq(), index, item)),
-        ]
+        return [self._event(wire.OutputItemAdded, index, item), self._event(wire.OutputItemDone, index, item)]
 
     def _done(self, index: int, status: FinalStatus, outcome: ToolResult) -> Event:
         item = self._output[index]
         assert isinstance(item, HostedCall)
         left = finished_item(item, status, outcome, tells_sources=self._hosted.include_sources)
         self._output[index] = left
-        return wire.whole_event(wire.OutputItemDone(self._new_seq(), index, left))
+        return self._event(wire.OutputItemDone, index, left)
 
     def _id(self, kind: type[HostedItem]) -> str:
         return ids.item_id(HOSTED_ID_PREFIXES[kind], self._response, "o", len(self._output))

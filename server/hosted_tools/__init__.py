@@ -1,1 +1,1 @@
-"""Tools that the server runs while it produces a response."""
+"""Hosted tools, run by the server during a response: MCP client, discovery, tool lists, items of calls."""

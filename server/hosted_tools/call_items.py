@@ -1,15 +1,33 @@
-"""Output items of calls that the server makes: mcp_call, code_interpreter_call, web_search_call. Pure."""
+"""Items of hosted calls: mcp_call, code_interpreter_call, web_search_call, in the output and for the model.
+
+`started_item`, `with_arguments` and `finished_item` make output items; `items_for_model` turns stored ones
+into function calls with their outputs; `source_urls` reads the sources of a browser's result. Pure.
+"""
 
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
 
-from server.hosted_tools.tool_specs import CallType, ToolResult, result_text
+from server.hosted_tools.offered_tools import CallType, ToolResult
 from server.protocol.responses import events as wire
-from server.protocol.responses.hosted_items import CodeInterpreterCall, HostedCall, McpCall, WebSearchCall
+from server.protocol.responses.items import (
+    CodeInterpreterCall,
+    FunctionCall,
+    FunctionCallOutput,
+    HostedCall,
+    Item,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpError,
+    McpListTools,
+    OtherItem,
+    WebSearchCall,
+)
 
 FinalStatus = Literal["completed", "failed", "incomplete"]
 ITEM_TYPES: dict[CallType, type[HostedCall]] = {
@@ -25,7 +43,7 @@ IN_PROGRESS_EVENTS: dict[
     "search": wire.SearchInProgress,
 }
 MAX_SOURCES = 50
-_URL = re.compile(r"https?://[^\s<>\"')\]\u3011]+")
+_URL_IN_TEXT = re.compile(r"https?://[^\s<>\"')\]\u3011]+")
 
 
 def started_item(form: CallType, item_id: str, response: UUID, call: McpCall) -> HostedCall:
@@ -67,7 +85,7 @@ def finished_item(
             if action["type"] != "search" and outcome.urls:
                 action = {**action, "url": outcome.urls[0]}
             if tells_sources and action["type"] == "search":
-                urls = list(dict.fromkeys(outcome.urls or _URL.findall(text)))[:MAX_SOURCES]
+                urls = list(dict.fromkeys(outcome.urls or _URL_IN_TEXT.findall(text)))[:MAX_SOURCES]
                 action = {**action, "sources": [{"type": "url", "url": url} for url in urls]}
             results = text if has_result else msgspec.UNSET
             return msgspec.structs.replace(item, status=status, action=action, results=results)
@@ -109,3 +127,120 @@ def _action(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
             return {"type": "find_in_page", "pattern": pattern, "url": str(arguments.get("cursor", ""))}
     query = str(arguments.get("query", ""))
     return {"type": "search", "query": query, "queries": [query]}
+
+
+URLS_KEY = "holdfast/urls"
+"""The URL of a page, or those that a search found."""
+MAX_URLS = 50
+MAX_URL = 2048
+_SOURCE_URL = re.compile(r"https?://[^\s\x00-\x1f]+")
+
+
+def source_urls(meta: dict[str, Any] | None) -> tuple[str, ...]:
+    """The URLs in a result's `_meta`, without invalid ones."""
+    value = (meta or {}).get(URLS_KEY)
+    urls = value[:MAX_URLS] if isinstance(value, list) else []
+    return tuple(
+        url for url in urls if isinstance(url, str) and len(url) <= MAX_URL and _SOURCE_URL.fullmatch(url)
+    )
+
+
+UNFINISHED = "The call was not finished."
+
+
+UNANSWERED = "The user has not allowed this call."
+
+
+DENIED = "The user did not allow this call."
+
+
+def items_for_model(items: Sequence[Item]) -> list[Item]:
+    """The items as a model reads them: a hosted call as a function call with its output."""
+    called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
+    answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
+    return [converted for item in items for converted in _as_model_items(item, called, answers)]
+
+
+def _as_model_items(
+    item: Item, called: set[str | None], answers: Mapping[str, McpApprovalResponse]
+) -> Iterator[Item]:
+    match item:
+        case McpListTools() | McpApprovalResponse():
+            return
+        case McpApprovalRequest() if item.id in called:
+            return
+        case McpCall():
+            yield from _as_function(item, result_text(item))
+        case McpApprovalRequest():
+            yield from _as_function(item, _approval_text(answers.get(item.id)))
+        case CodeInterpreterCall():
+            yield from _as_call(
+                item.id, "python", "python", _json({"code": item.code or ""}), tool_result_of(item)
+            )
+        case WebSearchCall(results=str()):
+            name, arguments = _search_call(item.action)
+            yield from _as_call(item.id, "browser", name, _json(arguments), tool_result_of(item))
+        case WebSearchCall():
+            yield OtherItem(item.id, "completed", {"type": "web_search_call", "action": item.action})
+        case _:
+            yield item
+
+
+def _as_function(item: McpCall | McpApprovalRequest, output: str) -> Iterator[Item]:
+    return _as_call(item.id, item.server_label, item.name, item.arguments, ToolResult(output))
+
+
+def _as_call(name: str, label: str, tool: str, arguments: str, outcome: ToolResult) -> Iterator[Item]:
+    call_id = name or f"{label}:{tool}"
+    yield FunctionCall(name, "completed", call_id, tool, arguments, label)
+    yield FunctionCallOutput(name, "completed", call_id, result_text(outcome))
+
+
+def _json(arguments: Mapping[str, object]) -> str:
+    return msgspec.json.encode(arguments).decode()
+
+
+def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
+    """The browser tool's name and arguments from a web search item's action."""
+    match action:
+        case {"type": "open_page", "url": url}:
+            return "open", {"id": url}
+        case {"type": "find_in_page", "pattern": pattern}:
+            return "find", {"pattern": pattern}
+    return "search", {"query": action.get("query") or ""}
+
+
+def tool_result_of(item: HostedCall) -> ToolResult:
+    """The result of a call, from its item."""
+    match item:
+        case McpCall():
+            return ToolResult(item.output, item.error if not isinstance(item.error, str) else None)
+        case CodeInterpreterCall():
+            logs = [str(output.get("logs", "")) for output in item.outputs or []]
+            text = "\n".join(logs) if item.outputs is not None else None
+        case WebSearchCall():
+            text = item.results if isinstance(item.results, str) else None
+    if item.status == "failed":
+        return ToolResult(error=McpError("mcp_protocol_error", message=text or ""))
+    return ToolResult(text)
+
+
+def _approval_text(answer: McpApprovalResponse | None) -> str:
+    if answer is None:
+        return UNANSWERED
+    if answer.approve:
+        return UNFINISHED
+    return f"{DENIED} {answer.reason}" if answer.reason else DENIED
+
+
+def result_text(call: McpCall | ToolResult) -> str:
+    """A call's output or error as text for the model."""
+    if call.output is not None:
+        return call.output
+    if call.error is None:
+        return UNFINISHED
+    if isinstance(call.error, str):
+        return call.error
+    if call.error.content:
+        return "\n".join(str(part.get("text", "")) for part in call.error.content)
+    return call.error.message or "The call failed."

@@ -1,1 +1,1 @@
-"""The HTTP edge: the ASGI application, its routes, authentication and the OpenAPI document."""
+"""The HTTP edge: application, routes, authentication, JSON responses, query parameters, OpenAPI document."""

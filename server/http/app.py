@@ -1,4 +1,4 @@
-"""The ASGI application: routes, middleware, and the limits that all endpoints share."""
+"""`build` makes the Starlette application: endpoints of all routes, middleware, shared limits."""
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -7,18 +7,18 @@ from starlette.routing import Route, WebSocketRoute
 
 from server.caller import Caller
 from server.configuration.origins import read_cors_origins, require_json
-from server.http.asgi.answer import Answer
-from server.http.asgi.cors_and_slashes import CorsAndSlashes, RouterRefusal
-from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
+from server.http.asgi.answers import Answer
+from server.http.asgi.cors_and_slashes import CorsAndSlashes
+from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, RouterRefusal
 from server.http.asgi.request_body import LingeringClose
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
 from server.http.asgi.websocket import SocketEndpoint
-from server.http.error_responses import on_error
-from server.http.handlers import health, tokenize
-from server.http.handlers.websocket_session import SocketLimits, SocketSession
+from server.http.handlers import health, models_and_tokenizer
+from server.http.handlers.websocket_session import SocketSession
+from server.http.json_responses import on_error
 from server.http.routes import PUBLIC_ROUTES, ROUTES, Handler, PublicHandler
 from server.http.services import Services
-from server.limits.concurrency import SharedLimit
+from server.limits import SharedLimit
 
 MAX_UNUSED_BODY_BYTES = 4096
 """Bytes that are read of the body of a request that needs none."""
@@ -30,10 +30,10 @@ def build(services: Services, connections: int) -> Starlette:
     """The ASGI application; `connections` is the most client connections that are open at a time."""
     threads = make_thread_pools(services.config.database_connections)
     context = _endpoint_context(services, threads, connections)
-    keyed = [route[:3] for route in ROUTES]
+    keyed = [(route.method, route.path, route.handler) for route in ROUTES]
     if services.config.tokenizer_info == "on":
-        keyed.append(("GET", "/tokenizer_info", tokenize.info))
-    opened = {handler: _public_endpoint(services, context, handler) for _, _, handler, _ in PUBLIC_ROUTES}
+        keyed.append(("GET", "/tokenizer_info", models_and_tokenizer.tokenizer_info))
+    public = {route.handler: _public_endpoint(services, context, route.handler) for route in PUBLIC_ROUTES}
 
     def refuse(request: Request, error: Exception) -> RouterRefusal:
         return RouterRefusal(on_error(request, error), context.lingering_close)
@@ -42,7 +42,7 @@ def build(services: Services, connections: int) -> Starlette:
         routes=[
             WebSocketRoute("/v1/responses", _websocket_endpoint(services, context, connections)),
             *(_keyed_route(services, context, method, path, handler) for method, path, handler in keyed),
-            *(Route(path, opened[handler], methods=[method]) for method, path, handler, _ in PUBLIC_ROUTES),
+            *(Route(route.path, public[route.handler], methods=[route.method]) for route in PUBLIC_ROUTES),
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
         middleware=[Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins))],
@@ -114,11 +114,10 @@ def _public_endpoint(
 def _websocket_endpoint(
     services: Services, context: EndpointContext[Caller], connections: int
 ) -> SocketEndpoint[Caller]:
-    limits = SocketLimits(
-        kept=_half_per_tenant("bytes of WebSockets' unstored responses", max(services.config.body_memory, 2)),
-    )
+    memory = max(services.config.body_memory, 2)
+    retained_bytes = _half_per_tenant("bytes of WebSockets' unstored responses", memory)
     return SocketEndpoint(
-        lambda websocket, caller: SocketSession(services, websocket, caller, limits),
+        lambda websocket, caller: SocketSession(services, websocket, caller, retained_bytes),
         context,
         sockets=_half_per_tenant("WebSockets", max(2, connections // 4)),
         seconds=services.config.websocket_seconds,

@@ -23,7 +23,7 @@ from server.configuration.origins import (
 )
 from server.configuration.settings import Config
 from server.errors import NotAuthenticated
-from server.store import api_keys
+from server.store import stored_keys
 from server.store.database import Connection, Database
 
 _PREFIX = "hk"
@@ -108,18 +108,18 @@ class Authenticator:
 
     def _look_up(self, connection: Connection, key: str) -> Caller:
         if not self._key_required.is_set():
-            if not api_keys.any_exist(connection):
+            if not stored_keys.any_exist(connection):
                 return Caller(DEFAULT_TENANT, None)
             self._key_required.set()
         key_id = _key_id(key)
-        stored = api_keys.get_valid(connection, key_id)
+        stored = stored_keys.get_valid(connection, key_id)
         digest = stored.digest if stored else bytes(32)
         if not hmac.compare_digest(digest, _digest(key)) or stored is None:
             self._valid_digests.pop(_digest(key), None)
             raise NotAuthenticated("The API key is not valid.")
         self._remember(digest, stored.tenant)
         if monotonic() - self._use_recorded_at.get(stored.id, -_USE_RECORDED_S) >= _USE_RECORDED_S:
-            api_keys.record_use(connection, stored.tenant, stored.id)
+            stored_keys.record_use(connection, stored.tenant, stored.id)
             self._use_recorded_at[stored.id] = monotonic()
         return Caller(stored.tenant, stored.id, stored.priority_floor)
 

@@ -1,13 +1,13 @@
-"""Generates the OpenAPI document from the routes' contracts and the protocol types. Pure.
+"""The OpenAPI document at /openapi.json: made from each route's Operation and from msgspec's schemas.
 
-Every route has a `Contract`. The schemas are msgspec's, of the types that requests are decoded to and answers
-encoded from. Items and parts are decoded by hand; their schemas come from the tables of their readers.
+Schemas are those of the types that requests are decoded to and answers encoded from. Items and parts are
+decoded by hand; their schemas come from the tables of their readers.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -26,14 +26,15 @@ from server.errors import (
     WrongHost,
     WrongOrigin,
 )
-from server.protocol.errors import ErrorBody
+from server.protocol.error_object import ErrorBody
 from server.protocol.responses import input as given
 from server.protocol.responses import tools
+from server.protocol.responses.content_parts import CONTENT_READERS
 from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item, OtherItem
-from server.protocol.responses.parts import CONTENT_READERS
 from server.version import VERSION
 
+H = TypeVar("H")
 Json = dict[str, Any]
 _SCHEMAS = "#/components/schemas/"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
@@ -59,7 +60,7 @@ _DESCRIPTION = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """A query or header parameter."""
 
@@ -70,14 +71,19 @@ class Parameter:
     style: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contract:
-    """The request and responses of a route."""
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[H]):
+    """A route, its handler, and what the document says about it."""
 
+    route: str
+    """Method and path, with a blank between them."""
+    handler: H
     says: str
     gives: Any
+    """The type of the answer's body."""
+    _: KW_ONLY
     takes: Any = None
-    """The body's type."""
+    """The type of the request's body."""
     needs_body: bool = True
     streams: tuple[Any, ...] = ()
     """The types of the events, if the route can answer with a stream."""
@@ -86,58 +92,61 @@ class Contract:
     """Errors beside those of every route."""
     otherwise: Mapping[int, Any] = field(default_factory=dict)
     """Bodies of other statuses that are not error objects; None for an empty body."""
+    operation_id: str = ""
+    """If not the handler's, which is its module's name and its own."""
+
+    @property
+    def method(self) -> str:
+        return self.route.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        return self.route.partition(" ")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """A route of the document."""
-
-    method: str
-    path: str
-    name: str
-    contract: Contract
-    keyed: bool
-
-
-def document(routes: Sequence[Operation]) -> bytes:
-    """The document's JSON."""
-    schemas = _Schemas([kind for route in routes for kind in _types(route.contract)])
+def document(keyed: Sequence[Operation[Any]], public: Sequence[Operation[Any]]) -> bytes:
+    """The document's JSON. `keyed` routes need an API key."""
+    routes = [*keyed, *public]
+    schemas = _Schemas([kind for route in routes for kind in _types(route)])
     paths: dict[str, Json] = {}
     for route in routes:
         path = _PATH_PARAMETER.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
+        operation = _operation(route, schemas, is_keyed=route in keyed)
+        paths.setdefault(path, {})[route.method.lower()] = operation
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
             "info": {"title": "Holdfast", "version": VERSION, "description": _DESCRIPTION},
             "paths": paths,
             "components": {
-                "schemas": schemas.components([route.contract for route in routes]),
+                "schemas": schemas.components(routes),
                 "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
             },
         }
     )
 
 
-def _types(contract: Contract) -> list[Any]:
-    parameters = [parameter.type for parameter in contract.parameters]
-    return [contract.gives, contract.takes, *contract.streams, *parameters, *contract.otherwise.values()]
+def _types(route: Operation[Any]) -> list[Any]:
+    parameters = [parameter.type for parameter in route.parameters]
+    return [route.gives, route.takes, *route.streams, *parameters, *route.otherwise.values()]
 
 
-def _operation(route: Operation, schemas: "_Schemas") -> Json:
-    contract = route.contract
-    operation: Json = {"operationId": route.name, "summary": contract.says}
-    names = _PATH_PARAMETER.findall(route.path)
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-    ] + [_parameter(parameter, schemas) for parameter in contract.parameters]
+def _operation(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) -> Json:
+    handler = route.handler
+    name = route.operation_id or f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}"
+    operation: Json = {"operationId": name, "summary": route.says}
+    parameters: list[Json] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PATH_PARAMETER.findall(route.path)
+    ]
+    parameters += [_parameter(parameter, schemas) for parameter in route.parameters]
     if parameters:
         operation["parameters"] = parameters
-    if contract.takes is not None:
-        content = {"application/json": {"schema": schemas.of(contract.takes)}}
-        operation["requestBody"] = {"required": contract.needs_body, "content": content}
-    operation["responses"] = _responses(route, schemas)
-    if route.keyed:
+    if route.takes is not None:
+        content = {"application/json": {"schema": schemas.of(route.takes)}}
+        operation["requestBody"] = {"required": route.needs_body, "content": content}
+    operation["responses"] = _responses(route, schemas, is_keyed=is_keyed)
+    if is_keyed:
         operation["security"] = [{"bearer": []}]
     return operation
 
@@ -152,27 +161,26 @@ def _parameter(parameter: Parameter, schemas: "_Schemas") -> Json:
     return told if parameter.style is None else {**told, "style": parameter.style, "explode": True}
 
 
-def _responses(route: Operation, schemas: "_Schemas") -> Json:
-    contract = route.contract
-    content = {"application/json": {"schema": schemas.of(contract.gives)}}
-    if contract.streams:
-        content["text/event-stream"] = {"schema": _server_sent_event(schemas.of(*contract.streams))}
-    refused = [*_COMMON_ERRORS, *contract.refuses]
-    if route.keyed:
+def _responses(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) -> Json:
+    content = {"application/json": {"schema": schemas.of(route.gives)}}
+    if route.streams:
+        content["text/event-stream"] = {"schema": _server_sent_event(schemas.of(*route.streams))}
+    refused = [*_COMMON_ERRORS, *route.refuses]
+    if is_keyed:
         refused += [NotAuthenticated, WrongHost, WrongOrigin]
-    if contract.takes is not None:
+    if route.takes is not None:
         refused.append(UnsupportedMediaType)
-    if contract.takes is not None or contract.parameters:
+    if route.takes is not None or route.parameters:
         refused.append(InvalidRequest)
     if "{" in route.path:
         refused.append(NotFound)
     refused = list(dict.fromkeys(refused))
     answers = {"200": _response("What was asked for.", content)}
-    for status in sorted({error.status for error in refused} | set(contract.otherwise)):
-        if status in contract.otherwise and contract.otherwise[status] is None:
+    for status in sorted({error.status for error in refused} | set(route.otherwise)):
+        if status in route.otherwise and route.otherwise[status] is None:
             answers[str(status)] = _response("There is nothing more.", {})
             continue
-        kinds = [contract.otherwise[status]] if status in contract.otherwise else []
+        kinds = [route.otherwise[status]] if status in route.otherwise else []
         if any(error.status == status for error in refused):
             kinds.append(ErrorBody)
         words = ", ".join(_error_name(error) for error in refused if error.status == status)
@@ -215,7 +223,7 @@ class _Schemas:
         schemas = [self._within(self._found[repr(kind)]) for kind in kinds]
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
-    def components(self, contracts: Sequence[Contract]) -> Json:
+    def components(self, routes: Sequence[Operation[Any]]) -> Json:
         """All schemas to which the document refers, by name."""
         components = {name: self._within(schema) for name, schema in self._components.items()}
         components |= self._unions | self._by_hand()
@@ -224,10 +232,8 @@ class _Schemas:
         told_apart["mapping"] = kept | {
             tag: ref for tag, ref in told_apart["mapping"].items() if tag != _OTHER
         }
-        asked = _referenced([self.of(contract.takes) for contract in contracts if contract.takes], components)
-        told = _referenced(
-            [self.of(contract.gives, *contract.streams, ErrorBody) for contract in contracts], components
-        )
+        asked = _referenced([self.of(route.takes) for route in routes if route.takes], components)
+        told = _referenced([self.of(route.gives, *route.streams, ErrorBody) for route in routes], components)
         for name in told - asked:
             _require_all(components[name])
         for name, called in _OPEN_RESPONSES_NAMES.items():

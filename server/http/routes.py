@@ -1,4 +1,4 @@
-"""The routes: method, path, handler, and the contract for the OpenAPI document."""
+"""The table of HTTP routes: ROUTES and PUBLIC_ROUTES, each with its handler and its OpenAPI contract."""
 
 from collections.abc import Callable
 from functools import cache
@@ -19,317 +19,292 @@ from server.errors import (
     WrongHost,
     WrongOrigin,
 )
-from server.http import openapi, query_parameters
-from server.http.asgi.answer import Answer
+from server.http import openapi
+from server.http.asgi.answers import Answer
 from server.http.handlers import (
-    chat_completions,
-    compact,
     completions,
     conversations,
     health,
-    input_tokens,
-    models,
-    response_lists,
+    models_and_tokenizer,
     responses,
-    stored_chat_completions,
-    tokenize,
 )
 from server.http.handlers.health import Health, Version
-from server.http.json_response import json_response
-from server.http.openapi import Contract, Operation, Parameter
+from server.http.json_responses import json_response
+from server.http.openapi import Operation, Parameter
+from server.http.query_and_headers import INCLUDE, METADATA, PAGE
 from server.http.services import Services
-from server.protocol.completions.chat import (
+from server.protocol import conversations as conversation
+from server.protocol import list_pages as pages
+from server.protocol.completions.objects import (
     ChatCompletion,
-    ChatRequest,
     Chunk,
     DeletedCompletion,
+    Detokenized,
     StoredCompletion,
+    TextCompletion,
+    Tokenized,
+)
+from server.protocol.completions.requests import (
+    ChatRequest,
+    DetokenizeRequest,
+    TextRequest,
+    TokenizeRequest,
     UpdateCompletion,
 )
-from server.protocol.completions.legacy import TextCompletion, TextRequest
-from server.protocol.completions.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from server.protocol.conversations import (
-    Conversation,
-    CreateConversation,
-    CreateItems,
-    DeletedConversation,
-    UpdateConversation,
-)
-from server.protocol.errors import ErrorBody
-from server.protocol.list_pages import CompletionPage, ItemPage, MessagePage, ResponsePage
+from server.protocol.error_object import ErrorBody
+from server.protocol.responses import response
 from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CountInput, CreateResponse
-from server.protocol.responses.response import (
-    CompactedResponse,
-    Deleted,
-    InputTokens,
-    Model,
-    ModelList,
-    Response,
-    Status,
-)
 
 Handler = Callable[[Services, Caller, Request, bytes], Answer]
 PublicHandler = Callable[[Services, Request, bytes], HttpResponse]
 
 _EVENT_NAMES = Parameter(
-    name=responses.EVENT_NAMES,
-    type=Literal["openai", "open-responses"],
-    says="Whose names the events of a stream have.",
+    responses.EVENT_NAMES,
+    Literal["openai", "open-responses"],
+    "Whose names the events of a stream have.",
     place="header",
 )
 _IDEMPOTENCY_KEY = Parameter(
-    name="Idempotency-Key",
-    type=Annotated[str, Meta(min_length=1, max_length=responses.MAX_KEY_LENGTH)],
-    says="For a day the same key with the same body gives the same response.",
+    "Idempotency-Key",
+    Annotated[str, Meta(min_length=1, max_length=responses.MAX_KEY_LENGTH)],
+    "For a day the same key with the same body gives the same response.",
     place="header",
 )
 _RUN_ERRORS = (NotFound, Conflict, TooManyRequests)
 
-ROUTES: list[tuple[str, str, Handler, Contract]] = [
-    (
-        "POST",
-        "/v1/responses",
+ROUTES: list[Operation[Handler]] = [
+    Operation(
+        "POST /v1/responses",
         responses.create,
-        Contract(
-            says="Begin a response; with `stream`, tell its events as they come.",
-            takes=CreateResponse,
-            gives=Response,
-            streams=(StreamEvent,),
-            parameters=(_IDEMPOTENCY_KEY, _EVENT_NAMES),
-            refuses=_RUN_ERRORS,
+        "Begin a response; with `stream`, tell its events as they come.",
+        response.Response,
+        takes=CreateResponse,
+        streams=(StreamEvent,),
+        parameters=(_IDEMPOTENCY_KEY, _EVENT_NAMES),
+        refuses=_RUN_ERRORS,
+    ),
+    Operation(
+        "GET /v1/responses",
+        responses.list_stored,
+        "A page of stored responses; an extension.",
+        pages.ResponsePage,
+        parameters=(
+            *PAGE,
+            Parameter("model", str, "Only of this model."),
+            Parameter("status", response.Status, "Only of this status."),
+            METADATA,
         ),
+        operation_id="response_lists.responses",
     ),
-    (
-        "GET",
-        "/v1/responses",
-        response_lists.responses,
-        Contract(
-            says="A page of stored responses; an extension.",
-            gives=ResponsePage,
-            parameters=(
-                *query_parameters.PAGE,
-                Parameter(name="model", type=str, says="Only of this model."),
-                Parameter(name="status", type=Status, says="Only of this status."),
-                query_parameters.METADATA,
-            ),
-        ),
+    Operation(
+        "POST /v1/responses/input_tokens",
+        responses.count_input_tokens,
+        "Count a prompt.",
+        response.InputTokens,
+        takes=CountInput,
+        refuses=(NotFound,),
+        operation_id="input_tokens.count",
     ),
-    (
-        "POST",
-        "/v1/responses/input_tokens",
-        input_tokens.count,
-        Contract(says="Count a prompt.", takes=CountInput, gives=InputTokens, refuses=(NotFound,)),
+    Operation(
+        "POST /v1/responses/compact",
+        responses.compact,
+        "Make a long conversation short.",
+        response.CompactedResponse,
+        takes=CreateResponse,
+        refuses=_RUN_ERRORS,
+        operation_id="compact.create",
     ),
-    (
-        "POST",
-        "/v1/responses/compact",
-        compact.create,
-        Contract(
-            says="Make a long conversation short.",
-            takes=CreateResponse,
-            gives=CompactedResponse,
-            refuses=_RUN_ERRORS,
-        ),
-    ),
-    (
-        "GET",
-        "/v1/responses/{response_id}",
+    Operation(
+        "GET /v1/responses/{response_id}",
         responses.retrieve,
-        Contract(
-            says="A response as it stands; with `stream`, its events from any of them on.",
-            gives=Response,
-            streams=(StreamEvent,),
-            parameters=(
-                Parameter(name="stream", type=bool, says="Tell its events, and those to come."),
-                Parameter(
-                    name="starting_after",
-                    type=Annotated[int, Meta(ge=0, lt=10**9)],
-                    says="The sequence number after which the events begin.",
-                ),
-                Parameter(
-                    name="Last-Event-ID",
-                    type=Annotated[int, Meta(ge=0, lt=10**9)],
-                    says="The same, as a browser's EventSource sends it; 204 once there is nothing after it.",
-                    place="header",
-                ),
-                Parameter(name="include_obfuscation", type=bool, says="Changes nothing."),
-                query_parameters.INCLUDE,
-                _EVENT_NAMES,
+        "A response as it stands; with `stream`, its events from any of them on.",
+        response.Response,
+        streams=(StreamEvent,),
+        parameters=(
+            Parameter("stream", bool, "Tell its events, and those to come."),
+            Parameter(
+                "starting_after",
+                Annotated[int, Meta(ge=0, lt=10**9)],
+                "The sequence number after which the events begin.",
             ),
-            otherwise={204: None},
+            Parameter(
+                "Last-Event-ID",
+                Annotated[int, Meta(ge=0, lt=10**9)],
+                "The same, as a browser's EventSource sends it; 204 once there is nothing after it.",
+                place="header",
+            ),
+            Parameter("include_obfuscation", bool, "Changes nothing."),
+            INCLUDE,
+            _EVENT_NAMES,
         ),
+        otherwise={204: None},
     ),
-    ("DELETE", "/v1/responses/{response_id}", responses.delete, Contract(says="Delete it.", gives=Deleted)),
-    (
-        "POST",
-        "/v1/responses/{response_id}/cancel",
+    Operation("DELETE /v1/responses/{response_id}", responses.delete, "Delete it.", response.Deleted),
+    Operation(
+        "POST /v1/responses/{response_id}/cancel",
         responses.cancel,
-        Contract(says="End it early, wherever it runs.", gives=Response, refuses=(InvalidRequest, NotFound)),
+        "End it early, wherever it runs.",
+        response.Response,
+        refuses=(InvalidRequest, NotFound),
     ),
-    (
-        "GET",
-        "/v1/responses/{response_id}/input_items",
-        response_lists.input_items,
-        Contract(
-            says="A page of what it was given.",
-            gives=ItemPage,
-            parameters=(*query_parameters.PAGE, query_parameters.INCLUDE),
-        ),
+    Operation(
+        "GET /v1/responses/{response_id}/input_items",
+        responses.input_items,
+        "A page of what it was given.",
+        pages.ItemPage,
+        parameters=(*PAGE, INCLUDE),
+        operation_id="response_lists.input_items",
     ),
-    (
-        "POST",
-        "/v1/chat/completions",
-        chat_completions.create,
-        Contract(
-            says="Complete a chat; with `stream`, tell it in chunks as they come.",
-            takes=ChatRequest,
-            gives=ChatCompletion,
-            streams=(Chunk, ErrorBody),
-            parameters=(_IDEMPOTENCY_KEY,),
-            refuses=_RUN_ERRORS,
-        ),
+    Operation(
+        "POST /v1/chat/completions",
+        completions.create_chat,
+        "Complete a chat; with `stream`, tell it in chunks as they come.",
+        ChatCompletion,
+        takes=ChatRequest,
+        streams=(Chunk, ErrorBody),
+        parameters=(_IDEMPOTENCY_KEY,),
+        refuses=_RUN_ERRORS,
+        operation_id="chat_completions.create",
     ),
-    (
-        "GET",
-        "/v1/chat/completions",
-        stored_chat_completions.completions,
-        Contract(
-            says="A page of stored completions.",
-            gives=CompletionPage,
-            parameters=(
-                *query_parameters.PAGE,
-                Parameter(name="model", type=str, says="Only of this model."),
-                query_parameters.METADATA,
-            ),
-        ),
+    Operation(
+        "GET /v1/chat/completions",
+        completions.list_chats,
+        "A page of stored completions.",
+        pages.CompletionPage,
+        parameters=(*PAGE, Parameter("model", str, "Only of this model."), METADATA),
+        operation_id="stored_chat_completions.completions",
     ),
-    (
-        "GET",
-        "/v1/chat/completions/{completion_id}",
-        stored_chat_completions.retrieve,
-        Contract(says="A stored completion.", gives=StoredCompletion),
+    Operation(
+        "GET /v1/chat/completions/{completion_id}",
+        completions.retrieve_chat,
+        "A stored completion.",
+        StoredCompletion,
+        operation_id="stored_chat_completions.retrieve",
     ),
-    (
-        "POST",
-        "/v1/chat/completions/{completion_id}",
-        stored_chat_completions.update,
-        Contract(says="Replace its metadata.", takes=UpdateCompletion, gives=StoredCompletion),
+    Operation(
+        "POST /v1/chat/completions/{completion_id}",
+        completions.update_chat,
+        "Replace its metadata.",
+        StoredCompletion,
+        takes=UpdateCompletion,
+        operation_id="stored_chat_completions.update",
     ),
-    (
-        "DELETE",
-        "/v1/chat/completions/{completion_id}",
-        stored_chat_completions.delete,
-        Contract(says="Delete it.", gives=DeletedCompletion),
+    Operation(
+        "DELETE /v1/chat/completions/{completion_id}",
+        completions.delete_chat,
+        "Delete it.",
+        DeletedCompletion,
+        operation_id="stored_chat_completions.delete",
     ),
-    (
-        "GET",
-        "/v1/chat/completions/{completion_id}/messages",
-        stored_chat_completions.messages,
-        Contract(
-            says="A page of the messages that it was given.",
-            gives=MessagePage,
-            parameters=query_parameters.PAGE,
-        ),
+    Operation(
+        "GET /v1/chat/completions/{completion_id}/messages",
+        completions.list_messages,
+        "A page of the messages that it was given.",
+        pages.MessagePage,
+        parameters=PAGE,
+        operation_id="stored_chat_completions.messages",
     ),
-    (
-        "POST",
-        "/v1/completions",
-        completions.create,
-        Contract(
-            says="Go on with texts, or with token ids; with `stream`, in chunks as they come.",
-            takes=TextRequest,
-            gives=TextCompletion,
-            streams=(TextCompletion, ErrorBody),
-            parameters=(_IDEMPOTENCY_KEY,),
-            refuses=_RUN_ERRORS,
-        ),
+    Operation(
+        "POST /v1/completions",
+        completions.create_text,
+        "Go on with texts, or with token ids; with `stream`, in chunks as they come.",
+        TextCompletion,
+        takes=TextRequest,
+        streams=(TextCompletion, ErrorBody),
+        parameters=(_IDEMPOTENCY_KEY,),
+        refuses=_RUN_ERRORS,
+        operation_id="completions.create",
     ),
-    (
-        "POST",
-        "/tokenize",
-        tokenize.tokenize,
-        Contract(
-            says="The tokens of a text, or of a chat's prompt.",
-            takes=TokenizeRequest,
-            gives=Tokenized,
-            refuses=(NotFound,),
-        ),
+    Operation(
+        "POST /tokenize",
+        models_and_tokenizer.tokenize,
+        "The tokens of a text, or of a chat's prompt.",
+        Tokenized,
+        takes=TokenizeRequest,
+        refuses=(NotFound,),
+        operation_id="tokenize.tokenize",
     ),
-    (
-        "POST",
-        "/detokenize",
-        tokenize.detokenize,
-        Contract(
-            says="What tokens spell.",
-            takes=DetokenizeRequest,
-            gives=Detokenized,
-            refuses=(NotFound,),
-        ),
+    Operation(
+        "POST /detokenize",
+        models_and_tokenizer.detokenize,
+        "What tokens spell.",
+        Detokenized,
+        takes=DetokenizeRequest,
+        refuses=(NotFound,),
+        operation_id="tokenize.detokenize",
     ),
-    (
-        "POST",
-        "/v1/conversations",
+    Operation(
+        "POST /v1/conversations",
         conversations.create,
-        Contract(
-            says="Begin a conversation.",
-            takes=CreateConversation,
-            needs_body=False,
-            gives=Conversation,
-            refuses=(NotFound,),
-        ),
+        "Begin a conversation.",
+        conversation.Conversation,
+        takes=conversation.CreateConversation,
+        needs_body=False,
+        refuses=(NotFound,),
     ),
-    (
-        "GET",
-        "/v1/conversations/{conversation_id}",
+    Operation(
+        "GET /v1/conversations/{conversation_id}",
         conversations.retrieve,
-        Contract(says="A conversation.", gives=Conversation),
+        "A conversation.",
+        conversation.Conversation,
     ),
-    (
-        "POST",
-        "/v1/conversations/{conversation_id}",
+    Operation(
+        "POST /v1/conversations/{conversation_id}",
         conversations.update,
-        Contract(says="Replace its metadata.", takes=UpdateConversation, gives=Conversation),
+        "Replace its metadata.",
+        conversation.Conversation,
+        takes=conversation.UpdateConversation,
     ),
-    (
-        "DELETE",
-        "/v1/conversations/{conversation_id}",
+    Operation(
+        "DELETE /v1/conversations/{conversation_id}",
         conversations.delete,
-        Contract(
-            says="Delete it; its responses stay.", gives=DeletedConversation, refuses=(ConversationLocked,)
-        ),
+        "Delete it; its responses stay.",
+        conversation.DeletedConversation,
+        refuses=(ConversationLocked,),
     ),
-    (
-        "POST",
-        "/v1/conversations/{conversation_id}/items",
+    Operation(
+        "POST /v1/conversations/{conversation_id}/items",
         conversations.create_items,
-        Contract(says="Append items.", takes=CreateItems, gives=ItemPage),
+        "Append items.",
+        pages.ItemPage,
+        takes=conversation.CreateItems,
     ),
-    (
-        "GET",
-        "/v1/conversations/{conversation_id}/items",
+    Operation(
+        "GET /v1/conversations/{conversation_id}/items",
         conversations.list_items,
-        Contract(
-            says="A page of its items.",
-            gives=ItemPage,
-            parameters=(*query_parameters.PAGE, query_parameters.INCLUDE),
-        ),
+        "A page of its items.",
+        pages.ItemPage,
+        parameters=(*PAGE, INCLUDE),
     ),
-    (
-        "GET",
-        "/v1/conversations/{conversation_id}/items/{item_id}",
+    Operation(
+        "GET /v1/conversations/{conversation_id}/items/{item_id}",
         conversations.retrieve_item,
-        Contract(says="One of its items.", gives=Item),
+        "One of its items.",
+        Item,
     ),
-    (
-        "DELETE",
-        "/v1/conversations/{conversation_id}/items/{item_id}",
+    Operation(
+        "DELETE /v1/conversations/{conversation_id}/items/{item_id}",
         conversations.delete_item,
-        Contract(says="Take an item out.", gives=Conversation, refuses=(ConversationLocked,)),
+        "Take an item out.",
+        conversation.Conversation,
+        refuses=(ConversationLocked,),
     ),
-    ("GET", "/v1/models", models.list_models, Contract(says="What is served here.", gives=ModelList)),
-    ("GET", "/v1/models/{model:path}", models.retrieve, Contract(says="One model.", gives=Model)),
+    Operation(
+        "GET /v1/models",
+        models_and_tokenizer.list_models,
+        "What is served here.",
+        response.ModelList,
+        operation_id="models.list_models",
+    ),
+    Operation(
+        "GET /v1/models/{model:path}",
+        models_and_tokenizer.retrieve,
+        "One model.",
+        response.Model,
+        operation_id="models.retrieve",
+    ),
 ]
 """Every one of them needs a key once a key exists."""
 
@@ -339,42 +314,30 @@ def describe(_services: Services, request: Request, _body: bytes) -> HttpRespons
     return json_response(request, msgspec.Raw(_document()))
 
 
-_READY = Contract(says="Whether requests can be served.", gives=Health, otherwise={503: Health})
-PUBLIC_ROUTES: list[tuple[str, str, PublicHandler, Contract]] = [
-    ("GET", "/health/live", health.live, Contract(says="The process answers.", gives=Health)),
-    ("GET", "/health/ready", health.ready, _READY),
-    ("GET", "/health", health.ready, _READY),
-    ("GET", "/ping", health.ready, _READY),
-    ("POST", "/ping", health.ready, _READY),
-    ("GET", "/version", health.version, Contract(says="This server's version.", gives=Version)),
-    (
-        "GET",
-        "/openapi.json",
-        describe,
-        Contract(says="This document.", gives=dict[str, Any], refuses=(WrongHost, WrongOrigin)),
+def _readiness(route: str, operation_id: str) -> Operation[PublicHandler]:
+    return Operation(
+        route,
+        health.ready,
+        "Whether requests can be served.",
+        Health,
+        otherwise={503: Health},
+        operation_id=operation_id,
+    )
+
+
+PUBLIC_ROUTES: list[Operation[PublicHandler]] = [
+    Operation("GET /health/live", health.live, "The process answers.", Health),
+    _readiness("GET /health/ready", "health.ready.get_health_ready"),
+    _readiness("GET /health", "health.ready.get_health"),
+    _readiness("GET /ping", "health.ready.get_ping"),
+    _readiness("POST /ping", "health.ready.post_ping"),
+    Operation("GET /version", health.version, "This server's version.", Version),
+    Operation(
+        "GET /openapi.json", describe, "This document.", dict[str, Any], refuses=(WrongHost, WrongOrigin)
     ),
 ]
 
 
-def _operation_id(method: str, path: str, handler: Handler | PublicHandler, contract: Contract) -> str:
-    """The operation's, which is no other one's."""
-    name = f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}"
-    return name if contract is not _READY else f"{name}.{method.lower()}{path.replace('/', '_')}"
-
-
 @cache
 def _document() -> bytes:
-    """Made when it is first asked for."""
-    return openapi.document(
-        [
-            Operation(
-                method=method,
-                path=path,
-                name=_operation_id(method, path, handler, contract),
-                contract=contract,
-                keyed=routes is ROUTES,
-            )
-            for routes in (ROUTES, PUBLIC_ROUTES)
-            for method, path, handler, contract in routes
-        ]
-    )
+    return openapi.document(ROUTES, PUBLIC_ROUTES)

@@ -1,4 +1,4 @@
-"""The objects that every HTTP handler may use, made once when the process starts."""
+"""Services: the objects that every HTTP handler may use, made once when the process starts."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -11,11 +11,10 @@ from server.http.authentication import Authenticator
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
-from server.stall_watch import StallWatch
 from server.store.cluster.notifications import Notifier
 from server.store.database import Database
 from server.store.disk_space import Disk
-from server.supervised_thread import SupervisedThread
+from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
 
 

@@ -1,7 +1,6 @@
 """The invariants of a response's event log: sequence numbers, order, terminal event, texts. Pure.
 
-Rows are decoded here independently, so that a mistake in the code that reads them for clients is found as
-well.
+Rows are decoded by the code that serves clients (`store.log_read`); what they must add up to is checked here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +12,15 @@ from typing import Any
 import msgspec
 
 from server.delivery.stored_responses import as_response
-from server.generation.token_dump import ONLY_IN_LAST_EVENT
+from server.generation.response_builder import ONLY_IN_LAST_EVENT
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.ids import response_id
 from server.protocol.responses.events import TERMINAL, Event, render
-from server.protocol.responses.states import TERMINAL_STATUSES
-from server.store.audit.stored_responses import AuditedResponse
-from server.store.content.responses import OUTPUT
-from server.store.log.events import CODEC_ROWS, LogRow, decode_row, parse_compacted
+from server.protocol.responses.response import TERMINAL_STATUSES
+from server.store.audit_snapshot import AuditedResponse
+from server.store.content.stored_items import OUTPUT
+from server.store.log_append import CODEC_ROWS
+from server.store.log_read import LogRow, decode_row, parse_compacted
 
 Finding = tuple[str, str]
 """An invariant's name and how it is violated."""

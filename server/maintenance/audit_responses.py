@@ -13,13 +13,17 @@ import msgspec
 
 from server.maintenance.audit_event_log import SLACK, Finding, check_log
 from server.protocol import ids
+from server.protocol.decode import decode_as
 from server.protocol.responses.items import Message, decode_item
-from server.protocol.responses.response import Echo
-from server.protocol.responses.states import TERMINAL_STATUSES
-from server.protocol.typed import decode_as
-from server.store.audit.orphans import KeyViolation, Orphan
-from server.store.audit.stored_responses import AuditedItem, AuditedResponse, PageTime
-from server.store.content.responses import INPUT, OUTPUT
+from server.protocol.responses.response import TERMINAL_STATUSES, Echo
+from server.store.audit_snapshot import (
+    AuditedItem,
+    AuditedResponse,
+    KeyViolation,
+    Orphan,
+    PageTime,
+)
+from server.store.content.stored_items import INPUT, OUTPUT
 
 INVARIANTS = {
     "I1": "every response ends, unless a server runs it or it waits for one",

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
-from server.store.content import retention, storage_usage
-from server.store.database import Database, DatabaseError
+from server.store.content import deletion, idempotency_keys, storage_usage
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk, Shortage
 from server.supervised_thread import Retry, SupervisedThread
 
@@ -66,13 +67,13 @@ def purge(
             raise DiskShort(shortage)
         began = time.monotonic()
         with database.begin() as connection:
-            batch = retention.purge_batch(connection, quiet)
+            batch = deletion.purge_batch(connection, quiet)
             if batch.moved:
                 crashpoint("purge.written")
         if batch.moved:
             crashpoint("purge.committed")
         with database.begin() as connection:
-            keys = retention.delete_old_keys(connection)
+            keys = idempotency_keys.delete_old_keys(connection)
         done += Purged(batch.responses, keys)
         if not (batch.moved or keys) or pause(time.monotonic() - began):
             return done

@@ -6,6 +6,7 @@ Pure: no thread, no clock, no I/O after construction. Tokens come from the engin
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain, groupby
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engine.request import StructuredOutput
@@ -172,6 +173,7 @@ class CallEnd:
     """The current call is complete. A call without this delta was truncated."""
 
 
+_WithText = TextDelta | ReasoningDelta | CallDelta
 Delta = TextDelta | ReasoningDelta | MessageStart | CallStart | CallDelta | CallEnd
 
 
@@ -251,3 +253,21 @@ class ModelFormat(Protocol):
 
     def parser(self, prompt: Prompt) -> OutputParser:
         """A new parser for the output of one engine request with that prompt."""
+
+
+def merge_deltas(deltas: Sequence[Delta]) -> list[Delta]:
+    """The deltas, with each run of text, reasoning or call deltas merged into one, in linear time."""
+    if len(deltas) < 2:
+        return list(deltas)
+    merged: list[Delta] = []
+    for kind, same in groupby(deltas, type):
+        run = list(same)
+        text = "".join([delta.text for delta in run if isinstance(delta, _WithText)])
+        if len(run) < 2 or kind in (MessageStart, CallStart, CallEnd):
+            merged += run
+        elif kind is TextDelta:
+            indices = [delta.token_indices for delta in run if isinstance(delta, TextDelta)]
+            merged.append(TextDelta(text, tuple(chain.from_iterable(indices))))
+        else:
+            merged.append(ReasoningDelta(text) if kind is ReasoningDelta else CallDelta(text))
+    return merged

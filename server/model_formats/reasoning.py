@@ -7,9 +7,8 @@ with. A tool call's opener, if it is a special token, also ends the reasoning.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from server.model_formats.text_stream.scanner import SPACE, Reader, Scanner, StopTexts
-from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.text_stream.surrounding_whitespace import TextEmitter
+from server.model_formats.special_tokens import Markup
+from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""HTTP requests that the server makes: which addresses are allowed, and how much is read."""
+"""HTTP requests that the server makes: the SSRF guard, fetching pages, the client for MCP."""

@@ -28,30 +28,13 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 _PUBLIC_V6 = IPv6Network("2000::/3")
 # Beyond what `ipaddress` calls not global, whose view of these has changed between patch releases of Python
 # (IANA's special-purpose registries; 168.63.129.16 is where Azure's virtual machines find their host).
-_NOT_PUBLIC: tuple[Network, ...] = tuple(
-    ip_network(text)
-    for text in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.88.99.0/24",
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/3",
-        "168.63.129.16/32",
-        "2001::/23",  # Teredo among others, which carries an IPv4 address
-        "2001:db8::/32",
-        "2002::/16",  # 6to4, which carries one as well
-        "3fff::/20",
-    )
+_NOT_PUBLIC_V4 = (
+    "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24"
+    " 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3 168.63.129.16/32"
 )
+# 2001::/23 has Teredo, which carries an IPv4 address; 2002::/16 is 6to4, which carries one as well.
+_NOT_PUBLIC_V6 = "2001::/23 2001:db8::/32 2002::/16 3fff::/20"
+_NOT_PUBLIC: tuple[Network, ...] = tuple(map(ip_network, f"{_NOT_PUBLIC_V4} {_NOT_PUBLIC_V6}".split()))
 
 
 class Refused(Exception):

@@ -2,8 +2,8 @@
 
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.hosted_tools.mcp.registered_servers import COMMAND, read_servers
-from server.store import api_keys
+from server.hosted_tools.registered_servers import COMMAND, read_servers
+from server.store import stored_keys
 from server.store.database import Database
 
 
@@ -15,7 +15,7 @@ def require_key(config: Config, database: Database) -> None:
     if config.loopback and not processes:
         return
     with database.begin() as connection:
-        if api_keys.any_exist(connection):
+        if stored_keys.any_exist(connection):
             return
     if not config.loopback:
         raise ConfigError(

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from engine.request import Deliver, Engine, OnEngineDeath
 from engine.vocabulary import Vocabulary, read_vocabulary
-from server.configuration.settings import Config, tiktoken_folders
+from server.configuration.environment import tiktoken_folders
+from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder
 from server.errors import ConfigError
 from server.model_formats.harmony.vocabulary import VocabularyPlaces

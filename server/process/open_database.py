@@ -4,12 +4,14 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from server.configuration.settings import Config, xdg_data_home
-from server.embedded_postgres.account import default_data_dir
-from server.embedded_postgres.embedded_server import EmbeddedError, EmbeddedPostgres
+from server.configuration.environment import xdg_data_home
+from server.configuration.settings import Config
+from server.embedded_postgres.account import EmbeddedError, default_data_dir
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.errors import ConfigError
-from server.store.database import DatabaseError, schema_state, upgrade
+from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
+from server.store.schema_upgrade import schema_state, upgrade
 
 log = logging.getLogger("holdfast.open_database")
 

@@ -14,7 +14,7 @@ from engine.scripted_engine import FAULT_KINDS, Fault, Script, ScriptedConfig, S
 from engine.vocabulary import read_vocabulary
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.protocol.typed import decode_as
+from server.protocol.decode import decode_as
 
 CONTEXT_LENGTH = 32768
 """Enough for prompts of coding agents."""

@@ -23,24 +23,18 @@ from hypercorn.config import Config as HypercornConfig
 from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.crashpoints import arm
-from server.delivery.abandonment import Abandonment
 from server.delivery.follower import Follower
-from server.delivery.hub import Hub
+from server.delivery.hub import Abandonment, Hub
 from server.errors import ConfigError
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import (
-    RegisteredServers,
-    read_access,
-    read_servers,
-    read_tokens,
-)
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens
 from server.http.app import build
+from server.http.asgi.hypercorn_patches import install_patches
+from server.http.asgi.listener import Listener, connection_limit, raise_file_limit
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.authentication import Authenticator
-from server.http.connections.hypercorn_patches import install_patches
-from server.http.connections.listener import Listener, connection_limit, raise_file_limit
 from server.http.services import Services
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.limits import UnfinishedResponses
 from server.maintenance.retention import Retention
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
@@ -52,13 +46,13 @@ from server.recording.messages import RecorderMessage
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
-from server.sealing.cipher import Seal
-from server.sealing.load_keys import load_seal_keys
-from server.stall_watch import StallWatch
+from server.sealing.cipher import Seal, load_seal_keys
 from server.store.cluster import leases
 from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
-from server.store.database import Database, DatabaseError
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
+from server.supervised_thread import StallWatch
 from server.tool_loop import ToolLoop
 from server.version import VERSION
 
@@ -232,7 +226,10 @@ class _ServerProcess:
             on_committed=self._tool_loop.on_committed,
             cancel=self._tool_loop.cancel,
             pause_engine=self._engine.set_paused,
-            capacity=UnfinishedResponses.from_config(self._config),
+            capacity=UnfinishedResponses(
+                total=self._config.max_running + self._config.max_waiting,
+                per_tenant=self._config.max_of_tenant,
+            ),
         )
 
     def _make_admission(self, model: LoadedModel, hub: Hub, opened: OpenDatabase) -> Admission:

@@ -1,12 +1,13 @@
 """A request and its items as the `Conversation` that a model format writes as a prompt. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from server.errors import InvalidRequest
 from server.model_formats.interface import Conversation, OutputFormat, Tool, ToolChoice
-from server.model_formats.tool_names import without_labels
-from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.model_formats.tool_index import without_labels
+from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses import tools as wire
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
@@ -56,19 +57,11 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
                 )
                 for listed in declared.offered
             ]
-        case wire.CustomTool(name, description, wire.GrammarFormat(syntax, definition)):
-            return [
-                Tool(
-                    name=name,
-                    description=description,
-                    kind="custom",
-                    syntax=syntax,
-                    definition=definition,
-                    namespace=namespace,
-                )
-            ]
-        case wire.CustomTool(name, description):
-            return [Tool(name=name, description=description, kind="custom", namespace=namespace)]
+        case wire.CustomTool(name, description, form):
+            tool = Tool(name=name, description=description, kind="custom", namespace=namespace)
+            if isinstance(form, wire.GrammarFormat):
+                tool = replace(tool, syntax=form.syntax, definition=form.definition)
+            return [tool]
         case wire.FunctionTool(name, description, parameters, strict):
             return [
                 Tool(

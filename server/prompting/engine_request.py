@@ -1,26 +1,52 @@
-"""ResolvedRequest → Prepared: prompt, echo and engine request, for new, resumed and continued responses."""
+"""`prepare`: a ResolvedRequest as prompt, echo and engine request (Prepared); engine refusals as errors.
+
+The same for new, resumed and continued responses. Pure but for the model format.
+"""
 
 import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from uuid import UUID
 
-from engine.request import Engine, EngineRequest, RequestRefused
-from server.errors import InvalidRequest
-from server.generation.output_decoding import CompactionSpec, DecodingSpec
-from server.limits.request_cost import logprobs_limit
-from server.limits.tools_and_grammars import too_long
+from engine.request import EngineRequest, RequestRefused
+from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
+from server.generation.output_decoding import CompactionSpec
 from server.model_formats.interface import Prompt
-from server.prompting.engine_refusals import refusal
+from server.prompting.engine_parameters import (
+    beams,
+    is_ranked,
+    logprobs_limit,
+    prompt_logprobs,
+    sampling_params,
+    stop_strings,
+    thinking_budget,
+    token_ids,
+    wants_logprobs,
+)
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.output_options import beams, is_ranked, prompt_logprobs, stop_strings, wants_logprobs
 from server.prompting.prompt import moment_of, write_prompt
+from server.prompting.prompt_limits import too_long
 from server.prompting.request_echo import request_echo
-from server.prompting.resolved_request import ResolvedRequest
-from server.prompting.sampling_params import sampling_params, thinking_budget, token_ids
-from server.prompting.structured_output.structured_outputs import structured_output_grammar
+from server.prompting.structured_outputs import structured_output_grammar
+from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
+from server.protocol.responses.tools import Tool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedRequest:
+    """The input of `prepare`, the same for a new response, a resumed one and a later turn."""
+
+    tenant: str
+    request: CreateResponse
+    tools: Sequence[Tool]
+    """`request.tools`, parsed."""
+    items: Sequence[Item]
+    """History and new input, in order, before the response's own output."""
+    response: UUID
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +60,7 @@ class Prepared:
     compaction: CompactionSpec | None = None
     """Set if the response begins with a compaction."""
     next_engine_request: EngineRequest | None = None
-    """An estimate of the request that follows a summary turn, for `check_runnable` before acceptance."""
+    """An estimate of the request that follows a summary turn, for `Engine.check` before acceptance."""
 
     @property
     def model_writes_summary(self) -> bool:
@@ -73,7 +99,7 @@ def engine_request_after(engine_request: EngineRequest, token_ids: Sequence[int]
 def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
     """Write the prompt and make the engine request. Raises ApiError or DecodeFailure.
 
-    The engine's own limits are checked by `check_runnable`.
+    The engine's own limits are checked by `Engine.check`.
     """
     request = resolved.request
     if request.enable_response_messages and served.vocabulary is None:
@@ -90,33 +116,17 @@ def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
 
 def prepare_from_prompt(served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt) -> Prepared:
     """`prepare` with a prompt that is written already."""
-    model = served.engine.model_info
+    model = served.model_info
     echo = request_echo(resolved.request, resolved.tools, model)
     if len(prompt.token_ids) >= model.context_length:
         raise too_long(model.context_length, tokens=len(prompt.token_ids))
     return Prepared(prompt, echo, _engine_request(served, resolved, prompt, echo))
 
 
-def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared) -> DecodingSpec:
-    """How the tokens of a response's first turn are decoded: an answer's, or those of a summary.
-
-    Calls that the input approves are made before an answer. A summary is no output, so the request's stop
-    strings and log probabilities do not apply to it.
-    """
-    approving_items = resolved.items if prepared.wants_output else ()
-    spec = served.decoding_spec(resolved, prepared.prompt, approving_items)
-    spec = replace(spec, compaction=prepared.compaction)
-    if not prepared.model_writes_summary:
-        return spec
-    none: frozenset[int] = frozenset()
-    return replace(spec, stop_strings=(), stop_token_ids=none, hidden_stop_ids=none, vocabulary=None)
-
-
 def _engine_request(
     served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt, echo: Echo
 ) -> EngineRequest:
-    request, tenant = resolved.request, resolved.tenant
-    model = served.engine.model_info
+    request, tenant, model = resolved.request, resolved.tenant, served.model_info
     room = model.context_length - len(prompt.token_ids)
     # A tokenizer may have end tokens beyond the model's vocabulary.
     stops = frozenset(token for token in prompt.stop_ids if token < model.vocab_size)
@@ -149,11 +159,31 @@ def _engine_request(
     )
 
 
-def check_runnable(engine: Engine, prepared: Prepared, request: CreateResponse) -> None:
-    """Raises ApiError for a request beyond the engine's limits; its current load is not asked."""
-    try:
-        for engine_request in (prepared.engine_request, prepared.next_engine_request):
-            if engine_request is not None:
-                engine.check(engine_request)
-    except RequestRefused as refused:
-        raise refusal(refused, request) from refused
+def refusal(refused: RequestRefused, request: CreateResponse) -> ApiError:
+    """The error that the client gets."""
+    match refused.reason:
+        case "overloaded":
+            return Overloaded("The server has more requests than it can take; try again later.")
+        case "share_full":
+            return TooManyRequests("You have as many requests here as one may have; try again later.")
+        case "closed":
+            return Overloaded("The engine does not take requests at the moment.")
+    source = _grammar_source(request) if refused.reason == "bad_grammar" else None
+    param, code = source or _REFUSED.get(refused.reason, (None, None))
+    return InvalidRequest(str(refused), param=param, code=code)
+
+
+_REFUSED: dict[str, tuple[str | None, str | None]] = {
+    "too_long": ("input", "context_length_exceeded"),
+    "bad_beams": ("use_beam_search", "unsupported_parameter"),
+    "bad_stop": ("stop", None),
+}
+
+
+def _grammar_source(request: CreateResponse) -> tuple[str, str]:
+    """The parameter that a request's grammar comes from, and the code of an error in it."""
+    if request.structured_outputs:
+        return "structured_outputs", "invalid_value"
+    if request.text and request.text.format and request.text.format.type == "json_schema":
+        return "text.format", "invalid_json_schema"
+    return "tools", "invalid_function_parameters"

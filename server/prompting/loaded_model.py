@@ -1,32 +1,54 @@
-"""`LoadedModel`: the model that this process serves, and how its output is decoded for a request."""
+"""`LoadedModel`: the engine and the model format of this process, and its limit on long prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
-from engine.request import Engine
+from engine.fair_limit import FairLimit
+from engine.request import Engine, ModelInfo
 from engine.vocabulary import Vocabulary
-from server.generation.output_decoding import DecodingSpec, WithoutReasoning
-from server.generation.token_dump import TokenDump
-from server.hosted_tools.tool_specs import hosted_tools_of
-from server.input_resolution.mcp_approvals import with_tagged_id
-from server.limits.long_prompts import LongPromptLimit
-from server.model_formats.interface import MessageFormat, ModelFormat, OutputParser, Prompt
-from server.model_formats.plain_text import PlainParser
-from server.prompting.output_options import (
-    SEALED_REASONING,
-    is_ranked,
-    prompt_logprobs,
-    stop_strings,
-    wants_logprobs,
-)
-from server.prompting.request_echo import asks_for_summary
-from server.prompting.resolved_request import ResolvedRequest
-from server.protocol.completions.legacy import PlainRequest
-from server.protocol.completions.shared_parameters import ChoiceRequest
-from server.protocol.responses.items import Item
-from server.protocol.responses.request import CreateResponse
+from server.errors import Overloaded, TooManyRequests
+from server.model_formats.interface import ModelFormat
 from server.sealing.cipher import Seal
+
+LONG_CHARACTERS = 65_536
+"""Characters; longer texts need a slot to be tokenized."""
+MAX_CONCURRENT = 2
+MAX_WAITING = 16
+"""Long texts of one tenant that may wait for a slot."""
+MAX_WAIT_SECONDS = 30.0
+"""How long a request waits for a slot."""
+
+
+class LongPromptLimit:
+    """Slots for long texts that are tokenized at a time, fair between tenants. Thread-safe.
+
+    Tokenizing takes memory and CPU time in proportion to the text. Short texts, which nearly all are, do not
+    wait.
+    """
+
+    def __init__(self) -> None:
+        self._limit = FairLimit(MAX_CONCURRENT)
+
+    @contextmanager
+    def slot(self, tenant: str, characters: int) -> Iterator[None]:
+        """A slot for the duration of the block, if the text is long. Raises TooManyRequests or Overloaded."""
+        if characters <= LONG_CHARACTERS:
+            yield
+            return
+        if self._limit.waiting(tenant) >= MAX_WAITING:
+            raise TooManyRequests(
+                f"You may have {MAX_WAITING} long prompts waiting at a time; try again later."
+            )
+        slot = self._limit.hold(tenant, MAX_WAIT_SECONDS)
+        try:
+            slot.__enter__()
+        except TimeoutError:
+            raise Overloaded("The server has more long prompts than it can read; try again later.") from None
+        try:
+            yield
+        finally:
+            slot.__exit__(None, None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,60 +70,11 @@ class LoadedModel:
     """Whether requests for a reasoning summary get the reasoning itself as one."""
     trusts_templates: bool = False
     """Whether a request may bring its own chat template."""
+    model_info: ModelInfo = field(init=False)
+    """The engine's, which does not change."""
+    names: tuple[str, ...] = field(init=False)
+    """The values of `model` that requests may have: the model and its adapters."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The values of `model` that requests may have: the model and its adapters."""
-        return (self.name, *self.engine.model_info.adapters)
-
-    def decoding_spec(
-        self, resolved: ResolvedRequest, prompt: Prompt, approving_items: Sequence[Item] = ()
-    ) -> DecodingSpec:
-        """How the tokens of one turn become output. Calls that `approving_items` allow are made before it."""
-        request, tenant = resolved.request, resolved.tenant
-        listed = frozenset(request.stop_token_ids or ())
-        shown = bool(request.include_stop_str_in_output)
-        return DecodingSpec(
-            self._parser(request, prompt),
-            stop_strings=stop_strings(request),
-            include_stop_string=shown,
-            stop_token_ids=listed,
-            hidden_stop_ids=frozenset() if shown else listed - prompt.stop_ids,
-            reports_stop_reason=isinstance(request, ChoiceRequest),
-            reports_cumulative_logprob=is_ranked(request),
-            tokens_as_ids=bool(request.return_tokens_as_token_ids),
-            vocabulary=self.vocabulary if wants_logprobs(request) else None,
-            token_dump=self._raw_messages(request, prompt),
-            streamed_prompt_ids=prompt.token_ids
-            if isinstance(request, ChoiceRequest) and request.streams_token_ids
-            else None,
-            seal=partial(self.seal.seal, "reasoning", tenant)
-            if SEALED_REASONING in (request.include or ())
-            else None,
-            summarizes_reasoning=self.summarizes_reasoning and asks_for_summary(request),
-            hosted=hosted_tools_of(
-                request,
-                resolved.tools,
-                approving_items,
-                partial(with_tagged_id, self.seal, tenant),
-                self.max_tool_calls,
-            ),
-        )
-
-    def _parser(self, request: CreateResponse, prompt: Prompt) -> OutputParser:
-        if isinstance(request, PlainRequest) and self.vocabulary is not None:
-            shows_special = request.skip_special_tokens is False
-            ends = frozenset() if shows_special and request.ignore_eos else prompt.stop_ids
-            return PlainParser(self.vocabulary, ends, shows_special=shows_special)
-        parser = self.model_format.parser(prompt)
-        # A chat completion's response keeps its reasoning; the chat format leaves it out.
-        hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
-        return WithoutReasoning(parser) if hidden else parser
-
-    def _raw_messages(self, request: CreateResponse, prompt: Prompt) -> TokenDump | None:
-        if not request.enable_response_messages or self.vocabulary is None:
-            return None
-        apart = isinstance(self.model_format, MessageFormat) and not isinstance(request, ChoiceRequest)
-        read = self.model_format.messages if apart else None  # type: ignore[attr-defined]
-        likelihood = prompt_logprobs(request) is not None
-        return TokenDump(self.vocabulary, prompt.token_ids, prompt_logprobs=likelihood, read=read)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_info", self.engine.model_info)
+        object.__setattr__(self, "names", (self.name, *self.model_info.adapters))

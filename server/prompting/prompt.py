@@ -1,29 +1,38 @@
-"""The prompt of a response: bounds checked, items unsealed, written by the model format, truncated."""
+"""The prompt of a response: bounds checked, items unsealed, written by the model format, truncated to fit.
 
-from collections.abc import Sequence
+`truncation: "auto"` keeps a conversation's newest turns. A turn begins with a user message and is dropped
+as a whole, so that no call loses its output. System and developer messages and the last turn always stay.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
 from server.errors import InvalidRequest
-from server.limits.tools_and_grammars import (
+from server.hosted_tools.call_items import items_for_model
+from server.model_formats.interface import Conversation, ModelFormat, Prompt, PromptError, PromptTooLong
+from server.prompting.conversation import make_conversation
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt_limits import (
     MAX_COUNTED_CONTEXTS,
-    characters_of,
     check_tools_and_grammars,
     too_long,
     too_long_to_count,
 )
-from server.model_formats.interface import Prompt, PromptError, PromptTooLong
-from server.prompting.conversation import make_conversation
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.structured_output.structured_outputs import structured_output_grammar
-from server.prompting.truncation import truncate_tokens, write_within
-from server.protocol.completions.legacy import PlainRequest
+from server.prompting.structured_outputs import structured_output_grammar
+from server.protocol.completions.requests import PlainRequest
 from server.protocol.ids import unix_seconds
-from server.protocol.responses.items import Item
-from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.items import (
+    CustomToolCallOutput,
+    FunctionCallOutput,
+    Item,
+    Message,
+    plain_text,
+)
+from server.protocol.responses.request import CreateResponse, TruncationSide
 from server.protocol.responses.tools import Tool
-from server.sealing.unseal_items import unseal_items
+from server.sealing.sealed_items import unseal_items
 
 
 def write_prompt(
@@ -42,20 +51,20 @@ def write_prompt(
     model's context as the limit where tokens are only counted. Raises ApiError or DecodeFailure for what
     cannot be written, and for a longer prompt.
     """
-    context = served.engine.model_info.context_length
+    context = served.model_info.context_length
     grammar = structured_output_grammar(request)
     unsealed = unseal_items(items, served.seal, tenant)
     conversation = make_conversation(request, tools, unsealed, moment)
     check_tools_and_grammars(conversation, grammar)
     if isinstance(request, PlainRequest):
-        stops = served.engine.model_info.stop_ids
-        return Prompt(token_ids=request.token_ids, stop_ids=stops, grammar=grammar)
+        return Prompt(token_ids=request.token_ids, stop_ids=served.model_info.stop_ids, grammar=grammar)
     limit, truncates = context - 1 if max_tokens is None else max_tokens, request.truncation == "auto"
     if request.truncate_prompt_tokens is not None and not truncates:
         limit = max(limit, MAX_COUNTED_CONTEXTS * context)
+    characters = characters_of(conversation)
     try:
-        with served.long_prompts.slot(tenant, characters_of(conversation)):
-            prompt = write_within(served.model_format, conversation, limit, truncates=truncates)
+        with served.long_prompts.slot(tenant, characters):
+            prompt = write_within(served.model_format, conversation, limit, characters, truncates=truncates)
         token_ids = truncate_tokens(
             prompt.token_ids,
             request.truncate_prompt_tokens,
@@ -73,3 +82,118 @@ def write_prompt(
 def moment_of(response: UUID) -> datetime:
     """When a response was created, in UTC, to the second: from the time in its id."""
     return datetime.fromtimestamp(unix_seconds(response), UTC)
+
+
+def characters_of(conversation: Conversation) -> int:
+    """Characters that any chat template puts into the prompt; tools are not counted."""
+    return len(conversation.instructions or "") + sum(map(_text_size, conversation.items))
+
+
+def _text_size(item: Item) -> int:
+    """Characters of a message or a call's output; 0 for other items, which a template may drop."""
+    match item:
+        case Message(content=content):
+            return len(plain_text(content))
+        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+            return len(output if isinstance(output, str) else plain_text(output))
+    return 0
+
+
+def write_within(
+    model_format: ModelFormat, conversation: Conversation, limit: int, characters: int, *, truncates: bool
+) -> Prompt:
+    """The prompt of a conversation; with `truncates`, of its newest turns if the whole is too long.
+
+    A conversation with more characters than `limit` tokens can have is not written; `characters` is its
+    number. Raises PromptError, and PromptTooLong if tokenizing stopped at the limit; without `truncates` a
+    prompt may exceed `limit`.
+    """
+    longest = model_format.max_chars_per_token
+    most = None if longest is None else longest * limit
+
+    def write(kept: Sequence[Item], size: int) -> Prompt:
+        if most is not None and size > most:
+            raise PromptTooLong(limit)
+        return model_format.write(replace(conversation, items=items_for_model(kept), max_tokens=limit))
+
+    def write_turns(kept: Sequence[Item]) -> Prompt:
+        return write(kept, characters_of(replace(conversation, items=kept)))
+
+    prompt = None
+    try:
+        prompt = write(conversation.items, characters)
+    except PromptTooLong:
+        if not truncates:
+            raise
+    if prompt is None or (truncates and len(prompt.token_ids) > limit):
+        prompt = truncate_turns(conversation.items, write_turns, limit, most) or prompt
+    if prompt is None:
+        raise PromptTooLong(limit)
+    return prompt
+
+
+def truncate_tokens(
+    token_ids: tuple[int, ...],
+    most: int | None,
+    side: TruncationSide | None,
+    *,
+    context: int,
+    max_output: int | None,
+) -> tuple[int, ...]:
+    """VLLM's `truncate_prompt_tokens`: the last `most` tokens of a prompt, the first ones with side `right`.
+
+    None keeps all; -1 keeps as many as leave room for `max_output` tokens in the context. Raises
+    InvalidRequest if none is left.
+    """
+    if most is None:
+        return token_ids
+    if most < 0:
+        most = max(1, context - max(1, max_output or 1))
+    if most == 0:
+        raise InvalidRequest("No token of the prompt would be left.", param="truncate_prompt_tokens")
+    return token_ids[:most] if side == "right" else token_ids[-most:]
+
+
+def truncate_turns(
+    items: Sequence[Item], write: Callable[[Sequence[Item]], Prompt], limit: int, most: int | None = None
+) -> Prompt | None:
+    """The prompt of the most newest turns that have at most `limit` tokens; None if the last one has more.
+
+    A binary search, because a longer conversation has no fewer tokens. Turns with more than `most`
+    characters are not tokenized.
+    """
+    starts = [index for index, item in enumerate(items) if isinstance(item, Message) and item.role == "user"]
+    low, high, best = _first_start_within(items, starts, most), len(starts) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        try:
+            prompt = write(drop_before(items, starts[middle]))
+        except PromptTooLong:
+            low = middle + 1
+            continue
+        if len(prompt.token_ids) <= limit:
+            best, high = prompt, middle - 1
+        else:
+            low = middle + 1
+    return best
+
+
+def _first_start_within(items: Sequence[Item], starts: Sequence[int], most: int | None) -> int:
+    """The first turn but number 0 from which on there are at most `most` characters."""
+    if most is None:
+        return 1
+    size, end = 0, len(items)
+    for number in range(len(starts) - 1, 0, -1):
+        size += sum(map(_text_size, items[starts[number] : end]))
+        end = starts[number]
+        if size > most:
+            return number + 1
+    return 1
+
+
+def drop_before(items: Sequence[Item], start: int) -> list[Item]:
+    """The items from index `start` on, after the instructions before it."""
+    instructions = [
+        item for item in items[:start] if isinstance(item, Message) and item.role in ("system", "developer")
+    ]
+    return [*instructions, *items[start:]]

@@ -5,11 +5,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from server.protocol.openapi_types import InputItemParam, RawMetadata
-from server.protocol.responses.request import Metadata
+from server.protocol.responses.request import InputItemParam, Metadata
 
 MAX_ITEMS = 20
 """Maximum items of one request, as in OpenAI's API."""
+
+
+RawMetadata = Annotated[
+    msgspec.Raw,
+    Meta(extra_json_schema={"type": "object", "additionalProperties": {"type": "string"}}),
+]
+"""Metadata as JSON from the store."""
 
 
 class CreateConversation(msgspec.Struct, frozen=True):

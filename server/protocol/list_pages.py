@@ -5,11 +5,14 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-from server.protocol.completions.chat import StoredCompletion, StoredMessage
+from server.protocol.completions.objects import (
+    StoredCompletion,
+    StoredMessage,
+)
+from server.protocol.decode import decode_as
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import Response
-from server.protocol.typed import decode_as
 
 T = TypeVar("T")
 

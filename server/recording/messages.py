@@ -1,6 +1,4 @@
-"""The recorder's inbox: messages of the engine, of handlers and of tools; and what one commit writes for a
-run.
-"""
+"""The recorder's inbox: messages of the engine, handlers and tools; RunUpdate: what one commit writes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +8,7 @@ from uuid import UUID
 from engine.request import Failed, Finished, Outbound, PromptLogprobs, Tokens
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.hosted_tools.tool_specs import ToolResult
+from server.hosted_tools.offered_tools import ToolResult
 from server.protocol.responses.events import Event
 
 SERVER_ERROR = "server_error"
@@ -146,25 +144,13 @@ def response_id_of(engine_request_id: str) -> UUID:
 def response_hex_of(message: RecorderMessage) -> str:
     """The id in hexadecimal of the response that a message is about; empty if there is no single one."""
     match message:
+        case Tokens() | PromptLogprobs() | Finished() | Failed():
+            return message.request_id.partition(".")[0]
         case StartRun(run):
             return run.facts.id.hex
-        case (
-            FailRun(response)
-            | CancelRun(response)
-            | ToolCallFinished(response)
-            | StartTurn(response)
-            | CancelRequested(response)
-        ):
-            return response.hex
-        case (
-            Tokens(engine_request_id)
-            | PromptLogprobs(engine_request_id)
-            | Finished(engine_request_id)
-            | Failed(engine_request_id)
-        ):
-            return engine_request_id.partition(".")[0]
         case ReleaseRuns() | StopRecorder():
             return ""
+    return message.response_id.hex
 
 
 def _merge_tokens(pieces: Sequence[Tokens]) -> Tokens:

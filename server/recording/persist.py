@@ -1,24 +1,30 @@
-"""Writes the updates of runs: events, and with the last of them the response's end, output items and usage.
+"""Writes the updates of runs: log rows, and with the last the end, items, usage, expiry. Reads logs back.
 
-All functions run within the transaction of the recorder or the side writer, after the fence.
+What writes runs within the transaction of the recorder or the side writer, after the fence.
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 from uuid import UUID
 
 from server.crashpoints import crashpoint
+from server.generation.event_log import RunLog
 from server.generation.run import Run
-from server.input_resolution.history import stored_item
-from server.protocol.responses.states import Ending
-from server.recording.expiry import lifetime_after_end
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import Echo, Ending
 from server.recording.messages import RunUpdate
-from server.recording.unsynced_commits import update_chunks
+from server.store import log_append, log_read
 from server.store.cluster import claims
-from server.store.content import conversations, deletion, responses
+from server.store.content import conversations, deletion, responses, stored_items
+from server.store.content.item_rows import stored_item
 from server.store.content.responses import Owner, ResponseKey
 from server.store.database import Connection, commit_synchronously
-from server.store.log import events
-from server.store.log.events import NewLogRow
+from server.store.log_append import NewLogRow
+
+_UNSTORED = timedelta(minutes=10)
+"""How long a background response with `store: false` can be read after its end; OpenAI's value."""
+_MAX_UNSTORED = timedelta(days=1)
+"""From its creation, for one whose end is not written in the usual way."""
 
 
 class Unwritable(Exception):
@@ -35,7 +41,7 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
     if any(update.is_last for update in updates):
         commit_synchronously(connection)
     if chunks := log_chunks(updates):
-        events.append(connection, chunks)
+        log_append.append(connection, chunks)
     for update in updates:
         if update.run.ending is not None:
             _write_end(connection, replica, update.run, update.run.ending)
@@ -48,9 +54,24 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
         crashpoint("end.written")
 
 
+def read_log(connection: Connection, tenant: str, response: UUID) -> RunLog:
+    """The log of a response that has not ended."""
+    progress = log_read.read_progress(connection, tenant, response)
+    logged = log_read.read(connection, tenant, response, 0)
+    return RunLog(progress.token_chunks, progress.next_seq, logged, progress.first_token_at)
+
+
 def log_chunks(updates: Sequence[RunUpdate]) -> list[NewLogRow]:
     """The updates as rows of the event log, without those of responses that are not stored."""
-    return [chunk for update in updates if update.run.stored for chunk in update_chunks(update)]
+    return [
+        row
+        for update in updates
+        if update.run.stored
+        for facts in [update.run.facts]
+        for row in log_append.encode_rows(
+            facts.tenant, facts.id, facts.attempt, update.events, update.token_ids
+        )
+    ]
 
 
 def is_written(connection: Connection, replica: UUID, update: RunUpdate) -> bool | None:
@@ -62,7 +83,7 @@ def is_written(connection: Connection, replica: UUID, update: RunUpdate) -> bool
     run, facts = update.run, update.run.facts
     if run.ending is None and run.stored and update.events:
         first = update.events[0].sequence_number
-        return events.is_logged(connection, facts.tenant, facts.id, first, facts.attempt)
+        return log_append.is_logged(connection, facts.tenant, facts.id, first, facts.attempt)
     if run.ending is None and not update.released:
         return None
     owner = responses.get_owner(connection, facts.tenant, facts.id) if run.stored else None
@@ -93,16 +114,16 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
             replica,
             facts.attempt,
             ending,
-            lifetime_after_end(facts.echo),
+            _lifetime_after_end(facts.echo),
         )
-        responses.insert_items(
+        stored_items.insert_items(
             connection,
             facts.tenant,
             facts.id,
-            responses.OUTPUT,
+            stored_items.OUTPUT,
             [stored_item(item) for item in run.output],
         )
-        events.compact(connection, facts.tenant, facts.id)
+        log_append.compact(connection, facts.tenant, facts.id)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, facts.tenant, facts.id)
         elif finished.conversation_id is not None:
@@ -117,3 +138,17 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
         started_at=facts.created_at,
         ending=ending,
     )
+
+
+def _lifetime_after_end(echo: Echo) -> timedelta | None:
+    """The time from a response's end until it may be purged; None if `lifetime` decides."""
+    return _UNSTORED if echo.background and not echo.store else None
+
+
+def lifetime(request: CreateResponse, retention_days: int) -> timedelta | None:
+    """The time from a response's creation until it may be purged; None if it is kept for ever."""
+    if request.expires_after is not None:
+        return timedelta(seconds=request.expires_after.seconds)
+    if request.background and request.store is False:
+        return _MAX_UNSTORED
+    return timedelta(days=retention_days) if retention_days else None

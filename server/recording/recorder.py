@@ -18,10 +18,10 @@ from uuid import UUID
 import msgspec
 
 from server.crashpoints import crashpoint
-from server.delivery.event_frames import frames
+from server.delivery.frames import frames
 from server.delivery.hub import Hub, Published
 from server.generation.run import Run
-from server.limits.unfinished_responses import UnfinishedResponses
+from server.limits import UnfinishedResponses
 from server.recording.committer import Committer
 from server.recording.messages import (
     SERVER_ERROR,
@@ -34,7 +34,6 @@ from server.recording.messages import (
 )
 from server.recording.run_registry import RunRegistry
 from server.recording.side_writer import SideResult, SideWriter
-from server.recording.suspended import SuspendedRuns
 from server.store.cluster import leases
 from server.store.database import Database
 from server.supervised_thread import Retry, SupervisedThread
@@ -79,15 +78,10 @@ class Recorder:
     ) -> None:
         """`on_fenced` is called once, when this replica can write no more: the process must end.
 
-        Either other replicas have declared it dead, or the thread has failed, which would leave a server
-        that accepts responses and answers none. After each commit `on_events` gets the stored responses
-        with new events, and `on_committed` all updates. `on_released` is called when responses are left
-        for other replicas to claim. `cancel` gets responses whose run does not continue here.
-        `pause_engine` pauses the engine with True and resumes it with False. `capacity` counts and bounds
-        the unfinished responses.
+        Either other replicas have declared it dead, or the thread has failed. After each commit `on_events`
+        gets the stored responses with new events, and `on_committed` all updates. `on_released` is called
+        when responses are left for other replicas. `cancel` gets responses whose run ends here.
         """
-        self._database = database
-        self._replica = replica
         self._hub = hub
         self._on_events = on_events
         self._on_released = on_released
@@ -98,7 +92,7 @@ class Recorder:
         self._max_queued = max_queued
         self._engine_paused = False
         self._backpressure = threading.Lock()
-        """Orders the calls of `pause_engine` as the decisions behind them."""
+        """Orders the calls of `pause_engine`."""
         self._inbox: queue.SimpleQueue[Sequence[RecorderMessage]] = queue.SimpleQueue()
         self._registry = RunRegistry()
         self.capacity = capacity if capacity is not None else UnfinishedResponses()
@@ -106,10 +100,9 @@ class Recorder:
         self._idle = threading.Event()
         self._idle.set()
         self._starting = threading.Lock()
-        """Held while a run is started, so that `_idle` is not set just before the run arrives."""
+        """Held while a run is started, so that `_idle` is not set just before."""
         self._committer = Committer(database, replica, self._registry, clock)
         self._side_results: queue.SimpleQueue[SideResult] = queue.SimpleQueue()
-        self._suspended = SuspendedRuns()
         self._side = SideWriter(
             database,
             replica,
@@ -118,18 +111,13 @@ class Recorder:
             on_fenced=self._fence,
             clock=clock,
         )
-        self._fenced = False
-        self._next_at = 0.0
-        self._thread = self._make_thread(on_fenced)
-
-    def _make_thread(self, on_fatal: Callable[[], None]) -> SupervisedThread:
-        """A failed turn is not repeated: its messages have changed their runs already."""
-        return SupervisedThread(
+        self._fenced, self._next_at = False, 0.0
+        self._thread = SupervisedThread(
             "recorder",
             self._turn,
             fatal=(leases.Fenced,),
-            on_fatal=on_fatal,
-            retry=Retry(max_failures=0),
+            on_fatal=on_fenced,
+            retry=Retry(max_failures=0),  # the messages of a failed turn have changed their runs already
             on_end=self._committer.close,
         )
 
@@ -149,16 +137,6 @@ class Recorder:
                 self._engine_paused = True
                 log.warning("the database is behind: the engine is paused")
                 self._pause_engine(True)
-
-    def reserve(self, response_id: UUID, tenant: str) -> None:
-        """Counts a response that is about to be committed as this replica's. `start_run` or `release`
-        follows.
-        """
-        self.capacity.add(response_id, tenant)
-
-    def release(self, response_id: UUID) -> None:
-        """Undoes `reserve`: there will be no run."""
-        self.capacity.discard(response_id)
 
     def produces(self, response_id: UUID) -> bool:
         """Whether this process generates the response or is about to. Any thread."""
@@ -229,13 +207,15 @@ class Recorder:
     def _await_side_writer(self) -> None:
         """Waits until no run is suspended, as long as there is time."""
         until = min(self._committer.give_up_at, self._clock() + _MAX_DRAIN_SECONDS)
-        while self._suspended and (left := until - self._clock()) > 0:
+        while self._registry.suspended and (left := until - self._clock()) > 0:
             messages: Sequence[RecorderMessage] = []
             with suppress(queue.Empty):
                 messages = self._inbox.get(timeout=min(left, _POLL_SECONDS))
             self.process(messages)
-        if self._suspended:
-            log.error("%d responses could not be stored; others go on with them", self._suspended.count)
+        if self._registry.suspended:
+            log.error(
+                "%d responses could not be stored; others go on with them", len(self._registry.suspended)
+            )
 
     def process(self, messages: Sequence[RecorderMessage]) -> float:
         """One turn of the thread: applies the messages, commits, publishes. Raises Fenced.
@@ -245,11 +225,11 @@ class Recorder:
         if self._fenced:
             raise leases.Fenced
         retained = self._apply_side_results()
-        for response in self._suspended.over_limit():
+        for response in self._registry.suspended.over_limit():
             self._side.give_up(response)
             self._give_up(response)
         began = monotonic()
-        updates = self._commit([*retained, *self._suspended.divert(messages)])
+        updates = self._commit([*retained, *self._registry.suspended.divert(messages)])
         took = monotonic() - began
         crashpoint("recorder.committed")
         if any(update.run.ending is not None for update in updates):
@@ -266,7 +246,7 @@ class Recorder:
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:
-                self.release(update.run.facts.id)
+                self.capacity.discard(update.run.facts.id)
         if any(update.released for update in updates):
             crashpoint("release.committed")
             self._on_released()
@@ -284,7 +264,7 @@ class Recorder:
         response, update = result.response, result.update
         match result.outcome:
             case "doubtful":
-                if self._registry.get(response) is update.run and response not in self._suspended:
+                if self._registry.get(response) is update.run and response not in self._registry.suspended:
                     self._suspend([update])
                 return []
             case "given up":
@@ -295,10 +275,8 @@ class Recorder:
                 self._give_up(response)
             case "ended":
                 self._give_up(response)
-        retained = self._suspended.resume(response)
-        if result.outcome == "committed":
-            self._registry.paused.discard(response)
-        else:
+        retained = self._registry.suspended.resume(response)
+        if result.outcome != "committed":
             self._registry.remove(response)
         self._after_commit([update])
         if result.outcome == "left" and update.run.stored:
@@ -308,14 +286,12 @@ class Recorder:
     def _suspend(self, updates: Sequence[RunUpdate]) -> None:
         """Leaves these updates to the side writer, so that no other run waits for them."""
         for update in updates:
-            response = update.run.facts.id
-            self._registry.paused.add(response)
-            self._suspended.add(update)
+            self._registry.suspended.add(update)
             self._side.write(update)
 
     def _give_up(self, response: UUID) -> None:
         """The suspended run does not continue here: its engine request is cancelled."""
-        if self._suspended.give_up(response):
+        if self._registry.suspended.give_up(response):
             self._cancel(response)
 
     def _gather(self, next_at: float = 0.0) -> list[RecorderMessage]:
@@ -344,25 +320,21 @@ class Recorder:
 
     def _set_idle(self) -> None:
         with self._starting:
-            if not self._registry and not self._suspended and self._inbox.empty():
+            if not self._registry and not self._registry.suspended and self._inbox.empty():
                 self._idle.set()
 
     def _commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:
         """Applies messages to their runs; returns the committed updates and suspends the others."""
-        if not any(self._registry.needs_commit(message) for message in messages):
-            return self._apply_without_commit(messages)
-        committed, failed = self._committer.commit(messages)
+        if any(self._registry.needs_commit(message) for message in messages):
+            committed, failed = self._committer.commit(messages)
+        else:
+            committed = self._registry.apply(messages, datetime.now(UTC))
+            # If decoding raises, a run ends all the same and has to be metered.
+            failed = [update for update in committed if update.is_last or update.unwritable]
+            if failed:
+                committed = [update for update in committed if update not in failed]
         self._suspend(failed)
         return committed
-
-    def _apply_without_commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:
-        """For messages that need no commit. If decoding raises, a run ends all the same and has to be
-        metered.
-        """
-        updates = self._registry.apply(messages, datetime.now(UTC))
-        ended = [update for update in updates if update.is_last or update.unwritable]
-        self._suspend(ended)
-        return [update for update in updates if update not in ended] if ended else updates
 
     def _publish(self, updates: Sequence[RunUpdate]) -> None:
         self._on_events([update.run.facts.id for update in updates if update.events and update.run.stored])

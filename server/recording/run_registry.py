@@ -1,11 +1,11 @@
-"""The runs in progress on this replica: applies the recorder's messages to them and collects one update for
-each.
+"""The runs in progress: applies the recorder's messages to them, retains those of suspended runs.
 
 Pure: no thread, no clock, no database. An exception in one run fails that run only.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from uuid import UUID
@@ -26,6 +26,7 @@ from server.recording.messages import (
     StopRecorder,
     ToolCallFinished,
     coalesce_tokens,
+    response_hex_of,
     response_id_of,
 )
 
@@ -33,6 +34,9 @@ log = logging.getLogger("holdfast.runs")
 
 ENGINE_FAILED = "The model could not finish this response."
 UNREADABLE = "The model's output could not be read."
+MAX_RETAINED = 8192
+"""Messages to one run. Each has one token or a few, so this is minutes of the fastest stream. A run with
+more is given up."""
 
 
 class RunRegistry:
@@ -42,8 +46,7 @@ class RunRegistry:
         self._runs: dict[UUID, Run] = {}
         self._tokens_without_event: dict[UUID, list[int]] = {}
         """Tokens that have produced no event yet. They are stored with the next event."""
-        self.paused: set[UUID] = set()
-        """Runs whose last update is not committed yet. `SuspendedRuns` retains the messages to them."""
+        self.suspended = SuspendedRuns()
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -91,111 +94,77 @@ class RunRegistry:
             self._apply(message, updates, now)
         for response, update in updates.items():
             if update.is_last:
-                self._runs.pop(response, None)
-                self._tokens_without_event.pop(response, None)
+                self.remove(response)
         return list(updates.values())
 
     def remove(self, response: UUID) -> None:
-        """Removes a run that does not continue on this replica."""
+        """Removes a run that has ended or does not continue on this replica."""
         self._runs.pop(response, None)
         self._tokens_without_event.pop(response, None)
-        self.paused.discard(response)
 
     def _apply(self, message: RecorderMessage, updates: dict[UUID, RunUpdate], now: datetime) -> None:
         match message:
+            case Tokens():
+                self._apply_tokens(updates, message, now)
             case StartRun(run, starts):
                 self._runs[run.facts.id] = run
                 if starts:
                     self._advance(updates, run.facts.id, now, Run.start)
-            case FailRun(response, code, reason):
-                self._advance(updates, response, now, partial(Run.fail, code=code, message=reason, at=now))
-            case CancelRun(response):
-                self._advance(updates, response, now, partial(Run.cancel, at=now))
             case ReleaseRuns(responses):
                 self._release(updates, responses)
-            case ToolCallFinished() | StartTurn() | CancelRequested():
-                self._apply_tool_message(message, updates, now)
-            case Tokens() | PromptLogprobs():
-                self._apply_tokens(updates, message, now)
-            case Finished(engine_request_id, reason, usage, stop_match):
-                act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_match=stop_match)
-                self._finish(updates, response_id_of(engine_request_id), now, act)
+            case Finished():
+                self._finish(updates, message, now)
             case Failed(request_id, "engine_dead") if self._is_background(response_id_of(request_id)):
                 self._release(updates, frozenset({response_id_of(request_id)}), engine_died=True)
-            case Failed(engine_request_id, code, cause, usage):
-                log.error("engine request %s failed: %s: %s", engine_request_id, code, cause)
+            case Failed(request_id, code, cause, usage):
+                log.error("engine request %s failed: %s: %s", request_id, code, cause)
                 act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
-                self._advance(updates, response_id_of(engine_request_id), now, act)
+                self._advance(updates, response_id_of(request_id), now, act)
+            case PromptLogprobs():
+                act = partial(Run.add_prompt_logprobs, logprobs=message.logprobs)
+                self._advance(updates, response_id_of(message.request_id), now, act)
             case StopRecorder():
                 pass
+            case _:
+                self._advance(updates, message.response_id, now, _action(message, now))
 
     def _is_background(self, response: UUID) -> bool:
         run = self._runs.get(response)
         return run is not None and run.facts.echo.background
 
-    def _apply_tool_message(
-        self,
-        message: ToolCallFinished | StartTurn | CancelRequested,
-        updates: dict[UUID, RunUpdate],
-        now: datetime,
-    ) -> None:
-        match message:
-            case ToolCallFinished(response, index, outcome):
-                act = partial(Run.finish_call, index=index, outcome=outcome, at=now)
-            case StartTurn(response, decoding, prompt_tokens):
-                act = partial(Run.next_turn, decoding=decoding, prompt_tokens=prompt_tokens, at=now)
-            case CancelRequested(response):
-                act = partial(Run.request_cancel, at=now)
-        self._advance(updates, response, now, act)
-
     def _release(
-        self,
-        updates: dict[UUID, RunUpdate],
-        responses: frozenset[UUID] | None,
-        *,
-        engine_died: bool = False,
+        self, updates: dict[UUID, RunUpdate], responses: frozenset[UUID] | None, *, engine_died: bool = False
     ) -> None:
         for response, run in self._runs.items():
             if responses is None:
-                wanted = run.facts.echo.background and response not in self.paused
+                wanted = run.facts.echo.background and response not in self.suspended
             else:
                 wanted = response in responses
             if wanted and run.ending is None:
                 update = updates.setdefault(response, RunUpdate(run))
                 update.released, update.engine_died = True, engine_died
 
-    def _apply_tokens(
-        self, updates: dict[UUID, RunUpdate], message: Tokens | PromptLogprobs, now: datetime
-    ) -> None:
+    def _apply_tokens(self, updates: dict[UUID, RunUpdate], message: Tokens, now: datetime) -> None:
         response = response_id_of(message.request_id)
-        if isinstance(message, PromptLogprobs):
-            self._advance(updates, response, now, partial(Run.add_prompt_logprobs, logprobs=message.logprobs))
-            return
         self._tokens_without_event.setdefault(response, []).extend(message.token_ids)
         act = partial(Run.tokens, token_ids=message.token_ids, at=now, logprobs=message.logprobs)
         update = self._advance(updates, response, now, act)
         if update is not None and update.events:
             update.token_ids += self._tokens_without_event.pop(response)
 
-    def _finish(
-        self,
-        updates: dict[UUID, RunUpdate],
-        response: UUID,
-        now: datetime,
-        act: Callable[[Run], list[Event]],
-    ) -> None:
+    def _finish(self, updates: dict[UUID, RunUpdate], message: Finished, now: datetime) -> None:
         """The engine request has ended, and with it one turn of the run, or the run."""
+        response = response_id_of(message.request_id)
+        act = partial(
+            Run.finish, reason=message.reason, usage=message.usage, at=now, stop_match=message.stop_match
+        )
         update = self._advance(updates, response, now, act)
         tokens = self._tokens_without_event.pop(response, [])
         if update is not None and update.events and update.run.ending is None:
             update.token_ids += tokens
 
     def _advance(
-        self,
-        updates: dict[UUID, RunUpdate],
-        response: UUID,
-        now: datetime,
-        act: Callable[[Run], list[Event]],
+        self, updates: dict[UUID, RunUpdate], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
     ) -> RunUpdate | None:
         """Applies one message to a run and returns its update; an exception fails this run and no other.
 
@@ -221,3 +190,107 @@ class RunRegistry:
         except Exception:
             log.exception("run %s cannot be ended with what it has", update.run.facts.id)
             update.unwritable = True
+
+
+def _action(
+    message: FailRun | CancelRun | ToolCallFinished | StartTurn | CancelRequested, now: datetime
+) -> Callable[[Run], list[Event]]:
+    """What a message of a handler, a tool or the tool loop does to its run."""
+    match message:
+        case FailRun(_, code, reason):
+            return partial(Run.fail, code=code, message=reason, at=now)
+        case CancelRun():
+            return partial(Run.cancel, at=now)
+        case ToolCallFinished(_, index, outcome):
+            return partial(Run.finish_call, index=index, outcome=outcome, at=now)
+        case StartTurn(_, decoding, prompt_tokens):
+            return partial(Run.next_turn, decoding=decoding, prompt_tokens=prompt_tokens, at=now)
+        case CancelRequested():
+            return partial(Run.request_cancel, at=now)
+
+
+@dataclass(slots=True)
+class _Suspension:
+    background: bool
+    retained: list[RecorderMessage] = field(default_factory=list)
+    given_up: bool = False
+
+
+class SuspendedRuns:
+    """Runs whose last update is not committed yet, while all others continue. The recorder's thread only.
+
+    An update that cannot be committed with the others is left to the side writer. Until it reports a result,
+    the run takes no message, because its next update must be stored and published after this one. The
+    messages are retained in order.
+    """
+
+    def __init__(self, max_retained: int = MAX_RETAINED) -> None:
+        self._max_retained = max_retained
+        self._suspensions: dict[UUID, _Suspension] = {}
+
+    def __len__(self) -> int:
+        return len(self._suspensions)
+
+    def __contains__(self, response: UUID) -> bool:
+        return response in self._suspensions
+
+    def add(self, update: RunUpdate) -> None:
+        """Suspends the update's run until `resume`."""
+        self._suspensions[update.run.facts.id] = _Suspension(update.run.facts.echo.background)
+
+    def resume(self, response: UUID) -> list[RecorderMessage]:
+        """Ends the suspension; returns the messages retained meanwhile, none for a run that is not
+        suspended.
+        """
+        suspension = self._suspensions.pop(response, None)
+        return suspension.retained if suspension else []
+
+    def give_up(self, response: UUID) -> bool:
+        """Drops the messages of a run that does not continue here, also future ones; False if done before."""
+        suspension = self._suspensions.get(response)
+        if suspension is None or suspension.given_up:
+            return False
+        suspension.given_up = True
+        suspension.retained.clear()
+        return True
+
+    def divert(self, messages: Sequence[RecorderMessage]) -> list[RecorderMessage]:
+        """Retains messages to suspended runs; returns the others."""
+        if not self._suspensions:
+            return list(messages)
+        return [rest for message in messages for rest in self._diverted(message)]
+
+    def over_limit(self) -> list[UUID]:
+        """Runs with more retained messages than allowed, which have to be given up."""
+        return [
+            response
+            for response, suspension in self._suspensions.items()
+            if len(suspension.retained) > self._max_retained
+        ]
+
+    def _diverted(self, message: RecorderMessage) -> Iterable[RecorderMessage]:
+        """The part of a message that is for runs which are not suspended; the rest is retained."""
+        if isinstance(message, ReleaseRuns):
+            return self._diverted_release(message)
+        if isinstance(message, StartRun) or not (key := response_hex_of(message)):
+            return (message,)
+        response = UUID(hex=key)
+        if response not in self._suspensions:
+            return (message,)
+        self._retain(response, message)
+        return ()
+
+    def _diverted_release(self, message: ReleaseRuns) -> Iterable[RecorderMessage]:
+        for response, suspension in self._suspensions.items():
+            wanted = message.response_ids
+            if suspension.background if wanted is None else response in wanted:
+                self._retain(response, ReleaseRuns(frozenset({response})))
+        if message.response_ids is None:
+            return (message,)
+        others = message.response_ids - self._suspensions.keys()
+        return (ReleaseRuns(others),) if others else ()
+
+    def _retain(self, response: UUID, message: RecorderMessage) -> None:
+        suspension = self._suspensions[response]
+        if not suspension.given_up:
+            suspension.retained.append(message)

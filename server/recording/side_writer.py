@@ -9,24 +9,23 @@ import logging
 import queue
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
 from uuid import UUID
 
+from server.generation.event_log import RunLog
 from server.generation.output_decoding import no_decoding
-from server.generation.run import Run, RunFacts, RunLog
+from server.generation.run import Run, RunFacts
 from server.recording.messages import SERVER_ERROR, RunUpdate
-from server.recording.persist import is_owner, is_written, write
-from server.recording.retries import Retries, Retry
+from server.recording.persist import is_owner, is_written, read_log, write
+from server.store import log_append
 from server.store.cluster import claims, leases
-from server.store.commit_failures import CommitFailure, classify
 from server.store.content import responses
 from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database, commit_synchronously, set_timeouts
 from server.store.database import clock as database_clock
-from server.store.log import events
+from server.store.database_errors import CommitFailure, classify
 from server.supervised_thread import Retry as TurnRetry
 from server.supervised_thread import SupervisedThread
 
@@ -37,6 +36,88 @@ LOCK_MS, STATEMENT_MS = 300, 5000
 """A locked row must not delay the next update for long; statements have the database's usual limit."""
 OWNERSHIP_CHECK_SECONDS = 1.0
 """How often the rows of the active runs are checked for being this replica's."""
+MAX_TRIES = 8
+"""Blocked tries, after which an update is given up. With pauses and lock timeouts that is about 20 s, longer
+than any transaction of ours."""
+FIRST_PAUSE_SECONDS = 0.1
+MAX_PAUSE_SECONDS = 5.0
+AWAY_PAUSE_SECONDS = 0.2
+
+Way = Literal["write", "fail", "hand back"]
+
+
+@dataclass(slots=True, eq=False)
+class Retry:
+    """An update and how it is written next."""
+
+    update: RunUpdate
+    next_at: float
+    way: Way = "write"
+    tries: int = 0
+    """Tries that the database answered, so none during an outage."""
+
+    @property
+    def response(self) -> UUID:
+        return self.update.run.facts.id
+
+    @property
+    def given_up(self) -> bool:
+        return self.way != "write"
+
+
+@dataclass(slots=True)
+class Retries:
+    """The updates that are being retried, and when. Pure.
+
+    An update is written as it is until Postgres refuses it or it was blocked too often. From then on the
+    response is ended in one of two ways, in turns, until one is committed: as failed, with its stored output;
+    or released, for any replica to claim.
+    """
+
+    _pending: list[Retry] = field(default_factory=list)
+
+    def add(self, update: RunUpdate, now: float) -> None:
+        self._pending.append(Retry(update, now))
+
+    def due(self, now: float) -> Retry | None:
+        """The retry that has been due for longest; None if none is due."""
+        first = min(self._pending, key=lambda retry: retry.next_at, default=None)
+        return first if first is not None and first.next_at <= now else None
+
+    def wait(self, now: float) -> float | None:
+        """Seconds until a retry is due; None if there are no retries."""
+        times = [retry.next_at for retry in self._pending]
+        return max(0.0, min(times) - now) if times else None
+
+    def done(self, retry: Retry) -> None:
+        self._pending.remove(retry)
+
+    def give_up(self, response: UUID, now: float) -> None:
+        """Ends the response instead of writing its update as it is, if that is still pending."""
+        for retry in self._pending:
+            if retry.response == response and not retry.given_up:
+                _give_up(retry, "timed_out")
+                retry.next_at = now
+
+    def failed(self, retry: Retry, trouble: CommitFailure, now: float) -> None:
+        """Schedules the next try. Outages and a broken schema are waited out and count as no try."""
+        if trouble in ("unavailable", "schema_mismatch"):
+            retry.next_at = now + AWAY_PAUSE_SECONDS
+            return
+        retry.tries += 1
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(retry.tries - 1, 16), MAX_PAUSE_SECONDS)
+        if retry.given_up:
+            retry.way = "hand back" if retry.way == "fail" else "fail"
+        elif trouble != "timed_out" or retry.tries >= MAX_TRIES:
+            _give_up(retry, trouble)
+            pause = 0.0
+        retry.next_at = now + pause
+
+
+def _give_up(retry: Retry, trouble: CommitFailure) -> None:
+    """A background response whose row was only blocked may succeed on another replica; others fail."""
+    elsewhere = trouble == "timed_out" and retry.update.run.facts.echo.background
+    retry.way = "hand back" if elsewhere else "fail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +209,8 @@ class SideWriter:
         if (now := self._clock()) < self._checked_at + OWNERSHIP_CHECK_SECONDS:
             return
         self._checked_at = now
-        runs = [
-            run for run in self._active_runs() if run.stored
-        ]  # listed before the query: all of them have rows
-        if not runs:
+        # Listed before the query: all of them have rows.
+        if not (runs := [run for run in self._active_runs() if run.stored]):
             return
         try:
             with self._database.begin() as connection:
@@ -157,7 +236,7 @@ class SideWriter:
         self._on_result(result)
 
     def _note_failure(self, retry: Retry, error: Exception) -> None:
-        trouble: CommitFailure = classify(error)
+        trouble = classify(error)
         was_given_up = retry.given_up
         self._retries.failed(retry, trouble, self._clock())
         details = (retry.response, type(error).__name__, retry.way)
@@ -180,7 +259,7 @@ class SideWriter:
                 return self._commit_unstored(connection, retry)
             owner = responses.get_owner(connection, facts.tenant, facts.id)
             if not is_owner(owner, self._replica, update.run):
-                events.delete_orphaned_log(connection, facts.tenant, facts.id)
+                log_append.delete_orphaned_log(connection, facts.tenant, facts.id)
                 log.warning("response %s is not this replica's any more; its run is dropped", facts.id)
                 return SideResult(update, "left")
             match retry.way:
@@ -188,7 +267,7 @@ class SideWriter:
                     write(connection, self._replica, [update])
                     return SideResult(update, "committed")
                 case "fail":
-                    last = _fail_from_log(connection, facts)
+                    last = _fail(connection, facts, read_log(connection, facts.tenant, facts.id))
                     write(connection, self._replica, [last])
                     return SideResult(last, "ended")
                 case "hand back":
@@ -200,7 +279,7 @@ class SideWriter:
         """Writes the usage, the only thing that is stored; readers get the end even if that fails."""
         update = retry.update
         if retry.given_up and update.run.final is None:
-            update = _fail_unstored(connection, update)
+            update = _fail(connection, update.run.facts, RunLog((), update.first_seq, (), None))
         if retry.way == "hand back":
             log.error("response %s is not metered", retry.response)
         else:
@@ -221,25 +300,13 @@ class SideWriter:
             self._connection = None
 
 
-def _fail_from_log(connection: Connection, facts: RunFacts) -> RunUpdate:
+def _fail(connection: Connection, facts: RunFacts, log: RunLog) -> RunUpdate:
     """The update that ends a response as failed after its last stored event.
 
     Nothing of its run is used but the facts: the rest may be the reason why it cannot be stored.
     """
-    progress = events.read_progress(connection, facts.tenant, facts.id)
-    emitted = events.read(connection, facts.tenant, facts.id, 0)
-    log = RunLog(progress.token_ids, progress.next_seq, emitted, progress.first_token_at)
-    return _fail(facts, log, database_clock(connection))
-
-
-def _fail_unstored(connection: Connection, update: RunUpdate) -> RunUpdate:
-    """The same for a response without a row, after the events before this update."""
-    return _fail(update.run.facts, RunLog((), update.first_seq, (), None), database_clock(connection))
-
-
-def _fail(facts: RunFacts, log: RunLog, at: datetime) -> RunUpdate:
     run = Run(facts, no_decoding())
     run.restore_output_only(log)
     update = RunUpdate(run)
-    update.events += run.fail(SERVER_ERROR, NOT_STORED, at)
+    update.events += run.fail(SERVER_ERROR, NOT_STORED, database_clock(connection))
     return update

@@ -18,9 +18,9 @@ from server.recording.messages import SERVER_ERROR, CancelRun, FailRun, ReleaseR
 from server.recording.recorder import Recorder
 from server.recovery.rebuild import Rebuilt, rebuild
 from server.store.cluster import claims, leases
-from server.store.cluster.undecodable_responses import fail_undecodable
-from server.store.content.responses import ResponseKey, StoredResponse
-from server.store.database import Connection, Database, DatabaseError, TransientError, is_unavailable
+from server.store.content.responses import StoredResponse
+from server.store.database import Connection, Database
+from server.store.database_errors import DatabaseError, TransientError, is_unavailable
 from server.supervised_thread import SupervisedThread
 from server.tool_loop import ToolLoop
 
@@ -106,7 +106,7 @@ class Claimer:
                 leases.fence(connection, self._replica)
                 claimed = claim(connection)
                 for stored in claimed:
-                    self._recorder.reserve(stored.id, stored.tenant)
+                    self._recorder.capacity.add(stored.id, stored.tenant)
                 if claimed:
                     crashpoint("claim.written")
         except BaseException:
@@ -119,7 +119,7 @@ class Claimer:
     def _release(self, claimed: Iterable[StoredResponse]) -> None:
         """This replica owns these responses but does nothing for them; the heartbeat thread releases them."""
         for stored in claimed:
-            self._recorder.release(stored.id)
+            self._recorder.capacity.discard(stored.id)
 
     def _claim_to_end(self, connection: Connection) -> list[StoredResponse]:
         return claims.claim_to_end(connection, self._replica, most_deaths=self._max_deaths, limit=MAX_BATCH)
@@ -159,19 +159,19 @@ class Claimer:
             return None
         except Exception:
             log.exception("response %s cannot be read", claimed.id)
-        self._end_unreadable(ResponseKey(claimed.tenant, claimed.id))
+        self._end_unreadable(claimed)
         return None
 
-    def _end_unreadable(self, key: ResponseKey) -> None:
+    def _end_unreadable(self, claimed: StoredResponse) -> None:
         try:
-            if fail_undecodable(self._database, self._replica, key):
-                log.error("response %s ends as failed: what is stored of it cannot be read", key.id)
+            if claims.fail_undecodable(self._database, self._replica, claimed):
+                log.error("response %s ends as failed: what is stored of it cannot be read", claimed.id)
         except DatabaseError as error:
-            log.error("response %s cannot even be ended: %s", key.id, type(error).__name__)
+            log.error("response %s cannot even be ended: %s", claimed.id, type(error).__name__)
             if is_unavailable(error):
                 raise
         finally:
-            self._recorder.release(key.id)
+            self._recorder.capacity.discard(claimed.id)
 
     def _call(self, rebuilt: Rebuilt, act: Callable[[Rebuilt], None]) -> None:
         """Calls `act`; an unexpected exception ends this response only."""

@@ -8,33 +8,32 @@ ended but not continued.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 import msgspec
 
-from engine.request import EngineRequest
+from engine.request import EngineRequest, Usage
+from server.admission import resolve_input
 from server.compaction.inline import prepare_with_compaction
 from server.errors import ApiError
-from server.generation.item_starts import has_summaries
+from server.generation.event_log import LoggedTurn, RunLog, texts
 from server.generation.output_decoding import no_decoding
-from server.generation.run import Run, RunFacts, RunLog
-from server.input_resolution import resolve_input
-from server.prompting.engine_request import Prepared, first_decoding_spec, prepare
+from server.generation.run import Run, RunFacts
+from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after, prepare
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.next_turn import TurnBuilder
-from server.prompting.resolved_request import ResolvedRequest
-from server.protocol.errors import DecodeFailure
+from server.prompting.turns import TurnBuilder, first_decoding_spec
+from server.protocol.decode import decode_as
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
-from server.protocol.typed import decode_as
-from server.recovery.replay import replay, texts
-from server.store.content import responses
+from server.recording.persist import read_log
+from server.store.content import stored_items
 from server.store.content.responses import StoredResponse
-from server.store.database import Connection, DatabaseError
-from server.store.log import events
-from server.store.log.events import LogProgress
+from server.store.database import Connection
+from server.store.database_errors import DatabaseError
 
 log = logging.getLogger("holdfast.rebuild")
 
@@ -58,46 +57,88 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     Raises DatabaseError, and any exception if the stored data cannot be decoded even as far as ending the
     run needs.
     """
-    progress = events.read_progress(connection, stored.tenant, stored.id)
-    logged = events.read(connection, stored.tenant, stored.id, 0)
+    logged = read_log(connection, stored.tenant, stored.id)
     prepared = None
     try:
         resolved = _resolve_again(connection, stored, served)
-        prepared = _prepare_again(stored, served, resolved) if resolved is not None else None
+        if resolved is not None:
+            prepared = _prepare_again(stored, served, resolved)
         if resolved is not None and prepared is not None:
-            rebuilt = _resume(stored, served, resolved, prepared, progress, logged)
+            rebuilt = _resume(stored, served, resolved, prepared, logged)
             if rebuilt is not None:
                 return rebuilt
     except DatabaseError:
         raise
+    except (ApiError, DecodeFailure) as error:
+        log.error("response %s cannot be prepared again: %s", stored.id, error)
     except Exception:
         log.exception("response %s cannot go on from what is stored of it", stored.id)
-    run = Run(
-        _facts(stored, prepared), replace(no_decoding(), summarizes_reasoning=bool(has_summaries(logged)))
-    )
-    run.restore_output_only(RunLog(progress.token_ids, progress.next_seq, logged, progress.first_token_at))
+    decoding = replace(no_decoding(), summarizes_reasoning=bool(logged.has_summaries()))
+    run = Run(_facts(stored, prepared), decoding)
+    run.restore_output_only(logged)
     return Rebuilt(stored, run, None)
 
 
 def _resume(
-    stored: StoredResponse,
-    served: LoadedModel,
-    resolved: ResolvedRequest,
-    prepared: Prepared,
-    progress: LogProgress,
-    logged: Sequence[Event],
+    stored: StoredResponse, served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared, logged: RunLog
 ) -> Rebuilt | None:
     """The run with the engine request that continues it; None if its tokens now decode differently."""
     decoding = first_decoding_spec(served, resolved, prepared)
-    if (summarized := has_summaries(logged)) is not None:  # perhaps by an earlier release
+    if (summarized := logged.has_summaries()) is not None:  # perhaps by an earlier release
         decoding = replace(decoding, summarizes_reasoning=summarized)
     run = Run(_facts(stored, prepared), decoding)
     turns = TurnBuilder(served=served, resolved=resolved, model_writes_summary=run.writes_summary)
-    emitted, engine_request = replay(run, turns, prepared, progress, logged)
-    if texts(emitted) == texts(logged):
+    emitted, engine_request = _replay(run, turns, prepared, logged)
+    if texts(emitted) == texts(logged.events):
         return Rebuilt(stored, run, engine_request, turns)
     log.error("response %s reads otherwise than when it was written", stored.id)
     return None
+
+
+def _replay(
+    run: Run, turns: TurnBuilder, prepared: Prepared, logged: RunLog
+) -> tuple[list[Event], EngineRequest | None]:
+    """Brings a fresh run to the end of its log; returns the events that its tokens give now, and the engine
+    request that continues it.
+
+    Without an engine request the run is at its tool calls and has tool work. Raises ApiError.
+    """
+    run.emit_start_events(logged)
+    at = logged.first_token_at or run.facts.created_at
+    emitted: list[Event] = []
+    engine_request = prepared.engine_request
+    logged_turns = logged.turns(writes_summary=run.writes_summary)
+    for number, turn in enumerate(logged_turns):
+        if number:
+            engine_request = _next_turn(run, turns, at)
+        emitted += run.feed_logged_tokens(turn.token_ids, turn.events, logged.first_token_at)
+        is_over = turn.wrote_summary or run.awaiting_tools or turn.results
+        if is_over or (
+            run.has_pending_calls
+            and turn.token_ids[-1] in engine_request.stop_ids | engine_request.stop_token_ids
+        ):
+            _restore_results(run, turn, len(engine_request.prompt), at)
+    run.set_next_seq(logged.next_seq)
+    return emitted, None if run.next_step_is_tools else engine_request_after(
+        engine_request, logged_turns[-1].token_ids
+    )
+
+
+def _next_turn(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
+    tool_work = run.take_tool_work()
+    assert tool_work is not None, "a turn that follows calls without results"
+    turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
+    assert turn is not None, "a turn without a token left for it"
+    run.next_turn(turn.decoding_spec, len(turn.engine_request.prompt), at)
+    return turn.engine_request
+
+
+def _restore_results(run: Run, turn: LoggedTurn, prompt_tokens: int, at: datetime) -> None:
+    """Ends the turn, unless it only had approved calls, and applies the logged results of its calls."""
+    if not run.awaiting_tools:
+        run.finish("stop", Usage(prompt_tokens + len(turn.token_ids)), at)
+    for index, outcome in turn.results.items():
+        run.finish_call(index, outcome, at)
 
 
 def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
@@ -116,46 +157,29 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
 def _resolve_again(
     connection: Connection, stored: StoredResponse, served: LoadedModel
 ) -> ResolvedRequest | None:
-    """The request as it was accepted; None if it was not stored, or its model or tools are not here."""
+    """The request as it was accepted; None if it was not stored, or its model is not here."""
     if stored.asked is None or stored.model not in served.names:
         return None
-    request = _request(stored, stored.asked)
-    try:
-        return ResolvedRequest(
-            tenant=stored.tenant,
-            request=request,
-            tools=read_tools(request.tools),
-            items=_items(connection, stored),
-            response=stored.id,
-            seed=stored.seed,
-        )
-    except (ApiError, DecodeFailure) as error:
-        log.error("response %s cannot be prepared again: %s", stored.id, error)
-        return None
+    echo = decode_as(stored.request, Echo)  # `asked` has no input, which is stored as items
+    request = msgspec.structs.replace(decode_as(stored.asked, CreateResponse), instructions=echo.instructions)
+    return ResolvedRequest(
+        tenant=stored.tenant,
+        request=request,
+        tools=read_tools(request.tools),
+        items=_items(connection, stored),
+        response=stored.id,
+        seed=stored.seed,
+    )
 
 
 def _prepare_again(stored: StoredResponse, served: LoadedModel, resolved: ResolvedRequest) -> Prepared | None:
     """None if the prompt differs from the one with which the response was accepted."""
     settings = resolved.request.context_management
-    try:
-        if settings:
-            prepared = prepare_with_compaction(served, resolved, settings)
-        else:
-            prepared = prepare(served, resolved)
-    except (ApiError, DecodeFailure) as error:
-        log.error("response %s cannot be prepared again: %s", stored.id, error)
-        return None
+    prepared = prepare_with_compaction(served, resolved, settings) if settings else prepare(served, resolved)
     if prepared.prompt_hash != stored.prompt_hash:
         log.error("response %s has another prompt now than when it was accepted", stored.id)
         return None
     return prepared
-
-
-def _request(stored: StoredResponse, request_json: str) -> CreateResponse:
-    """The stored request, without its input, which is stored as items."""
-    echo = decode_as(stored.request, Echo)
-    request = decode_as(request_json, CreateResponse)
-    return msgspec.structs.replace(request, instructions=echo.instructions)
 
 
 def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:
@@ -164,5 +188,5 @@ def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:
         history = resolve_input.read_history(connection, stored.tenant, stored.previous_id)
     if stored.conversation_id is not None:
         history = resolve_input.read_conversation(connection, stored.tenant, stored.conversation_id)
-    payloads = responses.input_items(connection, stored.tenant, stored.id)
+    payloads = stored_items.input_items(connection, stored.tenant, stored.id)
     return [*history, *map(decode_item, payloads)]

@@ -1,1 +1,1 @@
-"""Encrypted content that clients keep for the server: authenticated for one tenant and one purpose."""
+"""Encrypted content that clients store for the server, for one tenant and one purpose: cipher and items."""

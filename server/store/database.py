@@ -1,65 +1,28 @@
-"""The connection pool, transactions with retries, and schema migrations. Knows no table."""
+"""`Database`: the connection pool, transactions with retries, and one prober for all threads in an outage."""
 
-import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
-from alembic import command
-from alembic.config import Config as AlembicConfig
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, pool, text
+from sqlalchemy import Connection as Connection
+from sqlalchemy import Engine, create_engine, event, pool, text
 from sqlalchemy.exc import (
-    DataError,
-    DBAPIError,
-    IntegrityError,
-    InterfaceError,
-    InternalError,
     InvalidatePoolError,
     OperationalError,
-    SQLAlchemyError,
 )
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from server.configuration.shipped_files import migrations_folder
-from server.store.connection import REQUEST_TIMEOUTS, TimeoutConnection, connect, with_network_timeouts
-from server.store.shared_outage import SharedOutage
-
-__all__ = [
-    "Connection",
-    "Database",
-    "DatabaseError",
-    "Duplicate",
-    "SchemaState",
-    "TransientError",
-    "clock",
-    "commit_synchronously",
-    "is_disk_full",
-    "is_responsive",
-    "is_statement_timeout",
-    "is_unavailable",
-    "psycopg_connection",
-    "schema_state",
-    "set_timeouts",
-    "upgrade",
-]
-
-SchemaState = Literal["current", "behind", "unknown"]
-"""`unknown`: the database has a revision that this release does not know, so it is newer."""
-
-DatabaseError = SQLAlchemyError
-"""Raised by store functions when Postgres is unreachable or reports an error."""
-
-Duplicate = IntegrityError
-"""Raised for a row that violates a constraint, such as an existing primary key."""
-
-TransientError = (OperationalError, InterfaceError, InternalError)
-"""Errors that may pass: a lost or timed out connection, a restarting server, a full disk."""
+from server.store.database_errors import TransientError, is_contention, is_disk_full, is_unavailable
+from server.store.timeout_connection import (
+    REQUEST_TIMEOUTS,
+    TimeoutConnection,
+    connect,
+    psycopg_connection,
+)
 
 T = TypeVar("T")
 
@@ -73,16 +36,64 @@ _USED_AT = "used_at"
 _RESERVED_CONNECTIONS = 5
 """Pooled connections for the process' own threads, so that requests cannot delay a heartbeat."""
 
-UPGRADE_S = 60.0
-"""Seconds that an upgrade tries to lock the tables."""
-_UPGRADE_PAUSE_S = 1.0
-_RETRYABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
-"""Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
-_DISK_FULL = "53100"
 _DISK_FULL_S = 10.0
 """Seconds that readiness reports a full disk after the error; probes of load balancers are more frequent."""
-_QUERY_CANCELED = "57014"
-"""The SQLSTATE of a statement that exceeded `statement_timeout`."""
+
+
+class OutageContinues(OperationalError):
+    """The outage did not end before the deadline."""
+
+    def __init__(self) -> None:
+        super().__init__("connect", None, TimeoutError("the database is still away"))
+
+
+class SharedOutage:
+    """A circuit breaker: one thread probes an unavailable database, the others wait for it. Thread-safe.
+
+    Without it every request would wait for its own timeout, on every thread of the pool.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._down_since: float | None = None
+        self._probing = False
+
+    def report_failure(self, when: float) -> None:
+        """A request that began at `when` (of `monotonic`) failed."""
+        with self._changed:
+            self._down_since = when if self._down_since is None else self._down_since
+
+    def report_success(self) -> None:
+        """The database answered."""
+        if self._down_since is None:
+            return
+        with self._changed:
+            self._down_since = None
+            self._changed.notify_all()
+
+    def deadline(self, seconds: float) -> float:
+        """The deadline of a retry that begins now: `seconds` after now, or after the outage began."""
+        since = self._down_since
+        return (monotonic() if since is None else since) + seconds
+
+    @contextmanager
+    def attempt(self, deadline: float) -> Iterator[None]:
+        """Surrounds one try. Waits while another thread probes; raises OutageContinues at the deadline."""
+        with self._changed:
+            if not self._changed.wait_for(self._may_try, max(0.0, deadline - monotonic())):
+                raise OutageContinues
+            alone = self._down_since is not None
+            self._probing = self._probing or alone
+        try:
+            yield
+        finally:
+            if alone:
+                with self._changed:
+                    self._probing = False
+                    self._changed.notify()
+
+    def _may_try(self) -> bool:
+        return self._down_since is None or not self._probing
 
 
 class Database:
@@ -169,7 +180,7 @@ class Database:
                 with self._outage.attempt(deadline), self._begin(engine) as connection:
                     return work(connection)
             except TransientError as error:
-                if monotonic() >= deadline or not _is_retryable(error):
+                if monotonic() >= deadline or not (is_unavailable(error) or is_contention(error)):
                     raise
             sleep(_PAUSE_S)
 
@@ -178,10 +189,9 @@ class Database:
     ) -> Connection:
         """A connection outside the pool; the caller closes it.
 
-        `limits` are the server's time limits on the session, as options of a connection string. Its
-        commits do not wait for the disk, unless the database is strict or they say
-        `commit_synchronously`: a crash of Postgres may lose the last of them, which whoever made them
-        must make again.
+        `limits` are the server's timeouts of the session, as options of a connection string. Its commits do
+        not wait for the disk, unless the database is strict or they call `commit_synchronously`: a crash of
+        Postgres may lose the last ones, which the caller must repeat.
         """
         options = limits if self._strict else f"{limits} -c synchronous_commit=off"
         engine = create_engine(
@@ -213,22 +223,6 @@ def _ping_on_checkout(connection: TimeoutConnection, record: ConnectionPoolEntry
         raise InvalidatePoolError
 
 
-def is_unavailable(error: DatabaseError) -> bool:
-    """Whether Postgres did not answer, or is starting up or shutting down."""
-    if not isinstance(error, TransientError):
-        return False
-    sqlstate = _sqlstate(error)
-    return sqlstate == "" or sqlstate.startswith(("08", "57P"))
-
-
-def _is_retryable(error: OperationalError | InterfaceError | InternalError) -> bool:
-    return is_unavailable(error) or _sqlstate(error) in _RETRYABLE
-
-
-def _sqlstate(error: OperationalError | InterfaceError | InternalError) -> str:
-    return getattr(error.orig, "sqlstate", None) or ""
-
-
 def clock(connection: Connection) -> datetime:
     """The database's time. Only its clock's times are stored."""
     now: datetime = connection.execute(text("select clock_timestamp()")).scalar_one()
@@ -241,9 +235,9 @@ def commit_synchronously(connection: Connection) -> None:
 
 
 def is_responsive(connection: Connection) -> bool:
-    """Whether the server answers on a connection that was not used for a while, within `PING_S` seconds."""
+    """Whether the server answers on a connection that was not used for a while, within `PING_TIMEOUT_S`."""
     with psycopg_connection(connection) as raw:
-        return isinstance(raw, TimeoutConnection) and raw.responds()
+        return raw.responds()
 
 
 def set_timeouts(connection: Connection, *, lock_ms: int, statement_ms: int) -> None:
@@ -251,86 +245,3 @@ def set_timeouts(connection: Connection, *, lock_ms: int, statement_ms: int) -> 
     connection.execute(
         text(f"set local lock_timeout = {lock_ms:d}; set local statement_timeout = {statement_ms:d}")
     )
-
-
-def is_disk_full(error: DatabaseError) -> bool:
-    """Whether Postgres reported `disk_full`."""
-    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _DISK_FULL
-
-
-def is_statement_timeout(error: DatabaseError) -> bool:
-    """Whether the statement exceeded `statement_timeout`."""
-    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _QUERY_CANCELED
-
-
-@contextmanager
-def psycopg_connection(connection: Connection) -> Iterator[psycopg.Connection]:
-    """The underlying psycopg connection, in the same transaction, for COPY. Raises DatabaseError."""
-    raw = connection.connection.driver_connection
-    assert isinstance(raw, psycopg.Connection)
-    try:
-        yield raw
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise OperationalError("copy", None, error) from error
-    except psycopg.InternalError as error:
-        raise InternalError("copy", None, error) from error
-    except psycopg.IntegrityError as error:
-        raise IntegrityError("copy", None, error) from error
-    except psycopg.DataError as error:
-        raise DataError("copy", None, error) from error
-    except psycopg.Error as error:
-        raise DBAPIError("copy", None, error) from error
-
-
-def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
-    """Migrates the schema to this release; safe to run in several processes at once.
-
-    A lock on a table in use is waited for at most a second at a time, with pauses in which the queries that
-    queue behind it run. Raises DatabaseError after `seconds`.
-    """
-    deadline = monotonic() + seconds
-    while True:
-        try:
-            with _schema_connection(url) as connection:
-                config = _alembic()
-                config.attributes["connection"] = connection
-                command.upgrade(config, "head")
-                return
-        except TransientError as error:
-            if monotonic() >= deadline or _sqlstate(error) not in _RETRYABLE:
-                raise
-        sleep(_UPGRADE_PAUSE_S)
-
-
-def schema_state(url: str) -> SchemaState:
-    """The database's schema compared with this release's."""
-    script = ScriptDirectory.from_config(_alembic())
-    with _schema_connection(url) as connection:
-        found = MigrationContext.configure(connection).get_current_revision()
-    if found == script.get_current_head():
-        return "current"
-    known = {revision.revision for revision in script.walk_revisions()}
-    return "behind" if found is None or found in known else "unknown"
-
-
-@contextmanager
-def _schema_connection(url: str) -> Iterator[Connection]:
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    engine: Engine = create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(with_network_timeouts(url)),
-        poolclass=pool.NullPool,
-    )
-    try:
-        with engine.connect() as connection:
-            yield connection
-    finally:
-        engine.dispose()
-
-
-def _alembic() -> AlembicConfig:
-    folder: Path = migrations_folder()
-    config = AlembicConfig()
-    config.set_main_option("script_location", str(folder).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config

@@ -1,4 +1,4 @@
-"""Many at once: 32 streams of 200 tokens share their steps, and the server answers meanwhile."""
+"""Many at once: 32 streams of 60 tokens share their steps, and the server answers meanwhile."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import Frame, create, text_of
 
 STREAMS = 32
-TOKENS = 200
+TOKENS = 60
 QUICK_S = 5.0
 """Within which a GET is answered under that load, on a machine that does other things too."""
 

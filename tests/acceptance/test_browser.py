@@ -4,8 +4,6 @@ import asyncio
 import http.server
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +16,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent
 
 from tests.support.eventually import eventually
-from tests.support.server_process import REPOSITORY, free_port
+from tests.support.fork_server import fork_server
+from tests.support.server_process import free_port, run_module
 
 
 class Site(http.server.BaseHTTPRequestHandler):
@@ -64,11 +63,7 @@ def running_browser(site: int, **environment: str) -> Iterator[str]:
     """The browser's address; it may open pages of the site, and nothing else."""
     port = free_port()
     words = ["--search-url", f"http://127.0.0.1:{site}/search", "--allow", f"http://127.0.0.1:{site}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "server.browser", "--port", str(port), *words],
-        cwd=REPOSITORY,
-        env=os.environ | environment,
-    )
+    process = fork_server.fork(["server.browser", "--port", str(port), *words], os.environ | environment)
 
     def answers() -> bool:
         try:
@@ -127,13 +122,7 @@ def test_a_page_that_the_operator_does_not_allow_is_not_opened(browser: str) -> 
 
 
 def test_a_list_that_means_nothing_is_refused_with_a_sentence() -> None:
-    told = subprocess.run(
-        [sys.executable, "-m", "server.browser", "--allow", "a/b/c"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    told = run_module(["server.browser", "--allow", "a/b/c"], os.environ)
     assert told.returncode == 1
     assert told.stderr.startswith("holdfast-browser: 'a/b/c' is neither a host")
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.server_process import (
     MODEL,
+    NEW_PROCESS,
     PATIENCE_S,
     REPOSITORY,
     ServerProcess,
@@ -105,7 +106,7 @@ def test_external_database_that_is_behind_is_refused_until_it_is_upgraded(empty_
     for _ in range(2):  # upgrading what is current changes nothing
         upgraded = run_command("db", "upgrade", database_url=empty_database_url)
         assert upgraded.returncode == 0, upgraded.stderr
-    server = ServerProcess(empty_database_url, settings={"engine": "scripted"})
+    server = ServerProcess(empty_database_url, settings={"engine": "scripted"}, module=NEW_PROCESS)
     try:
         server.start()
         assert httpx.get(f"{server.api}/models").status_code == 200

@@ -11,7 +11,7 @@ import pytest
 from tests.fix_server import Connect
 from tests.support.embedded_process import is_running
 from tests.support.eventually import eventually
-from tests.support.server_process import MODEL, ServerProcess, run_command
+from tests.support.server_process import MODEL, NEW_PROCESS, ServerProcess, run_command
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def data_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server(data_dir: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(settings={"data_dir": data_dir})
+    server = ServerProcess(settings={"data_dir": data_dir}, module=NEW_PROCESS)
     try:
         server.start()
         yield server

@@ -136,14 +136,14 @@ def test_every_route_needs_a_key_once_one_exists(keyed: Keyed) -> None:
         f"hk_{key.id}' or '1'='1_x",
     ]
     assert ROUTES
-    for method, path, *_ in ROUTES:
+    for method, path in (one.route.split() for one in ROUTES):
         for given in wrong:
             answer = call(server, method, path, given)
             error = check_error(answer, 401, "invalid_request_error")
             assert error["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"] == "Bearer"
         assert call(server, method, path, key.text).status_code in (200, 404)
-    for method, path, *_ in PUBLIC_ROUTES:
+    for method, path in (one.route.split() for one in PUBLIC_ROUTES):
         assert call(server, method, path, None).status_code == 200
 
 
@@ -240,7 +240,7 @@ def test_tenant_gets_for_anothers_id_what_an_unknown_id_gives_on_every_route(
     keyed: Keyed, tenants: Tenants
 ) -> None:
     server, theirs = keyed.server, tenants.theirs.text
-    with_id = [(method, path) for method, path, *_ in ROUTES if "_id}" in path]
+    with_id = [(method, path) for method, path in (one.route.split() for one in ROUTES) if "_id}" in path]
     assert {name for _, path in with_id for name in UNKNOWN if f"{{{name}}}" in path} == set(UNKNOWN)
     for method, path in with_id:
         for suffix in ("", "?stream=true", "?stream=true&starting_after=3"):

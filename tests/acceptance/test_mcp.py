@@ -1,10 +1,8 @@
 """Tools of MCP servers, called by this server in the midst of a response."""
 
 import contextlib
-import signal
+import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,9 @@ import pytest
 from tests.acceptance.sdk_types import check_event, check_response
 from tests.fix_server import StartServer
 from tests.support.eventually import eventually
+from tests.support.fork_server import fork_server
 from tests.support.invariants import check
-from tests.support.server_process import MODEL, REPOSITORY, ServerProcess, free_port
+from tests.support.server_process import MODEL, ServerProcess, free_port
 from tests.support.sse import create
 
 WEATHER = "What is the weather in Paris?"
@@ -93,15 +92,14 @@ def server(module_database: str, shared_mcp: Mcp, by_events: Mcp) -> Iterator[Se
 
 @contextlib.contextmanager
 def running(server: Mcp, transport: str = "streamable-http") -> Iterator[Mcp]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.mcp_server", str(server.port), str(server.folder), transport],
-        cwd=REPOSITORY,
+    process = fork_server.fork(
+        ["tests.support.mcp_server", str(server.port), str(server.folder), transport], os.environ
     )
     try:
         eventually(lambda: answers(server.port), within=60)
         yield server
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
 
 

@@ -5,7 +5,11 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from server.protocol.parameter_rows import MISPLACED, TABLES, Endpoint
+from server.protocol.parameter_table import (
+    MISPLACED,
+    TABLES,
+    Endpoint,
+)
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.websocket import WebSocket
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from server.protocol.files.input_files import MAX_FILE_TEXT
-from server.protocol.files.pdf_extraction import MEMORY
+from server.protocol.input_files import MAX_FILE_TEXT, MEMORY
 from tests.acceptance.error_object import check_error
 from tests.support import pdfs
 from tests.support.server_process import MODEL, REPOSITORY, ServerProcess
@@ -28,7 +27,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 READ = """
 import json, resource, sys
-from server.protocol.files import pdf_extraction as pdf
+from server.protocol import input_files as pdf
 
 pdf.CPU_SECONDS, pdf._WALL_SECONDS = 3, 120.0
 try:

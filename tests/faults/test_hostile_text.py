@@ -17,10 +17,12 @@ from engine.grammar.lark_source import check_source
 from engine.grammar.limits import BadGrammar, check_pattern
 from engine.request import StructuredOutput
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
-from server.model_formats.grammar.lark_in_json_string import escaped_grammar
-from server.model_formats.grammar.unquoted_strings import strings_of
-from server.model_formats.harmony.typescript_schema import encodable
+from server.model_formats.harmony.tools import encodable
 from server.model_formats.interface import PromptError
+from server.model_formats.output_grammar.lark_builder import (
+    escaped_grammar,
+)
+from server.model_formats.output_grammar.unquoted_strings import strings_of
 from tests.fix_postgres import temporary_database
 from tests.fix_tally import Tally
 from tests.support.hostile_text import ATTACKS, Attack

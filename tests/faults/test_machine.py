@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 
 from server.protocol.ids import parse_response_id
-from server.protocol.responses.states import TERMINAL_STATUSES, TRANSITIONS
-from server.store.content import retention
+from server.protocol.responses.response import TERMINAL_STATUSES, TRANSITIONS
+from server.store.content import deletion
 from server.store.database import Database
 from tests.fix_server import StartServer
 from tests.fix_tally import Tally
@@ -236,7 +236,7 @@ class Machine(RuleBasedStateMachine):
             response = parse_response_id(known.id)
             connection.execute("update responses set expires_at = created_at where id = %s", (response,))
         with self.database.begin() as connection_of_pool:
-            assert retention.purge_batch(connection_of_pool, 0.0).responses == 1
+            assert deletion.purge_batch(connection_of_pool, 0.0).responses == 1
         self.forget(known)
 
     @precondition(lambda self: self.kills < MOST_KILLS)

@@ -15,23 +15,23 @@ import msgspec
 import psycopg
 import pytest
 
-from engine.request import EngineRequest, Failed, Finished, Outbound
+from engine.request import CheckedRequest, EngineRequest, Failed, Finished, Outbound
 from engine.scripted_engine import Fault, Script, ScriptedConfig, ScriptedEngine
 from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
-from server.delivery.abandonment import Abandonment
+from server.delivery.hub import Abandonment
 from server.delivery.stored_responses import read_response
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
-from server.store.connection import TimeoutConnection
-from server.store.database import DatabaseError
+from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
+from server.store.timeout_connection import TimeoutConnection
 from server.tool_loop import ToolLoop
 from tests.fix_tally import Tally
 from tests.integration.recording.recorded import Bench, recording
@@ -137,7 +137,8 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
         engine = ScriptedEngine(script, deliver)
         submit = engine.submit
 
-        def take(request: EngineRequest) -> None:
+        def take(request: EngineRequest | CheckedRequest) -> None:
+            request = request.request if isinstance(request, CheckedRequest) else request
             submit(request)
             taken.append(request.request_id)
 

@@ -12,7 +12,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, create_engine, event, inspect, pool
 
-from server.store.database import DatabaseError, _alembic, schema_state, upgrade
+from server.store.database_errors import DatabaseError
+from server.store.schema_upgrade import _alembic, schema_state, upgrade
 from server.store.tables import metadata
 from tests.support.eventually import eventually
 
@@ -77,7 +78,7 @@ def test_an_upgrade_of_a_current_schema_changes_nothing(database_url: str) -> No
 
 
 def test_four_upgrades_at_once_all_succeed(empty_database_url: str) -> None:
-    code = "import sys; from server.store.database import upgrade; upgrade(sys.argv[1])"
+    code = "import sys; from server.store.schema_upgrade import upgrade; upgrade(sys.argv[1])"
     with psycopg.connect(empty_database_url, autocommit=True) as holder:
         holder.execute("select pg_advisory_lock(%s)", (LOCK,))
         upgrades = [

@@ -7,7 +7,12 @@ import json
 from pathlib import Path
 
 from server.http.routes import PUBLIC_ROUTES, ROUTES
-from server.protocol.parameter_rows import MISPLACED, TABLES, Endpoint, Row
+from server.protocol.parameter_table import (
+    MISPLACED,
+    TABLES,
+    Endpoint,
+    Row,
+)
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.documents import between
 
@@ -27,8 +32,8 @@ def page() -> str:
 
 def _addresses() -> str:
     lines = ["| address | does |", "| --- | --- |"]
-    for method, path, _, contract in [*ROUTES, *PUBLIC_ROUTES]:
-        lines.append(f"| `{method} {path}` | {contract.says} |")
+    lines += [f"| `{one.route}` | {one.says} |" for one in ROUTES]
+    lines += [f"| `{one.route}` | {one.says} |" for one in PUBLIC_ROUTES]
     return "\n".join(lines) + "\n"
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from engine.request import FinishReason
-from server.input_resolution.history import stored_item
 from server.maintenance.audit_responses import Limits, check
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
-from server.protocol.responses.states import columns_of
-from server.store.audit.stored_responses import (
+from server.protocol.responses.response import columns_of
+from server.store import log_append
+from server.store.audit_snapshot import (
     AuditColumns,
     AuditedItem,
     AuditedResponse,
@@ -24,9 +24,10 @@ from server.store.audit.stored_responses import (
     PreviousResponse,
     Replay,
 )
-from server.store.content.responses import INPUT, OUTPUT, StoredResponse
-from server.store.log import events
-from server.store.log.events import LogRow
+from server.store.content.item_rows import stored_item
+from server.store.content.responses import StoredResponse
+from server.store.content.stored_items import INPUT, OUTPUT
+from server.store.log_read import LogRow
 from tests.support.builders import CREATED, LATER, RESPONSE, TENANT, USAGE, make_message, make_run, say, think
 
 NOW = LATER + timedelta(seconds=5)
@@ -162,7 +163,7 @@ def _rows(batches: Sequence[Sequence[Event]], *, ended: bool = False) -> list[Lo
     rows = []
     for place, batch in enumerate(batches):
         time = LATER if ended and place == len(batches) - 1 else CREATED
-        for chunk in events.encode_rows(TENANT, RESPONSE, 1, batch, []):
+        for chunk in log_append.encode_rows(TENANT, RESPONSE, 1, batch, []):
             at = (time + timedelta(milliseconds=chunk.first_seq)).timestamp()
             place_of = (chunk.first_seq, chunk.n, int(chunk.kind), chunk.output_index, chunk.content_index)
             rows.append(LogRow(*place_of, at, msgspec.Raw(chunk.body.encode())))

@@ -21,11 +21,12 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
+from server.admission.parse_input import read_request_input
+from server.admission.resolve_input import with_own_id
 from server.delivery.hub import Hub, Published
+from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec
-from server.generation.run import Run, RunFacts, RunLog
-from server.input_resolution.history import stored_item
-from server.input_resolution.resolve_input import read_request_input, with_own_id
+from server.generation.run import Run, RunFacts
 from server.model_formats.interface import (
     Conversation,
     Delta,
@@ -39,13 +40,13 @@ from server.protocol.responses.events import Event, render
 from server.protocol.responses.input import AdditionalTools, CompactionTrigger, ItemReference
 from server.protocol.responses.items import InputText, Item, Message
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.response import Echo, ReasoningEcho, TextEcho
-from server.protocol.responses.states import Ending
+from server.protocol.responses.response import Echo, Ending, ReasoningEcho, TextEcho
+from server.store import log_append
 from server.store.cluster import leases
-from server.store.content import responses
+from server.store.content import responses, stored_items
+from server.store.content.item_rows import stored_item
 from server.store.content.responses import NewResponse
 from server.store.database import Connection, Database
-from server.store.log import events
 from tests.support.eventually import eventually
 
 TENANT = "acme"
@@ -186,7 +187,7 @@ def make_run(**changes: Any) -> Run:
 def resume(run: Run, log: RunLog) -> list[Event]:
     """Brings a fresh run of one turn to the end of its log; the events that its tokens give now."""
     run.emit_start_events(log)
-    events = run.feed_logged_tokens(log)
+    events = run.feed_logged_tokens(log.token_ids, log.events, log.first_token_at)
     run.set_next_seq(log.next_seq)
     return events
 
@@ -266,7 +267,7 @@ def insert_response(
     else:
         created = responses.insert_running(connection, row, replica)
     given = [stored_item(make_message(id, index, text)) for index, text in enumerate(inputs)]
-    responses.insert_items(connection, tenant, id, responses.INPUT, given)
+    stored_items.insert_items(connection, tenant, id, stored_items.INPUT, given)
     return created
 
 
@@ -296,7 +297,7 @@ def accept(
         )
         run = make_run(id=response, tenant=tenant, echo=echo, created_at=created)
         begun = run.accept() if echo.background else run.accept() + run.start()
-        events.append(connection, events.encode_rows(tenant, response, 1, begun, []))
+        log_append.append(connection, log_append.encode_rows(tenant, response, 1, begun, []))
     return run
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,11 +18,11 @@ from typing import Self
 
 import psycopg
 
-from server.embedded_postgres.account import account_for
+from server.embedded_postgres.account import EmbeddedError, account_for
 from server.embedded_postgres.data_directory import ClusterDirectory, try_lock
-from server.embedded_postgres.embedded_server import EmbeddedError, EmbeddedPostgres
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
+from tests.support.fork_server import fork_server
 
-REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 
 
@@ -42,14 +41,14 @@ class EmbeddedProcess:
 
     def __init__(self, data_dir: Path, options: Mapping[str, str], **more: object) -> None:
         settings = {"data_dir": str(data_dir), "options": dict(options), **more}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.embedded_process", json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            cwd=REPOSITORY,
-            start_new_session=True,
+        read, self._commands = os.pipe()
+        self._reports, write = os.pipe()
+        self._process = fork_server.fork(
+            ["tests.support.embedded_process", json.dumps(settings)], os.environ, (read, write, 2)
         )
+        os.close(read)
+        os.close(write)
+        self._said = b""
         self.pid = self._process.pid
 
     def __enter__(self) -> Self:
@@ -64,21 +63,23 @@ class EmbeddedProcess:
         with contextlib.suppress(ProcessLookupError):
             self.signal_group(signal.SIGKILL)
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
+        os.close(self._commands)
+        os.close(self._reports)
 
     def report(self) -> Report:
         """The next line that the process says."""
-        assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
-        assert readable, "the process said nothing"
-        return Report(**json.loads(self._process.stdout.readline()))
+        while b"\n" not in self._said:
+            readable, _, _ = select.select([self._reports], [], [], PATIENCE_S)
+            assert readable, "the process said nothing"
+            block = os.read(self._reports, 65536)
+            assert block, "the process ended"
+            self._said += block
+        line, _, self._said = self._said.partition(b"\n")
+        return Report(**json.loads(line))
 
     def ask(self, command: str) -> Report:
         """Send a command and wait for what comes of it."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{command}\n".encode())
+        os.write(self._commands, f"{command}\n".encode())
         return self.report()
 
     def kill(self) -> None:

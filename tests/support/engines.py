@@ -110,8 +110,7 @@ class Bench:
     def fail_steps(self, error: BaseException, *, times: int = 1) -> None:
         """The next steps raise the error instead of computing."""
         executor: Any = self.engine._executor
-        name = "execute" if executor.pipelined is None else "begin"
-        compute = getattr(executor, name)
+        compute = executor.begin
         left = times
 
         def sabotaged(plan: SchedulerOutput) -> Any:
@@ -121,7 +120,7 @@ class Bench:
                 raise error
             return compute(plan)
 
-        setattr(executor, name, sabotaged)
+        executor.begin = sabotaged
 
 
 def make_request(

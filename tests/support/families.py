@@ -23,9 +23,9 @@ from server.model_formats.interface import (
     ReasoningDelta,
     TextDelta,
     Tool,
+    merge_deltas,
 )
 from server.model_formats.select_format import load_model_format
-from server.model_formats.text_stream.merge_deltas import merge_deltas
 from tests.support.family_formats import FAMILIES, Family
 
 TEMPLATES = Path(__file__).parent / "templates"

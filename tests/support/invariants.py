@@ -11,8 +11,8 @@ import psycopg
 
 from server.cli.audit import Tally, violations
 from server.maintenance.audit_responses import Limits, Violation
-from server.protocol.responses import states
-from server.store.audit.stored_responses import Scope
+from server.protocol.responses import response as states
+from server.store.audit_snapshot import Scope
 from server.store.database import Database
 
 AT_REST = Limits(grace_seconds=30, waiting_seconds=60, key_seconds=0)

@@ -16,11 +16,11 @@ from uuid import UUID
 import psycopg
 from sqlalchemy.exc import OperationalError
 
-from server.protocol.responses import states
-from server.protocol.responses.states import Ending
+from server.protocol.responses import response as states
+from server.protocol.responses.response import Ending
 from server.store.content.idempotency_keys import FirstUse
 from server.store.content.responses import StoredResponse
-from server.store.log.events import NewLogRow
+from server.store.log_append import NewLogRow
 
 T = TypeVar("T")
 Trouble = Literal["", "undone", "unanswered"]

@@ -6,7 +6,7 @@ after the end.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from types import ModuleType
 from typing import Any
@@ -17,21 +17,16 @@ import msgspec
 
 from server.admission import accept
 from server.protocol.responses.events import Event
-from server.protocol.responses.states import TERMINAL_STATUSES, Ending, columns_of
-from server.recording import commit, committer, persist, side_writer
+from server.protocol.responses.response import TERMINAL_STATUSES, Ending, columns_of
+from server.recording import committer, persist, side_writer
+from server.store import log_append, log_read
 from server.store.cluster import claims, leases
-from server.store.content import deletion, idempotency_keys, responses, storage_usage
+from server.store.content import deletion, idempotency_keys, responses, storage_usage, stored_items
 from server.store.content.idempotency_keys import FirstUse
-from server.store.content.responses import (
-    FinishedRow,
-    NewItem,
-    NewResponse,
-    Owner,
-    ResponseKey,
-    StoredResponse,
-)
-from server.store.log import events
-from server.store.log.events import LogProgress, NewLogRow, Subscription, SubscriptionUpdate
+from server.store.content.responses import FinishedRow, NewResponse, Owner, ResponseKey, StoredResponse
+from server.store.content.stored_items import NewItem
+from server.store.log_append import NewLogRow
+from server.store.log_read import LogProgress, Subscription, SubscriptionUpdate
 from tests.support.memory import Memory, MemoryConnection, Row
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---
@@ -166,7 +161,7 @@ def compact(at: Memory, tenant: str, response_id: UUID) -> None:
 
 
 def read_log(at: Memory, tenant: str, response_id: UUID, first: int, limit: int | None = None) -> list[Event]:
-    return events.decode_compacted(read_compacted(at, tenant, response_id), first)[:limit]
+    return log_read.decode_compacted(read_compacted(at, tenant, response_id), first)[:limit]
 
 
 def read_compacted(at: Memory, tenant: str, response_id: UUID) -> str:
@@ -349,35 +344,42 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "count_waiting": count_waiting,
         "request_cancel": request_cancel,
     },
-    events: {
+    log_append: {
         "append": append,
         "compact": compact,
-        "read": read_log,
-        "read_compacted": read_compacted,
-        "read_progress": read_progress,
         "next_seq": next_seq,
         "is_logged": is_logged,
         "delete_orphaned_log": delete_orphaned_log,
+    },
+    log_read: {
+        "read": read_log,
+        "read_compacted": read_compacted,
+        "read_progress": read_progress,
         "read_updates": read_updates,
     },
     responses: {
         "insert_running": insert_running,
         "insert_queued": insert_queued,
-        "insert_items": insert_items,
         "get": get,
         "lock_for_share": lock_for_share,
-        "input_items": input_items,
-        "output_items": output_items,
         "finish": finish,
         "record_usage": record_usage,
         "is_metered": is_metered,
         "get_owner": get_owner,
     },
+    stored_items: {
+        "insert_items": insert_items,
+        "input_items": input_items,
+        "output_items": output_items,
+    },
     deletion: {"delete": delete, "remove_if_unneeded": remove_if_unneeded},
     storage_usage: {"total": stored_bytes},
     idempotency_keys: {"find": find, "claim": claim, "release_lost": release_lost},
-    committer: {"is_responsive": lambda _at: True},
-    commit: {"append_and_commit": append_and_commit, "set_timeouts": _set_timeouts},
+    committer: {
+        "is_responsive": lambda _at: True,
+        "append_and_commit": append_and_commit,
+        "set_timeouts": _set_timeouts,
+    },
     side_writer: {"set_timeouts": _set_timeouts, "commit_synchronously": lambda _at: None},
     accept: {"clock": lambda at: at.now},
     persist: {"commit_synchronously": lambda _at: None},
@@ -387,11 +389,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
 @contextmanager
 def installed() -> Iterator[None]:
     """The store's functions are these, for every caller in this process."""
-    patches = [mock.patch.multiple(module, **functions) for module, functions in PLACES.items()]
-    for patch in patches:
-        patch.start()
-    try:
+    with ExitStack() as patches:
+        for module, functions in PLACES.items():
+            patches.enter_context(mock.patch.multiple(module, **functions))
         yield
-    finally:
-        for patch in patches:
-            patch.stop()

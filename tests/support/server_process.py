@@ -20,6 +20,7 @@ import httpx
 
 from tests.support.bodies import Bodies
 from tests.support.eventually import eventually
+from tests.support.fork_server import Process, fork_server, model_fork_server
 from tests.support.recorded_server import DESCRIPTOR
 
 REPOSITORY = Path(__file__).parents[2]
@@ -28,6 +29,9 @@ PATIENCE_S = 120.0
 PORTS = range(20000, 32000)
 MODEL = "holdfast-demo"
 """What the demo model is called, which the scripted engine takes its name and words from."""
+
+NEW_PROCESS = ("tests.support.recorded_server",)
+"""For a server that is not forked, but started with its imports before it."""
 
 living: "weakref.WeakSet[ServerProcess]" = weakref.WeakSet()
 """Servers that were started and not stopped: what they said is shown with a failed test."""
@@ -58,15 +62,25 @@ def run_command(
     *arguments: str, database_url: str | None = None, **settings: object
 ) -> subprocess.CompletedProcess[str]:
     """Runs `holdfast` with these arguments to its end."""
-    return subprocess.run(
-        command(*arguments),
-        env=environment(database_url, settings),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return run_module(["server", *arguments], environment(database_url, settings))
+
+
+def run_module(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m *arguments` to its end; its standard input is empty."""
+    with (
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+        open(os.devnull, "rb") as nothing,
+    ):
+        process = fork_server.fork(
+            arguments,
+            environment,
+            (nothing.fileno(), output.fileno(), errors.fileno()),
+        )
+        code = process.wait(PATIENCE_S)
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(arguments, code, output.read().decode(), errors.read().decode())
 
 
 class ServerProcess:
@@ -77,18 +91,21 @@ class ServerProcess:
         database_url: str | None = None,
         flags: Sequence[str] = (),
         settings: Mapping[str, object] | None = None,
-        module: Sequence[str] = ("tests.support.recorded_server",),
+        module: Sequence[str] | None = None,
     ) -> None:
-        """`module` is run in the place of `server`, with `serve` and the flags after it.
+        """`module` is run in the place of `server`, with `serve` and the flags after it, in a new process.
 
-        What a server of the default one sends is read by `take_bodies`.
+        What a server of the default one sends is read by `take_bodies`. It is forked from a process that has
+        imported the server.
         """
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.api = f"{self.url}/v1"
-        self._command = [sys.executable, "-m", *module, "serve", *flags]
+        is_scripted = (settings or {}).get("engine") == "scripted"
+        self._fork_server = None if module else fork_server if is_scripted else model_fork_server
+        self._arguments = [*(module or NEW_PROCESS), "serve", *flags]
         self._environment = environment(database_url, {"port": self.port, **(settings or {})})
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._before = 0
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._recorded = tempfile.TemporaryFile()  # noqa: SIM115 - likewise
@@ -110,16 +127,23 @@ class ServerProcess:
         """Starts the process and waits for nothing."""
         assert self._process is None
         self._before = os.fstat(self._said.fileno()).st_size
-        self._process = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            cwd=REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
-            pass_fds=[self._recorded.fileno()],
-            start_new_session=True,
-        )
+        said, recorded = self._said.fileno(), self._recorded.fileno()
+        if self._fork_server is not None:
+            with open(os.devnull, "rb") as nothing:
+                self._process = self._fork_server.fork(
+                    self._arguments, self._environment, (nothing.fileno(), said, said), [recorded]
+                )
+        else:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *self._arguments],
+                env=self._environment,
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                pass_fds=[recorded],
+                start_new_session=True,
+            )
         living.add(self)
 
     def _answers(self, health: int) -> bool:

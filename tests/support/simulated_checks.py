@@ -5,11 +5,11 @@ from uuid import UUID
 
 import msgspec
 
-from server.delivery.event_frames import frame
+from server.delivery.frames import frame
 from server.delivery.stored_responses import StreamReader, read_response
 from server.protocol.responses.events import Event, is_terminal
-from server.protocol.responses.states import TERMINAL_STATUSES
-from server.store.log import events
+from server.protocol.responses.response import TERMINAL_STATUSES
+from server.store import log_append, log_read
 from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser
 from tests.support.memory import MemoryDatabase, Row
 from tests.support.simulated_parts import answer_of
@@ -22,7 +22,7 @@ def check(world: World) -> None:
         log = [
             event
             for chunk, _ in row.log
-            for event in events.decode_row(*chunk[2:3], *_place(chunk), chunk.body.encode())
+            for event in log_read.decode_row(*chunk[2:3], *_place(chunk), chunk.body.encode())
         ]
         frames = [frame(response, event) for event in log]
         _check_end(world, row, log)
@@ -38,7 +38,7 @@ def check(world: World) -> None:
         assert len(answered) == 1, f"{key} made several responses"
 
 
-def _place(chunk: events.NewLogRow) -> tuple[int, int, int]:
+def _place(chunk: log_append.NewLogRow) -> tuple[int, int, int]:
     return chunk.kind, chunk.output_index, chunk.content_index
 
 

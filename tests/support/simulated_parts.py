@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from engine.request import (
+    CheckedRequest,
     EngineRequest,
     Failed,
     Finished,
@@ -20,7 +21,7 @@ from engine.request import (
     Tokens,
     Usage,
 )
-from server.delivery.event_frames import FramePage
+from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader
 from tests.support.builders import BREAK_PARSER, HALF, THINK
@@ -94,11 +95,14 @@ class PlayedEngine:
         self._dice = dice
         self._deliver = deliver
 
-    def check(self, engine_request: EngineRequest) -> None: ...
+    def check(self, engine_request: EngineRequest) -> CheckedRequest:
+        return CheckedRequest(engine_request)
 
     def set_paused(self, held: bool) -> None: ...
 
-    def submit(self, engine_request: EngineRequest) -> None:
+    def submit(self, engine_request: EngineRequest | CheckedRequest) -> None:
+        if isinstance(engine_request, CheckedRequest):
+            engine_request = engine_request.request
         if len(self.engine_requests) >= self.most:
             raise RequestRefused("overloaded", "No room.")
         assert engine_request.request_id not in self.engine_requests, "a response is generated twice at once"

@@ -8,18 +8,17 @@ from sqlalchemy.exc import OperationalError
 from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.delivery import follower
-from server.delivery.abandonment import Abandonment
-from server.delivery.hub import Hub
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.delivery.hub import Abandonment, Hub
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
+from server.store import log_read
 from server.store.cluster.leases import Fenced
 from server.store.database import Database
 from server.store.disk_space import Disk
-from server.store.log import events
 from server.tool_loop import ToolLoop
 from tests.support.builders import SpelledFormat
 from tests.support.memory import MemoryDatabase
@@ -134,6 +133,7 @@ class Replica:
         with self.database.begin() as connection:
             watched = [one for one in self.hub.subscriptions() if not self.recorder.produces(one.response_id)]
             told = [
-                follower._to_published(connection, news) for news in events.read_updates(connection, watched)
+                follower._to_published(connection, news)
+                for news in log_read.read_updates(connection, watched)
             ]
         self.hub.publish(told)

@@ -15,18 +15,18 @@ from typing import Any
 from unittest import mock
 from uuid import UUID
 
-from server.admission import admit
-from server.admission.idempotency import IdempotencyKey
+from server.admission import accept, admit, prepare_runs
+from server.admission.prepare_runs import IdempotencyKey
 from server.caller import Caller
-from server.delivery import abandonment, hub
-from server.delivery.event_frames import FramePage
+from server.delivery import hub
+from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader
 from server.errors import ApiError
 from server.http.handlers.responses import subscribe
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.states import TERMINAL_STATUSES
-from server.recording import commit, committer, persist, recorder
+from server.protocol.responses.response import TERMINAL_STATUSES
+from server.recording import committer, persist, recorder
 from server.recovery import claimer, heartbeat
 from server.store.cluster import claims
 from server.store.content import deletion
@@ -298,11 +298,11 @@ def simulated() -> Iterator[Callable[[int], World]]:
         mock.patch.object(hub, "asyncio", asyncio_of_hub),
         mock.patch.object(recorder, "sleep", mock.Mock()),
         mock.patch.object(committer, "sleep", mock.Mock()),
-        mock.patch.object(abandonment, "monotonic", seconds),
-        mock.patch.object(admit, "new_uuid", new_uuid),
+        mock.patch.object(hub, "monotonic", seconds),
+        mock.patch.object(prepare_runs, "new_uuid", new_uuid),
         *(
             mock.patch.object(module, "crashpoint", crashpoint)
-            for module in (admit, commit, heartbeat, recorder, claimer, persist)
+            for module in (accept, admit, committer, heartbeat, recorder, claimer, persist)
         ),
     ]
     with memory_store.installed():

@@ -1,1 +1,1 @@
-"""ASGI: bodies, event streams, WebSockets and thread pools. The only asynchronous code beside MCP's."""
+"""Asynchronous code: listener, Hypercorn patches, endpoints, bodies, answers, WebSockets, threads."""

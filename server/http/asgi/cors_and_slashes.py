@@ -1,11 +1,10 @@
-"""Middleware: CORS for the configured origins, and trailing slashes removed from paths."""
+"""Middleware CorsAndSlashes: CORS headers and preflights for configured origins; trailing slashes removed."""
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.configuration.origins import AllowedOrigins
-from server.http.asgi.request_body import LingeringClose
 from server.protocol.ids import new_request_id
 
 _EXPOSED = "x-request-id, retry-after, x-should-retry"
@@ -65,21 +64,6 @@ class CorsAndSlashes:
         if self._origins.any:
             return {"access-control-allow-origin": "*"}
         return {"access-control-allow-origin": origin, "vary": "Origin"}
-
-
-class RouterRefusal:
-    """A 404 or 405 of the router, which has not read the request's body."""
-
-    def __init__(self, answer: Response, lingering: LingeringClose) -> None:
-        self._answer = answer
-        self._lingering_close = lingering
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-            await self._answer(scope, receive, send)
-        else:
-            await self._lingering_close.drain_and_answer(self._answer, scope, receive, send)
 
 
 def _without_slash(scope: Scope) -> Scope:

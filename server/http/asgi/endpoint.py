@@ -1,4 +1,4 @@
-"""ASGI apps around handlers, which are plain functions: authenticate, read the body, call, send the answer.
+"""ASGI endpoints around handlers, plain functions: authenticate, read the body, call in a thread, answer.
 
 The caller is authenticated before any byte of the body is read. A handler gets the caller and the whole body.
 """
@@ -6,7 +6,7 @@ The caller is authenticated before any byte of the body is read. A handler gets 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -14,18 +14,19 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from server.errors import ClientGone, Overloaded
-from server.http.asgi.answer import Answer
-from server.http.asgi.content_encoding import read_content_encoding
-from server.http.asgi.request_body import LingeringClose, RequestBody
-from server.http.asgi.retried_handler import retry_until_ready
+from server.errors import ClientGone, NotReady, Overloaded
+from server.http.asgi.answers import Answer
+from server.http.asgi.request_body import LingeringClose, RequestBody, read_content_encoding
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
-from server.http.error_responses import on_error
-from server.limits.concurrency import SharedLimit
+from server.http.json_responses import on_error
+from server.limits import SharedLimit
 from server.protocol.ids import request_id_of
 
 C = TypeVar("C")
+T = TypeVar("T")
 
+MAX_ATTEMPTS = 5
+"""Calls of one handler. Each may start another fetch, and a fetched value may have left its cache again."""
 _SHARED_ANSWER_S = 1.0
 """Seconds for which a public endpoint repeats its last answer."""
 _SHUTDOWN_ANSWER_S = 1.0
@@ -54,31 +55,23 @@ class EndpointContext(Generic[C]):
         return await self.threads.auth.run(self.expected_share(request), self.authenticate, request)
 
 
+@dataclass(frozen=True, slots=True)
 class Endpoint(Generic[C]):
     """An ASGI app around a handler, which is called in a thread of a pool."""
 
-    def __init__(
-        self,
-        handler: Callable[[Request, C, bytes], Answer],
-        context: EndpointContext[C],
-        threads: ThreadPool,
-        *,
-        max_body: int,
-        body_seconds: float,
-        limited: bool = True,
-    ) -> None:
-        """`limited`: its requests count among the tenant's. Those that end others do not."""
-        self._handler = handler
-        self._context = context
-        self._threads = threads
-        self._max_body = max_body
-        self._body_seconds = body_seconds
-        self._limited = limited
+    handler: Callable[[Request, C, bytes], Answer]
+    context: EndpointContext[C]
+    threads: ThreadPool
+    _: KW_ONLY
+    max_body: int
+    body_seconds: float
+    limited: bool = True
+    """Whether its requests count among the tenant's. Those that end others do not."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         request.state.request_id = request_id_of(request.headers.get("x-request-id"))
-        body = RequestBody(request, receive, self._context.bodies)
+        body = RequestBody(request, receive, self.context.bodies)
         tracked_send = _TrackedSend(send)
         try:
             await self._serve(request, body, tracked_send)
@@ -95,27 +88,27 @@ class Endpoint(Generic[C]):
             if body.whole or not _has_body(request):
                 await answer(scope, receive, tracked_send)
             else:
-                await self._context.lingering_close.answer_and_drain(answer, scope, receive, tracked_send)
+                await self.context.lingering_close.answer_and_drain(answer, scope, receive, tracked_send)
 
     async def _serve(self, request: Request, body: RequestBody, send: "_TrackedSend") -> None:
-        caller = await self._context.identify_caller(request)
-        share = self._context.share_of(caller)
+        caller = await self.context.identify_caller(request)
+        share = self.context.share_of(caller)
         with self._within_limit(share):
             try:
                 coding = read_content_encoding(request.headers.get("content-encoding", ""))
-                content = await body.read(share.tenant, self._max_body, self._body_seconds)
+                content = await body.read(share.tenant, self.max_body, self.body_seconds)
                 if coding is not None and content:
-                    content = await self._threads.run(share, body.unpack, content, coding, self._max_body)
-                run = partial(self._threads.run, share, self._handler, request, caller, content)
+                    content = await self.threads.run(share, body.unpack, content, coding, self.max_body)
+                run = partial(self.threads.run, share, self.handler, request, caller, content)
                 answer = await retry_until_ready(run)
                 del content, run
             finally:
                 body.release()
-            set_store_reader(request.scope, self._context.threads.stream.bind(share))
+            set_store_reader(request.scope, self.context.threads.stream.bind(share))
             await answer(request.scope, request.receive, send)
 
     def _within_limit(self, share: ThreadShare) -> AbstractContextManager[None]:
-        return self._context.requests.hold(share.tenant) if self._limited else nullcontext()
+        return self.context.requests.hold(share.tenant) if self.limited else nullcontext()
 
 
 class PublicEndpoint:
@@ -168,6 +161,31 @@ class PublicEndpoint:
             return on_error(request, error)
         finally:
             self._answered_at = asyncio.get_running_loop().time()
+
+
+class RouterRefusal:
+    """A 404 or 405 of the router, which has not read the request's body."""
+
+    def __init__(self, answer: Response, lingering: LingeringClose) -> None:
+        self._answer = answer
+        self._lingering_close = lingering
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if _has_body(Request(scope)):
+            await self._lingering_close.drain_and_answer(self._answer, scope, receive, send)
+        else:
+            await self._answer(scope, receive, send)
+
+
+async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:
+    """The attempt's result. Waits on the loop after each NotReady; raises Overloaded after the last one."""
+    for _ in range(MAX_ATTEMPTS):
+        try:
+            return await attempt()
+        except NotReady as missing:
+            pending = [asyncio.wrap_future(future) for future in missing.pending]
+        await asyncio.wait(pending)  # cancellation does not reach the futures: other requests share them
+    raise Overloaded("The tool servers of this request did not answer in time; try again.")
 
 
 class _TrackedSend:

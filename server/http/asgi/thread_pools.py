@@ -1,14 +1,11 @@
-"""Thread pools for handlers, one for each kind of work, each with a fair queue by tenant.
+"""Thread pools in which handlers run, one for each kind of work, each shared out fairly among tenants.
 
 The pools do not share threads, so neither slow writes nor many streams delay a read, a cancel or a health
 check. A queue is served round robin: a tenant with a thousand queued requests delays another tenant's request
 by the time of one.
 """
 
-import asyncio
-from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -17,7 +14,8 @@ from anyio import CapacityLimiter, to_thread
 from starlette.types import Scope
 
 from server.errors import Overloaded, TooManyRequests
-from server.protocol.files import pdf_extraction
+from server.fair_slots import FairSlots, NoSlot
+from server.protocol import input_files
 
 T = TypeVar("T")
 
@@ -60,12 +58,9 @@ class ThreadPool:
 
     def __init__(self, threads: int, wait_seconds: float = WAIT_S) -> None:
         self.size = threads
-        self._tenant_share = (threads + 1) // 2
         self._wait_seconds = wait_seconds
+        self._slots = FairSlots(threads)
         self._limiter: CapacityLimiter | None = None
-        self._running: Counter[str] = Counter()
-        self._queues: dict[str, deque[tuple[ThreadShare, asyncio.Future[None]]]] = {}
-        """Waiting calls by tenant, in round-robin order of the tenants. No queue is empty."""
 
     async def run(self, share: ThreadShare, function: Callable[..., T], *arguments: object) -> T:
         """`function(*arguments)` in a thread of this pool.
@@ -73,16 +68,19 @@ class ThreadPool:
         Raises the function's exceptions; TooManyRequests when the tenant's share stayed in use for the whole
         waiting time, Overloaded when all threads did.
         """
-        await self._acquire(share)
+        most = self.size if share.unlimited else (self.size + 1) // 2
         try:
-            if self._limiter is None:
-                self._limiter = CapacityLimiter(self.size)
-            pdf_extraction.TENANT.set(
-                None if share.unlimited else share.tenant
-            )  # the thread has a copy of this context
-            return await run_in_thread(function, *arguments, limiter=self._limiter)
-        finally:
-            self._release(share)
+            async with self._slots.slot(share.tenant, most, self._wait_seconds):
+                if self._limiter is None:
+                    self._limiter = CapacityLimiter(self.size)
+                # The thread has a copy of this context.
+                input_files.TENANT.set(None if share.unlimited else share.tenant)
+                return await run_in_thread(function, *arguments, limiter=self._limiter)
+        except NoSlot:
+            if self.busy < self.size:
+                message = "Your other requests are still being worked on; try again later."
+                raise TooManyRequests(message) from None
+            raise Overloaded("Too many requests are waiting; try again.") from None
 
     def bind(self, share: ThreadShare) -> RunInThread:
         """`run` for one tenant."""
@@ -91,65 +89,7 @@ class ThreadPool:
     @property
     def busy(self) -> int:
         """Threads in use."""
-        return self._running.total()
-
-    async def _acquire(self, share: ThreadShare) -> None:
-        if share.tenant not in self._queues and self._may_run(share):
-            self._running[share.tenant] += 1
-            return
-        permit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = (share, permit)
-        self._queues.setdefault(share.tenant, deque()).append(waiting)
-        try:
-            async with asyncio.timeout(self._wait_seconds):
-                await permit
-        except TimeoutError:
-            self._abandon(waiting)
-            if self.busy < self.size:
-                raise TooManyRequests(
-                    "Your other requests are still being worked on; try again later."
-                ) from None
-            raise Overloaded("Too many requests are waiting; try again.") from None
-        except asyncio.CancelledError:
-            self._abandon(waiting)
-            raise
-
-    def _abandon(self, waiting: tuple[ThreadShare, asyncio.Future[None]]) -> None:
-        """Leaves the queue, or releases a permit that was granted at the same moment."""
-        share, permit = waiting
-        if permit.done() and not permit.cancelled():
-            self._release(share)
-            return
-        queue = self._queues.get(share.tenant, deque())
-        with suppress(ValueError):
-            queue.remove(waiting)
-        if not queue:
-            self._queues.pop(share.tenant, None)
-
-    def _release(self, share: ThreadShare) -> None:
-        self._running[share.tenant] -= 1
-        if not self._running[share.tenant]:
-            del self._running[share.tenant]
-        while (following := self._next()) is not None:
-            share, permit = following
-            if not permit.cancelled():
-                self._running[share.tenant] += 1
-                permit.set_result(None)
-
-    def _next(self) -> tuple[ThreadShare, asyncio.Future[None]] | None:
-        """Removes the next call: the first of the first tenant below its share, which moves to the end."""
-        for tenant, queue in self._queues.items():
-            if self._may_run(queue[0][0]):
-                following = queue.popleft()
-                del self._queues[tenant]
-                if queue:
-                    self._queues[tenant] = queue
-                return following
-        return None
-
-    def _may_run(self, share: ThreadShare) -> bool:
-        limit = self.size if share.unlimited else self._tenant_share
-        return self.busy < self.size and self._running[share.tenant] < limit
+        return self._slots.used
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,26 @@
-"""A WebSocket: messages in, the same streams as over HTTP out, in its frames. No decision is taken here.
+"""WebSocket connections: messages in, queued; response streams out, as over HTTP. Decides nothing itself.
 
 Everything that is decided is a plain function of a `Session` and called in a thread. While a response runs,
-what the client sends is read all the same, so that it is heard when it leaves; its next response waits.
+the client's messages are read all the same, so that its disconnect is noticed; its next response waits.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from server.http.asgi.answer import Answer
-from server.http.asgi.endpoint import EndpointContext
-from server.http.asgi.retried_handler import retry_until_ready
+from server.http.asgi.answers import Answer
+from server.http.asgi.endpoint import EndpointContext, retry_until_ready
+from server.http.asgi.hypercorn_patches import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
-from server.http.connections.websocket_messages import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
-from server.http.error_responses import on_error
-from server.limits.concurrency import SharedLimit
+from server.http.json_responses import on_error
+from server.limits import SharedLimit
 from server.protocol.ids import request_id_of
-from server.protocol.responses.websocket_messages import CreateMessage
+from server.protocol.responses.request import CreateMessage
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -46,100 +45,84 @@ class Session(Protocol):
     """What one connection decides. Its methods are called in threads; `begin` and `end` one at a time."""
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
-        """What a message wants; or the answer to it. So many others wait for their turn."""
+        """The response that a message asks for, or the answer to it. `waiting` others are queued."""
 
     def begin(self, wanted: PendingResponse) -> Answer:
         """The stream of a new response, as it is sent over HTTP."""
 
     def end(self, wanted: PendingResponse, last: bytes) -> None:
-        """The stream has ended with that event."""
+        """Called when the stream has ended with the event `last`."""
 
     def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
-        """What the client is told of an error."""
+        """The error as a message."""
 
     def expire(self) -> bytes:
-        """What the client is told when its time is over."""
+        """The message to a client whose connection has lasted as long as it may."""
 
     def close(self) -> None:
         """The connection has ended. Called on the loop."""
 
 
+@dataclass(frozen=True, slots=True)
 class SocketEndpoint(Generic[C]):
-    """An ASGI app around sessions, which `connect` makes in a thread; what it raises is a refusal."""
+    """An ASGI app around sessions, which `connect` makes in a thread; what it raises is a refusal.
 
-    def __init__(
-        self,
-        connect: Callable[[WebSocket, C], Session],
-        context: EndpointContext[C],
-        *,
-        sockets: SharedLimit,
-        seconds: float,
-        send_seconds: float,
-        closing: asyncio.Event,
-    ) -> None:
-        """A connection lasts for `seconds`, or until it has nothing to do and `closing` is set."""
-        self._connect = connect
-        self._context = context
-        self._sockets = sockets
-        self._seconds = seconds
-        self._send_seconds = send_seconds
-        self._closing = closing
+    A connection lasts for `seconds`, or until it has nothing to do and `closing` is set.
+    """
+
+    connect: Callable[[WebSocket, C], Session]
+    context: EndpointContext[C]
+    _: KW_ONLY
+    sockets: SharedLimit
+    seconds: float
+    send_seconds: float
+    closing: asyncio.Event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
         websocket.state.request_id = request_id_of(websocket.headers.get("x-request-id"))
         try:
-            caller = await self._context.identify_caller(websocket)
-            share = self._context.share_of(caller)
-            self._sockets.acquire(share.tenant)
+            caller = await self.context.identify_caller(websocket)
+            share = self.context.share_of(caller)
+            self.sockets.acquire(share.tenant)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             await websocket.send_denial_response(on_error(websocket, error))
             return
         try:
             await self._serve(websocket, caller, share)
         finally:
-            self._sockets.release(share.tenant)
+            self.sockets.release(share.tenant)
 
     async def _serve(self, websocket: WebSocket, caller: C, share: ThreadShare) -> None:
         try:
-            session = await self._context.threads.write.run(share, self._connect, websocket, caller)
+            session = await self.context.threads.write.run(share, self.connect, websocket, caller)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             await websocket.send_denial_response(on_error(websocket, error))
             return
-        received = ReceivedBytes(self._context.bodies, share.tenant)
+        received = ReceivedBytes(self.context.bodies, share.tenant)
         buffer: MessageBuffer = websocket.scope["state"][MESSAGE_BUFFER]
         buffer.received = received
-        connection = _Connection(
-            websocket, session, self._context.threads, share, received, self._send_seconds
-        )
+        connection = _Connection(websocket, session, self.context.threads, share, received, self.send_seconds)
         try:
             await websocket.accept(headers=[(b"x-request-id", websocket.state.request_id.encode())])
-            await connection.serve(asyncio.get_running_loop().time() + self._seconds, self._closing)
+            await connection.serve(asyncio.get_running_loop().time() + self.seconds, self.closing)
         finally:
             received.close()
             session.close()
 
 
+@dataclass(eq=False, slots=True)
 class _Connection:
-    def __init__(
-        self,
-        websocket: WebSocket,
-        session: Session,
-        threads: ThreadPools,
-        share: ThreadShare,
-        received: ReceivedBytes,
-        send_seconds: float,
-    ) -> None:
-        self._websocket = websocket
-        self._session = session
-        self._threads = threads
-        self._lane = share
-        self._received = received
-        self._send_seconds = send_seconds
-        self._wanted: deque[PendingResponse] = deque()
-        self._news = asyncio.Event()
-        """Set when something has come to be wanted."""
-        self._sending = asyncio.Lock()
+    websocket: WebSocket
+    session: Session
+    threads: ThreadPools
+    share: ThreadShare
+    received: ReceivedBytes
+    send_seconds: float
+    _queued: deque[PendingResponse] = field(default_factory=deque)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a response has been queued."""
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def serve(self, until: float, closing: asyncio.Event) -> None:
         listening = asyncio.ensure_future(self._listen())
@@ -147,7 +130,7 @@ class _Connection:
         try:
             code = await self._take_turns(until, listening, closed)
             if not listening.done():
-                await asyncio.wait_for(self._websocket.close(code), self._send_seconds)
+                await asyncio.wait_for(self.websocket.close(code), self.send_seconds)
         except TimeoutError:
             return  # a client that has stopped reading; a stored response goes on and can be replayed
         finally:
@@ -156,19 +139,19 @@ class _Connection:
 
     async def _listen(self) -> None:
         """Reads what the client sends; returns when it has gone."""
-        while (message := await self._websocket.receive())["type"] == "websocket.receive":
+        while (message := await self.websocket.receive())["type"] == "websocket.receive":
             text = message.get("text")
             body = message["bytes"] if text is None else text.encode()
             del message, text
             try:
-                found = await self._call(self._session.read, body, len(self._wanted))
+                found = await self._call(self.session.read, body, len(self._queued))
             except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
-                found = self._session.explain(error)
+                found = self.session.explain(error)
             if isinstance(found, bytes):
-                self._received.release(len(body))
+                self.received.release(len(body))
                 await self._send(found)
             else:
-                self._wanted.append(found)
+                self._queued.append(found)
                 self._news.set()
             del body, found
 
@@ -179,10 +162,10 @@ class _Connection:
         clock = asyncio.get_running_loop().time
         while not listening.done():
             if clock() >= until:
-                await self._send(self._session.expire())
+                await self._send(self.session.expire())
                 return NORMAL
-            if self._wanted:
-                await self._answer(self._wanted.popleft(), listening)
+            if self._queued:
+                await self._answer(self._queued.popleft(), listening)
                 continue
             if closed.done():
                 return GOING_AWAY
@@ -198,45 +181,44 @@ class _Connection:
     async def _answer(self, wanted: PendingResponse, listening: asyncio.Future[None]) -> None:
         """Raises TimeoutError when the client does not read."""
         try:
-            stream = await retry_until_ready(lambda: self._call(self._session.begin, wanted))
+            stream = await retry_until_ready(lambda: self._call(self.session.begin, wanted))
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
-            await self._send(self._session.explain(error, wanted))
+            await self._send(self.session.explain(error, wanted))
             return
         finally:
-            self._received.release(wanted.size)
+            self.received.release(wanted.size)
         relay = _EventRelay(self._send, wanted.prefix, listening)
         scope: Scope = {"type": "http"}
-        set_store_reader(scope, self._threads.stream.bind(self._lane))
+        set_store_reader(scope, self.threads.stream.bind(self.share))
         await stream(scope, relay.receive, relay.send)
         if relay.whole:
-            await self._call(self._session.end, wanted, relay.last)
+            await self._call(self.session.end, wanted, relay.last)
         elif not listening.done():
             raise TimeoutError
 
     async def _call(self, function: Callable[..., T], *arguments: object) -> T:
-        return await self._threads.write.run(self._lane, function, *arguments)
+        return await self.threads.write.run(self.share, function, *arguments)
 
     async def _send(self, data: bytes) -> None:
         message = {"type": "websocket.send", "text": data.decode()}
         async with self._sending:
-            await asyncio.wait_for(self._websocket.send(message), self._send_seconds)
+            await asyncio.wait_for(self.websocket.send(message), self.send_seconds)
 
 
+@dataclass(eq=False, slots=True)
 class _EventRelay:
     """An HTTP client for a stream of server-sent events, which sends each event on as a message."""
 
-    def __init__(
-        self, tell: Callable[[bytes], Awaitable[None]], prefix: bytes, gone: asyncio.Future[None]
-    ) -> None:
-        self.whole = False
-        """The stream has been sent to its end."""
-        self.last = b""
-        self._tell = tell
-        self._prefix = prefix
-        self._gone = gone
+    send_message: Callable[[bytes], Awaitable[None]]
+    prefix: bytes
+    disconnected: asyncio.Future[None]
+    whole: bool = False
+    """The stream has been sent to its end."""
+    last: bytes = b""
+    """The last event that was sent."""
 
     async def receive(self) -> Message:
-        await asyncio.wait({self._gone})
+        await asyncio.wait({self.disconnected})
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
@@ -245,5 +227,5 @@ class _EventRelay:
         for line in message.get("body", b"").split(b"\n"):
             if line.startswith(_DATA + b"{"):
                 self.last = line.removeprefix(_DATA)
-                await self._tell(b"{" + self._prefix + self.last[1:])
+                await self.send_message(b"{" + self.prefix + self.last[1:])
         self.whole = not message.get("more_body", False)

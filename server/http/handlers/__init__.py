@@ -1,1 +1,1 @@
-"""One file a resource: a request becomes a call, its result an answer. Plain functions."""
+"""Handlers, plain functions, one file a resource: a request becomes a call, its result an answer."""

@@ -1,40 +1,190 @@
-"""/v1/completions, OpenAI's legacy API: continues a text without a chat template."""
+"""POST /v1/chat/completions and /v1/completions: a response for each choice, answered as one completion.
 
-from typing import Any
+And the chat completions that were stored: list, retrieve, update, delete, and their messages.
+"""
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from uuid import UUID
+
+import msgspec
 from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
 
-from server.admission.generation_config import with_generation_config
+from server.admission.accept import AcceptedResponse
+from server.admission.request_validation import with_generation_config
 from server.caller import Caller
-from server.completions.legacy_request import as_response_requests, read_prompts, validate_legacy_request
-from server.completions.legacy_response import LegacyChunkStream, format_of, text_completion
-from server.http.asgi.answer import Answer
-from server.http.handlers.chat_completions import completion_answer, input_param_as
-from server.http.handlers.responses import idempotency_key
-from server.http.request_id import apply_body_request_id
+from server.completions import chat, legacy, stored_chat
+from server.completions.chunk_stream import ChunkFormat, ChunkStream, FinalChoice, failure_message
+from server.completions.shared_parameters import includes_continuous_usage, includes_usage
+from server.delivery.stored_responses import StreamReader
+from server.errors import Conflict, InvalidRequest, ModelFailed, NotFound
+from server.http import query_and_headers
+from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
+from server.http.handlers.responses import idempotency_key, stored_end_reader, timing_of
+from server.http.json_responses import json_response
+from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
-from server.protocol.completions.legacy import TextCompletion, TextRequest
-from server.protocol.decode import decode
-from server.protocol.json_bounds import MAX_TOKEN_VALUES
+from server.protocol import ids
+from server.protocol.completions.chat_messages import read_messages
+from server.protocol.completions.objects import DeletedCompletion
+from server.protocol.completions.requests import ChatRequest, TextRequest, UpdateCompletion
+from server.protocol.decode import MAX_TOKEN_VALUES, decode, decode_as
+from server.store.content.response_pages import Filters
 
 
-def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
+@contextmanager
+def input_param_as(name: str) -> Iterator[None]:
+    """Has refusals of the input name the parameter in which this API takes it."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param == "input":
+            error.param = name
+        raise
+
+
+def create_chat(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
+    """POST /v1/chat/completions"""
+    wanted = decode(body, ChatRequest, endpoint="chat")
+    apply_body_request_id(request, wanted.request_id)
+    wanted = with_generation_config(wanted, "max_completion_tokens")
+    chat.validate_chat_request(wanted)
+    messages = read_messages(wanted.messages)
+    choices = [chat.as_response_request(wanted, choice) for choice in range(wanted.n or 1)]
+    with input_param_as("messages"):
+        accepted = services.admission.admit_all(caller, choices, idempotency_key(request, body), messages)
+    shape = replace(
+        chat.format_of(choices[0], accepted[0].id, messages),
+        include_usage=includes_usage(wanted),
+        continuous_usage=includes_continuous_usage(wanted),
+    )
+    if wanted.stream:
+        return _chunks(services, caller, request, accepted, shape)
+    return _completion(services, caller, request, accepted, partial(chat.chat_completion, shape))
+
+
+def create_text(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/completions"""
     wanted = decode(body, TextRequest, MAX_TOKEN_VALUES, endpoint="completions")
     apply_body_request_id(request, wanted.request_id)
     wanted = with_generation_config(wanted, "max_tokens")
-    validate_legacy_request(wanted)
-    prompts = read_prompts(wanted, services.model, caller.tenant)
-    asked = as_response_requests(wanted, prompts)
+    legacy.validate_legacy_request(wanted)
+    prompts = legacy.read_prompts(wanted, services.model, caller.tenant)
+    choices = legacy.as_response_requests(wanted, prompts)
     with input_param_as("prompt"):
-        admitted = services.admission.admit_all(
-            caller, asked, idempotency_key(request, body), [], generate=wanted.max_tokens != 0
+        accepted = services.admission.admit_all(
+            caller, choices, idempotency_key(request, body), [], generate=wanted.max_tokens != 0
         )
-    telling = format_of(wanted, prompts, admitted[0].id)
+    shape = legacy.format_of(wanted, prompts, accepted[0].id)
+    if wanted.stream:
+        return _chunks(services, caller, request, accepted, shape)
+    return _completion(services, caller, request, accepted, partial(legacy.text_completion, shape))
 
-    def whole(finals: list[dict[str, Any]]) -> TextCompletion:
-        return text_completion(telling, finals)
 
-    return completion_answer(
-        services, caller, request, admitted, LegacyChunkStream(telling) if wanted.stream else None, whole
+def _chunks(
+    services: Services,
+    caller: Caller,
+    request: Request,
+    accepted: Sequence[AcceptedResponse],
+    shape: ChunkFormat,
+) -> Answer:
+    """The stream of chunks that the responses' events are rewritten to."""
+    readers = [StreamReader(services.database, caller.tenant, one.id) for one in accepted]
+    return EventStream(
+        *(StreamPosition(one.channel, reader.read) for one, reader in zip(accepted, readers, strict=True)),
+        timing=timing_of(services),
+        headers={"x-request-id": request.state.request_id},
+        transform=ChunkStream(shape),
     )
+
+
+def _completion(
+    services: Services,
+    caller: Caller,
+    request: Request,
+    accepted: Sequence[AcceptedResponse],
+    completion_of: Callable[[Sequence[FinalChoice]], msgspec.Struct],
+) -> Answer:
+    """The completion of the responses, when all have ended."""
+
+    def render(finals: Sequence[bytes]) -> Answer:
+        choices = [decode_as(final, FinalChoice) for final in finals]
+        if (message := failure_message(choices)) is not None:
+            raise ModelFailed(message)
+        return json_response(request, completion_of(choices))
+
+    return FinalResponse(
+        *(one.channel for one in accepted),
+        fallback=_raise_deleted,
+        render=render,
+        timing=timing_of(services),
+        headers={"x-request-id": request.state.request_id},
+        read_stored=stored_end_reader(services, caller, [(one.id, one.channel) for one in accepted]),
+    )
+
+
+def _raise_deleted() -> Answer:
+    raise Conflict("The completion was deleted while it was generated.")
+
+
+def list_chats(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/chat/completions"""
+    page = query_and_headers.page_request(request, "asc")
+    filters = Filters(
+        model=query_and_headers.text(request, "model"),
+        metadata=query_and_headers.metadata(request),
+        completions=True,
+    )
+    listed = stored_chat.list_completions(
+        services.database, caller.tenant, filters, page.after, page.limit, newest_first=page.newest_first
+    )
+    return json_response(request, listed)
+
+
+def retrieve_chat(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/chat/completions/{completion_id}"""
+    return json_response(request, stored_chat.find(services.database, caller.tenant, _completion_id(request)))
+
+
+def update_chat(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
+    """POST /v1/chat/completions/{completion_id}"""
+    first = _completion_id(request)
+    wanted = decode(body, UpdateCompletion)
+    return json_response(
+        request, stored_chat.update(services.database, caller.tenant, first, wanted.metadata)
+    )
+
+
+def delete_chat(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """DELETE /v1/chat/completions/{completion_id}, a running one too"""
+    first = _completion_id(request)
+    with services.database.begin() as connection:
+        running = stored_chat.delete(connection, caller.tenant, first)
+    for response in running:
+        services.request_stop(response)
+    return json_response(request, DeletedCompletion(ids.completion_id(first)))
+
+
+def list_messages(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/chat/completions/{completion_id}/messages"""
+    page = query_and_headers.page_request(request, "asc")
+    listed = stored_chat.list_messages(
+        services.database,
+        caller.tenant,
+        _completion_id(request),
+        page.after,
+        page.limit,
+        newest_first=page.newest_first,
+    )
+    return json_response(request, listed)
+
+
+def _completion_id(request: Request) -> UUID:
+    text = request.path_params["completion_id"]
+    first = ids.parse_completion_id(text)
+    if first is None:
+        raise NotFound(f"Chat completion with id '{text[:100]}' not found.")
+    return first

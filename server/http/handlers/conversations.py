@@ -6,12 +6,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
+from server.admission import conversations
+from server.admission.resolve_input import unknown_conversation
 from server.caller import Caller
-from server.http import query_parameters
-from server.http.json_response import json_response
+from server.http import query_and_headers
+from server.http.json_responses import json_response
 from server.http.services import Services
-from server.input_resolution import conversations
-from server.input_resolution.resolve_input import unknown_conversation
 from server.protocol import ids
 from server.protocol.conversations import (
     CreateConversation,
@@ -67,7 +67,7 @@ def create_items(services: Services, caller: Caller, request: Request, body: byt
 
 def list_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/conversations/{conversation_id}/items; `include` changes nothing, everything is given"""
-    page = query_parameters.page_request(request)
+    page = query_and_headers.page_request(request)
     listed = conversations.list_items(
         services.database,
         caller.tenant,

@@ -1,12 +1,13 @@
-"""/health and /version: for load balancers and tools, open to everyone and telling nothing about anybody."""
+"""/health, /ping and /version: liveness and readiness, with the reason why requests cannot be served."""
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http.json_response import json_response
+from server.http.json_responses import json_response
 from server.http.services import Services
-from server.store.database import DatabaseError, clock
+from server.store.database import clock
+from server.store.database_errors import DatabaseError
 from server.version import VERSION
 
 

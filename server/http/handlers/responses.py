@@ -1,38 +1,49 @@
-"""/v1/responses: create, retrieve, replay, cancel, delete."""
+"""Handlers of /v1/responses: create, retrieve, replay, cancel, delete, lists, input_tokens and compact."""
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import get_args
 from uuid import UUID
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
-from server.admission.idempotency import AcceptedResponse, IdempotencyKey
+from server.admission.accept import AcceptedResponse
+from server.admission.compact import read_summary, start_compaction
+from server.admission.prepare_runs import IdempotencyKey
+from server.admission.request_validation import refuse_empty
+from server.admission.token_count import count_input
 from server.caller import Caller
 from server.crashpoints import crashpoint
-from server.delivery.event_frames import FramePage, OpenResponsesNames
+from server.delivery.frames import (
+    FramePage,
+    OpenResponsesNames,
+)
 from server.delivery.hub import Channel, Hub
-from server.delivery.stored_responses import StreamReader, final_responses, find_response
-from server.errors import InvalidRequest, NotFound
-from server.http import query_parameters
-from server.http.asgi.answer import Answer, Timing
-from server.http.asgi.event_stream import EventStream, StreamPosition
-from server.http.asgi.final_response import FinalResponse
-from server.http.json_response import json_response
-from server.http.request_id import apply_body_request_id
+from server.delivery.stored_responses import (
+    StreamReader,
+    final_responses,
+    find_response,
+    list_input_items,
+    list_responses,
+)
+from server.errors import Conflict, InvalidRequest, NotFound
+from server.http import query_and_headers
+from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition, Timing
+from server.http.json_responses import json_response
+from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
-from server.prompting.output_options import SEALED_REASONING
-from server.prompting.structured_output.structured_outputs import with_modern_names
-from server.prompting.unsupported_parameters import refuse_empty
+from server.prompting.engine_parameters import SEALED_REASONING
+from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
 from server.protocol.decode import decode
-from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.response import Deleted, Response
-from server.protocol.responses.states import TERMINAL_STATUSES
-from server.sealing.unseal_items import seal_reasoning
+from server.protocol.responses.request import CountInput, CreateResponse
+from server.protocol.responses.response import TERMINAL_STATUSES, Deleted, InputTokens, Response, Status
+from server.sealing.sealed_items import seal_reasoning
 from server.store.cluster import claims
 from server.store.content import deletion
+from server.store.content.response_pages import Filters
 
 CANCEL_SECONDS = 10.0
 """How long a cancel waits for the end that it asked for; then it answers with what there is."""
@@ -71,14 +82,14 @@ def idempotency_key(request: Request, body: bytes) -> IdempotencyKey | None:
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
     """GET /v1/responses/{response_id}"""
     response = response_id(request)
-    query_parameters.flag(request, "include_obfuscation")
-    if not query_parameters.flag(request, "stream"):
+    query_and_headers.flag(request, "include_obfuscation")
+    if not query_and_headers.flag(request, "stream"):
         found = _read(services, caller, request, response)
-        if SEALED_REASONING in query_parameters.include_values(request):
+        if SEALED_REASONING in query_and_headers.include_values(request):
             found = seal_reasoning(found, services.model.seal, caller.tenant)
         return json_response(request, found)
-    last_seen = query_parameters.last_event_id(request)
-    position = max(query_parameters.whole_number(request, "starting_after", -1), last_seen) + 1
+    last_seen = query_and_headers.last_event_id(request)
+    position = max(query_and_headers.whole_number(request, "starting_after", -1), last_seen) + 1
     reader = StreamReader(services.database, caller.tenant, response)
     begun = reader.find(position)
     if begun is None:
@@ -120,7 +131,6 @@ def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -
     services.database.retry(lambda connection: claims.request_cancel(connection, caller.tenant, response))
     crashpoint("cancel.marked")
     services.request_stop(response)
-
     return _final_response(services, caller, request, response, channel, CANCEL_SECONDS)
 
 
@@ -136,6 +146,82 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
     if running:
         services.request_stop(response)
     return json_response(request, Deleted(ids.response_id(response)))
+
+
+def count_input_tokens(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
+    """POST /v1/responses/input_tokens; `model` may be left out, and `input`, where history says it all"""
+    asked = with_modern_names(decode(body, CountInput, endpoint="responses"))
+    wanted = msgspec.structs.replace(
+        asked,
+        model=services.model.name if asked.model is None else asked.model,
+        input=[] if asked.input is None else asked.input,
+    )
+    tokens = count_input(
+        services.database,
+        services.model,
+        services.tool_loop.servers,
+        caller,
+        wanted,
+        services.admission.history,
+    )
+    return json_response(request, InputTokens(tokens))
+
+
+def list_stored(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/responses"""
+    asked = query_and_headers.page_request(request)
+    status = query_and_headers.text(request, "status")
+    if status is not None and status not in get_args(Status):
+        raise InvalidRequest(f"status must be one of {', '.join(get_args(Status))}.", param="status")
+    filters = Filters(
+        model=query_and_headers.text(request, "model"),
+        status=status,  # type: ignore[arg-type]  # looked up in its own values
+        metadata=query_and_headers.metadata(request),
+    )
+    page = list_responses(
+        services.database, caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
+    )
+    return json_response(request, page)
+
+
+def input_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/responses/{response_id}/input_items; `include` changes nothing: items are given as they came"""
+    asked = query_and_headers.page_request(request)
+    page = list_input_items(
+        services.database,
+        caller.tenant,
+        response_id(request),
+        asked.after,
+        asked.limit,
+        newest_first=asked.newest_first,
+    )
+    if page is None:
+        raise response_not_found(request)
+    return json_response(request, page)
+
+
+def compact(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
+    """POST /v1/responses/compact"""
+    wanted = decode(body, CreateResponse, endpoint="responses")
+    if wanted.input is None:
+        wanted = msgspec.structs.replace(wanted, input=[])
+    compacting = start_compaction(
+        services.database, services.model, caller.tenant, wanted, services.admission.history
+    )
+    if compacting.summary.is_short:
+        return json_response(request, compacting.finish(None))
+    admitted = services.admission.admit(caller, compacting.summary.make_request()[0])
+    return FinalResponse(
+        admitted.channel,
+        fallback=_raise_lost,
+        render=lambda finals: json_response(request, compacting.finish(read_summary(finals[0]))),
+        timing=timing_of(services),
+        headers={"x-request-id": request.state.request_id},
+    )
+
+
+def _raise_lost() -> Answer:
+    raise Conflict("The summary was lost while it was written; try again.")
 
 
 def event_stream(

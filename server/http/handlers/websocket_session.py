@@ -10,21 +10,21 @@ from dataclasses import dataclass
 import msgspec
 from starlette.websockets import WebSocket
 
+from server.admission.request_validation import refuse_empty
 from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
 from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
-from server.http.asgi.answer import Answer
+from server.http.asgi.answers import Answer
 from server.http.asgi.websocket import PendingResponse
-from server.http.error_responses import log_internal_error, to_api_error
 from server.http.handlers import responses
+from server.http.json_responses import log_internal_error, to_api_error
 from server.http.services import Services
-from server.limits.concurrency import SharedLimit
-from server.prompting.structured_output.structured_outputs import with_modern_names
-from server.prompting.unsupported_parameters import refuse_empty
-from server.protocol.decode import decode
-from server.protocol.errors import ErrorDetail
+from server.limits import SharedLimit
+from server.prompting.structured_outputs import with_modern_names
+from server.protocol.decode import decode, decode_as
+from server.protocol.error_object import ErrorDetail
 from server.protocol.responses.items import Item, decode_item
-from server.protocol.responses.websocket_messages import (
+from server.protocol.responses.request import (
     ClientMessage,
     CreateMessage,
     SocketError,
@@ -32,7 +32,6 @@ from server.protocol.responses.websocket_messages import (
     SteerDetail,
     SteerFailed,
 )
-from server.protocol.typed import decode_as
 
 MAX_QUEUED_MESSAGES = 16
 """The most queued messages of one connection."""
@@ -50,21 +49,13 @@ _UNSUPPORTED: list[tuple[str, Callable[[CreateMessage], object]]] = [
 
 @dataclass(frozen=True, slots=True)
 class _RetainedResponse:
-    """A response to go on from: all items up to its end."""
+    """A response that a message may continue: all items up to its end."""
 
     items: Sequence[Item]
     size: int
     """Bytes of the messages that they came in."""
     reserved: int = 0
     """Bytes that count among the tenant's."""
-
-
-@dataclass(frozen=True, slots=True)
-class SocketLimits:
-    """What all connections share."""
-
-    kept: SharedLimit
-    """Bytes of responses that are kept to go on from."""
 
 
 class _FinalFields(msgspec.Struct):
@@ -84,15 +75,16 @@ class SocketSession:
     """One connection. `begin` and `end` are called one at a time, the others at any time."""
 
     def __init__(
-        self, services: Services, websocket: WebSocket, caller: Caller, limits: SocketLimits
+        self, services: Services, websocket: WebSocket, caller: Caller, retained_bytes: SharedLimit
     ) -> None:
+        """`retained_bytes` counts the bytes of the responses that all connections retain."""
         self._services = services
         self._websocket = websocket
         self._tenant = caller.tenant
-        self._kept = limits.kept
-        self._held: dict[str, _RetainedResponse] = {}
-        self._going_on: _RetainedResponse = _RetainedResponse((), 0)
-        """What the response that runs began with."""
+        self._retained_bytes = retained_bytes
+        self._retained: dict[str, _RetainedResponse] = {}
+        self._current: _RetainedResponse = _RetainedResponse((), 0)
+        """The input of the response that runs."""
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
         """Raises ApiError or DecodeFailure."""
@@ -116,7 +108,7 @@ class SocketSession:
         return wanted
 
     def begin(self, wanted: PendingResponse) -> Answer:
-        """Raises ApiError or DecodeFailure, and then what it was to go on from is forgotten; or NotReady."""
+        """Raises ApiError or DecodeFailure, and then drops the response that it continues; or NotReady."""
         try:
             return self._begin(wanted)
         except NotReady:
@@ -127,12 +119,11 @@ class SocketSession:
 
     def _begin(self, wanted: PendingResponse) -> Answer:
         services, message = self._services, _validated(wanted.message)
-        caller = services.authenticator.authenticate(
-            self._websocket
-        )  # again: a key may have been revoked meanwhile
-        held = self._held.get(message.previous_response_id or "")
-        size = wanted.size + (held.size if held else 0)
-        if held and message.store is not False:
+        # Again: the key may have been revoked meanwhile.
+        caller = services.authenticator.authenticate(self._websocket)
+        retained = self._retained.get(message.previous_response_id or "")
+        size = wanted.size + (retained.size if retained else 0)
+        if retained and message.store is not False:
             raise InvalidRequest(
                 "A stored response cannot go on from one that is not stored; send store: false.",
                 param="store",
@@ -142,50 +133,50 @@ class SocketSession:
         admitted = services.admission.admit(
             caller,
             message,
-            prior_items=held.items if held else None,
+            prior_items=retained.items if retained else None,
             generate=message.generate is not False,
         )
-        self._going_on = _RetainedResponse(admitted.items, size)
+        self._current = _RetainedResponse(admitted.items, size)
         reader = StreamReader(services.database, caller.tenant, admitted.id)
         return responses.event_stream(services, self._websocket, admitted.channel, reader, 0, admitted.begun)
 
     def end(self, wanted: PendingResponse, last: bytes) -> None:
-        """Keeps what the next turn may go on from."""
+        """Retains the items of an unstored response for the next message."""
         ended = decode_as(last, _TerminalEvent).response
         if ended.status == "failed":
             self._forget(wanted)
         elif not ended.store:
             output = [decode_item(bytes(item)) for item in ended.output]
-            self._keep(ended.id, [*self._going_on.items, *output], self._going_on.size + len(last))
+            self._retain(ended.id, [*self._current.items, *output], self._current.size + len(last))
 
-    def _keep(self, response: str, items: Sequence[Item], size: int) -> None:
-        """Forgets older ones for its sake, and keeps nothing that is too large by itself."""
+    def _retain(self, response: str, items: Sequence[Item], size: int) -> None:
+        """Drops older responses to make room; retains nothing that is too large by itself."""
         most = MAX_RETAINED_BODIES * self._services.config.max_body_bytes
-        while self._held and (
-            len(self._held) >= MAX_RETAINED_RESPONSES
-            or sum(held.reserved for held in self._held.values()) + size > most
+        while self._retained and (
+            len(self._retained) >= MAX_RETAINED_RESPONSES
+            or sum(retained.reserved for retained in self._retained.values()) + size > most
         ):
-            self._drop(next(iter(self._held)))
+            self._drop(next(iter(self._retained)))
         while True:
             try:
-                self._kept.acquire(self._tenant, size)
+                self._retained_bytes.acquire(self._tenant, size)
                 break
             except (TooManyRequests, Overloaded):
-                if not self._held:
+                if not self._retained:
                     return
-                self._drop(next(iter(self._held)))
-        self._held[response] = _RetainedResponse(items, self._going_on.size, size)
+                self._drop(next(iter(self._retained)))
+        self._retained[response] = _RetainedResponse(items, self._current.size, size)
 
     def _forget(self, wanted: PendingResponse) -> None:
         self._drop(wanted.message.previous_response_id or "")
 
     def _drop(self, response: str) -> None:
-        held = self._held.pop(response, None)
-        if held is not None:
-            self._kept.release(self._tenant, held.reserved)
+        retained = self._retained.pop(response, None)
+        if retained is not None:
+            self._retained_bytes.release(self._tenant, retained.reserved)
 
     def close(self) -> None:
-        for response in list(self._held):
+        for response in list(self._retained):
             self._drop(response)
 
     def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:

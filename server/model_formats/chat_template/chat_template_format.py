@@ -3,20 +3,18 @@
 import copy
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Self
 
+from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
 from server.model_formats.chat_template.messages import write_messages
 from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import ChatTemplate
 from server.model_formats.chat_template.template_probe import probe_template
 from server.model_formats.interface import Conversation, Prompt, PromptError, ReasoningMarks
-from server.model_formats.output_grammar import OutputConstraints, ReasoningStart, build_grammar
 from server.model_formats.reasoning import detect_reasoning_format
-from server.model_formats.text_stream.special_tokens import markup_of
-from server.model_formats.tool_calls.formats import detect_tool_call_format
-from server.model_formats.tool_calls.interface import ToolCallFormat
-from server.model_formats.tool_names import ToolIndex, function_schema
+from server.model_formats.special_tokens import markup_of
+from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
+from server.model_formats.tool_index import ToolIndex, function_schema
 from server.protocol.responses.request import Effort
 
 CHAT_TEMPLATE_KWARGS = frozenset(
@@ -47,22 +45,16 @@ _TEMPLATE_CACHE_SIZE = 8
 
 
 class ChatTemplateFormat:
-    """An `interface.ModelFormat` for one model folder."""
+    """An `interface.ModelFormat` for one model folder. Thread-safe."""
 
     def __init__(
-        self,
-        folder: Path,
-        stop_ids: frozenset[int],
-        *,
-        call_format: type[ToolCallFormat] | None = None,
-        model_type: str | None = None,
+        self, template: ChatTemplate, stop_ids: frozenset[int], call_format: type[ToolCallFormat] | None
     ) -> None:
-        """Without a `call_format`, it is detected from the chat template or the `model_type`."""
-        self._template = ChatTemplate(folder)
+        """`call_format` is how the model writes tool calls; None if that is not known."""
+        self._template = template
         self._stop_ids = stop_ids
         self._markup = markup_of(self._template.tokenizer)
-        detected = call_format or detect_tool_call_format(self._template.source, model_type)
-        self._calls = detected(self._markup) if detected else None
+        self._calls = call_format(self._markup) if call_format else None
         reasoning_format = detect_reasoning_format(self._template.source)
         self._reasoning_format = reasoning_format.with_signs(self._markup) if reasoning_format else None
         self._marks = self._find_marks()

@@ -1,4 +1,4 @@
-"""Converts a conversation's items to messages that a particular chat template can render. Pure.
+"""Writes a conversation's items as the `messages` (role, content, tool_calls) that a chat template renders.
 
 Unsupported structures are replaced by equivalent ones: several system messages by one, parallel calls by
 sequential ones, a system message by the beginning of the user's message. If there is none: PromptError.
@@ -15,11 +15,10 @@ from typing import Any
 from server.model_formats.chat_template.template import ChatTemplate, MarkupText, Message
 from server.model_formats.chat_template.template_probe import TemplateCapabilities
 from server.model_formats.interface import Conversation, PromptError, Tool, qualified_name
-from server.model_formats.tool_calls.interface import ToolCallFormat
-from server.protocol.errors import DecodeFailure
-from server.protocol.json_bounds import check_size
+from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
+from server.protocol.decode import check_size
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import (
-    ContentPart,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -69,41 +68,31 @@ def write_messages(
     calls: ToolCallFormat | None,
 ) -> list[Message]:
     """Messages in the capabilities that transformers takes. Raises PromptError."""
-    turns = list(_turns(conversation, calls.call_id_style if calls else "any"))
+    turns = _turns(conversation, calls.call_id_style if calls else "any")
     if not capabilities.later_systems:
         turns = _merge_systems(turns)
     if not capabilities.first_system:
         turns = _system_as_user(turns)
     if not capabilities.consecutive_users:
-        turns = list(_merge_users(turns))
+        turns = _merge_users(turns)
     if not capabilities.parallel_calls:
         turns = list(_split_parallel_calls(turns))
     writer = _Writer(template, capabilities, calls)
     return [message for turn in turns for message in writer.write(turn)]
 
 
-def _turns(conversation: Conversation, ids: str) -> Iterator[Turn]:
+def _turns(conversation: Conversation, call_id_style: str) -> list[Turn]:
     """The turns in order; consecutive assistant items form one turn."""
-    if conversation.instructions:
-        yield Turn("system", conversation.instructions)
-    names = _CallIds(ids, conversation.tools)
-    spoken: Turn | None = None
+    turns = [Turn("system", conversation.instructions)] if conversation.instructions else []
+    ids = _CallIds(call_id_style, conversation.tools)
     for item in conversation.items:
-        if isinstance(item, OtherItem):
-            continue
         if _is_from_assistant(item):
-            if spoken is not None and _starts_new_message(spoken, item):
-                yield spoken
-                spoken = None
-            spoken = spoken or Turn("assistant")
-            _add(spoken, item, names)
-            continue
-        if spoken is not None:
-            yield spoken
-            spoken = None
-        yield _turn_of(item, names)
-    if spoken is not None:
-        yield spoken
+            if not turns or turns[-1].role != "assistant" or _starts_new_message(turns[-1], item):
+                turns.append(Turn("assistant"))
+            _add(turns[-1], item, ids)
+        elif not isinstance(item, OtherItem):
+            turns.append(_turn_of(item, ids))
+    return turns
 
 
 def _is_from_assistant(item: Item) -> bool:
@@ -114,9 +103,7 @@ def _is_from_assistant(item: Item) -> bool:
 
 def _starts_new_message(turn: Turn, item: Item) -> bool:
     """Whether the item starts a new assistant message: a second message, or reasoning after one."""
-    if isinstance(item, MessageItem):
-        return turn.said or bool(turn.calls)
-    return isinstance(item, Reasoning) and (turn.said or bool(turn.calls))
+    return isinstance(item, MessageItem | Reasoning) and (turn.said or bool(turn.calls))
 
 
 def _add(turn: Turn, item: Item, ids: "_CallIds") -> None:
@@ -135,14 +122,11 @@ def _add(turn: Turn, item: Item, ids: "_CallIds") -> None:
 
 def _turn_of(item: Item, ids: "_CallIds") -> Turn:
     if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
-        return Turn("tool", _output_text(item.output), call=ids.answered(item.call_id))
+        text = item.output if isinstance(item.output, str) else plain_text(item.output)
+        return Turn("tool", text, call=ids.answered(item.call_id))
     assert isinstance(item, MessageItem)
     role = "system" if item.role == "developer" else item.role
     return Turn(role, plain_text(item.content))
-
-
-def _output_text(output: str | list[ContentPart]) -> str:
-    return output if isinstance(output, str) else plain_text(output)
 
 
 class _CallIds:
@@ -209,17 +193,14 @@ def _system_as_user(turns: Sequence[Turn]) -> list[Turn]:
     return [*written, Turn("user", "\n\n".join(waiting))] if waiting else written
 
 
-def _merge_users(turns: Sequence[Turn]) -> Iterator[Turn]:
-    before: Turn | None = None
+def _merge_users(turns: Sequence[Turn]) -> list[Turn]:
+    merged: list[Turn] = []
     for turn in turns:
-        if before is not None and before.role == turn.role == "user":
-            before = replace(before, text=f"{before.text}\n\n{turn.text}")
-            continue
-        if before is not None:
-            yield before
-        before = turn
-    if before is not None:
-        yield before
+        if merged and merged[-1].role == turn.role == "user":
+            merged[-1] = replace(turn, text=f"{merged[-1].text}\n\n{turn.text}")
+        else:
+            merged.append(turn)
+    return merged
 
 
 def _split_parallel_calls(turns: Sequence[Turn]) -> Iterator[Turn]:

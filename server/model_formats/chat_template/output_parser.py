@@ -1,18 +1,21 @@
-"""Streaming output parser: tokens, to text with signs for special tokens, to reasoning, text, call deltas."""
+"""Streaming output parsers: `ChatParser` for reasoning, answer and tool calls, `PlainParser` for mere text.
 
+A special token that is markup becomes one character of the text, its sign; see `special_tokens`.
+"""
+
+import codecs
 from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from server.model_formats.interface import Delta
+from engine.vocabulary import Vocabulary
+from server.model_formats.interface import Delta, TextDelta, merge_deltas
 from server.model_formats.reasoning import ReasoningFormat, read_reasoning
-from server.model_formats.text_stream.merge_deltas import merge_deltas
-from server.model_formats.text_stream.scanner import Scanner
-from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.text_stream.surrounding_whitespace import TextEmitter
-from server.model_formats.tool_calls.interface import ToolCallEmitter, ToolCallFormat, read_answer
-from server.model_formats.tool_names import ToolIndex
+from server.model_formats.special_tokens import Markup
+from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded
+from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
+from server.model_formats.tool_index import ToolIndex
 
 
 class ChatParser:
@@ -119,3 +122,103 @@ def _read(
         dropped,
         must_call=must_call and calls is not None,
     )
+
+
+def read_answer(
+    scanner: Scanner,
+    calls: ToolCallFormat | None,
+    emitter: ToolCallEmitter,
+    answer: TextEmitter,
+    dropped: Sequence[str] = (),
+    *,
+    must_call: bool = False,
+) -> Reader[None]:
+    """Reads text and calls to the end of the output. Texts in `dropped` are removed.
+
+    With `must_call`, a truncated beginning of a call is not emitted as text.
+    """
+    answer.buffers_space = calls is not None
+    inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
+    stops = StopTexts([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
+    depth = 0
+    """Of the braces around the text that is read; an object within another is no call."""
+    if calls and calls.bare_starts:
+        yield from scanner.copy_run(SPACE, answer.add)
+        first = yield from scanner.peek()
+        if first and first in calls.bare_starts:
+            depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
+    while True:
+        stop = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)
+        if not stop:
+            answer.flush()
+            return
+        if calls and stop in calls.openers:
+            depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)
+        elif calls and stop == "{" and depth == 0:
+            scanner.unread(1)
+            depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
+        elif stop in ("{", "}"):
+            depth = max(0, depth + (1 if stop == "{" else -1))
+            answer.add(stop)
+
+
+def _read_calls(
+    calls: ToolCallFormat, emitter: ToolCallEmitter, answer: TextEmitter, opener: str, *, must_call: bool
+) -> Reader[int]:
+    """Returns how many braces are open in what was read and is text."""
+    scanner = emitter.scanner
+    before = emitter.count
+    scanner.mark(back=len(opener))
+    yield from bounded(scanner, calls.read(emitter, opener))
+    if scanner.marked and must_call and scanner.ended:
+        scanner.unmark()
+        scanner.skip_rest()
+        return 0
+    if scanner.marked:
+        if emitter.count > before:
+            answer.restart()
+        text = answer.add_marked(calls.markup.restore)
+        return max(0, text.count("{") - text.count("}"))
+    answer.restart()
+    yield from scanner.skip_space()
+    while (yield from scanner.accept(*calls.closers)):
+        yield from scanner.skip_space()
+    scanner.drop_half_of(*calls.closers, *calls.inner_markup)
+    return 0
+
+
+class PlainParser:
+    """The output parser of /v1/completions. Special tokens have no text unless `shows_special`.
+
+    An incomplete UTF-8 character is buffered until its remaining bytes arrive.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, stop_ids: frozenset[int], *, shows_special: bool = False
+    ) -> None:
+        self.reasoning_tokens = 0
+        self._tokens = vocabulary.tokens
+        self._silent = stop_ids if shows_special else vocabulary.special | stop_ids
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._count = 0
+        self._pending: list[int] = []
+        """Indices of the tokens whose bytes are an incomplete character."""
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        texts: list[str] = []
+        indices: list[int] = []
+        for token in token_ids:
+            self._count += 1
+            if token in self._silent:
+                continue
+            self._pending.append(self._count - 1)
+            if text := self._decoder.decode(self._tokens[token]):
+                texts.append(text)
+                indices += self._pending
+                self._pending.clear()
+        return [TextDelta("".join(texts), tuple(indices))] if texts else []
+
+    def close(self) -> list[Delta]:
+        rest = self._decoder.decode(b"", final=True)
+        indices, self._pending = tuple(self._pending), []
+        return [TextDelta(rest, indices)] if rest else []

@@ -1,4 +1,4 @@
-"""A model folder's chat template and tokenizer: renders messages and encodes them as token ids.
+"""A model folder's Jinja chat template and tokenizer: renders messages and encodes them as token ids.
 
 Uses the tokenizers library and Jinja's immutable sandbox, as transformers does, but without torch. Templates
 are trusted, whether from the model folder or from a request: their running time is not limited.
@@ -12,14 +12,17 @@ import copy
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from server.model_formats.chat_template.bounded_tokenizer import BoundedTokenizer
-from server.model_formats.chat_template.jinja_environment import compile_template, literals_of, variables_of
 from server.model_formats.interface import PromptError
 
 _MARKER = "\ufdd0"
@@ -63,11 +66,12 @@ class ChatTemplate:
         self._lead_size = len(self.tokenizer.encode(self._lead, add_special_tokens=False).ids)
 
     def _read(self, sources: Mapping[str, str]) -> None:
-        self._templates = {name: compile_template(source, _MARKER) for name, source in sources.items()}
-        self.variables = frozenset().union(*map(variables_of, sources.values()))
+        self._templates = {name: _ENVIRONMENT.from_string(source) for name, source in sources.items()}
+        trees = [_ENVIRONMENT.parse(source) for source in sources.values()]
+        self.variables = frozenset().union(*map(meta.find_undeclared_variables, trees))
         """The variables that the templates use."""
         self.source = "\0".join(sources.values())
-        literals = "\0".join(map(literals_of, sources.values()))
+        literals = "\0".join(map(_literals_of, trees))
         self._control_start = _start_of_any(_control_tokens(self.tokenizer, literals))
 
     def replaced(self, source: str) -> "ChatTemplate":
@@ -243,3 +247,50 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if key.endswith("_token") and value:
             tokens[key] = value["content"] if isinstance(value, dict) else str(value)
     return tokens
+
+
+_NOT_ASCII = re.compile(f"[^\\x00-\\x7f{_MARKER}]")
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks the assistant's part for training; its content is rendered as is."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja reads a set here
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON in which markers are never escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)
+
+
+def _literals_of(tree: nodes.Template) -> str:
+    """All text and string constants of a template, joined with NUL."""
+    texts: list[Any] = [node.data for node in tree.find_all(nodes.TemplateData)]
+    texts += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+    return "\0".join(texts)
+
+
+_ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+)
+_ENVIRONMENT.filters["tojson"] = _tojson
+_ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}

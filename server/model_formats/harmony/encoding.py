@@ -82,7 +82,7 @@ class HarmonyEncoding:
     def tools_section(self, namespaces: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         """The `# Tools` section of the developer message: each namespace's tools as TypeScript.
 
-        A tool has `name`, `description` and `parameters`, a schema from `typescript_schema.inlined_schema`.
+        A tool has `name`, `description` and `parameters`, a schema from `tools.inlined_schema`.
         Raises PromptError.
         """
 

@@ -1,27 +1,28 @@
-"""gpt-oss's model format, OpenAI's harmony: prompt encoding, output parser and output grammar.
+"""gpt-oss's model format, OpenAI's harmony: writes the prompt's system, developer and conversation messages.
 
-Items are encoded with the format's control tokens; the parser accepts any output; a grammar enforces the
-request's tools and output format.
+Follows docs/format.md of openai/harmony: a system message of settings, a developer message of instructions
+and tools, then the conversation. Reasoning is included only after the last final answer.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+from server.model_formats.harmony.decoded_messages import read_messages
 from server.model_formats.harmony.encoding import HarmonyEncoding, clean
-from server.model_formats.harmony.message_dump import read_messages
-from server.model_formats.harmony.output_grammar import make_grammar
+from server.model_formats.harmony.harmony_grammar import make_grammar
 from server.model_formats.harmony.output_parser import HarmonyParser
-from server.model_formats.harmony.prompt_messages import (
-    PromptMessage,
-    developer_text,
-    format_section,
-    prompt_messages,
-    split_instructions,
-    system_text,
+from server.model_formats.harmony.tools import (
+    BUILTIN,
+    FUNCTIONS,
+    PYTHON,
+    is_builtin,
+    read_builtin,
+    recipient,
+    tools_by_namespace,
 )
-from server.model_formats.harmony.tools import BUILTIN, read_builtin, tools_by_namespace
 from server.model_formats.harmony.vocabulary import (
     CALL,
     CHANNEL,
@@ -36,11 +37,47 @@ from server.model_formats.harmony.vocabulary import (
 from server.model_formats.interface import (
     Conversation,
     Messages,
+    OutputFormat,
     Prompt,
     PromptError,
     PromptTooLong,
     ReasoningMarks,
 )
+from server.protocol.decode import check_size
+from server.protocol.error_object import DecodeFailure
+from server.protocol.responses.items import (
+    ContentPart,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+    plain_text,
+)
+
+IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
+KNOWLEDGE_CUTOFF = "2024-06"
+CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+FUNCTIONS_NOTE = "Calls to these tools must go to the commentary channel: 'functions'."
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+"""The nearest supported effort of those that the model was not trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptMessage:
+    """One message of the prompt."""
+
+    author: str
+    """A role, or for a tool's output the recipient of its call."""
+    text: str
+    channel: str | None = None
+    recipient: str | None = None
+    content_type: str | None = None
+    """The content type in the header: `json` (with <|constrain|>), `code` or None."""
+    unfinished: bool = False
+    """The message has no end token, because the model continues it."""
 
 
 def _today() -> date:
@@ -146,3 +183,141 @@ class HarmonyFormat:
             calls = message.author == "assistant" and message.recipient
             tokens.append(CALL if calls else END)
         return tokens
+
+
+def system_text(conversation: Conversation, today: date, builtin_section: str) -> str:
+    """The system message: identity, dates, reasoning effort, builtin tools, channels."""
+    identity = conversation.chat_template_kwargs.get("model_identity", IDENTITY)
+    if not isinstance(identity, str):
+        raise PromptError("model_identity must be a string.", "chat_template_kwargs")
+    effort = conversation.reasoning_effort or "medium"
+    facts = f"{identity}\nKnowledge cutoff: {KNOWLEDGE_CUTOFF}\nCurrent date: {today.isoformat()}"
+    channels = CHANNELS
+    if any((tool.namespace or FUNCTIONS) == FUNCTIONS for tool in conversation.tools):
+        channels += "\n" + FUNCTIONS_NOTE
+    return "\n\n".join(
+        part
+        for part in (facts, f"Reasoning: {_EFFORTS.get(effort, effort)}", builtin_section, channels)
+        if part
+    )
+
+
+def developer_text(instructions: str | None, tools_section: str, format_section: str) -> str:
+    """The first developer message; empty without content."""
+    section = f"# Instructions\n\n{instructions}" if instructions else ""
+    return "\n\n".join(part for part in (section, tools_section, format_section) if part)
+
+
+def format_section(wanted: OutputFormat) -> str:
+    """The `# Response Formats` section; empty for text."""
+    match wanted.kind:
+        case "json_schema":
+            schema = json.dumps(wanted.schema if wanted.schema is not None else {}, ensure_ascii=False)
+        case "json_object":
+            schema = '{"type": "object"}'
+        case _:
+            return ""
+    about = [f"// {line}" for line in (wanted.description or "").splitlines()]
+    return "\n".join(["# Response Formats", "", f"## {wanted.name or wanted.kind}", "", *about, schema])
+
+
+def split_instructions(conversation: Conversation) -> tuple[str | None, Sequence[Item]]:
+    """Instructions and remaining items; without instructions, a first developer message supplies them."""
+    items = conversation.items
+    first = items[0] if items else None
+    if conversation.instructions is None and isinstance(first, Message) and _is_instructions(first):
+        return plain_text(first.content), items[1:]
+    return conversation.instructions, items
+
+
+def prompt_messages(items: Sequence[Item], *, continues: bool) -> Iterator[PromptMessage]:
+    """The messages. Raises PromptError for an output without its call, or if no message can be continued."""
+    answered = _last_answer(items[:-1] if continues else items)
+    callees: dict[str, str] = {}
+    for index, item in enumerate(items):
+        match item:
+            case Message():
+                yield _message(item, items, index, open=continues and index == len(items) - 1)
+            case Reasoning(content=list() as content) if index > answered and content:
+                yield PromptMessage(
+                    author="assistant", channel="analysis", text="\n".join(part.text for part in content)
+                )
+            case FunctionCall() | CustomToolCall():
+                callees[item.call_id] = recipient(item.name, item.namespace or None)
+                yield _call(item, callees[item.call_id])
+            case FunctionCallOutput() | CustomToolCallOutput():
+                yield _output(item.output, item.call_id, callees)
+    if continues and not (items and isinstance(items[-1], Message) and items[-1].role == "assistant"):
+        raise PromptError("Only a last message of the assistant's can be continued.")
+
+
+def _message(item: Message, items: Sequence[Item], index: int, *, open: bool) -> PromptMessage:  # noqa: A002
+    text = plain_text(item.content)
+    if _is_instructions(item):
+        return PromptMessage(author="developer", text=f"# Instructions\n\n{text}")
+    if item.role == "user":
+        return PromptMessage(author="user", text=text)
+    channel = "commentary" if not open and _is_preamble(item, items, index) else "final"
+    return PromptMessage(author="assistant", channel=channel, text=text, unfinished=open)
+
+
+def _is_instructions(item: Message) -> bool:
+    """Whether the message has instructions: the API's `system` is harmony's developer role, too."""
+    return item.role in ("system", "developer")
+
+
+def _is_preamble(item: Message, items: Sequence[Item], index: int) -> bool:
+    """Whether the message is commentary: by its `phase`, or, if clients drop that, by a call after it."""
+    if item.phase in ("commentary", "final_answer"):
+        return item.phase == "commentary"
+    after = index + 1
+    while after < len(items) and isinstance(items[after], Reasoning):
+        after += 1
+    return after < len(items) and isinstance(items[after], FunctionCall | CustomToolCall)
+
+
+def _last_answer(items: Sequence[Item]) -> int:
+    """The index of the last final answer, or -1."""
+    for index in range(len(items) - 1, -1, -1):
+        item = items[index]
+        if isinstance(item, Message) and item.role == "assistant" and not _is_preamble(item, items, index):
+            return index
+    return -1
+
+
+def _call(item: FunctionCall | CustomToolCall, callee: str) -> PromptMessage:
+    text = item.arguments if isinstance(item, FunctionCall) else item.input
+    if callee == PYTHON and isinstance(item, FunctionCall):
+        text = _code(text)
+    builtin = is_builtin(callee)
+    data = "code" if builtin else "json" if isinstance(item, FunctionCall) else None
+    return PromptMessage(
+        author="assistant",
+        recipient=callee,
+        channel="analysis" if builtin else "commentary",
+        content_type=data,
+        text=text,
+    )
+
+
+def _code(arguments: str) -> str:
+    """The code in the JSON arguments of a `python` call."""
+    try:
+        check_size(arguments.encode(errors="replace"))
+        value = json.loads(arguments)
+    except (DecodeFailure, ValueError, RecursionError):
+        return arguments
+    code = value.get("code") if isinstance(value, dict) else None
+    return code if isinstance(code, str) else arguments
+
+
+def _output(output: str | list[ContentPart], call_id: str, callees: dict[str, str]) -> PromptMessage:
+    if call_id not in callees:
+        raise PromptError(f"There is no call {call_id[:100]!r} before its output.")
+    callee = callees[call_id]
+    return PromptMessage(
+        author=callee,
+        recipient="assistant",
+        channel="analysis" if is_builtin(callee) else "commentary",
+        text=output if isinstance(output, str) else plain_text(output),
+    )

@@ -8,7 +8,7 @@ markup is control tokens, only headers and incomplete UTF-8 characters are buffe
 import codecs
 from collections.abc import Sequence
 
-from server.model_formats.harmony.message_header import Header, last_tokens, read_header, read_headerless
+from server.model_formats.harmony.decoded_messages import Header, last_tokens, read_header, read_headerless
 from server.model_formats.harmony.tools import tool_of, tools_by_recipient
 from server.model_formats.harmony.vocabulary import (
     CALL,
@@ -30,8 +30,8 @@ from server.model_formats.interface import (
     Prompt,
     ReasoningDelta,
     TextDelta,
+    merge_deltas,
 )
-from server.model_formats.text_stream.merge_deltas import merge_deltas
 
 MAX_HEADER = 160
 """Maximum tokens of a header; a namespace and a name of 64 characters each have fewer."""

@@ -1,4 +1,4 @@
-"""Streaming readers of JSON values, for `text_stream.scanner`, in linear time.
+"""Streaming readers of JSON values, strings and custom tools' inputs from a `Scanner`, in linear time.
 
 They copy the model's text unchanged and buffer only incomplete escapes. A sign of a special token (a lone
 surrogate) ends every value.
@@ -6,17 +6,24 @@ surrogate) ends every value.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from server.model_formats.text_stream.scanner import Reader, Scanner, TextSink
+from server.model_formats.text_scanner import Reader, Scanner, TextSink
 
 _OUTSIDE = re.compile(r"[\s\w:,.+\-]+")
 """JSON text between strings and brackets."""
-_IN_STRING = re.compile(r'[^"\\\ud800-\udfff]+')
+_IN_STRING = {quote: re.compile(rf"[^{quote}\\\ud800-\udfff]+") for quote in "'\""}
 _SCALAR = re.compile(r"[\w.+\-]+")
 _ONE = re.compile(r"[^\ud800-\udfff]")
-_UNIT = re.compile(r"[^\\]+|\\u([0-9a-fA-F]{4})|\\(?!u)(.)|\\u(?![0-9a-fA-F]{0,3}\Z)", re.DOTALL)
+_HEX = "[0-9a-fA-F]"
+_UNIT = re.compile(rf"[^\\]+|\\u({_HEX}{{4}})|\\(?!u)(.)|\\u(?!{_HEX}{{0,3}}\Z)", re.DOTALL)
+_PYTHON_UNIT = re.compile(
+    rf"[^\\]+|\\[xuU]((?<=x){_HEX}{{2}}|(?<=u){_HEX}{{4}}|(?<=U){_HEX}{{8}})|\\(?![xuU])(.)"
+    rf"|\\[xuU](?!(?:(?<=x){_HEX}?|(?<=u){_HEX}{{0,3}}|(?<=U){_HEX}{{0,7}})\Z)",
+    re.DOTALL,
+)
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+_PYTHON_SHORT = {**_SHORT, "a": "\a", "v": "\v", "0": "\0", "\n": "", **{mark: mark for mark in "'\"\\/"}}
 _CUSTOM_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _MAX_HEAD = 64
 _INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
@@ -42,29 +49,33 @@ def copy_json(scanner: Scanner, sink: TextSink) -> Reader[bool]:
     return more and bool(copied)
 
 
-def copy_string(scanner: Scanner, sink: TextSink) -> Reader[bool]:
-    """Decodes a JSON string after its first quote to `sink`; False if it is truncated."""
-    decoder = StringDecoder(sink)
+def copy_string(scanner: Scanner, sink: TextSink, python_quote: str = "") -> Reader[bool]:
+    """Decodes a string after its first quote to `sink`; False if it is truncated.
+
+    `python_quote` is the quote of a string in Python's syntax; without it the syntax is JSON's.
+    """
+    decoder = StringDecoder(sink, python=bool(python_quote))
+    quote = python_quote or '"'
 
     def add(piece: str) -> None:
-        if piece != '"':
+        if piece != quote:
             decoder.feed(piece)
 
-    whole = yield from _copy_string(scanner, add)
+    whole = yield from _copy_string(scanner, add, quote)
     decoder.close()
     return whole
 
 
-def _copy_string(scanner: Scanner, sink: TextSink) -> Reader[bool]:
+def _copy_string(scanner: Scanner, sink: TextSink, quote: str = '"') -> Reader[bool]:
     """Copies the rest of a string including its last quote."""
     while True:
-        if not (yield from scanner.copy_run(_IN_STRING, sink)):
+        if not (yield from scanner.copy_run(_IN_STRING[quote], sink)):
             return False
         character = yield from scanner.peek()
-        if character not in '"\\':
+        if character not in (quote, "\\"):
             return False
         scanner.skip()
-        if character == '"':
+        if character == quote:
             sink(character)
             return True
         following = yield from scanner.peek()
@@ -93,11 +104,45 @@ def _copy_nested(scanner: Scanner, sink: TextSink) -> Reader[bool]:
                 return True
 
 
-class StringDecoder:
-    """Decodes the content of a JSON string; an incomplete escape is buffered."""
+def read_members(
+    scanner: Scanner,
+    sink: TextSink,
+    brackets: str,
+    member: Callable[[str], Reader[bool]],
+    *,
+    needs_comma: bool = True,
+) -> Reader[bool]:
+    """Reads members to the second of the `brackets`; writes a JSON object if the first is `{`, else a list.
 
-    def __init__(self, sink: TextSink) -> None:
+    `member` writes the comma that it is passed, then the member. False if truncated or malformed.
+    """
+    begin, end = "{}" if brackets[0] == "{" else "[]"
+    closing = brackets[1]
+    sink(begin)
+    comma = ""
+    while True:
+        yield from scanner.skip_space()
+        if (yield from scanner.accept(closing)):
+            sink(end)
+            return True
+        if not (yield from member(comma)):
+            return False
+        comma = ", "
+        yield from scanner.skip_space()
+        separated = yield from scanner.accept(",")
+        if needs_comma and not separated and (yield from scanner.peek()) != closing:
+            return False
+
+
+class StringDecoder:
+    """Decodes the content of a JSON string, or a Python one; an incomplete escape is buffered."""
+
+    def __init__(self, sink: TextSink, *, python: bool = False) -> None:
         self._sink = sink
+        self._unit = _PYTHON_UNIT if python else _UNIT
+        self._short = _PYTHON_SHORT if python else _SHORT
+        self._unknown = "\\" if python else ""
+        """What is left of the backslash of an unknown escape."""
         self._pending = ""
 
     def feed(self, piece: str) -> None:
@@ -112,25 +157,25 @@ class StringDecoder:
             self._sink(decoded)
 
     def close(self) -> None:
-        """Passes on a truncated escape unchanged."""
+        """Passes on a truncated escape unchanged, and half a surrogate pair as U+FFFD."""
         if self._pending:
             text, self._pending = self._pending, ""
-            self._sink("\ufffd" if len(text) >= 6 else text)
+            self._sink("\ufffd" if self._unit.match(text) else text)
 
     def _units(self, text: str) -> Iterator[str]:
         at = 0
         while at < len(text):
-            unit = _UNIT.match(text, at)
+            unit = self._unit.match(text, at)
             if unit is None:
                 self._pending = text[at:]
                 return
             if unit[1] is None:
-                yield _SHORT.get(unit[2], unit[2]) if unit[2] else unit[0]
+                yield self._short.get(unit[2], self._unknown + unit[2]) if unit[2] else unit[0]
                 at = unit.end()
                 continue
             code = int(unit[1], 16)
             if 0xD800 <= code < 0xDC00:
-                low = _UNIT.match(text, unit.end())
+                low = self._unit.match(text, unit.end())
                 if low is None and "\\u".startswith(text[unit.end() :][:2]):
                     self._pending = text[at:]
                     return
@@ -138,7 +183,7 @@ class StringDecoder:
                     yield chr(0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00)
                     at = low.end()
                     continue
-            yield "\ufffd" if 0xD800 <= code < 0xE000 else chr(code)
+            yield "\ufffd" if 0xD800 <= code < 0xE000 or code > 0x10FFFF else chr(code)
             at = unit.end()
 
 

@@ -7,27 +7,31 @@ emitted when complete, as JSON if they match the schema's types.
 import json
 import re
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
-from server.model_formats.grammar.forced_calls import arguments_of
-from server.model_formats.grammar.lark_rules import GrammarBuilder
-from server.model_formats.grammar.unquoted_strings import allows_anything, distinguish_strings, strings_of
 from server.model_formats.interface import Tool
-from server.model_formats.text_stream.scanner import MAX_BUFFERED, SPACE, Reader, Scanner, StopTexts
-from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import MAX_NAME, ToolCallEmitter, ToolCallFormat
-from server.model_formats.tool_calls.streamed_json import copy_json, escaped
-from server.model_formats.tool_names import (
+from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     additional_of,
     allows_additional,
+    arguments_of,
     properties_of,
     repeated,
     required_of,
     schema_of,
+    type_name,
     types_of,
 )
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.unquoted_strings import (
+    allows_anything,
+    distinguish_strings,
+    strings_of,
+)
+from server.model_formats.special_tokens import Markup
+from server.model_formats.text_scanner import MAX_BUFFERED, SPACE, Reader, Scanner, StopTexts
+from server.model_formats.tool_calls.streamed_json import copy_json, escaped
+from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
@@ -53,13 +57,15 @@ class ElementCalls(ToolCallFormat):
     lines = False
     """Values are surrounded by line breaks, which are not part of them."""
 
-    @cached_property
-    def value_stops(self) -> StopTexts:
-        return StopTexts([self.after_value])
-
-    @cached_property
-    def inner_markup(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.key, self.after_key, self.after_string_key, self.last)
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        sign = markup.sign
+        self.before_name, self.after_name = sign(self.before_name), sign(self.after_name)
+        self.key, self.after_key = sign(self.key), sign(self.after_key)
+        self.after_string_key, self.after_value = sign(self.after_string_key), sign(self.after_value)
+        self.last = sign(self.last)
+        self.inner_markup = (self.key, self.after_key, self.after_string_key, self.last)
+        self._value_stops = StopTexts([self.after_value])
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
@@ -89,7 +95,7 @@ class ElementCalls(ToolCallFormat):
             if types and "string" not in types:
                 yield from scanner.copy_run(SPACE, value.add)
                 yield from copy_json(scanner, value.add)  # nested JSON may contain `after_value`
-            end = yield from scanner.copy_until(self.value_stops, value.add, drops_half=True)
+            end = yield from scanner.copy_until(self._value_stops, value.add, drops_half=True)
             value.close(whole=bool(end))
             if not end:
                 return
@@ -219,23 +225,16 @@ class _Value:
 def as_json(text: str, types: frozenset[str]) -> str:
     """The text as JSON of one of these types, else as a JSON string."""
     word = _WORDS.get(text.strip().lower())
-    if word and ({"true": "boolean", "false": "boolean", "null": "null"}[word] in types or not types):
+    if word and (("null" if word == "null" else "boolean") in types or not types):
         return word
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return f'"{escaped(text)}"'
-    if isinstance(value, str):
-        return text.strip() if "string" not in types else f'"{escaped(text)}"'
-    fits = {
-        bool: {"boolean"},
-        int: {"integer", "number"},
-        float: {"number"},
-        list: {"array"},
-        dict: {"object"},
-        type(None): {"null"},
-    }[type(value)]
-    return text.strip() if not types or fits & types or "string" not in types else f'"{escaped(text)}"'
+    own = type_name(value)
+    fits = own in types or (own == "integer" and "number" in types) or not types
+    is_value = "string" not in types or (fits and own != "string")
+    return text.strip() if is_value else f'"{escaped(text)}"'
 
 
 def _refuse(name: str) -> None:
@@ -247,39 +246,24 @@ class QwenCoder(ElementCalls):
 
     name = "qwen3_coder"
     lines = True
-
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        self.openers = self.sign("<tool_call>", "<function=")
-        self.closers = self.sign("</tool_call>")
-        self.before_name, self.after_name = "<function=", ">"
-        self.key, self.after_key, self.after_value, self.last = (
-            "<parameter=",
-            ">",
-            "</parameter>",
-            "</function>",
-        )
-        self.prefix = markup.sign("<tool_call>\n<function=")
-        self.separator = markup.sign("\n</tool_call>\n<tool_call>\n<function=")
-        self.suffix = markup.sign("\n</tool_call>")
+    openers, closers = ("<tool_call>", "<function="), ("</tool_call>",)
+    before_name, after_name = "<function=", ">"
+    key, after_key = "<parameter=", ">"
+    after_value, last = "</parameter>", "</function>"
+    prefix = "<tool_call>\n<function="
+    separator = "\n</tool_call>\n<tool_call>\n<function="
+    suffix = "\n</tool_call>"
 
 
 class Glm(ElementCalls):
     """`<arg_key>NAME</arg_key>` and `<arg_value>` behind the function's name: GLM 4.5 to 4.7."""
 
     name = "glm45"
-
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        self.openers, self.closers = self.sign("<tool_call>"), ()
-        self.before_name = self.after_name = ""
-        (self.key, self._key_end, self._value_begin, self.after_value, self.last) = self.sign(
-            "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"
-        )
-        self.after_key = f"{self._key_end}\n{self._value_begin}"
-        self.prefix = markup.sign("<tool_call>")
-        self.separator = markup.sign("\n<tool_call>")
-        self.suffix = ""
+    openers = ("<tool_call>",)
+    before_name = after_name = ""
+    key, after_key = "<arg_key>", "</arg_key>\n<arg_value>"
+    after_value, last = "</arg_value>", "</tool_call>"
+    prefix, separator = "<tool_call>", "\n<tool_call>"
 
     def _end_name(self, scanner: Scanner) -> Reader[bool]:
         """The name ends with its line or before the first argument."""
@@ -289,10 +273,11 @@ class Glm(ElementCalls):
         return bool(following)
 
     def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
-        if not (yield from scanner.accept(self._key_end)):
+        key_end, value_begin = self.after_key.split("\n")
+        if not (yield from scanner.accept(key_end)):
             return None
         yield from scanner.skip_space()
-        return types if (yield from scanner.accept(self._value_begin)) else None
+        return types if (yield from scanner.accept(value_begin)) else None
 
 
 class MiniMax(ElementCalls):
@@ -300,38 +285,27 @@ class MiniMax(ElementCalls):
 
     name = "minimax_m2"
     in_name = _IN_QUOTES
-
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        self.openers = self.sign("<minimax:tool_call>", '<invoke name="')
-        self.closers = self.sign("</minimax:tool_call>")
-        self.before_name, self.after_name = '<invoke name="', '">'
-        self.key, self.after_key = '<parameter name="', '">'
-        self.after_value, self.last = "</parameter>", "</invoke>"
-        self.prefix = markup.sign('<minimax:tool_call>\n<invoke name="')
-        self.separator = '\n<invoke name="'
-        self.suffix = markup.sign("\n</minimax:tool_call>")
+    openers, closers = ("<minimax:tool_call>", '<invoke name="'), ("</minimax:tool_call>",)
+    before_name, after_name = '<invoke name="', '">'
+    key, after_key = '<parameter name="', '">'
+    after_value, last = "</parameter>", "</invoke>"
+    prefix = '<minimax:tool_call>\n<invoke name="'
+    separator = '\n<invoke name="'
+    suffix = "\n</minimax:tool_call>"
 
 
 class DeepSeekV32(ElementCalls):
     """`<｜DSML｜invoke name="NAME">`, whose parameters say whether they are strings: DeepSeek V3.2."""
 
     name = "deepseek_v32"
-    around = "function_calls"
     in_name = _IN_QUOTES
-
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        self.openers = self.sign(f"<｜DSML｜{self.around}>", '<｜DSML｜invoke name="')
-        self.closers = self.sign(f"</｜DSML｜{self.around}>")
-        self.before_name, self.after_name = self.openers[1], '">'
-        self.key, self.after_value, self.last = self.sign(
-            '<｜DSML｜parameter name="', "</｜DSML｜parameter>", "</｜DSML｜invoke>"
-        )
-        self.after_key, self.after_string_key = '" string="false">', '" string="true">'
-        self.prefix = markup.sign(f'<｜DSML｜{self.around}>\n<｜DSML｜invoke name="')
-        self.separator = markup.sign('\n<｜DSML｜invoke name="')
-        self.suffix = markup.sign(f"\n</｜DSML｜{self.around}>")
+    openers, closers = ("<｜DSML｜function_calls>", '<｜DSML｜invoke name="'), ("</｜DSML｜function_calls>",)
+    before_name, after_name = '<｜DSML｜invoke name="', '">'
+    key, after_value, last = '<｜DSML｜parameter name="', "</｜DSML｜parameter>", "</｜DSML｜invoke>"
+    after_key, after_string_key = '" string="false">', '" string="true">'
+    prefix = '<｜DSML｜function_calls>\n<｜DSML｜invoke name="'
+    separator = '\n<｜DSML｜invoke name="'
+    suffix = "\n</｜DSML｜function_calls>"
 
     def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
         if (yield from scanner.accept(self.after_string_key)):
@@ -345,4 +319,6 @@ class DeepSeekV4(DeepSeekV32):
     """As V3.2 within `<｜DSML｜tool_calls>`: DeepSeek V4."""
 
     name = "deepseek_v4"
-    around = "tool_calls"
+    openers, closers = ("<｜DSML｜tool_calls>", '<｜DSML｜invoke name="'), ("</｜DSML｜tool_calls>",)
+    prefix = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="'
+    suffix = "\n</｜DSML｜tool_calls>"

@@ -1,1 +1,1 @@
-"""Chat Completions, legacy completions and /tokenize: requests, answers, chunks."""
+"""Chat Completions, legacy completions and /tokenize: types, and messages as items."""

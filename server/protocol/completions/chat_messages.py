@@ -5,8 +5,13 @@ from typing import Any
 
 from msgspec import UNSET
 
-from server.protocol.completions.chat import CalledFunction, CalledTool, StoredMessage, ToolCall
-from server.protocol.errors import DecodeFailure
+from server.protocol.completions.objects import (
+    CalledFunction,
+    CalledTool,
+    StoredMessage,
+    ToolCall,
+)
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.input import InputItem, read_input
 from server.protocol.responses.items import (
     ContentPart,
@@ -93,18 +98,12 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     kind = call.get("type", "function")
     inner = call.get(kind) if isinstance(kind, str) else None
     inner = inner if isinstance(inner, dict) else {}
-    if kind == "custom":
-        return {
-            "type": "custom_tool_call",
-            "call_id": call.get("id"),
-            "name": inner.get("name"),
-            "input": inner.get("input"),
-        }
+    name, argument = ("custom_tool_call", "input") if kind == "custom" else ("function_call", "arguments")
     return {
-        "type": "function_call",
+        "type": name,
         "call_id": call.get("id"),
         "name": inner.get("name"),
-        "arguments": inner.get("arguments"),
+        argument: inner.get(argument),
     }
 
 
@@ -212,12 +211,13 @@ def _assistant_message(group: Sequence[Item], message_id: str) -> StoredMessage:
         content_parts=_content_parts(content),
         refusal="".join(refusals) or None,
         reasoning_content="".join(reasoning) or UNSET,
-        tool_calls=[_tool_call(item) for item in group if isinstance(item, FunctionCall | CustomToolCall)]
+        tool_calls=[tool_call(item) for item in group if isinstance(item, FunctionCall | CustomToolCall)]
         or UNSET,
     )
 
 
-def _tool_call(item: FunctionCall | CustomToolCall) -> ToolCall:
+def tool_call(item: FunctionCall | CustomToolCall) -> ToolCall:
+    """The call of a message for a call item."""
     if isinstance(item, FunctionCall):
         function = CalledFunction(item.name, item.arguments)
         return ToolCall(id=item.call_id, type="function", function=function)

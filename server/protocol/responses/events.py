@@ -6,7 +6,9 @@ that clients receive; it is deterministic, so a replay equals the first stream.
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from functools import reduce
+from operator import or_
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -55,294 +57,213 @@ class _Event(msgspec.Struct, frozen=True, tag_field="type"):
     sequence_number: int
 
 
-class ResponseCreated(_Event, frozen=True, tag="response.created"):
+class WholeEvent(_Event, frozen=True):
+    """An event that is stored as its JSON."""
+
+
+class _ResponseEvent(WholeEvent, frozen=True):
     response: Response
 
 
-class ResponseQueued(_Event, frozen=True, tag="response.queued"):
-    response: Response
+class ResponseCreated(_ResponseEvent, frozen=True, tag="response.created"): ...
 
 
-class ResponseInProgress(_Event, frozen=True, tag="response.in_progress"):
-    response: Response
+class ResponseQueued(_ResponseEvent, frozen=True, tag="response.queued"): ...
 
 
-class ResponseCompleted(_Event, frozen=True, tag="response.completed"):
-    response: Response
+class ResponseInProgress(_ResponseEvent, frozen=True, tag="response.in_progress"): ...
 
 
-class ResponseFailed(_Event, frozen=True, tag="response.failed"):
-    response: Response
+class ResponseCompleted(_ResponseEvent, frozen=True, tag="response.completed"): ...
 
 
-class ResponseIncomplete(_Event, frozen=True, tag="response.incomplete"):
-    response: Response
+class ResponseFailed(_ResponseEvent, frozen=True, tag="response.failed"): ...
 
 
-class OutputItemAdded(_Event, frozen=True, tag="response.output_item.added"):
-    output_index: int
-    item: Item
+class ResponseIncomplete(_ResponseEvent, frozen=True, tag="response.incomplete"): ...
 
 
-class OutputItemDone(_Event, frozen=True, tag="response.output_item.done"):
-    output_index: int
-    item: Item
-
-
-class ContentPartAdded(_Event, frozen=True, tag="response.content_part.added"):
-    item_id: str
-    output_index: int
-    content_index: int
-    part: OutputText | ReasoningText
-
-
-class ContentPartDone(_Event, frozen=True, tag="response.content_part.done"):
-    item_id: str
-    output_index: int
-    content_index: int
-    part: OutputText | ReasoningText
-
-
-class TokenIdsEvent(_Event, frozen=True, tag="holdfast:tokens"):
+class TokenIdsEvent(WholeEvent, frozen=True, tag="holdfast:tokens"):
     """Token ids of the prompt or of the output, sent before the text on request; an extension."""
 
     side: Literal["prompt", "output"]
     token_ids: list[int]
 
 
-class OutputTextDelta(_Event, frozen=True, tag="response.output_text.delta"):
-    item_id: str
+class _OutputItemEvent(WholeEvent, frozen=True):
     output_index: int
-    content_index: int
-    delta: str
-    logprobs: Sequence[Logprob] = ()
+    item: Item
 
 
-class OutputTextDone(_Event, frozen=True, tag="response.output_text.done"):
+class OutputItemAdded(_OutputItemEvent, frozen=True, tag="response.output_item.added"): ...
+
+
+class OutputItemDone(_OutputItemEvent, frozen=True, tag="response.output_item.done"): ...
+
+
+class _ItemEvent(WholeEvent, frozen=True):
     item_id: str
     output_index: int
+
+
+class _ContentEvent(_ItemEvent, frozen=True):
     content_index: int
+
+
+class ContentPartAdded(_ContentEvent, frozen=True, tag="response.content_part.added"):
+    part: OutputText | ReasoningText
+
+
+class ContentPartDone(_ContentEvent, frozen=True, tag="response.content_part.done"):
+    part: OutputText | ReasoningText
+
+
+class OutputTextDone(_ContentEvent, frozen=True, tag="response.output_text.done"):
     text: str
     logprobs: Sequence[Logprob] = ()
 
 
-class ReasoningTextDelta(_Event, frozen=True, tag="response.reasoning_text.delta"):
-    item_id: str
-    output_index: int
-    content_index: int
-    delta: str
-
-
-class ReasoningTextDone(_Event, frozen=True, tag="response.reasoning_text.done"):
-    item_id: str
-    output_index: int
-    content_index: int
+class ReasoningTextDone(_ContentEvent, frozen=True, tag="response.reasoning_text.done"):
     text: str
 
 
-class ReasoningSummaryPartAdded(_Event, frozen=True, tag="response.reasoning_summary_part.added"):
-    item_id: str
-    output_index: int
+class _SummaryEvent(_ItemEvent, frozen=True):
     summary_index: int
+
+
+class ReasoningSummaryPartAdded(_SummaryEvent, frozen=True, tag="response.reasoning_summary_part.added"):
     part: SummaryText
 
 
-class ReasoningSummaryTextDelta(_Event, frozen=True, tag="response.reasoning_summary_text.delta"):
+class ReasoningSummaryTextDelta(_SummaryEvent, frozen=True, tag="response.reasoning_summary_text.delta"):
     """Stored as a whole event, as only requests for a summary have any."""
 
-    item_id: str
-    output_index: int
-    summary_index: int
     delta: str
 
 
-class ReasoningSummaryTextDone(_Event, frozen=True, tag="response.reasoning_summary_text.done"):
-    item_id: str
-    output_index: int
-    summary_index: int
+class ReasoningSummaryTextDone(_SummaryEvent, frozen=True, tag="response.reasoning_summary_text.done"):
     text: str
 
 
-class ReasoningSummaryPartDone(_Event, frozen=True, tag="response.reasoning_summary_part.done"):
-    item_id: str
-    output_index: int
-    summary_index: int
+class ReasoningSummaryPartDone(_SummaryEvent, frozen=True, tag="response.reasoning_summary_part.done"):
     part: SummaryText
 
 
-class FunctionCallArgumentsDelta(_Event, frozen=True, tag="response.function_call_arguments.delta"):
-    item_id: str
-    output_index: int
-    delta: str
-
-
-class FunctionCallArgumentsDone(_Event, frozen=True, tag="response.function_call_arguments.done"):
+class FunctionCallArgumentsDone(WholeEvent, frozen=True, tag="response.function_call_arguments.done"):
     item_id: str
     name: str
     output_index: int
     arguments: str
 
 
-class CustomToolCallInputDelta(_Event, frozen=True, tag="response.custom_tool_call_input.delta"):
-    item_id: str
-    output_index: int
-    delta: str
-
-
-class CustomToolCallInputDone(_Event, frozen=True, tag="response.custom_tool_call_input.done"):
-    item_id: str
-    output_index: int
+class CustomToolCallInputDone(_ItemEvent, frozen=True, tag="response.custom_tool_call_input.done"):
     input: str
 
 
-class McpListToolsInProgress(_Event, frozen=True, tag="response.mcp_list_tools.in_progress"):
-    item_id: str
-    output_index: int
+class CompactionCompacting(_ItemEvent, frozen=True, tag="response.compaction.compacting"): ...
 
 
-class McpListToolsCompleted(_Event, frozen=True, tag="response.mcp_list_tools.completed"):
-    item_id: str
-    output_index: int
+class McpListToolsInProgress(_ItemEvent, frozen=True, tag="response.mcp_list_tools.in_progress"): ...
 
 
-class McpListToolsFailed(_Event, frozen=True, tag="response.mcp_list_tools.failed"):
-    item_id: str
-    output_index: int
+class McpListToolsCompleted(_ItemEvent, frozen=True, tag="response.mcp_list_tools.completed"): ...
 
 
-class McpCallInProgress(_Event, frozen=True, tag="response.mcp_call.in_progress"):
-    item_id: str
-    output_index: int
+class McpListToolsFailed(_ItemEvent, frozen=True, tag="response.mcp_list_tools.failed"): ...
 
 
-class McpCallArgumentsDelta(_Event, frozen=True, tag="response.mcp_call_arguments.delta"):
+class McpCallInProgress(_ItemEvent, frozen=True, tag="response.mcp_call.in_progress"): ...
+
+
+class McpCallArgumentsDelta(_ItemEvent, frozen=True, tag="response.mcp_call_arguments.delta"):
     """All arguments in one delta, as OpenAI sends them; stored as a whole event."""
 
-    item_id: str
-    output_index: int
     delta: str
 
 
-class McpCallArgumentsDone(_Event, frozen=True, tag="response.mcp_call_arguments.done"):
-    item_id: str
-    output_index: int
+class McpCallArgumentsDone(_ItemEvent, frozen=True, tag="response.mcp_call_arguments.done"):
     arguments: str
 
 
-class McpCallCompleted(_Event, frozen=True, tag="response.mcp_call.completed"):
+class McpCallCompleted(_ItemEvent, frozen=True, tag="response.mcp_call.completed"): ...
+
+
+class McpCallFailed(_ItemEvent, frozen=True, tag="response.mcp_call.failed"): ...
+
+
+class CodeInProgress(_ItemEvent, frozen=True, tag="response.code_interpreter_call.in_progress"): ...
+
+
+class CodeDelta(_ItemEvent, frozen=True, tag="response.code_interpreter_call_code.delta"):
+    delta: str
+
+
+class CodeDone(_ItemEvent, frozen=True, tag="response.code_interpreter_call_code.done"):
+    code: str
+
+
+class CodeInterpreting(_ItemEvent, frozen=True, tag="response.code_interpreter_call.interpreting"): ...
+
+
+class CodeCompleted(_ItemEvent, frozen=True, tag="response.code_interpreter_call.completed"): ...
+
+
+class SearchInProgress(_ItemEvent, frozen=True, tag="response.web_search_call.in_progress"): ...
+
+
+class SearchSearching(_ItemEvent, frozen=True, tag="response.web_search_call.searching"): ...
+
+
+class SearchCompleted(_ItemEvent, frozen=True, tag="response.web_search_call.completed"): ...
+
+
+class _TextDelta(_Event, frozen=True):
     item_id: str
     output_index: int
+    content_index: int
+    delta: str
 
 
-class McpCallFailed(_Event, frozen=True, tag="response.mcp_call.failed"):
-    item_id: str
-    output_index: int
+class OutputTextDelta(_TextDelta, frozen=True, tag="response.output_text.delta"):
+    logprobs: Sequence[Logprob] = ()
 
 
-class CodeInProgress(_Event, frozen=True, tag="response.code_interpreter_call.in_progress"):
-    item_id: str
-    output_index: int
+class ReasoningTextDelta(_TextDelta, frozen=True, tag="response.reasoning_text.delta"): ...
 
 
-class CodeDelta(_Event, frozen=True, tag="response.code_interpreter_call_code.delta"):
+class _CallDelta(_Event, frozen=True):
     item_id: str
     output_index: int
     delta: str
 
 
-class CodeDone(_Event, frozen=True, tag="response.code_interpreter_call_code.done"):
-    item_id: str
-    output_index: int
-    code: str
+class FunctionCallArgumentsDelta(_CallDelta, frozen=True, tag="response.function_call_arguments.delta"): ...
 
 
-class CodeInterpreting(_Event, frozen=True, tag="response.code_interpreter_call.interpreting"):
-    item_id: str
-    output_index: int
+class CustomToolCallInputDelta(_CallDelta, frozen=True, tag="response.custom_tool_call_input.delta"): ...
 
 
-class CodeCompleted(_Event, frozen=True, tag="response.code_interpreter_call.completed"):
-    item_id: str
-    output_index: int
-
-
-class SearchInProgress(_Event, frozen=True, tag="response.web_search_call.in_progress"):
-    item_id: str
-    output_index: int
-
-
-class SearchSearching(_Event, frozen=True, tag="response.web_search_call.searching"):
-    item_id: str
-    output_index: int
-
-
-class SearchCompleted(_Event, frozen=True, tag="response.web_search_call.completed"):
-    item_id: str
-    output_index: int
-
-
-class CompactionCompacting(_Event, frozen=True, tag="response.compaction.compacting"):
-    item_id: str
-    output_index: int
-
-
-WholeEvent = (
-    ResponseCreated
-    | ResponseQueued
-    | ResponseInProgress
-    | ResponseCompleted
-    | ResponseFailed
-    | ResponseIncomplete
-    | TokenIdsEvent
-    | OutputItemAdded
-    | OutputItemDone
-    | ContentPartAdded
-    | ContentPartDone
-    | OutputTextDone
-    | ReasoningTextDone
-    | ReasoningSummaryPartAdded
-    | ReasoningSummaryTextDelta
-    | ReasoningSummaryTextDone
-    | ReasoningSummaryPartDone
-    | FunctionCallArgumentsDone
-    | CustomToolCallInputDone
-    | CompactionCompacting
-    | McpListToolsInProgress
-    | McpListToolsCompleted
-    | McpListToolsFailed
-    | McpCallInProgress
-    | McpCallArgumentsDelta
-    | McpCallArgumentsDone
-    | McpCallCompleted
-    | McpCallFailed
-    | CodeInProgress
-    | CodeDelta
-    | CodeDone
-    | CodeInterpreting
-    | CodeCompleted
-    | SearchInProgress
-    | SearchSearching
-    | SearchCompleted
+_TYPES = tuple(
+    kind
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, _Event) and not kind.__subclasses__()
 )
-
-StreamEvent = (
-    WholeEvent | OutputTextDelta | ReasoningTextDelta | FunctionCallArgumentsDelta | CustomToolCallInputDelta
-)
-"""All events of a stream."""
-
+WHOLE_EVENTS = tuple(kind for kind in _TYPES if issubclass(kind, WholeEvent))
+StreamEvent: Any = reduce(or_, _TYPES)
+"""The union of all events of a stream."""
 TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete"})
 
-_TEXT_DELTAS = {
-    Kind.OUTPUT_TEXT_DELTA: OutputTextDelta,
-    Kind.REASONING_TEXT_DELTA: ReasoningTextDelta,
-}
 _CALL_DELTAS = {
     Kind.FUNCTION_CALL_ARGUMENTS_DELTA: FunctionCallArgumentsDelta,
     Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: CustomToolCallInputDelta,
 }
 _DELTA_TYPES = {
-    kind: str(struct.__struct_config__.tag) for kind, struct in (_TEXT_DELTAS | _CALL_DELTAS).items()
-} | {Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS: str(OutputTextDelta.__struct_config__.tag)}
+    Kind.OUTPUT_TEXT_DELTA: "response.output_text.delta",
+    Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS: "response.output_text.delta",
+    Kind.REASONING_TEXT_DELTA: "response.reasoning_text.delta",
+    Kind.FUNCTION_CALL_ARGUMENTS_DELTA: "response.function_call_arguments.delta",
+    Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: "response.custom_tool_call_input.delta",
+}
 _decode_with_logprobs = msgspec.json.Decoder(tuple[str, list[Logprob]]).decode
 _TYPE_START = len('{"type":"')
 _encode = msgspec.json.Encoder().encode
@@ -383,16 +304,13 @@ def render(response: UUID, event: Event) -> bytes:
     """The event's JSON that clients receive."""
     if event.kind is Kind.WHOLE:
         return with_logprobs(event.body).encode()
-    item = ids.item_id(ITEM_PREFIX[event.kind], response, "o", event.output_index)
+    number, index = event.sequence_number, event.output_index
+    item = ids.item_id(ITEM_PREFIX[event.kind], response, "o", index)
+    if event.kind is Kind.OUTPUT_TEXT_DELTA:  # by far the most
+        return _encode(OutputTextDelta(number, item, index, event.content_index, event.body))
     if event.kind in _CALL_DELTAS:
-        call = _CALL_DELTAS[event.kind]
-        return _encode(call(event.sequence_number, item, event.output_index, event.body))
-    if event.kind is Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS:
-        text, logprobs = _decode_with_logprobs(event.body)
-        return _encode(
-            OutputTextDelta(
-                event.sequence_number, item, event.output_index, event.content_index, text, logprobs
-            )
-        )
-    struct = _TEXT_DELTAS[event.kind]
-    return _encode(struct(event.sequence_number, item, event.output_index, event.content_index, event.body))
+        return _encode(_CALL_DELTAS[event.kind](number, item, index, event.body))
+    if event.kind is Kind.REASONING_TEXT_DELTA:
+        return _encode(ReasoningTextDelta(number, item, index, event.content_index, event.body))
+    _, text, logprobs = delta_of(event)
+    return _encode(OutputTextDelta(number, item, index, event.content_index, text, logprobs))

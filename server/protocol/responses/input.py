@@ -9,21 +9,19 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from server.protocol.decode import convert
-from server.protocol.errors import DecodeFailure
-from server.protocol.openapi_types import InputContentParam, ToolParam
-from server.protocol.responses.hosted_items import (
-    CallStatus,
-    ListedTool,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    McpError,
-    McpListTools,
+from server.protocol.error_object import DecodeFailure
+from server.protocol.responses.content_parts import (
+    MAX_NESTING,
+    TypeReader,
+    abbreviated,
+    is_nested_deeper,
+    read_part,
 )
 from server.protocol.responses.items import (
+    CallStatus,
     Compaction,
     ContentPart,
     CustomToolCall,
@@ -33,6 +31,12 @@ from server.protocol.responses.items import (
     InputText,
     Item,
     ItemStatus,
+    ListedTool,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpError,
+    McpListTools,
     Message,
     OtherItem,
     OutputText,
@@ -44,7 +48,7 @@ from server.protocol.responses.items import (
     decode_item,
     encode_item,
 )
-from server.protocol.responses.parts import MAX_NESTING, TypeReader, abbreviated, is_nested_deeper, read_part
+from server.protocol.responses.request import InputContentParam, ToolParam
 from server.protocol.responses.tools import Tool, log_ignored_tools, read_tools
 
 T = TypeVar("T")
@@ -169,27 +173,21 @@ def _read_item(element: dict[str, Any], path: str) -> InputItem | None:
     kind = element.get("type", "message" if "role" in element or "content" in element else None)
     if kind is None and isinstance(element.get("id"), str):
         kind = "item_reference"  # earlier SDKs send references without a type
-    if not isinstance(kind, str):
-        raise DecodeFailure(
-            f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
-        )
-    reader = ITEM_READERS.get(kind)
+    reader = ITEM_READERS.get(kind) if isinstance(kind, str) else None
     if reader is not None:
         item: InputItem | None = reader.read(element, path)
         return item
-    if kind not in OPAQUE_ITEM_TYPES:
+    if not isinstance(kind, str) or kind not in OPAQUE_ITEM_TYPES:
         raise DecodeFailure(
             f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
         )
-    if is_nested_deeper(element, MAX_NESTING):
-        raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
+    _refuse_deep(element, path)
     return OtherItem("", "completed", {**element, "type": kind})
 
 
 def _read_message(element: dict[str, Any], path: str) -> Item:
     message: _Message = convert(element, _Message, path)
-    phase = message.phase if message.phase is not None else UNSET
-    return Message("", "completed", message.role, _read_content(message, path), phase)
+    return Message("", "completed", message.role, _read_content(message, path), _or_unset(message.phase))
 
 
 def _read_content(message: _Message, path: str) -> list[ContentPart]:
@@ -207,21 +205,27 @@ def _read_reasoning(element: dict[str, Any], path: str) -> Item:
         "",
         "completed",
         reasoning.summary,
-        reasoning.content if reasoning.content is not None else UNSET,
-        reasoning.encrypted_content if reasoning.encrypted_content is not None else UNSET,
+        _or_unset(reasoning.content),
+        _or_unset(reasoning.encrypted_content),
     )
 
 
 def _read_function_call(element: dict[str, Any], path: str) -> Item:
     call: _FunctionCall = convert(element, _FunctionCall, path)
-    namespace = call.namespace if call.namespace is not None else UNSET
-    return FunctionCall("", call.status or "completed", call.call_id, call.name, call.arguments, namespace)
+    return FunctionCall(*_call_fields(call), call.arguments, _or_unset(call.namespace))
 
 
 def _read_custom_tool_call(element: dict[str, Any], path: str) -> Item:
     call: _CustomToolCall = convert(element, _CustomToolCall, path)
-    namespace = call.namespace if call.namespace is not None else UNSET
-    return CustomToolCall("", call.status or "completed", call.call_id, call.name, call.input, namespace)
+    return CustomToolCall(*_call_fields(call), call.input, _or_unset(call.namespace))
+
+
+def _call_fields(call: _Call) -> tuple[str, ItemStatus, str, str]:
+    return "", call.status or "completed", call.call_id, call.name
+
+
+def _or_unset(value: T | None) -> T | UnsetType:
+    return UNSET if value is None else value
 
 
 def _read_output(
@@ -244,53 +248,33 @@ def _read_compaction(element: dict[str, Any], path: str) -> Item:
     return Compaction("", "completed", compaction.encrypted_content)
 
 
-def _read_mcp_call(element: dict[str, Any], path: str) -> Item:
-    call = _convert_bounded(element, _McpCall, path)
-    return McpCall(
-        call.id or "",
-        call.status or "completed",
-        call.server_label,
-        call.name,
-        call.arguments,
-        call.output,
-        call.error,
-        call.approval_request_id,
-    )
+def _mcp_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
+    """Items keep the client's id until they get their own, because an approval response refers to its
+    request's.
+    """
 
+    def read(element: dict[str, Any], path: str) -> Item:
+        _refuse_deep(element, path)
+        fields = msgspec.structs.asdict(convert(element, shape, path))
+        fields["id"] = fields["id"] or ""
+        if "status" in fields:
+            fields["status"] = fields["status"] or "completed"
+        return kind(**fields)
 
-def _read_mcp_list_tools(element: dict[str, Any], path: str) -> Item:
-    tools = _convert_bounded(element, _McpListTools, path)
-    return McpListTools(tools.id or "", tools.server_label, tools.tools, tools.error)
-
-
-def _read_approval_request(element: dict[str, Any], path: str) -> Item:
-    """Keeps the client's id until the item gets its own, because the approval response refers to it."""
-    approval = _convert_bounded(element, _McpApprovalRequest, path)
-    return McpApprovalRequest(approval.id, approval.server_label, approval.name, approval.arguments)
-
-
-def _read_approval_response(element: dict[str, Any], path: str) -> Item:
-    approval = _convert_bounded(element, _McpApprovalResponse, path)
-    return McpApprovalResponse(
-        approval.id or "", approval.approval_request_id, approval.approve, approval.reason
-    )
+    return TypeReader(shape, read)
 
 
 def _read_stored_call(element: dict[str, Any], path: str) -> Item:
     """A call in the server's own form; any other form becomes an `OtherItem`, stored unchanged."""
-    if is_nested_deeper(element, MAX_NESTING):
-        raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
+    _refuse_deep(element, path)
     value = element.get("status")
     status: Any = value if value in ("incomplete", "failed") else "completed"
     return decode_item(encode_item(OtherItem("", status, element)))
 
 
-def _convert_bounded(element: dict[str, Any], kind: type[T], path: str) -> T:
-    """The element as a struct; refuses values nested deeper than `MAX_NESTING`."""
+def _refuse_deep(element: dict[str, Any], path: str) -> None:
     if is_nested_deeper(element, MAX_NESTING):
         raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
-    struct: T = convert(element, kind, path)
-    return struct
 
 
 def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
@@ -305,14 +289,6 @@ def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTool
     return AdditionalTools(tools)
 
 
-def _read_trigger(_element: dict[str, Any], _path: str) -> CompactionTrigger:
-    return CompactionTrigger()
-
-
-def _ignore(_element: dict[str, Any], _path: str) -> None:
-    """An item that only OpenAI's servers use."""
-
-
 STORED_FORM_TYPES = frozenset({"code_interpreter_call", "web_search_call"})
 """Hosted calls, decoded if they have the server's own form; others of these types are stored unchanged."""
 ITEM_READERS: dict[str, TypeReader] = {
@@ -323,15 +299,15 @@ ITEM_READERS: dict[str, TypeReader] = {
     "custom_tool_call": TypeReader(_CustomToolCall, _read_custom_tool_call),
     "custom_tool_call_output": TypeReader(_Output, _read_output(CustomToolCallOutput)),
     "compaction": TypeReader(_Compaction, _read_compaction),
-    "mcp_list_tools": TypeReader(_McpListTools, _read_mcp_list_tools),
-    "mcp_call": TypeReader(_McpCall, _read_mcp_call),
-    "compaction_trigger": TypeReader(_NoFields, _read_trigger),
-    **dict.fromkeys(STORED_FORM_TYPES, TypeReader(_NoFields, _read_stored_call)),
-    "mcp_approval_request": TypeReader(_McpApprovalRequest, _read_approval_request),
-    "mcp_approval_response": TypeReader(_McpApprovalResponse, _read_approval_response),
+    "mcp_list_tools": _mcp_reader(_McpListTools, McpListTools),
+    "mcp_call": _mcp_reader(_McpCall, McpCall),
+    "compaction_trigger": TypeReader(_NoFields, lambda _element, _path: CompactionTrigger()),
+    **dict.fromkeys(sorted(STORED_FORM_TYPES), TypeReader(_NoFields, _read_stored_call)),
+    "mcp_approval_request": _mcp_reader(_McpApprovalRequest, McpApprovalRequest),
+    "mcp_approval_response": _mcp_reader(_McpApprovalResponse, McpApprovalResponse),
     "item_reference": TypeReader(_Reference, _read_reference),
     "additional_tools": TypeReader(_AdditionalTools, _read_additional_tools),
-    "configuration_update": TypeReader(_NoFields, _ignore),
+    "configuration_update": TypeReader(_NoFields, lambda _element, _path: None),  # for OpenAI's servers
 }
 """By `type`, which is optional for messages."""
 

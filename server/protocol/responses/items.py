@@ -1,4 +1,7 @@
-"""Items of conversations, their content parts and JSON; optional fields are absent rather than null."""
+"""Items of conversations: messages, reasoning, tool calls, MCP calls, code, web searches; parts; their JSON.
+
+Optional fields are absent rather than null.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -7,9 +10,8 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.protocol.files.input_files import file_text
-from server.protocol.responses.hosted_items import HOSTED_ID_PREFIXES, HostedItem
-from server.protocol.typed import decode_as
+from server.protocol.decode import decode_as
+from server.protocol.input_files import file_text
 
 Role = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -35,11 +37,14 @@ class Logprob(msgspec.Struct, frozen=True):
     top_logprobs: list[TopLogprob]
 
 
-class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
+class _Part(msgspec.Struct, frozen=True, tag_field="type"): ...
+
+
+class InputText(_Part, frozen=True, tag="input_text"):
     text: Text
 
 
-class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
+class InputImage(_Part, frozen=True, tag="input_image"):
     """Stored unchanged; the prompt has a sentence in its place, as models read text only."""
 
     image_url: str | None = None
@@ -47,107 +52,213 @@ class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image
     detail: Detail = "auto"
 
 
-class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):
+class InputFile(_Part, frozen=True, tag="input_file"):
     """A text file, whose text goes into the prompt. `file_data` is a data URL or base64."""
 
     filename: str | UnsetType = UNSET
     file_data: str | UnsetType = UNSET
 
 
-class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+class OutputText(_Part, frozen=True, tag="output_text"):
     text: Text
     annotations: list[dict[str, Any]] = []
     logprobs: list[Logprob] = []
 
 
-class Refusal(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+class Refusal(_Part, frozen=True, tag="refusal"):
     refusal: Text
 
 
 ContentPart = InputText | InputImage | InputFile | OutputText | Refusal
 
 
-class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+class ReasoningText(_Part, frozen=True, tag="reasoning_text"):
     text: Text
 
 
-class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_text"):
+class SummaryText(_Part, frozen=True, tag="summary_text"):
     text: Text
 
 
-class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """A message of any role. `phase` is stored and returned unchanged."""
-
+class _Item(msgspec.Struct, frozen=True, tag_field="type"):
     id: str
     status: ItemStatus
+
+
+class Message(_Item, frozen=True, tag="message"):
+    """A message of any role. `phase` is stored and returned unchanged."""
+
     role: Role
     content: list[ContentPart]
     phase: str | UnsetType = UNSET
 
 
-class Reasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+class Reasoning(_Item, frozen=True, tag="reasoning"):
     """A model's reasoning."""
 
-    id: str
-    status: ItemStatus
     summary: list[SummaryText]
     content: list[ReasoningText] | UnsetType = UNSET
     encrypted_content: str | UnsetType = UNSET
 
 
-class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+class FunctionCall(_Item, frozen=True, tag="function_call"):
     """A call of a function tool."""
 
-    id: str
-    status: ItemStatus
     call_id: str
     name: str
     arguments: str
     namespace: str | UnsetType = UNSET
 
 
-class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="function_call_output"):
+class FunctionCallOutput(_Item, frozen=True, tag="function_call_output"):
     """The output of a function call."""
 
-    id: str
-    status: ItemStatus
     call_id: str
     output: str | list[ContentPart]
 
 
-class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+class CustomToolCall(_Item, frozen=True, tag="custom_tool_call"):
     """A call of a custom tool, whose input is free text."""
 
-    id: str
-    status: ItemStatus
     call_id: str
     name: str
     input: str
     namespace: str | UnsetType = UNSET
 
 
-class CustomToolCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call_output"):
+class CustomToolCallOutput(_Item, frozen=True, tag="custom_tool_call_output"):
     """The output of a custom tool call."""
 
-    id: str
-    status: ItemStatus
     call_id: str
     output: str | list[ContentPart]
 
 
-class Compaction(msgspec.Struct, frozen=True, tag_field="type", tag="compaction"):
+class Compaction(_Item, frozen=True, tag="compaction"):
     """A compacted conversation, encrypted: clients send it back but cannot read it."""
 
-    id: str
-    status: ItemStatus
     encrypted_content: str
 
 
-class OtherItem(msgspec.Struct, frozen=True, tag_field="type", tag="holdfast:other"):
-    """An item of a type that is not supported, stored and returned with all of its fields."""
+CallStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed"]
+"""Status of an MCP call."""
+
+
+class ListedTool(msgspec.Struct, frozen=True):
+    """A tool as an MCP server describes it."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] = {}
+    annotations: dict[str, Any] | None = None
+
+    @property
+    def only_reads(self) -> bool:
+        """The tool declares `readOnlyHint`."""
+        return bool((self.annotations or {}).get("readOnlyHint"))
+
+    @property
+    def repeatable(self) -> bool:
+        """The tool declares itself read-only or idempotent, so that a call may be repeated after a crash."""
+        return self.only_reads or bool((self.annotations or {}).get("idempotentHint"))
+
+
+class _CompletedItem(msgspec.Struct, frozen=True, tag_field="type"):
+    id: str
+
+    @property
+    def status(self) -> Literal["completed"]:
+        """The status in the item's row; OpenAI's items of these types have none."""
+        return "completed"
+
+
+class McpListTools(_CompletedItem, frozen=True, tag="mcp_list_tools"):
+    """The tools of an MCP server, or the error of listing them."""
+
+    server_label: str
+    tools: list[ListedTool] = []
+    error: str | None = None
+
+
+class McpError(msgspec.Struct, frozen=True):
+    """The error of a call, from the tool, the protocol or the HTTP connection."""
+
+    type: Literal["mcp_tool_execution_error", "mcp_protocol_error", "http_error"]
+    content: list[dict[str, Any]] | UnsetType = UNSET
+    code: int | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
+class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
+    """A call of an MCP server's tool, with its output or error."""
 
     id: str
-    status: ItemStatus
+    status: CallStatus
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: McpError | str | None = None
+    """A string only in items that clients replay from earlier versions of OpenAI's API."""
+    approval_request_id: str | None = None
+
+
+class McpApprovalRequest(_CompletedItem, frozen=True, tag="mcp_approval_request"):
+    """A call that waits for the client's approval."""
+
+    server_label: str
+    name: str
+    arguments: str
+
+
+class McpApprovalResponse(_CompletedItem, frozen=True, tag="mcp_approval_response"):
+    """The client's answer to an approval request."""
+
+    approval_request_id: str
+    approve: bool
+    reason: str | None = None
+
+
+class CodeInterpreterCall(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="code_interpreter_call"
+):
+    """Code executed by a tool server."""
+
+    id: str
+    status: Literal["in_progress", "completed", "incomplete", "interpreting", "failed"]
+    code: str | None
+    container_id: str
+    outputs: list[dict[str, Any]] | None = None
+
+
+class WebSearchCall(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="web_search_call"
+):
+    """A web search or page visit by a tool server."""
+
+    id: str
+    status: Literal["in_progress", "searching", "completed", "failed", "incomplete"]
+    action: dict[str, Any] = {}
+    results: str | UnsetType = UNSET
+    """The text that the model reads; an extension."""
+
+
+HostedCall = McpCall | CodeInterpreterCall | WebSearchCall
+"""Calls of hosted tools."""
+HostedItem = McpListTools | HostedCall | McpApprovalRequest | McpApprovalResponse
+HOSTED_ID_PREFIXES: dict[type[Any], str] = {
+    McpListTools: "mcpl",
+    McpCall: "mcp",
+    McpApprovalRequest: "mcpr",
+    McpApprovalResponse: "mcpa",
+    CodeInterpreterCall: "ci",
+    WebSearchCall: "ws",
+}
+"""Id prefixes of these items, without the underscore."""
+
+
+class OtherItem(_Item, frozen=True, tag="holdfast:other"):
+    """An item of a type that is not supported, stored and returned with all of its fields."""
+
     fields: dict[str, Any] = msgspec.field(name="given")
     """All of the item's fields. Stored under the name of earlier releases."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from server.protocol.decode import decode
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.input import AdditionalTools, ItemReference, read_input
 from server.protocol.responses.items import MAX_TEXT, ContentPart, InputText, Item, Message, OutputText
 

@@ -1,16 +1,30 @@
-"""The body of POST /v1/responses: typed and bounded fields; unknown fields are ignored."""
+"""The parameters of POST /v1/responses with their bounds, and the messages of its WebSocket."""
 
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from server.protocol.error_object import ErrorDetail
 from server.protocol.ids import MAX_REQUEST_ID
-from server.protocol.openapi_types import InputItemParam, ToolChoiceMode, ToolChoiceParam, ToolParam
+
+
+def schema_ref(name: str) -> Meta:
+    """A reference to the component schema `name`."""
+    return Meta(extra_json_schema={"$ref": f"#/components/schemas/{name}"})
+
 
 MAX_TOOLS = 128
 MAX_TEMPLATE = 65_536
 """Characters of a chat template."""
+
+InputItemParam = Annotated[dict[str, Any], schema_ref("InputItemParam")]
+InputContentParam = Annotated[dict[str, Any], schema_ref("InputContentParam")]
+ToolParam = Annotated[dict[str, Any], schema_ref("ToolParam")]
+ToolChoiceMode = Annotated[str, Meta(extra_json_schema={"enum": ["none", "auto", "required"]})]
+ToolChoiceParam = Annotated[
+    dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"type": "string"}}, "required": ["type"]})
+]
 
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -181,3 +195,49 @@ class CountInput(CreateResponse, frozen=True, kw_only=True):
     """The body of POST /v1/responses/input_tokens; the model is optional."""
 
     model: str | None = None  # type: ignore[assignment]  # set before it is read
+
+
+class CreateMessage(CreateResponse, frozen=True, kw_only=True, tag_field="type", tag="response.create"):
+    """The body of POST /v1/responses as a message."""
+
+    generate: bool | None = None
+    """False prefills the prompt without generating: a response for `previous_response_id`."""
+    stream_id: Annotated[str, Meta(max_length=256)] | None = None
+    """The client's id for this response's stream, repeated in every event."""
+
+
+class SteerMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="response.steer"):
+    """Additional input for a response in progress."""
+
+    previous_response_id: str
+    input: Any
+
+
+ClientMessage = CreateMessage | SteerMessage
+
+
+class SocketError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
+    """An error of one message; the connection stays open."""
+
+    status: int
+    error: ErrorDetail
+    stream_id: str | UnsetType = UNSET
+
+
+class SteerDetail(msgspec.Struct, frozen=True):
+    code: Literal["steering_not_supported"]
+    message: str
+    type: Literal["invalid_request_error"] = "invalid_request_error"
+
+
+class Steer(msgspec.Struct, frozen=True):
+    previous_response_id: str
+    input: Any
+
+
+class SteerFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="response.steer.failed"):
+    """The refused input, returned to the client."""
+
+    sequence_number: int = 0
+    error: SteerDetail
+    steer: Steer

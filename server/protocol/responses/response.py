@@ -1,16 +1,43 @@
-"""The Response object, usage and models. Fields that SDKs or the Open Responses suite need are always set."""
+"""The Response object, its usage, its status values and their transitions; the list of models.
 
+    queued ──▶ in_progress ──▶ completed
+       │            ├────────▶ incomplete   (the token limit was reached)
+       │            ├────────▶ failed       (engine error, or the replica died)
+       ├────────────┴────────▶ cancelled
+       └─────────────────────▶ failed
+
+Fields that SDKs or the Open Responses suite need are always set. Pure: knows neither database nor clock.
+"""
+
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.openapi_types import OutputItem, ToolEcho
 from server.protocol.responses.items import Item
-from server.protocol.responses.request import PromptReference
+from server.protocol.responses.request import PromptReference, schema_ref
 
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
+
+
+EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    "queued": frozenset({"in_progress", "cancelled", "failed"}),
+    "in_progress": frozenset({"completed", "incomplete", "failed", "cancelled"}),
+    "completed": frozenset(),
+    "incomplete": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+}
+TERMINAL_STATUSES = frozenset(status for status, ways in TRANSITIONS.items() if not ways)
+
+
+def is_transition(old: Status, new: Status) -> bool:
+    return new in TRANSITIONS[old]
 
 
 class ResponseError(msgspec.Struct, frozen=True):
@@ -84,6 +111,41 @@ def with_turn_usage(whole: Usage, turns: Sequence[TurnUsage]) -> Usage:
             output_details, output_tokens_per_turn=of_output, tool_output_tokens_per_turn=of_tools
         ),
     )
+
+
+OutputItem = Annotated[Any, schema_ref("Item")]
+"""An `Item`, or an item's JSON from the store as `msgspec.Raw`."""
+ToolEcho = Annotated[dict[str, Any], schema_ref("Tool")]
+"""A tool in a response, made by `tools.echo`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The end of a response: the columns of its row that are set then."""
+
+    status: EndStatus
+    first_token_at: datetime | None
+    finished_at: datetime
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    turns: Sequence[TurnUsage] = ()
+    """Token counts of each model turn."""
+    error_code: str | None = None
+    error_message: str | None = None
+    incomplete_reason: str | None = None
+
+
+def columns_of(ending: Ending) -> dict[str, Any]:
+    """The column values of a response's row at its end, with `turns` as JSON."""
+    columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
+    return {**columns, "turns": json.dumps([turn._asdict() for turn in ending.turns])}
+
+
+def read_turns(column: str | None) -> Sequence[TurnUsage]:
+    """The turns in that column; empty for rows written before the column existed."""
+    return [TurnUsage(**turn) for turn in json.loads(column or "[]")]
 
 
 class ReasoningEcho(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from server.protocol.decode import convert
-from server.protocol.errors import DecodeFailure
-from server.protocol.responses.hosted_items import ListedTool
+from server.protocol.error_object import DecodeFailure
+from server.protocol.responses.items import ListedTool
 from server.protocol.responses.request import MAX_TOOLS
 
 log = logging.getLogger("holdfast.wire")

@@ -1,4 +1,4 @@
-"""Ownership of unfinished responses: the queue, claims, release, and cancellation requests.
+"""Ownership of unfinished responses: queue, claims, release, cancellation requests, end of undecodable ones.
 
 An unfinished response is owned by the replica in `replica_id`. The queue is the unfinished responses without
 one: background responses that wait, responses that a stopping replica released, and those of dead replicas.
@@ -9,7 +9,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from server.protocol.responses.response import Ending
+from server.store import log_append
+from server.store.cluster import leases
+from server.store.content import deletion, responses
 from server.store.content.responses import ResponseKey, StoredResponse, read_rows
+from server.store.database import Database, commit_synchronously
+from server.store.database_errors import DatabaseError, OwnershipLost, TransientError
 
 _UNOWNED = "replica_id is null and status in ('queued', 'in_progress')"
 _SET_OWNER = """
@@ -101,7 +107,7 @@ _RELEASE_UNLOCKED = text(_RELEASE.format(skip_locked="skip locked"))
 def release(
     connection: Connection,
     me: UUID,
-    places: Sequence[ResponseKey],
+    keys: Sequence[ResponseKey],
     *,
     died: bool = False,
     skip_locked: bool = False,
@@ -111,9 +117,9 @@ def release(
     `died` counts one more death, of which `claim_to_end` allows a limited number. Responses that this replica
     no longer owns stay unchanged, and with `skip_locked` locked ones.
     """
-    if not places:
+    if not keys:
         return 0
-    tenants, ids = [place.tenant for place in places], [place.id for place in places]
+    tenants, ids = [key.tenant for key in keys], [key.id for key in keys]
     parameters = {"me": me, "tenants": tenants, "ids": ids, "deaths": int(died)}
     return connection.execute(_RELEASE_UNLOCKED if skip_locked else _RELEASE_ALL, parameters).rowcount
 
@@ -123,14 +129,12 @@ _CANCEL_REQUESTED = text(
     "select id from responses"
     " where replica_id = :me and status = 'in_progress' and cancel_requested_at is not null"
 )
-_WAITING = text(
-    "select count(*) from (select 1 from responses where replica_id is null"
-    " and status in ('queued', 'in_progress') limit :most) as waiting"
-)
-_WAITING_OF = text(
-    "select count(*) from (select 1 from responses where tenant = :tenant and replica_id is null"
-    " and status in ('queued', 'in_progress') limit :most) as waiting"
-)
+_WAITING = """
+    select count(*) from (select 1 from responses where {tenant} replica_id is null
+    and status in ('queued', 'in_progress') limit :most) as waiting
+"""
+_WAITING_OF_ALL = text(_WAITING.format(tenant=""))
+_WAITING_OF_TENANT = text(_WAITING.format(tenant="tenant = :tenant and"))
 
 
 def owned_responses(connection: Connection, me: UUID) -> list[ResponseKey]:
@@ -145,37 +149,84 @@ def cancel_requested(connection: Connection, me: UUID) -> list[UUID]:
 
 def count_waiting(connection: Connection, most: int) -> int:
     """The length of the queue, counted up to `most`."""
-    count: int = connection.execute(_WAITING, {"most": most}).scalar_one()
+    count: int = connection.execute(_WAITING_OF_ALL, {"most": most}).scalar_one()
     return count
 
 
 def count_waiting_of_tenant(connection: Connection, tenant: str, most: int) -> int:
     """A tenant's responses in the queue, counted up to `most`."""
-    count: int = connection.execute(_WAITING_OF, {"tenant": tenant, "most": most}).scalar_one()
+    count: int = connection.execute(_WAITING_OF_TENANT, {"tenant": tenant, "most": most}).scalar_one()
     return count
 
 
-_REQUEST_CANCEL = text(
-    """
+_REQUEST_CANCEL = """
     update responses set cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
-    where tenant = :tenant and id = :id and deleted_at is null and status in ('queued', 'in_progress')
-    """
-)
-
-
-_REQUEST_CANCEL_OF_KEY = text(
-    """
-    update responses set cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
-    where key_id = :key and deleted_at is null and status in ('queued', 'in_progress')
-    """
-)
+    where {which} and deleted_at is null and status in ('queued', 'in_progress')
+"""
+_CANCEL_ONE = text(_REQUEST_CANCEL.format(which="tenant = :tenant and id = :id"))
+_CANCEL_OF_KEY = text(_REQUEST_CANCEL.format(which="key_id = :key"))
 
 
 def request_cancel_of_key(connection: Connection, key_id: str) -> int:
     """Requests cancellation of every unfinished response of an API key; returns how many there are."""
-    return connection.execute(_REQUEST_CANCEL_OF_KEY, {"key": key_id}).rowcount
+    return connection.execute(_CANCEL_OF_KEY, {"key": key_id}).rowcount
 
 
 def request_cancel(connection: Connection, tenant: str, response_id: UUID) -> None:
     """Requests cancellation of an unfinished response. Its owner, or the replica that claims it, ends it."""
-    connection.execute(_REQUEST_CANCEL, {"tenant": tenant, "id": response_id})
+    connection.execute(_CANCEL_ONE, {"tenant": tenant, "id": response_id})
+
+
+UNDECODABLE_MESSAGE = "What is stored of this response cannot be read, so it cannot be finished."
+
+
+def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> bool:
+    """Fails a claimed response whose stored content cannot be decoded; False if another replica owns it.
+
+    A later release, a damaged disk or a manual change may leave such content. The stream gets no terminal
+    event, which `holdfast audit` reports; the log is compacted, or stays as it is if Postgres refuses that.
+    Raises Fenced or DatabaseError.
+    """
+    tenant, id_ = claimed.tenant, claimed.id
+    with database.begin() as connection:
+        commit_synchronously(connection)
+        ending = Ending(
+            status="failed",
+            first_token_at=None,
+            finished_at=leases.fence(connection, me),
+            input_tokens=0,
+            cached_tokens=0,
+            output_tokens=0,
+            reasoning_tokens=0,
+            error_code="server_error",
+            error_message=UNDECODABLE_MESSAGE,
+        )
+        try:
+            finished = responses.finish(connection, tenant, id_, me, claimed.attempt, ending)
+        except OwnershipLost:
+            return False
+        if not responses.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
+            responses.record_usage(
+                connection,
+                tenant=tenant,
+                response_id=id_,
+                key_id=claimed.key_id,
+                model=claimed.model,
+                stored=True,
+                started_at=claimed.created_at,
+                ending=ending,
+            )
+        _try_compact(connection, tenant, id_)
+        if finished.deleted:
+            deletion.remove_if_unneeded(connection, tenant, id_)
+    return True
+
+
+def _try_compact(connection: Connection, tenant: str, response_id: UUID) -> None:
+    try:
+        with connection.begin_nested():
+            log_append.compact(connection, tenant, response_id)
+    except TransientError:
+        raise
+    except DatabaseError:
+        pass

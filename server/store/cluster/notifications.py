@@ -12,7 +12,9 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Text, bindparam, text
 
-from server.store.database import Database, DatabaseError, psycopg_connection
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
+from server.store.timeout_connection import psycopg_connection
 from server.supervised_thread import SupervisedThread
 
 log = logging.getLogger("holdfast.notify")

@@ -1,21 +1,32 @@
-"""Starts and signals the standby process, which writes heartbeats while the interpreter is stalled."""
+"""The standby heartbeat: a process that beats while the server's interpreter is stalled.
+
+A call into native code that holds the GIL (a regular expression, a tokenizer, a compiler) stops every thread
+of the server, its heartbeat thread included. The standby process notices the silence and writes the heartbeat
+for up to `longest_stall` seconds. `StandbyHeartbeat` starts it and signals that the interpreter runs.
+
+This file is also the program of that process, so it imports nothing of the server at its top. Standard input
+is a pipe from the server: a line of JSON, then a byte for each signal. End of file means that the server has
+exited, and the process exits, too. It does not write for a server that a signal has stopped. It connects to
+Postgres only when it has to write.
+"""
 
 import json
 import logging
 import os
+import select
+import signal
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import monotonic
+from types import FrameType
+from typing import Any
 from uuid import UUID
 
+import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
-from server.store.cluster import standby_heartbeat_process
-from server.store.cluster.leases import heartbeat_interval
-from server.store.cluster.standby_heartbeat_process import StandbySettings
-from server.store.connection import with_network_timeouts
 
 log = logging.getLogger("holdfast.heartbeat")
 
@@ -25,6 +36,24 @@ _MAX_SILENCE_SECONDS = 2.0
 _TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s"
 _RESTART_SECONDS = 10.0
 _EXIT_SECONDS = 5.0
+WRITE_TIMEOUT_SECONDS = 6.0
+"""Seconds for one heartbeat, including the connection."""
+_WRITE_HEARTBEAT = "update replicas set heartbeat_at = clock_timestamp() where id = %s and state = 'alive'"
+
+
+@dataclass(frozen=True, slots=True)
+class StandbySettings:
+    """The first line of standard input."""
+
+    url: str
+    replica: str
+    server_pid: int
+    every: float
+    """Seconds from one heartbeat to the next."""
+    silence: float
+    """Seconds without a signal after which heartbeats are written."""
+    longest_stall: float
+    """Seconds without a signal after which they no longer are."""
 
 
 class StandbyHeartbeat:
@@ -38,7 +67,7 @@ class StandbyHeartbeat:
     def start(self) -> None:
         """Starts the process. A failure is logged, and `signal_alive` tries again."""
         self._started_at = monotonic()
-        command = [sys.executable, "-P", standby_heartbeat_process.__file__]
+        command = [sys.executable, "-P", __file__]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             self._write(json.dumps(asdict(self._settings)).encode() + b"\n")
@@ -80,6 +109,9 @@ class StandbyHeartbeat:
 
 def make_standby(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartbeat:
     """The standby of this process. It starts writing after a third of the lease, 2 s at most."""
+    from server.store.cluster.leases import heartbeat_interval
+    from server.store.timeout_connection import with_network_timeouts
+
     options = conninfo_to_dict(url).get("options") or ""
     conninfo = make_conninfo(
         with_network_timeouts(url),
@@ -96,3 +128,113 @@ def make_standby(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartb
             longest_stall=MAX_STALL_SECONDS,
         )
     )
+
+
+class HeartbeatSchedule:
+    """When to write a heartbeat. Pure; times are seconds of a monotonic clock."""
+
+    def __init__(self, settings: StandbySettings, now: float) -> None:
+        self._settings = settings
+        self._sign_at = now
+        self._beat_at = now
+
+    def signal_alive(self, now: float) -> None:
+        """The server has signalled."""
+        self._sign_at = now
+
+    def is_due(self, now: float) -> bool:
+        """Whether a heartbeat is to be written now."""
+        return self._is_silent(now) and now - self._beat_at >= self._settings.every
+
+    def record_attempt(self, now: float) -> None:
+        """A heartbeat was tried."""
+        self._beat_at = now
+
+    def next_check(self, now: float) -> float:
+        """Seconds until a heartbeat may be due, if no signal comes before."""
+        if self._is_silent(now):
+            return max(0.0, self._beat_at + self._settings.every - now)
+        if now < self._sign_at + self._settings.silence:
+            return self._sign_at + self._settings.silence - now
+        return self._settings.every
+
+    def _is_silent(self, now: float) -> bool:
+        return self._settings.silence <= now - self._sign_at <= self._settings.longest_stall
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, Ctrl-Z) has stopped that process, which then loses its lease."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        pass
+    try:
+        found = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, check=False)
+    except OSError:
+        return False
+    return found.stdout.strip().startswith(b"T")
+
+
+class _HeartbeatWriter:
+    """Writes heartbeats; connects on the first one."""
+
+    def __init__(self, settings: StandbySettings) -> None:
+        self._settings = settings
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def write(self) -> bool:
+        """Tries to write a heartbeat; False if the replica is no longer alive."""
+        signal.setitimer(signal.ITIMER_REAL, WRITE_TIMEOUT_SECONDS)
+        try:
+            if self._connection is None:
+                self._connection = psycopg.connect(self._settings.url, autocommit=True)
+            return self._connection.execute(_WRITE_HEARTBEAT, (self._settings.replica,)).rowcount > 0
+        except (psycopg.Error, TimeoutError):
+            self.close()
+            return True
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _raise_timeout(_number: int, _frame: FrameType | None) -> None:
+    raise TimeoutError
+
+
+def main() -> int:
+    """Runs until the pipe ends or the replica is declared dead."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the server handles them and closes the pipe
+    signal.signal(signal.SIGALRM, _raise_timeout)
+    pipe = sys.stdin.fileno()
+    settings = StandbySettings(**json.loads(_read_line(pipe)))
+    standby, writer = HeartbeatSchedule(settings, monotonic()), _HeartbeatWriter(settings)
+    while True:
+        ready, _, _ = select.select([pipe], [], [], standby.next_check(monotonic()))
+        if ready:
+            if not os.read(pipe, 4096):
+                return 0
+            standby.signal_alive(monotonic())
+            writer.close()
+        elif standby.is_due(now := monotonic()):
+            standby.record_attempt(now)
+            if not is_stopped(settings.server_pid) and not writer.write():
+                return 0
+
+
+def _read_line(pipe: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        read = os.read(pipe, 1)
+        if not read:
+            sys.exit(0)
+        line += read
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())

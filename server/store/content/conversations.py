@@ -11,9 +11,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.content.list_pages import UNBOUNDED, PayloadPage, payload_page
-from server.store.content.responses import NEW_ITEMS, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added, count_removed
+from server.store.content.stored_items import NEW_ITEMS, NewItem, item_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,8 @@ _CREATE = text(
     count_added(
         f"""
         insert into conversations (tenant, id, metadata, size)
-        select :tenant, :id, told, {ROW_BYTES} + octet_length(told::text)
-        from (select cast(:metadata as jsonb) as told) as new
+        select :tenant, :id, value, {ROW_BYTES} + octet_length(value::text)
+        from (select cast(:metadata as jsonb) as value) as new
         on conflict do nothing
         returning tenant, size as bytes
         """  # noqa: S608 - a constant of ours
@@ -48,8 +47,8 @@ _UPDATE = text(
         f"""
         update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length
         from old, (
-            select told as metadata, octet_length(told::text) as length
-            from (select cast(:metadata as jsonb) as told) as sent) as new
+            select value as metadata, octet_length(value::text) as length
+            from (select cast(:metadata as jsonb) as value) as sent) as new
         where c.tenant = :tenant and c.id = :id
         returning c.*, {ROW_BYTES} + new.length - coalesce(old.size, 0) as bytes
         """,  # noqa: S608 - a constant of ours
@@ -188,27 +187,6 @@ _ITEM = text(
     """
 )
 _ANY_ITEM = text("select payload::text from conversation_items where tenant = :tenant and id = :item")
-_POSITION = text(
-    """
-    select position from conversation_items
-    where tenant = :tenant and conversation_id = :id and id = :item
-    """
-)
-_PAGE = """
-    select payload::text, total from (
-        select position, payload, count(*) over () as total,
-            sum(coalesce(size, octet_length(payload::text)))
-                over (order by position {way} rows between unbounded preceding and 1 preceding) as before
-        from (
-            select position, payload, size from conversation_items
-            where tenant = :tenant and conversation_id = :id and position {beyond}
-            order by position {way} limit :limit) as listed) as measured
-    where coalesce(before, 0) < :most_bytes order by position {way}
-"""
-_OLDEST_FIRST = text(_PAGE.format(way="asc", beyond="> coalesce(cast(:after as bigint), -1)"))
-_NEWEST_FIRST = text(
-    _PAGE.format(way="desc", beyond="< coalesce(cast(:after as bigint), 9223372036854775807)")
-)
 
 
 def get_item(
@@ -216,33 +194,4 @@ def get_item(
 ) -> str | None:
     """The JSON of an item of that conversation, or of any conversation; None if there is none."""
     place = {"tenant": tenant, "id": conversation, "item": item_id}
-    query = _ITEM if conversation is not None else _ANY_ITEM
-    found: str | None = connection.execute(query, place).scalar()
-    return found
-
-
-def item_position(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> int | None:
-    """An item's position, for `item_page`; None if there is no such item."""
-    place = {"tenant": tenant, "id": conversation, "item": item_id}
-    found: int | None = connection.execute(_POSITION, place).scalar()
-    return found
-
-
-def item_page(
-    connection: Connection,
-    tenant: str,
-    conversation: UUID,
-    after: int | None,
-    limit: int,
-    *,
-    newest_first: bool,
-    most_bytes: int = UNBOUNDED,
-) -> PayloadPage:
-    """The JSON of at most `limit` items after a position, in that order.
-
-    The page ends with the item that reaches `most_bytes`.
-    """
-    place = {"tenant": tenant, "id": conversation, "after": after, "limit": limit + 1}
-    query = _NEWEST_FIRST if newest_first else _OLDEST_FIRST
-    rows = connection.execute(query, {**place, "most_bytes": most_bytes}).all()
-    return payload_page(rows, limit)
+    return connection.execute(_ITEM if conversation is not None else _ANY_ITEM, place).scalar()

@@ -1,9 +1,21 @@
-"""Deletion of responses. A deleted row stays as a tombstone while another response needs its history."""
+"""Deletion and expiry of responses: `delete` of one, `purge_batch` of expired ones, tombstones.
 
+A deleted row stays as a tombstone, whose items are history, while other responses name it as previous; the
+removal of its last successor removes it. `responses.expires_at` is a queue: an expired row without successors
+is removed, one with successors loses its stream and becomes a tombstone. The next batch, of any replica,
+continues interrupted work and rows that were locked. Batches take all locks with SKIP LOCKED, so concurrent
+purges and deletions cannot deadlock.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
+from server.store.content.responses import ResponseKey
 from server.store.content.storage_usage import ITEM_BYTES, count_removed
 
 _MARK_DELETED = text(
@@ -16,15 +28,6 @@ _MARK_DELETED = text(
     """
 )
 _HAS_NEXT = text("select 1 from responses where tenant = :tenant and previous_id = :id limit 1")
-_DELETE = text(
-    count_removed(
-        """
-        delete from responses where tenant = :tenant and id = :id
-        returning tenant, size as bytes, previous_id
-        """,
-        gives="previous_id",
-    )
-)
 _REMOVABLE = text(
     """
     select deleted_at is not null and status not in ('queued', 'in_progress') from responses
@@ -33,23 +36,40 @@ _REMOVABLE = text(
 )
 """Locks the row, even a live one: of concurrent transactions that delete it or its last successors, the last
 one sees that no successor is left."""
-_DELETE_STREAMS = [
-    text("delete from response_events_hot where tenant = :tenant and response_id = :id"),
-    text(
-        count_removed(
-            """
-            delete from response_streams where tenant = :tenant and response_id = :id
-            returning tenant, size as bytes
-            """
-        )
-    ),
-]
-_DELETE_ITEMS = text(
+_STREAMS = (
     count_removed(
-        f"""
-        delete from items where tenant = :tenant and response_id = :id
-        returning tenant, {ITEM_BYTES} as bytes
-        """  # noqa: S608 - a constant of ours
+        "delete from response_streams where (tenant, response_id) in THESE returning tenant, size as bytes"
+    ),
+    "delete from response_events_hot where (tenant, response_id) in THESE",
+)
+_ITEMS = count_removed(
+    f"delete from items where (tenant, response_id) in THESE"  # noqa: S608 - a constant of ours
+    f" returning tenant, {ITEM_BYTES} as bytes"
+)
+"""Deletions of what belongs to responses, for `_for_key` and `_for_keys`."""
+
+
+def _for_key(statement: str) -> TextClause:
+    """The statement for the items or streams of one response."""
+    return text(statement.replace("(tenant, response_id) in THESE", "tenant = :tenant and response_id = :id"))
+
+
+def _for_keys(statement: str) -> TextClause:
+    """The statement in which THESE stands for the keys of several responses."""
+    return text(
+        statement.replace("THESE", "(select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))")
+    )
+
+
+_DELETE_STREAMS = [_for_key(statement) for statement in _STREAMS]
+_DELETE_ITEMS = _for_key(_ITEMS)
+_DELETE = text(
+    count_removed(
+        """
+        delete from responses where tenant = :tenant and id = :id
+        returning tenant, size as bytes, previous_id
+        """,
+        gives="previous_id",
     )
 )
 
@@ -83,3 +103,210 @@ def remove_if_unneeded(connection: Connection, tenant: str, response_id: UUID) -
             return
         connection.execute(_DELETE_ITEMS, place)
         current = connection.execute(_DELETE, place).scalar()
+
+
+MAX_BATCH_ROWS = 1000
+"""The most rows that a batch removes, unless a single response has more."""
+MAX_BATCH_SECONDS = 0.2
+"""Seconds for which a batch holds locks; it ends before a slice that would exceed them."""
+_SLICE = 50
+
+
+class ExpiredResponse(NamedTuple):
+    """An expired response or tombstone, locked."""
+
+    key: ResponseKey
+    previous: ResponseKey | None
+    live: bool
+    weight: int
+    """The rows to remove with it."""
+
+
+class PurgeBatch(NamedTuple):
+    """The result of one transaction."""
+
+    responses: int
+    """Responses that were deleted for readers."""
+    rows: int
+    """Removed rows of all tables."""
+    moved: bool
+    """Whether anything was changed."""
+
+
+_ENDED = "deleted_at is null and status not in ('queued', 'in_progress')"
+_QUIET = "finished_at <= statement_timestamp() - make_interval(secs => :quiet)"
+_OLDER = f"""
+    tenant = :tenant and created_at < statement_timestamp() - cast(:age as interval)
+    and (expires_at is null or expires_at > statement_timestamp()) and {_ENDED}
+"""
+_DUE = text(
+    f"""
+    select r.tenant, r.id, r.previous_id, r.deleted_at is null,
+        (select count(*) from items i where i.tenant = r.tenant and i.response_id = r.id)
+    from responses r
+    where r.expires_at <= statement_timestamp() and r.status not in ('queued', 'in_progress') and r.{_QUIET}
+    order by r.expires_at desc, r.id desc limit :limit
+    for update of r skip locked
+    """  # noqa: S608 - a constant of ours
+)
+"""Latest expiry first, so that a chain is usually removed from its end."""
+
+
+_LOCK = _for_keys(
+    """
+    select tenant, id, deleted_at is not null from responses where (tenant, id) in THESE
+    for update skip locked
+    """
+)
+_HAVE_SUCCESSOR = _for_keys(
+    """
+    select distinct tenant, previous_id from responses
+    where previous_id is not null and (tenant, previous_id) in THESE
+    """
+)
+_REMOVE = [
+    _for_keys(_ITEMS),
+    _for_keys(
+        count_removed("delete from responses where (tenant, id) in THESE returning tenant, size as bytes")
+    ),
+]
+_REMOVE_STREAMS = [_for_keys(statement) for statement in _STREAMS]
+_MARK_ALL_DELETED = _for_keys(
+    """
+    update responses set deleted_at = coalesce(deleted_at, clock_timestamp()) where (tenant, id) in THESE
+    """
+)
+_MARK_TOMBSTONE = _for_keys(
+    """
+    update responses set deleted_at = coalesce(deleted_at, clock_timestamp()), expires_at = null
+    where (tenant, id) in THESE
+    """
+)
+_EXPIRE_NOW = _for_keys(
+    """
+    update responses set expires_at = statement_timestamp()
+    where (tenant, id) in THESE and (expires_at is null or expires_at > statement_timestamp())
+    """
+)
+
+
+def purge_batch(
+    connection: Connection, quiet_seconds: float, clock: Callable[[], float] = time.monotonic
+) -> PurgeBatch:
+    """Purges expired, ended responses, and tombstones that only they needed, in the caller's transaction.
+
+    A response is purged at the earliest `quiet_seconds` after its end, so that followers can read the end.
+    """
+    started = slice_started = clock()
+    longest = 0.0
+    done = PurgeBatch(0, 0, False)
+    while True:
+        part = _purge_slice(connection, quiet_seconds, MAX_BATCH_ROWS - done.rows)
+        done = PurgeBatch(done.responses + part.responses, done.rows + part.rows, done.moved or part.moved)
+        now = clock()
+        longest = max(longest, now - slice_started)
+        slice_started = now
+        if not part.moved or done.rows >= MAX_BATCH_ROWS or now - started + longest > MAX_BATCH_SECONDS:
+            return done
+
+
+def within_row_limit(due: Sequence[ExpiredResponse], room: int) -> Sequence[ExpiredResponse]:
+    """The leading responses whose rows fit into `room`; the first of a batch always fits. Pure."""
+    taken = 0
+    for index, candidate in enumerate(due):
+        taken += candidate.weight
+        if taken > room and (index > 0 or room < MAX_BATCH_ROWS):
+            return due[:index]
+    return due
+
+
+def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> PurgeBatch:
+    due = within_row_limit(_lock_due(connection, quiet_seconds), room)
+    if not due:
+        return PurgeBatch(0, 0, False)
+    keys = {candidate.key for candidate in due}
+    live = {candidate.key for candidate in due if candidate.live}
+    parents = {candidate.previous for candidate in due if candidate.previous is not None}
+    # A parent is locked before its last child goes: whoever deletes it meanwhile then sees that none is left.
+    deleted_parents = {
+        ResponseKey(tenant, id_): deleted for tenant, id_, deleted in _select(connection, _LOCK, parents)
+    }
+    needed = {ResponseKey(*row) for row in _select(connection, _HAVE_SUCCESSOR, keys)}
+    leaves = [
+        candidate
+        for candidate in due
+        if candidate.key not in needed
+        and (candidate.previous is None or candidate.previous in deleted_parents)
+    ]
+    removed = {candidate.key for candidate in leaves}
+    bereft = {candidate.previous for candidate in leaves if candidate.previous is not None}
+    rows = sum(_execute(connection, statement, live) for statement in _REMOVE_STREAMS)
+    rows += sum(_execute(connection, statement, removed) for statement in _REMOVE)
+    tombstones = needed - bereft
+    _execute(connection, _MARK_TOMBSTONE, tombstones)
+    _execute(connection, _MARK_ALL_DELETED, live - removed - tombstones)
+    _execute(connection, _EXPIRE_NOW, {key for key in bereft - keys if deleted_parents[key]})
+    return PurgeBatch(len(live), rows, bool(live or removed or tombstones))
+
+
+def _lock_due(connection: Connection, quiet_seconds: float) -> list[ExpiredResponse]:
+    found = connection.execute(_DUE, {"quiet": quiet_seconds, "limit": _SLICE})
+    return [
+        ExpiredResponse(
+            ResponseKey(tenant, id_),
+            ResponseKey(tenant, previous) if previous is not None else None,
+            live,
+            weight=1 + live + items,
+        )
+        for tenant, id_, previous, live, items in found
+    ]
+
+
+def _select(connection: Connection, statement: TextClause, keys: Collection[ResponseKey]) -> Sequence[Any]:
+    return connection.execute(statement, _key_arrays(keys)).all() if keys else ()
+
+
+def _execute(connection: Connection, statement: TextClause, keys: Collection[ResponseKey]) -> int:
+    """The number of changed rows, which statements that also count bytes return as their result."""
+    if not keys:
+        return 0
+    done = connection.execute(statement, _key_arrays(keys))
+    changed: int = done.scalar_one() if done.returns_rows else done.rowcount
+    return changed
+
+
+def _key_arrays(keys: Collection[ResponseKey]) -> dict[str, list[Any]]:
+    return {"tenants": [key.tenant for key in keys], "ids": [key.id for key in keys]}
+
+
+_EXPIRE_OLDER = text(
+    f"""
+    update responses set expires_at = statement_timestamp() where (tenant, id) in (
+        select tenant, id from responses where {_OLDER}
+        order by created_at limit :limit for update skip locked)
+    """  # noqa: S608 - a constant of ours
+)
+_COUNT_DUE = text(
+    "select count(*) from responses"  # noqa: S608 - constants of ours
+    f" where expires_at <= statement_timestamp() and {_ENDED} and {_QUIET}"
+)
+_COUNT_OLDER = text(f"select count(*) from responses where {_OLDER} and {_QUIET}")  # noqa: S608
+
+
+def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:
+    """Sets ended responses older than `age` to expire now, at most `MAX_BATCH_ROWS`; returns how many."""
+    place = {"tenant": tenant, "age": age, "limit": MAX_BATCH_ROWS}
+    return connection.execute(_EXPIRE_OLDER, place).rowcount
+
+
+def count_due(connection: Connection, quiet_seconds: float) -> int:
+    """How many responses a purge would delete now."""
+    found: int = connection.execute(_COUNT_DUE, {"quiet": quiet_seconds}).scalar_one()
+    return found
+
+
+def count_older(connection: Connection, tenant: str, quiet_seconds: float, age: timedelta) -> int:
+    """How many more it would delete after `expire_older` with this age."""
+    place = {"tenant": tenant, "age": age, "quiet": quiet_seconds}
+    found: int = connection.execute(_COUNT_OLDER, place).scalar_one()
+    return found

@@ -1,12 +1,15 @@
-"""Idempotency keys: the request digest and the response of each key's first use."""
+"""Idempotency keys: find, claim, release and expire; each has the digest and response of its first use."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-KEY_LIFETIME_HOURS: Final = 24
+from server.store.content.deletion import MAX_BATCH_ROWS
+
+KEY_LIFETIME: Final = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class FirstUse:
 _FIND = text(
     """
     select digest, response_id from idempotency_keys
-    where tenant = :tenant and key = :key and created_at > clock_timestamp() - make_interval(hours => :hours)
+    where tenant = :tenant and key = :key and created_at > clock_timestamp() - cast(:lifetime as interval)
     """
 )
 _CLAIM = text(
@@ -29,7 +32,7 @@ _CLAIM = text(
     values (:tenant, :key, :digest, :response)
     on conflict (tenant, key) do update
         set digest = excluded.digest, response_id = excluded.response_id, created_at = clock_timestamp()
-        where k.created_at <= clock_timestamp() - make_interval(hours => :hours)
+        where k.created_at <= clock_timestamp() - cast(:lifetime as interval)
             or k.response_id = excluded.response_id
     returning response_id
     """
@@ -59,8 +62,8 @@ def release_lost(connection: Connection, tenant: str, key: str, response: UUID) 
 
 
 def find(connection: Connection, tenant: str, key: str) -> FirstUse | None:
-    """The key's use within the last `KEY_LIFETIME_HOURS`; None if there is none."""
-    row = connection.execute(_FIND, {"tenant": tenant, "key": key, "hours": KEY_LIFETIME_HOURS}).first()
+    """The key's use within the last `KEY_LIFETIME`; None if there is none."""
+    row = connection.execute(_FIND, {"tenant": tenant, "key": key, "lifetime": KEY_LIFETIME}).first()
     return FirstUse(row.digest, row.response_id) if row else None
 
 
@@ -74,6 +77,27 @@ def claim(connection: Connection, tenant: str, key: str, digest: bytes, response
         "key": key,
         "digest": digest,
         "response": response,
-        "hours": KEY_LIFETIME_HOURS,
+        "lifetime": KEY_LIFETIME,
     }
     return connection.execute(_CLAIM, parameters).first() is not None
+
+
+_OLD = "created_at < statement_timestamp() - cast(:lifetime as interval)"
+_COUNT_OLD = text(f"select count(*) from idempotency_keys where {_OLD}")  # noqa: S608 - a constant of ours
+_DELETE_OLD = text(
+    f"""
+    delete from idempotency_keys where (tenant, key) in (
+        select tenant, key from idempotency_keys where {_OLD}
+        order by created_at limit :limit for update skip locked)
+    """  # noqa: S608 - a constant of ours
+)
+
+
+def count_old_keys(connection: Connection) -> int:
+    found: int = connection.execute(_COUNT_OLD, {"lifetime": KEY_LIFETIME}).scalar_one()
+    return found
+
+
+def delete_old_keys(connection: Connection) -> int:
+    """Deletes expired idempotency keys, at most `MAX_BATCH_ROWS`; returns how many."""
+    return connection.execute(_DELETE_OLD, {"lifetime": KEY_LIFETIME, "limit": MAX_BATCH_ROWS}).rowcount

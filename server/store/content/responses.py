@@ -3,19 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Literal, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, text, update
 
-from server.protocol.responses.response import Status
-from server.protocol.responses.states import TERMINAL_STATUSES, Ending, columns_of
-from server.store.commit_failures import OwnershipLost
-from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added
-from server.store.tables import items, responses, usage_ledger
-
-INPUT: Final = 0
-OUTPUT: Final = 1
+from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
+from server.store.content.storage_usage import ROW_BYTES, count_added
+from server.store.database_errors import OwnershipLost
+from server.store.tables import responses, usage_ledger
 
 
 class ResponseKey(NamedTuple):
@@ -47,21 +43,6 @@ class NewResponse:
     """The index in the chat completion of which it is a choice."""
     lifetime: timedelta | None
     """Time until it expires; None without expiry."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewItem:
-    """An item to insert; `payload` is its JSON, the other columns are for SQL users."""
-
-    id: str
-    type: str
-    role: str | None
-    status: str
-    name: str | None = None
-    call_id: str | None = None
-    payload: str
-    for_model: str | None = None
-    """The JSON that prompts use, if it is shorter than the payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,55 +132,6 @@ def _insert(connection: Connection, insertion: TextClause, new: NewResponse, **m
     return created
 
 
-_ITEM_SEPARATOR = "\x1e"
-"""Stands between items: JSON cannot contain it but escaped."""
-NEW_ITEMS = """
-    unnest(
-        cast(:ids as text[]), cast(:types as text[]), cast(:roles as text[]), cast(:statuses as text[]),
-        cast(:names as text[]), cast(:call_ids as text[]), string_to_array(:payloads, chr(30)),
-        string_to_array(:for_models, chr(30), '')
-    ) with ordinality as i (id, type, role, status, name, call_id, payload, for_model, place)
-    """
-"""The items of `item_columns` as rows, the first at place 1."""
-_INSERT_ITEMS = text(
-    count_added(
-        f"""
-        insert into items
-            (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size, for_model)
-        select :tenant, :response, :side, place - 1, id, type, role, status, name, call_id,
-            cast(payload as json), octet_length(payload), for_model
-        from {NEW_ITEMS}
-        returning tenant, {ITEM_BYTES} as bytes
-        """  # noqa: S608 - constants of ours
-    )
-)
-
-
-def insert_items(
-    connection: Connection, tenant: str, response_id: UUID, side: Literal[0, 1], new: Sequence[NewItem]
-) -> None:
-    if new:
-        place = {"tenant": tenant, "response": response_id, "side": side}
-        connection.execute(_INSERT_ITEMS, {**place, **item_columns(new)})
-
-
-def item_columns(new: Sequence[NewItem]) -> dict[str, str | list[str | None]]:
-    """Items as parameters of one statement; a history may have hundreds.
-
-    Long columns are joined strings, not arrays: escaping array elements would dominate the driver's time.
-    """
-    return {
-        "ids": [item.id for item in new],
-        "types": [item.type for item in new],
-        "roles": [item.role for item in new],
-        "statuses": [item.status for item in new],
-        "names": [item.name for item in new],
-        "call_ids": [item.call_id for item in new],
-        "payloads": _ITEM_SEPARATOR.join(item.payload for item in new),
-        "for_models": _ITEM_SEPARATOR.join(item.for_model or "" for item in new),
-    }
-
-
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
     """A response that exists for readers: neither another tenant's nor deleted."""
     row = connection.execute(_GET, {"of_tenant": tenant, "of_id": response_id}).first()
@@ -242,36 +174,6 @@ def read_rows(connection: Connection, places: Iterable[tuple[str, UUID]]) -> lis
 def stored_response(row: Row[tuple[object, ...]]) -> StoredResponse:
     """The row of `STORED_COLUMNS` as a StoredResponse."""
     return StoredResponse(**row._mapping)
-
-
-def input_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:
-    """The JSON of a response's own input items, in order."""
-    return _items(connection, tenant, response_id, INPUT)
-
-
-def get_item(connection: Connection, tenant: str, item_id: str) -> str | None:
-    """The JSON of one item of a response that exists for readers."""
-    found: str | None = connection.execute(
-        select(items.c.payload)
-        .join(responses, (responses.c.tenant == items.c.tenant) & (responses.c.id == items.c.response_id))
-        .where(items.c.tenant == tenant, items.c.id == item_id, responses.c.deleted_at.is_(None))
-    ).scalar()
-    return found
-
-
-def output_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:
-    """The JSON of a response's output items, in order."""
-    return _items(connection, tenant, response_id, OUTPUT)
-
-
-def _items(connection: Connection, tenant: str, response_id: UUID, side: Literal[0, 1]) -> list[str]:
-    return list(
-        connection.scalars(
-            select(items.c.payload)
-            .where(items.c.tenant == tenant, items.c.response_id == response_id, items.c.side == side)
-            .order_by(items.c.idx)
-        )
-    )
 
 
 class FinishedRow(NamedTuple):
@@ -369,3 +271,73 @@ def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:
     """Whether the response has a ledger entry, which is committed with its end."""
     place = (usage_ledger.c.tenant == tenant, usage_ledger.c.response_id == response_id)
     return connection.execute(select(usage_ledger.c.model).where(*place)).first() is not None
+
+
+_UPDATE_METADATA = text(
+    count_added(
+        """
+        update responses set request = cast(:request as json), metadata = cast(:metadata as jsonb),
+            size = size + cast(:growth as integer)
+        where tenant = :tenant and id = :id
+        returning tenant, case when size is not null then cast(:growth as integer) end as bytes
+        """
+    )
+)
+
+
+def get_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
+    """Those of `candidates` that are undeleted choices, ordered by choice."""
+    return _select_choices(connection, tenant, candidates, locked=False)
+
+
+def lock_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
+    """The same, locked FOR UPDATE until the transaction ends."""
+    return _select_choices(connection, tenant, candidates, locked=True)
+
+
+def _select_choices(
+    connection: Connection, tenant: str, candidates: Sequence[UUID], *, locked: bool
+) -> list[StoredResponse]:
+    wanted = (
+        select(*STORED_COLUMNS)
+        .where(
+            responses.c.tenant == tenant,
+            responses.c.id.in_(candidates),
+            responses.c.choice.is_not(None),
+            responses.c.deleted_at.is_(None),
+        )
+        .order_by(responses.c.choice)
+    )
+    return [
+        stored_response(row) for row in connection.execute(wanted.with_for_update() if locked else wanted)
+    ]
+
+
+def update_choice_metadata(
+    connection: Connection, stored: StoredResponse, request: str, metadata: str
+) -> None:
+    """Replaces the metadata of a locked response, in both columns that contain it."""
+    place = {"tenant": stored.tenant, "id": stored.id}
+    growth = 2 * (len(request.encode()) - len(stored.request.encode()))
+    connection.execute(
+        _UPDATE_METADATA, {**place, "request": request, "metadata": metadata, "growth": growth}
+    )
+
+
+_TENANTS = text(
+    """
+    with recursive found (tenant) as (
+        (select tenant from responses order by tenant limit 1)
+        union all
+        select (select r.tenant from responses r where r.tenant > f.tenant order by r.tenant limit 1)
+        from found f where f.tenant is not null
+    )
+    select tenant from found where tenant is not null
+    """
+)
+"""A loose index scan; `distinct` would read every row."""
+
+
+def tenants(connection: Connection) -> list[str]:
+    """The tenants that have responses."""
+    return list(connection.scalars(_TENANTS))

@@ -14,9 +14,7 @@ from starlette.responses import Response
 from server.delivery.follower import Follower
 from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader
-from server.http.asgi.answer import Timing
-from server.http.asgi.event_stream import EventStream, StreamPosition
-from server.http.asgi.final_response import FinalResponse
+from server.http.asgi.answers import EventStream, FinalResponse, StreamPosition, Timing
 from server.store.cluster.notifications import CHANNELS
 from server.store.database import Database
 from tests.support.builders import TENANT

@@ -6,14 +6,14 @@ import pytest
 
 from server.delivery import follower
 from server.generation.run import Run
-from server.http.asgi.event_stream import DONE
+from server.http.asgi.answers import DONE
 from server.protocol.ids import new_uuid
 from server.recording.messages import StartRun
+from server.store import log_read
 from server.store.cluster.notifications import Notifier
 from server.store.content import deletion
 from server.store.database import Connection
-from server.store.log import events
-from server.store.log.events import Subscription, SubscriptionUpdate
+from server.store.log_read import Subscription, SubscriptionUpdate
 from tests.integration.delivery.following import Elsewhere, elsewhere, listens, sessions
 from tests.integration.recording.recorded import Bench, finished, recording, tokens
 from tests.support.builders import TENANT, say
@@ -89,13 +89,13 @@ def test_a_hint_has_only_those_looked_at_that_it_names(
     readings = [other.stream(run.facts.id) for run in runs]
     eventually(lambda: all(reading.channel.next_seq == 2 for reading in readings))
     looked_at: list[list[UUID]] = []
-    catch_up = events.read_updates
+    catch_up = log_read.read_updates
 
     def look(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
         looked_at.append([one.response_id for one in watched])
         return catch_up(connection, watched)
 
-    monkeypatch.setattr(events, "read_updates", look)
+    monkeypatch.setattr(log_read, "read_updates", look)
     speak(bench, runs[7], "word")
     notifier.notify_events([runs[7].facts.id, new_uuid()])
     eventually(lambda: readings[7].text == "word")
@@ -150,7 +150,6 @@ def test_many_streams_are_followed_and_none_gets_anothers_events(bench: Bench, p
 def test_more_than_a_channel_keeps_reaches_a_reader_whole(
     bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "TAIL_FRAMES", 3)
     monkeypatch.setattr("server.delivery.hub.TAIL_FRAMES", 3)
     monkeypatch.setattr("server.delivery.stored_responses.TAIL_FRAMES", 3)
     monkeypatch.setattr("server.delivery.stored_responses.PAGE_EVENTS", 7)

@@ -16,16 +16,10 @@ import pytest
 
 from server.embedded_postgres import binaries as postgres_binaries
 from server.embedded_postgres import data_directory, embedded_server
-from server.embedded_postgres.account import Account, account_for
-from server.embedded_postgres.binaries import Binaries, bin_directory_of_major, binaries_for
+from server.embedded_postgres.account import Account, EmbeddedError, account_for, default_data_dir
+from server.embedded_postgres.binaries import Binaries, bin_directory_of_major, binaries_for, psql_command
 from server.embedded_postgres.data_directory import ClusterDirectory
-from server.embedded_postgres.embedded_server import (
-    EmbeddedError,
-    EmbeddedPostgres,
-    default_data_dir,
-    psql_command,
-)
-from server.embedded_postgres.socket_queries import ServerState
+from server.embedded_postgres.embedded_server import EmbeddedPostgres, ServerState
 from tests.fix_postgres import IN_A_HURRY
 from tests.support.embedded_process import EmbeddedProcess, is_running
 from tests.support.eventually import eventually
@@ -77,8 +71,8 @@ def test_nobody_else_may_enter_the_directories_that_trust_whoever_comes(embedded
             assert mode_of(directory) == 0o700
 
 
-def test_ensure_refuses_after_stop(embedded_dir: Path) -> None:
-    postgres = EmbeddedPostgres(embedded_dir, options=IN_A_HURRY)
+def test_ensure_refuses_after_stop(made_dir: Path) -> None:
+    postgres = EmbeddedPostgres(made_dir, options=IN_A_HURRY)
     postgres.start()
     postgres.stop()
     postgres.stop()
@@ -95,9 +89,9 @@ def test_a_failed_start_tells_postgres_s_complaint_and_leaves_nothing_behind(emb
 
 
 def test_a_start_says_once_that_postgres_is_recovering(
-    embedded_dir: Path, monkeypatch: pytest.MonkeyPatch
+    made_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with EmbeddedPostgres(embedded_dir, options=IN_A_HURRY) as postgres:
+    with EmbeddedPostgres(made_dir, options=IN_A_HURRY) as postgres:
         reaches = iter(
             [ServerState("down"), ServerState("recovering"), ServerState("recovering"), ServerState("up")]
         )
@@ -107,20 +101,20 @@ def test_a_start_says_once_that_postgres_is_recovering(
         assert said == ["recovering after a crash"]
 
 
-def test_a_start_gives_up_on_an_owner_whose_database_never_answers(embedded_dir: Path) -> None:
-    with EmbeddedProcess(embedded_dir, IN_A_HURRY) as owner:
+def test_a_start_gives_up_on_an_owner_whose_database_never_answers(made_dir: Path) -> None:
+    with EmbeddedProcess(made_dir, IN_A_HURRY) as owner:
         owner.report()
-        shutil.rmtree(embedded_dir / "run")
+        shutil.rmtree(made_dir / "run")
         with pytest.raises(EmbeddedError, match="Another process owns the database"):
-            EmbeddedPostgres(embedded_dir, start_timeout_s=0.1).start()
+            EmbeddedPostgres(made_dir, start_timeout_s=0.1).start()
 
 
 def test_a_start_refuses_while_a_postgres_started_by_hand_runs_on_the_same_cluster(
-    embedded_dir: Path,
+    made_dir: Path,
 ) -> None:
-    with EmbeddedPostgres(embedded_dir, options=IN_A_HURRY):
+    with EmbeddedPostgres(made_dir, options=IN_A_HURRY):
         pass
-    directory = ClusterDirectory(embedded_dir)
+    directory = ClusterDirectory(made_dir)
     account = account_for(directory.pgdata)
     program = binaries_for(account, None, directory.binaries).program("postgres")
     by_hand = subprocess.Popen(
@@ -133,7 +127,7 @@ def test_a_start_refuses_while_a_postgres_started_by_hand_runs_on_the_same_clust
     try:
         eventually(lambda: pid_file.exists() and pid_file.read_text().count("\n") > 1)
         with pytest.raises(EmbeddedError, match=f"process {by_hand.pid}"):
-            EmbeddedPostgres(embedded_dir, options=IN_A_HURRY).start()
+            EmbeddedPostgres(made_dir, options=IN_A_HURRY).start()
     finally:
         by_hand.terminate()
         by_hand.wait()
@@ -149,16 +143,16 @@ def test_a_half_made_cluster_is_thrown_away(embedded_dir: Path) -> None:
         assert not partial.exists()
 
 
-def test_a_cluster_of_another_major_is_refused_with_the_way_to_upgrade_it(embedded_dir: Path) -> None:
-    with EmbeddedPostgres(embedded_dir, options=IN_A_HURRY):
+def test_a_cluster_of_another_major_is_refused_with_the_way_to_upgrade_it(made_dir: Path) -> None:
+    with EmbeddedPostgres(made_dir, options=IN_A_HURRY):
         pass
-    version = embedded_dir / "pgdata" / "PG_VERSION"
+    version = made_dir / "pgdata" / "PG_VERSION"
     version.write_text("16\n")
     with pytest.raises(EmbeddedError, match=r"made by PostgreSQL 16,.*pg_upgrade --old-bindir /"):
-        EmbeddedPostgres(embedded_dir).start()
+        EmbeddedPostgres(made_dir).start()
     version.unlink()
     with pytest.raises(EmbeddedError, match="is not a Postgres cluster"):
-        EmbeddedPostgres(embedded_dir).start()
+        EmbeddedPostgres(made_dir).start()
 
 
 def test_a_user_without_a_passwd_entry_is_told_so(embedded_dir: Path) -> None:
@@ -211,14 +205,12 @@ def test_a_socket_directory_that_others_may_enter_is_refused(embedded_dir: Path)
         sockets.rmdir()
 
 
-def test_a_log_that_has_grown_too_large_starts_anew(
-    embedded_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_has_grown_too_large_starts_anew(made_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_directory, "MAX_LOG_BYTES", 10)
     for _ in range(2):
-        with EmbeddedPostgres(embedded_dir, options=IN_A_HURRY):
+        with EmbeddedPostgres(made_dir, options=IN_A_HURRY):
             pass
-    log, earlier = embedded_dir / "postgres.log", embedded_dir / "postgres.log.1"
+    log, earlier = made_dir / "postgres.log", made_dir / "postgres.log.1"
     assert log.read_text().count("starting PostgreSQL") == 1
     assert earlier.read_text().count("starting PostgreSQL") == 1
 

@@ -10,12 +10,12 @@ import httpx
 import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, which is no exchange's
 import pytest
 
-from server.hosted_tools.mcp.client import McpServers, usable_tools
-from server.hosted_tools.mcp.registered_servers import RegisteredServers
-from server.hosted_tools.mcp.tool_list_cache import ToolList
-from server.hosted_tools.tool_specs import McpCredentials, ToolResult
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.offered_tools import McpCredentials, ToolResult
+from server.hosted_tools.registered_servers import RegisteredServers
+from server.hosted_tools.tool_lists import ToolList, usable_tools
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, allow_host_of, read_allowed
-from server.outbound_http.async_client import (
+from server.outbound_http.guarded_http import (
     BURST_LINES,
     LINES_PER_SECOND,
     ResponseBudget,
@@ -25,8 +25,8 @@ from server.outbound_http.async_client import (
     split_lines,
 )
 from server.protocol.ids import new_uuid
-from server.protocol.responses.hosted_items import ListedTool
-from tests.integration.outbound_http.test_fetch import Answer, Sentinel
+from server.protocol.responses.items import ListedTool
+from tests.integration.outbound_http.test_guarded_http import Answer, Sentinel
 from tests.support.eventually import eventually
 from tests.support.fake_mcp import NOTIFICATIONS, Behaviour, running_fakes
 

@@ -9,13 +9,13 @@ from uuid import UUID
 import psycopg
 
 from engine.request import Finished, FinishReason, Tokens, Usage
-from server.delivery.event_frames import frame
+from server.delivery.frames import frame
 from server.generation.run import Run
 from server.protocol.responses.events import Event
 from server.recording.messages import RecorderMessage
 from server.recording.recorder import Recorder
+from server.store import log_read
 from server.store.database import Database
-from server.store.log import events
 from tests.support.builders import TENANT, SpyHub, accept, register
 from tests.support.eventually import eventually
 
@@ -66,7 +66,7 @@ class Bench:
     def stored(self, response: UUID, tenant: str = TENANT) -> list[Event]:
         """The committed events, as another connection sees them."""
         with self.database.begin() as connection:
-            return events.read(connection, tenant, response, 0)
+            return log_read.read(connection, tenant, response, 0)
 
     def frames(self, response: UUID, tenant: str = TENANT) -> list[bytes]:
         stored = self.stored(response, tenant)

@@ -10,9 +10,9 @@ from sqlalchemy.exc import InternalError
 from server.maintenance.audit_responses import INVARIANTS, Limits
 from server.maintenance.audit_responses import check as check_response
 from server.protocol.ids import new_uuid
-from server.store.audit import stored_responses
-from server.store.audit.stored_responses import Scope
-from server.store.content import deletion, retention
+from server.store import audit_snapshot
+from server.store.audit_snapshot import Scope
+from server.store.content import deletion, responses
 from server.store.database import Database, clock
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.support.builders import TENANT, kill, register, say, think
@@ -188,18 +188,19 @@ def test_nothing_is_wrong_at_any_step_of_a_purge(bench: Bench, database_url: str
     damage(database_url, ROW.format("expires_at = now()"), child)
     while bench.counts()["responses"] > 0:
         with bench.database.begin() as connection:
-            assert retention.purge_batch(connection, quiet_seconds=0, clock=lambda: 0.0).moved
+            assert deletion.purge_batch(connection, quiet_seconds=0, clock=lambda: 0.0).moved
         assert find(database_url) == []
     assert bench.counts()["items"] == 0
 
 
 def audited(database: Database, scope: Scope) -> list[UUID]:
     with database.dedicated_connection("audit") as connection:
-        names = [scope.tenant] if scope.tenant else stored_responses.tenants(connection)
+        with audit_snapshot.snapshot(connection):
+            names = [scope.tenant] if scope.tenant else responses.tenants(connection)
         return [
             response.stored.id
             for tenant in names
-            for response, _ in stored_responses.responses(connection, tenant, scope, 30)
+            for response, _ in audit_snapshot.responses(connection, tenant, scope, 30)
         ]
 
 
@@ -207,7 +208,7 @@ def audited(database: Database, scope: Scope) -> list[UUID]:
 def test_every_response_in_scope_is_audited_once_newest_first(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(stored_responses, "PAGE", page)
+    monkeypatch.setattr(audit_snapshot, "PAGE", page)
     made = [answer(bench, tenant=tenant) for tenant in ("a", "a", "a", "a", "a", "b", "c")]
     ours = made[4::-1]
     assert audited(bench.database, Scope()) == [*ours, made[5], made[6]]
@@ -230,7 +231,7 @@ def test_an_audit_cannot_change_anything(bench: Bench) -> None:
     def write() -> None:
         with (
             bench.database.dedicated_connection("audit") as connection,
-            stored_responses.snapshot(connection),
+            audit_snapshot.snapshot(connection),
         ):
             connection.exec_driver_sql("delete from responses")
 
@@ -242,7 +243,7 @@ def test_responses_that_end_during_their_audit_are_seen_as_they_were(bench: Benc
     older, newer = bench.begin(), bench.begin()
     bench.feed(tokens(older, say("Hel")), tokens(newer, say("Hel")))
     with bench.database.dedicated_connection("audit") as connection:
-        audited = stored_responses.responses(connection, TENANT, Scope(), 30)
+        audited = audit_snapshot.responses(connection, TENANT, Scope(), 30)
         first, _ = next(audited)
         bench.feed(finished(older), finished(newer))
         second, moment = next(audited)

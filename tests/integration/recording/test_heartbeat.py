@@ -8,11 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from server.delivery.abandonment import Abandonment
+from server.delivery.hub import Abandonment
 from server.recovery.heartbeat import Heartbeat
 from server.store.cluster import claims, leases
 from server.store.cluster.leases import HEARTBEAT_SECONDS, heartbeat_interval
-from server.store.database import Database, DatabaseError
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
 from tests.support.builders import accept, register
 from tests.support.eventually import eventually
 

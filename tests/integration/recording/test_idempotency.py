@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.admission.idempotency import AcceptedResponse, IdempotencyKey, find_previous_attempt
+from server.admission.accept import AcceptedResponse, find_previous_attempt
+from server.admission.prepare_runs import IdempotencyKey
 from server.caller import Caller
 from server.delivery.hub import Hub
 from server.errors import Conflict

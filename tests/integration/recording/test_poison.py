@@ -24,6 +24,14 @@ POISONS = {
     "at": "update response_events_hot set at = 'NaN' where response_id = %s",
 }
 
+METERED = """
+    insert into usage_ledger
+      (tenant, response_id, model, status, stored, input_tokens, cached_tokens, output_tokens,
+       reasoning_tokens, started_at, finished_at)
+    select tenant, id, model, 'completed', true, 3, 0, 7, 0, created_at, now()
+    from responses where id = %s
+"""
+
 
 @pytest.mark.parametrize("poison", POISONS)
 def test_a_row_that_cannot_be_decoded_ends_its_own_response_and_no_other(
@@ -44,6 +52,19 @@ def test_a_row_that_cannot_be_decoded_ends_its_own_response_and_no_other(
         assert not at.bench.recorder.produces(bad.facts.id)
         at.bench.recorder.deliver([Finished(good.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, good.facts.id, [], "completed")
+
+
+def test_a_damaged_row_that_is_in_the_ledger_already_is_ended_all_the_same(database_url: str) -> None:
+    with taking(database_url) as at:
+        bad = accept(at.bench.database, at.bench.replica, background=True).facts
+        with at.bench.database.begin() as connection:
+            connection.exec_driver_sql(POISONS["request"], (bad.id,))
+            connection.exec_driver_sql(METERED, (bad.id,))
+        at.claimer.claim_all()
+        with psycopg.connect(database_url, autocommit=True) as observer:
+            eventually(lambda: status_of(observer, bad.id) == "failed")
+            metered = observer.execute("select response_id, output_tokens from usage_ledger").fetchall()
+        assert metered == [(bad.id, 7)]
 
 
 def status_of(connection: psycopg.Connection, response: UUID) -> str:

@@ -12,11 +12,11 @@ from sqlalchemy.exc import OperationalError
 from server.generation.run import Run
 from server.protocol.responses.events import is_terminal
 from server.recording.run_registry import RunRegistry
+from server.store import log_append
 from server.store.cluster import leases
-from server.store.connection import TimeoutConnection
-from server.store.content import deletion, responses
+from server.store.content import deletion, responses, stored_items
 from server.store.database import Connection, Database
-from server.store.log import events
+from server.store.timeout_connection import TimeoutConnection
 from tests.integration.recording.recorded import Bench, finished, terminate_recorder, tokens
 from tests.support.builders import TENANT, say, think
 from tests.support.eventually import eventually
@@ -26,9 +26,9 @@ Fault = Callable[[], None]
 #: Where the commit of an end can be hit: before that call of the store, which takes the connection first.
 CALLS: list[tuple[ModuleType, str]] = [
     (leases, "fence"),
-    (events, "append"),
-    (responses, "insert_items"),
-    (events, "compact"),
+    (log_append, "append"),
+    (stored_items, "insert_items"),
+    (log_append, "compact"),
     (responses, "finish"),
     (responses, "record_usage"),
 ]
@@ -189,7 +189,7 @@ def test_a_connection_killed_in_every_delivery_loses_and_doubles_nothing(
 ) -> None:
     fault = Once(lambda: terminate_recorder(bench.database.url))
     before_exchange(monkeypatch, 1, fault)
-    before(monkeypatch, events, "append", fault)
+    before(monkeypatch, log_append, "append", fault)
     play(bench, fault, at=set(range(5)))
 
 

@@ -10,14 +10,13 @@ import psycopg
 import pytest
 
 from server.generation.run import Run
-from server.input_resolution import history
 from server.protocol.responses.events import Event, Kind, is_terminal
-from server.recording import committer, persist, retries
+from server.recording import committer, persist, side_writer
 from server.recording.messages import ReleaseRuns
-from server.store.content import responses
-from server.store.content.responses import NewItem
+from server.store import log_append
+from server.store.content import item_rows, responses
+from server.store.content.stored_items import NewItem
 from server.store.database import Database
-from server.store.log import events
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.integration.recording.test_recorder_faults import check
 from tests.support.builders import BREAK_PARSER, TENANT, accept, register, say
@@ -120,8 +119,8 @@ def test_a_slow_statement_of_one_response_has_its_time_and_takes_nobody_elses(be
 def test_a_response_that_stays_locked_is_given_up_and_ends_as_failed_once_it_can(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "MAX_TRIES", 2)
-    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.3)
+    monkeypatch.setattr(side_writer, "MAX_TRIES", 2)
+    monkeypatch.setattr(side_writer, "FIRST_PAUSE_SECONDS", 0.3)
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("stored")))
     with locked(bench, hit):
@@ -141,8 +140,8 @@ def test_a_response_that_stays_locked_is_given_up_and_ends_as_failed_once_it_can
 def test_a_background_response_that_stays_locked_is_handed_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "MAX_TRIES", 1)
-    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.3)
+    monkeypatch.setattr(side_writer, "MAX_TRIES", 1)
+    monkeypatch.setattr(side_writer, "FIRST_PAUSE_SECONDS", 0.3)
     hit = in_background(bench)
     bench.feed(tokens(hit, say("stored")))
     with locked(bench, hit):
@@ -155,7 +154,7 @@ def test_a_background_response_that_stays_locked_is_handed_back(
     assert bench.recorder.wait_idle(10)
 
 
-def await_pause_before(bench: Bench, way: retries.Way) -> None:
+def await_pause_before(bench: Bench, way: side_writer.Way) -> None:
     """Waits for a pause of a second or more, behind which the step that is given up is tried in that way."""
 
     def next_is_far() -> bool:
@@ -232,7 +231,7 @@ def test_an_item_that_postgres_refuses_ends_its_own_response(
 ) -> None:
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("bad")), tokens(other, say("good")))
-    stored_item = history.stored_item
+    stored_item = item_rows.stored_item
 
     def named(item: Any) -> NewItem:
         made = stored_item(item)
@@ -251,14 +250,14 @@ def test_a_response_that_can_in_no_way_be_stored_is_handed_back(
 ) -> None:
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("stored")))
-    pack = events.encode_rows
+    pack = log_append.encode_rows
 
-    def refuse(tenant: str, response: UUID, *rest: Any) -> list[events.NewLogRow]:
+    def refuse(tenant: str, response: UUID, *rest: Any) -> list[log_append.NewLogRow]:
         if response == hit.facts.id:
             raise ValueError("a mistake of ours")
         return pack(tenant, response, *rest)
 
-    monkeypatch.setattr(events, "encode_rows", refuse)
+    monkeypatch.setattr(log_append, "encode_rows", refuse)
     bench.recorder.deliver([tokens(hit, say(" lost"))])
     goes_on(bench, other)
     eventually(lambda: not bench.recorder.produces(hit.facts.id))
@@ -296,10 +295,10 @@ def test_a_run_whose_row_another_replica_took_is_dropped_alone(bench: Bench, goe
         connection.exec_driver_sql(
             "update responses set replica_id = %s, attempt = 2 where id = %s", (taker, hit.facts.id)
         )
-        after = events.next_seq(connection, TENANT, hit.facts.id)
+        after = log_append.next_seq(connection, TENANT, hit.facts.id)
         if goes == "on":
             added = [Event(after, Kind.OUTPUT_TEXT_DELTA, 0, 0, "theirs")]
-            events.append(connection, events.encode_rows(TENANT, hit.facts.id, 2, added, [1]))
+            log_append.append(connection, log_append.encode_rows(TENANT, hit.facts.id, 2, added, [1]))
     last = [] if goes == "on" else [finished(hit)]
     bench.recorder.deliver([tokens(hit, say("ours")), *last, tokens(other, say("b"))])
     eventually(lambda: not bench.recorder.produces(hit.facts.id))
@@ -329,7 +328,7 @@ def test_a_recorder_that_stops_stores_what_becomes_free_in_time(bench: Bench) ->
     bench.feed(tokens(run, say("a")))
     with locked(bench, run):
         bench.recorder.deliver([finished(run)])
-        eventually(lambda: run.facts.id in bench.recorder._suspended)
+        eventually(lambda: run.facts.id in bench.recorder._registry.suspended)
     bench.recorder.stop(30.0)
     check(bench, run, "a")
 

@@ -3,10 +3,10 @@
 import pytest
 
 from server.generation.run import Run
-from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.tool_specs import HostedTools, ToolResult
-from server.prompting.next_turn import TurnBuilder
-from server.prompting.resolved_request import ResolvedRequest
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.offered_tools import HostedTools, ToolResult
+from server.prompting.engine_request import ResolvedRequest
+from server.prompting.turns import TurnBuilder
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
 from server.recording.messages import ToolCallFinished
@@ -14,7 +14,7 @@ from server.store.database import Database
 from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import finished, recording, tokens
 from tests.support.builders import TENANT, insert_response, make_facts, say
-from tests.unit.server.hosted_tools.test_tool_specs import CITY, call, reading
+from tests.unit.server.hosted_tools.test_offered_tools import CITY, call, reading
 
 
 class NoEngine:

@@ -9,11 +9,12 @@ import pytest
 from server.configuration.settings import Config
 from server.maintenance.retention import DiskShort, Purged, Retention, purge
 from server.protocol.ids import new_uuid
-from server.protocol.responses.states import Ending
+from server.protocol.responses.response import Ending
+from server.store import log_append
 from server.store.content import responses
-from server.store.database import Database, DatabaseError
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
-from server.store.log import events
 from tests.support.builders import CREATED, TENANT, insert_response, register
 from tests.support.eventually import eventually
 
@@ -48,7 +49,7 @@ def plant(database: Database, count: int) -> None:
     with database.begin() as connection:
         for node in [new_uuid() for _ in range(count)]:
             insert_response(connection, replica, id=node, inputs=["said"], lifetime=timedelta(days=-1))
-            events.compact(connection, TENANT, node)
+            log_append.compact(connection, TENANT, node)
             responses.finish(connection, TENANT, node, replica, 1, ENDING)
 
 

@@ -7,14 +7,12 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, text
 
-from server.admission.admit import Admission
+from server.admission import compact, resolve_input, token_count
+from server.admission.history import HistoryReads
+from server.admission.prepare_runs import ParsedCreate, RunPreparation
+from server.admission.tenant_quotas import QueueLimits
 from server.caller import Caller
-from server.compaction import endpoint
 from server.errors import NotFound
-from server.input_resolution import resolve_input
-from server.input_resolution.history import HistoryReads
-from server.prompting import token_count
-from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
 from server.store.database import Database
 from tests.support.server_process import MODEL
@@ -24,9 +22,8 @@ SERVED: Any = SimpleNamespace(names=[MODEL], seal=None)
 
 
 def admitted(database: Database) -> None:
-    admission = object.__new__(Admission)
-    vars(admission).update(_database=database, _served=SERVED, history=HistoryReads())
-    admission._prepare(Caller("default", None), REQUEST, new_uuid(), None, [], None, True, 1)
+    preparation = RunPreparation(SERVED, database, cast("Any", None), HistoryReads(), QueueLimits(1, None))
+    preparation.prepare_runs(ParsedCreate(caller=Caller("default", None), choices=[REQUEST], input_items=[]))
 
 
 def counted(database: Database) -> None:
@@ -36,7 +33,7 @@ def counted(database: Database) -> None:
 
 
 def compacted(database: Database) -> None:
-    endpoint.start_compaction(database, SERVED, "default", REQUEST, HistoryReads())
+    compact.start_compaction(database, SERVED, "default", REQUEST, HistoryReads())
 
 
 @pytest.mark.parametrize("prepare", [admitted, counted, compacted])

@@ -3,16 +3,15 @@
 import msgspec
 
 from engine.request import Finished, Tokens, Usage
-from server.delivery.response_lists import list_responses
-from server.delivery.stored_responses import find_response
+from server.delivery.stored_responses import find_response, list_responses
 from server.generation.run import Run
-from server.hosted_tools.tool_specs import HostedTools, ToolResult
+from server.hosted_tools.offered_tools import HostedTools, ToolResult
 from server.model_formats.interface import TextDelta
 from server.recording.messages import StartTurn, ToolCallFinished
-from server.store.content.list_pages import Filters
+from server.store.content.response_pages import Filters
 from tests.integration.recording.recorded import Bench
 from tests.support.builders import TENANT
-from tests.unit.server.hosted_tools.test_tool_specs import CITY, call, reading
+from tests.unit.server.hosted_tools.test_offered_tools import CITY, call, reading
 
 
 def called_and_answered(bench: Bench) -> Run:

@@ -6,14 +6,9 @@ import pytest
 from sqlalchemy import text
 
 from server.store import database as database_module
-from server.store.database import (
-    Connection,
-    Database,
-    DatabaseError,
-    clock,
-    commit_synchronously,
-    psycopg_connection,
-)
+from server.store.database import Connection, Database, clock, commit_synchronously
+from server.store.database_errors import DatabaseError
+from server.store.timeout_connection import psycopg_connection
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
-from server.protocol.responses.states import Ending
-from server.store.content import deletion, history_items, responses
+from server.protocol.responses.response import Ending
+from server.store import log_append
+from server.store.content import deletion, responses, stored_items
 from server.store.database import Connection, Database
-from server.store.log import events
 from tests.support.builders import LATER, TENANT, examples, insert_response, register
 from tests.support.eventually import eventually
 
@@ -61,16 +61,16 @@ def plant(connection: Connection, replica: UUID, forest: Forest) -> None:
         node = new_uuid()
         insert_response(connection, replica, id=node, previous=previous, inputs=["said"])
         delta = Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")
-        events.append(connection, events.encode_rows(TENANT, node, 1, [delta], []))
+        log_append.append(connection, log_append.encode_rows(TENANT, node, 1, [delta], []))
         forest.ids.append(node)
         if len(forest.ids) - 1 not in forest.running:
-            events.compact(connection, TENANT, node)
+            log_append.compact(connection, TENANT, node)
             responses.finish(connection, TENANT, node, replica, 1, ENDING)
 
 
 def end(connection: Connection, replica: UUID, node: UUID) -> None:
     """What the recorder does at a response's end."""
-    events.compact(connection, TENANT, node)
+    log_append.compact(connection, TENANT, node)
     if responses.finish(connection, TENANT, node, replica, 1, ENDING):
         deletion.remove_if_unneeded(connection, TENANT, node)
 
@@ -102,7 +102,7 @@ trees = st.integers(1, 8).flatmap(
 
 
 @given(trees)
-@examples(80)
+@examples(30)
 def test_exactly_what_nothing_needs_is_removed(
     database: Database, tree: tuple[list[int | None], set[int], list[tuple[bool, int]]]
 ) -> None:
@@ -136,10 +136,10 @@ def test_the_history_of_a_live_response_runs_through_deleted_ones(database: Data
     forest = Forest([None, 0, 1])
     with database.begin() as connection:
         plant(connection, replica, forest)
-        before = history_items.chain_items(connection, TENANT, forest.ids[2])
+        before = stored_items.chain_items(connection, TENANT, forest.ids[2])
         deletion.delete(connection, TENANT, forest.ids[0])
         deletion.delete(connection, TENANT, forest.ids[1])
-        assert history_items.chain_items(connection, TENANT, forest.ids[2]) == before
+        assert stored_items.chain_items(connection, TENANT, forest.ids[2]) == before
         assert len(before) == 3
 
 

@@ -11,8 +11,8 @@ from server.protocol.ids import new_uuid
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind, event_type, render
 from server.protocol.responses.items import Message, OutputText
+from server.store import log_append, log_read
 from server.store.database import Connection, Database
-from server.store.log import events
 from tests.support.builders import TENANT, examples
 
 AWKWARD = ["", "\0", "a\0b", "\\u0000", "\\\\u0000\0", "u0000", "\u2028", '"', "😀", "\x7f", "\ufdd0", "[]"]
@@ -38,21 +38,21 @@ def write(connection: Connection, response: UUID, said: list[tuple[str, str]]) -
         made.append(event)
     half = len(made) // 2
     for part in (made[:half], made[half:]):
-        events.append(connection, events.encode_rows(TENANT, response, 1, part, []))
+        log_append.append(connection, log_append.encode_rows(TENANT, response, 1, part, []))
     return made
 
 
 @given(spoken, st.integers(0, 12))
-@examples(60)
+@examples(30)
 def test_events_are_read_as_they_were_written_before_and_after_compaction(
     database: Database, said: list[tuple[str, str]], first: int
 ) -> None:
     response = new_uuid()
     with database.begin() as connection:
         made = write(connection, response, said)
-        hot = events.read(connection, TENANT, response, first)
-        events.compact(connection, TENANT, response)
-        cold = events.read(connection, TENANT, response, first)
+        hot = log_read.read(connection, TENANT, response, first)
+        log_append.compact(connection, TENANT, response)
+        cold = log_read.read(connection, TENANT, response, first)
     assert hot == cold == made[first:]
     assert [render(response, event) for event in cold] == [render(response, event) for event in made[first:]]
 
@@ -67,13 +67,13 @@ def view(connection: Connection, response: UUID) -> list[dict[str, Any]]:
 
 
 @given(spoken)
-@examples(60)
+@examples(30)
 def test_the_view_shows_every_event_as_it_was_sent(database: Database, said: list[tuple[str, str]]) -> None:
     response = new_uuid()
     with database.begin() as connection:
         made = write(connection, response, said)
         hot = view(connection, response)
-        events.compact(connection, TENANT, response)
+        log_append.compact(connection, TENANT, response)
         cold = view(connection, response)
     assert hot == cold
     assert len(hot) == len(made)
@@ -94,7 +94,7 @@ def test_an_event_with_a_nul_does_not_hide_the_others_from_the_view(database: Da
     with database.begin() as connection:
         write(connection, response, [("text", "a\0"), ("done", "a\0"), ("item", "a\0"), ("text", "b")])
         write(connection, other, [("text", "c"), ("done", "c")])
-        events.compact(connection, TENANT, other)
+        log_append.compact(connection, TENANT, other)
         counted = connection.exec_driver_sql("select count(type), count(item_id) from v_events").one()
     assert tuple(counted) == (6, 6)
 
@@ -104,40 +104,40 @@ def test_progress_gives_the_tokens_in_order_and_the_next_number(database: Databa
     first = [Event(n, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a") for n in range(3)]
     second = [Event(3, Kind.REASONING_TEXT_DELTA, 0, 0, "b"), Event(4, Kind.OUTPUT_TEXT_DELTA, 0, 0, "c")]
     with database.begin() as connection:
-        assert events.read_progress(connection, TENANT, response) == events.LogProgress([], 0, None)
-        events.append(connection, events.encode_rows(TENANT, response, 1, second, [2**31 - 1, 0]))
-        events.append(connection, events.encode_rows(TENANT, response, 1, first, [7, 8]))
-        found = events.read_progress(connection, TENANT, response)
+        assert log_read.read_progress(connection, TENANT, response) == log_read.LogProgress([], 0, None)
+        log_append.append(connection, log_append.encode_rows(TENANT, response, 1, second, [2**31 - 1, 0]))
+        log_append.append(connection, log_append.encode_rows(TENANT, response, 1, first, [7, 8]))
+        found = log_read.read_progress(connection, TENANT, response)
         assert (found.token_ids, found.next_seq) == ([7, 8, 2**31 - 1, 0], 5)
         assert found.first_token_at is not None
-        assert events.read_progress(connection, "other", response) == events.LogProgress([], 0, None)
+        assert log_read.read_progress(connection, "other", response) == log_read.LogProgress([], 0, None)
 
 
 def test_a_tenant_reads_no_events_of_another(database: Database) -> None:
     response = new_uuid()
     with database.begin() as connection:
         write(connection, response, [("text", "a")])
-        assert events.read(connection, "other", response, 0) == []
-        events.compact(connection, "other", response)
-        assert len(events.read(connection, TENANT, response, 0)) == 1
-        events.compact(connection, TENANT, response)
-        assert events.read(connection, "other", response, 0) == []
+        assert log_read.read(connection, "other", response, 0) == []
+        log_append.compact(connection, "other", response)
+        assert len(log_read.read(connection, TENANT, response, 0)) == 1
+        log_append.compact(connection, TENANT, response)
+        assert log_read.read(connection, "other", response, 0) == []
 
 
 def test_compaction_of_nothing_leaves_nothing(database: Database) -> None:
     response = new_uuid()
     with database.begin() as connection:
-        events.compact(connection, TENANT, response)
-        assert events.read(connection, TENANT, response, 0) == []
+        log_append.compact(connection, TENANT, response)
+        assert log_read.read(connection, TENANT, response, 0) == []
 
 
 def test_two_writers_of_the_same_number_cannot_both_commit(database: Database) -> None:
     response = new_uuid()
     event = [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")]
     with database.begin() as connection:
-        events.append(connection, events.encode_rows(TENANT, response, 1, event, []))
+        log_append.append(connection, log_append.encode_rows(TENANT, response, 1, event, []))
     with pytest.raises(Exception, match="pk_response_events_hot"), database.begin() as connection:
-        events.append(connection, events.encode_rows(TENANT, response, 2, event, []))
+        log_append.append(connection, log_append.encode_rows(TENANT, response, 2, event, []))
 
 
 def test_a_reader_misses_no_event_while_another_connection_compacts(database: Database) -> None:
@@ -155,7 +155,7 @@ def test_a_reader_misses_no_event_while_another_connection_compacts(database: Da
             seen = 0
             while seen < 3:
                 with database.begin() as connection:
-                    found = events.read(connection, TENANT, response, 0)
+                    found = log_read.read(connection, TENANT, response, 0)
                     seen += connection.exec_driver_sql(
                         "select count(*) from response_streams where response_id = %s", (response,)
                     ).scalar_one()
@@ -167,7 +167,7 @@ def test_a_reader_misses_no_event_while_another_connection_compacts(database: Da
     started.wait()
     for response in responses:
         with database.begin() as connection:
-            events.compact(connection, TENANT, response)
+            log_append.compact(connection, TENANT, response)
     reader.join(60)
     assert not reader.is_alive()
     assert failures == []
@@ -193,11 +193,11 @@ def test_a_compaction_between_the_two_selects_of_a_read_hides_nothing(
                 self._struck = True
                 more = [Event(n, Kind.OUTPUT_TEXT_DELTA, 300, 0, "b") for n in (5, 6)]
                 with database.begin() as other:
-                    events.append(other, events.encode_rows(TENANT, response, 1, more, []))
-                    events.compact(other, TENANT, response)
+                    log_append.append(other, log_append.encode_rows(TENANT, response, 1, more, []))
+                    log_append.compact(other, TENANT, response)
             return found
 
     with database.begin() as connection:
         between: Any = Between(connection)
-        found = events.read(between, TENANT, response, len(made))
+        found = log_read.read(between, TENANT, response, len(made))
     assert [event.sequence_number for event in found] == [5, 6]

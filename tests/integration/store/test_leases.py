@@ -9,8 +9,9 @@ import pytest
 from server.protocol.ids import new_uuid
 from server.recording.recorder import Recorder
 from server.store.cluster import leases
-from server.store.database import Connection, Database, psycopg_connection
-from server.store.log.fast_append import append_and_commit
+from server.store.database import Connection, Database
+from server.store.log_append import append_and_commit
+from server.store.timeout_connection import psycopg_connection
 from tests.support.builders import SpyHub, accept, kill, register
 from tests.support.eventually import eventually
 

@@ -41,7 +41,7 @@ def listen_until(ear: Connection, expected: Hints) -> None:
 
 
 @given(st.sets(st.uuids(), max_size=3), st.booleans(), st.sets(st.uuids(), max_size=3))
-@examples(50)
+@examples(25)
 def test_hints_are_read_as_they_were_written(responses: set[UUID], queue: bool, cancels: set[UUID]) -> None:
     given = Hints({short_id(response) for response in responses}, queue, cancels)
     read = Hints()

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from server.input_resolution.history import stored_item
 from server.protocol.ids import item_id, new_uuid
 from server.protocol.responses.items import InputText, Message, OutputText
-from server.store.commit_failures import OwnershipLost
-from server.store.content import deletion, history_items, responses
+from server.store.content import deletion, responses, stored_items
+from server.store.content.item_rows import stored_item
 from server.store.database import Connection, Database
+from server.store.database_errors import OwnershipLost
 from tests.support.builders import (
     LATER,
     TENANT,
@@ -26,8 +26,8 @@ def insert_output(connection: Connection, response: UUID, *texts: str) -> None:
         Message(item_id("msg", response, "o", index), "completed", "assistant", [OutputText(text)])
         for index, text in enumerate(texts)
     ]
-    responses.insert_items(
-        connection, TENANT, response, responses.OUTPUT, [stored_item(item) for item in made]
+    stored_items.insert_items(
+        connection, TENANT, response, stored_items.OUTPUT, [stored_item(item) for item in made]
     )
 
 
@@ -56,8 +56,8 @@ def test_the_history_of_a_chain_of_50_is_in_order(database: Database, deleted: t
         chain = plant_chain(connection, replica, 50)
         for turn in deleted:
             assert deletion.delete(connection, TENANT, chain[turn]) is True
-        found = texts(history_items.chain_items(connection, TENANT, chain[-1]))
-        part = texts(history_items.chain_items(connection, TENANT, chain[2]))
+        found = texts(stored_items.chain_items(connection, TENANT, chain[-1]))
+        part = texts(stored_items.chain_items(connection, TENANT, chain[2]))
     expected = [f"{side} {turn}.{n}" for turn in range(50) for side in ("in", "out") for n in (0, 1)]
     assert found == expected
     assert part == expected[:12]
@@ -70,8 +70,8 @@ def test_branches_of_one_response_do_not_see_each_other(database: Database) -> N
         left, right = new_uuid(), new_uuid()
         insert_response(connection, replica, id=left, previous=root, inputs=["left"])
         insert_response(connection, replica, id=right, previous=root, inputs=["right"])
-        assert texts(history_items.chain_items(connection, TENANT, left))[4:] == ["left"]
-        assert texts(history_items.chain_items(connection, TENANT, right))[4:] == ["right"]
+        assert texts(stored_items.chain_items(connection, TENANT, left))[4:] == ["left"]
+        assert texts(stored_items.chain_items(connection, TENANT, right))[4:] == ["right"]
 
 
 def test_a_response_is_read_as_it_was_accepted_and_finished(database: Database) -> None:
@@ -134,8 +134,8 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
     with database.begin() as connection:
         (response,) = plant_chain(connection, replica, 1)
         assert responses.get(connection, "other", response) is None
-        assert responses.output_items(connection, "other", response) == []
-        assert history_items.chain_items(connection, "other", response) == []
+        assert stored_items.output_items(connection, "other", response) == []
+        assert stored_items.chain_items(connection, "other", response) == []
         with pytest.raises(OwnershipLost):
             responses.finish(connection, "other", response, replica, 1, make_ending())
         responses.record_usage(
@@ -160,7 +160,7 @@ def test_a_history_does_not_cross_into_another_tenant(database: Database) -> Non
         insert_response(
             connection, replica, id=stranger, tenant="other", previous=response, inputs=["theirs"]
         )
-        assert texts(history_items.chain_items(connection, "other", stranger)) == ["theirs"]
+        assert texts(stored_items.chain_items(connection, "other", stranger)) == ["theirs"]
 
 
 def test_two_tenants_may_have_a_response_of_the_same_id(database: Database) -> None:
@@ -171,7 +171,7 @@ def test_two_tenants_may_have_a_response_of_the_same_id(database: Database) -> N
         insert_response(connection, replica, id=response, tenant="other", inputs=["theirs"])
         assert deletion.delete(connection, "other", response) is True
         assert responses.get(connection, TENANT, response) is not None
-        assert texts(history_items.chain_items(connection, TENANT, response)) == ["mine"]
+        assert texts(stored_items.chain_items(connection, TENANT, response)) == ["mine"]
 
 
 def test_items_come_back_byte_for_byte(database: Database) -> None:
@@ -181,7 +181,7 @@ def test_items_come_back_byte_for_byte(database: Database) -> None:
     with database.begin() as connection:
         insert_response(connection, replica, id=response)
         insert_output(connection, response, awkward, "second")
-        found = responses.output_items(connection, TENANT, response)
+        found = stored_items.output_items(connection, TENANT, response)
     assert texts(found) == [awkward, "second"]
     assert [msgspec.json.encode(msgspec.json.decode(text)).decode() for text in found] == found
 
@@ -193,4 +193,4 @@ def test_an_item_cannot_be_written_twice(database: Database) -> None:
     with database.begin() as connection:
         insert_response(connection, replica, id=response, inputs=["a"])
     with pytest.raises(IntegrityError), database.begin() as connection:
-        responses.insert_items(connection, TENANT, response, responses.INPUT, [item])
+        stored_items.insert_items(connection, TENANT, response, stored_items.INPUT, [item])

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
-from server.protocol.responses.states import Ending
-from server.store.content import deletion, history_items, responses, retention
-from server.store.content.retention import MAX_BATCH_ROWS, PurgeBatch
+from server.protocol.responses.response import Ending
+from server.store import log_append
+from server.store.content import deletion, idempotency_keys, responses, stored_items
+from server.store.content.deletion import MAX_BATCH_ROWS, PurgeBatch
 from server.store.database import Connection, Database
-from server.store.log import events
 from tests.support.builders import TENANT, USAGE, examples, insert_response, register
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -64,8 +64,8 @@ def plant(
         inputs=["said"] * inputs,
         lifetime=lifetime,
     )
-    events.append(
-        connection, events.encode_rows(tenant, node, 1, [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")], [])
+    log_append.append(
+        connection, log_append.encode_rows(tenant, node, 1, [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")], [])
     )
     if ended:
         end(connection, replica, node, tenant=tenant, finished_at=finished_at)
@@ -81,7 +81,7 @@ def end(
     finished_at: datetime = LONG_AGO,
 ) -> None:
     """What the recorder does at a response's end."""
-    events.compact(connection, tenant, node)
+    log_append.compact(connection, tenant, node)
     if responses.finish(connection, tenant, node, replica, 1, ending(finished_at)):
         deletion.remove_if_unneeded(connection, tenant, node)
 
@@ -91,7 +91,7 @@ def drain(database: Database, quiet: float = 0) -> list[PurgeBatch]:
     done: list[PurgeBatch] = []
     while not done or done[-1].moved:
         with database.begin() as connection:
-            done.append(retention.purge_batch(connection, quiet))
+            done.append(deletion.purge_batch(connection, quiet))
     return done
 
 
@@ -208,7 +208,7 @@ forests = st.integers(1, 9).flatmap(
 
 
 @given(forests, st.booleans())
-@examples(60)
+@examples(25)
 def test_exactly_what_nothing_needs_is_purged(database: Database, forest: Forest, at_once: bool) -> None:
     replica = register(database)
     forest.ids.clear()
@@ -263,11 +263,11 @@ def test_the_history_of_a_live_response_stays_and_goes_with_it(database: Databas
         first = plant(connection, replica)
         second = plant(connection, replica, previous=first)
         third = plant(connection, replica, previous=second, expired=False)
-        before = history_items.chain_items(connection, TENANT, third)
+        before = stored_items.chain_items(connection, TENANT, third)
     drain(database)
     assert [is_readable(database, node) for node in (first, second, third)] == [False, False, True]
     with database.begin() as connection:
-        assert history_items.chain_items(connection, TENANT, third) == before
+        assert stored_items.chain_items(connection, TENANT, third) == before
         assert len(before) == 3
         deletion.delete(connection, TENANT, third)
     assert left(database) == {table: set() for table in TABLES}
@@ -332,7 +332,7 @@ def test_a_batch_ends_before_the_slice_that_would_take_too_long(
             plant(connection, replica)
     clock = ticking(seconds)
     with database.begin() as connection:
-        assert retention.purge_batch(connection, 0, clock).responses == 50 * slices
+        assert deletion.purge_batch(connection, 0, clock).responses == 50 * slices
 
 
 def ticking(seconds: float) -> Callable[[], float]:
@@ -364,15 +364,15 @@ def test_responses_older_than_an_age_are_made_to_expire(database: Database) -> N
             " where id = any(%s)",
             ([old, running],),
         )
-        assert retention.count_due(connection, 0) == 0
-        assert retention.count_older(connection, TENANT, 0, timedelta(days=7)) == 1
-        assert retention.count_older(connection, TENANT, 0, timedelta(days=9)) == 0
-        assert retention.count_older(connection, "other", 0, timedelta(days=7)) == 0
-        assert retention.expire_older(connection, "other", timedelta(days=7)) == 0
-        assert retention.expire_older(connection, TENANT, timedelta(days=7)) == 1
-        assert retention.expire_older(connection, TENANT, timedelta(days=7)) == 0
-        assert retention.count_due(connection, 0) == 1
-        assert retention.count_older(connection, TENANT, 0, timedelta(days=7)) == 0
+        assert deletion.count_due(connection, 0) == 0
+        assert deletion.count_older(connection, TENANT, 0, timedelta(days=7)) == 1
+        assert deletion.count_older(connection, TENANT, 0, timedelta(days=9)) == 0
+        assert deletion.count_older(connection, "other", 0, timedelta(days=7)) == 0
+        assert deletion.expire_older(connection, "other", timedelta(days=7)) == 0
+        assert deletion.expire_older(connection, TENANT, timedelta(days=7)) == 1
+        assert deletion.expire_older(connection, TENANT, timedelta(days=7)) == 0
+        assert deletion.count_due(connection, 0) == 1
+        assert deletion.count_older(connection, TENANT, 0, timedelta(days=7)) == 0
     drain(database)
     assert [is_readable(database, node) for node in (old, running, young)] == [False, True, True]
 
@@ -384,17 +384,17 @@ def test_idempotency_keys_are_forgotten_after_a_day(database: Database) -> None:
             " select 'acme', age::text, '', gen_random_uuid(), now() - make_interval(hours => age)"
             " from unnest(array[1, 23, 25, 90]) as age"
         )
-        assert retention.count_old_keys(connection) == 2
-        assert retention.delete_old_keys(connection) == 2
+        assert idempotency_keys.count_old_keys(connection) == 2
+        assert idempotency_keys.delete_old_keys(connection) == 2
         left = connection.exec_driver_sql("select key from idempotency_keys order by key").scalars().all()
         assert left == ["1", "23"]
-        assert retention.delete_old_keys(connection) == 0
+        assert idempotency_keys.delete_old_keys(connection) == 0
 
 
 def test_everybody_who_has_responses_is_found_once(database: Database) -> None:
     replica = register(database)
     with database.begin() as connection:
-        assert retention.tenants(connection) == []
+        assert responses.tenants(connection) == []
         for tenant in ("b", "a", "c", "a", "b"):
             plant(connection, replica, tenant=tenant)
-        assert retention.tenants(connection) == ["a", "b", "c"]
+        assert responses.tenants(connection) == ["a", "b", "c"]

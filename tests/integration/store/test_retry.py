@@ -8,7 +8,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import text
 
-from server.store.database import Connection, Database, DatabaseError, clock
+from server.store.database import Connection, Database, clock
+from server.store.database_errors import DatabaseError
 from tests.support.eventually import eventually
 
 

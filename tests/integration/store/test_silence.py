@@ -7,9 +7,10 @@ from time import monotonic
 import psycopg
 import pytest
 
-from server.store import connection as connect
 from server.store import database
-from server.store.database import Database, DatabaseError, clock
+from server.store import timeout_connection as connect
+from server.store.database import Database, clock
+from server.store.database_errors import DatabaseError
 from tests.fix_proxy import Proxy
 from tests.support.eventually import eventually
 

@@ -5,13 +5,19 @@ from uuid import UUID
 
 import pytest
 
-from server.input_resolution.history import stored_item
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
-from server.store.content import chat_choices, conversations, deletion, responses, retention, storage_usage
+from server.store import log_append
+from server.store.content import (
+    conversations,
+    deletion,
+    responses,
+    storage_usage,
+    stored_items,
+)
+from server.store.content.item_rows import stored_item
 from server.store.content.storage_usage import FOLD_ROWS
 from server.store.database import Connection, Database
-from server.store.log import events
 from tests.support.builders import CREATED, TENANT, insert_response, make_ending, make_message, register
 
 OTHER = "other"
@@ -53,7 +59,7 @@ def begin(
         connection, replica, id=node, tenant=tenant, previous=previous, inputs=texts, lifetime=lifetime
     )
     told = [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "something said")]
-    events.append(connection, events.encode_rows(tenant, node, 1, told, []))
+    log_append.append(connection, log_append.encode_rows(tenant, node, 1, told, []))
     return node
 
 
@@ -61,8 +67,8 @@ def end(connection: Connection, replica: UUID, node: UUID, *texts: str, tenant: 
     """As the recorder writes an end."""
     finished = responses.finish(connection, tenant, node, replica, 1, make_ending(finished_at=CREATED))
     output = [stored_item(make_message(new_uuid(), 0, text)) for text in texts]
-    responses.insert_items(connection, tenant, node, responses.OUTPUT, output)
-    events.compact(connection, tenant, node)
+    stored_items.insert_items(connection, tenant, node, stored_items.OUTPUT, output)
+    log_append.compact(connection, tenant, node)
     if finished.deleted:
         deletion.remove_if_unneeded(connection, tenant, node)
 
@@ -135,7 +141,7 @@ def test_a_purge_counts_what_it_removes_by_tenant(database: Database, replica: U
         end(connection, replica, stays, tenant=OTHER)
     while True:
         with database.begin() as connection:
-            if not retention.purge_batch(connection, 0).moved:
+            if not deletion.purge_batch(connection, 0).moved:
                 break
     assert counted(database) == 0
     left = counted(database, OTHER)
@@ -183,7 +189,7 @@ def test_other_metadata_of_a_stored_chat_completion_is_counted(database: Databas
         assert stored
         longer = stored.request.replace('"metadata":{}', '"metadata":{"k":"vvvvvvvv"}')
         assert longer != stored.request
-        chat_choices.update_metadata(connection, stored, longer, '{"k":"vvvvvvvv"}')
+        responses.update_choice_metadata(connection, stored, longer, '{"k":"vvvvvvvv"}')
     assert counted(database) == before + 2 * len('"k":"vvvvvvvv"')
 
 

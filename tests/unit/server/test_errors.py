@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 from server import errors
 from server.errors import ApiError
-from server.http.error_responses import on_error, to_api_error
-from server.protocol.errors import DecodeFailure
+from server.http.json_responses import on_error, to_api_error
+from server.protocol.error_object import DecodeFailure
 
 
 def leaves(kind: type[ApiError]) -> Iterator[type[ApiError]]:

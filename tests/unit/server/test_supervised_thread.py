@@ -1,4 +1,4 @@
-"""What a supervised thread does about exceptions, and what it says of itself."""
+"""What a supervised thread does about exceptions, what it says of itself, and what counts as a stall."""
 
 import threading
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from server.supervised_thread import Activity, Retry, SupervisedThread
+from server.supervised_thread import TICK_SECONDS, Activity, Retry, Stalls, StallWatch, SupervisedThread
 from tests.support.eventually import eventually
 
 AT_ONCE = Retry(max_pause=0.0)
@@ -162,3 +162,17 @@ def test_pauses_double_up_to_a_bound_and_end_after_so_many_failures() -> None:
     assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
     assert pauses[6:] == [5, 5, 5, 5, 5, 5, None]
     assert Retry(max_failures=None).pause(10_000) == 30
+
+
+def test_wake_ups_that_come_late_are_counted_and_long_ones_logged(caplog: pytest.LogCaptureFixture) -> None:
+    watch = StallWatch()
+    for seconds in (TICK_SECONDS, TICK_SECONDS + 0.05):
+        watch.add_wait(seconds)
+    assert watch.stalls == Stalls()
+    watch.add_wait(TICK_SECONDS + 0.25)
+    assert caplog.records == []
+    watch.add_wait(TICK_SECONDS + 4.5)
+    assert watch.stalls.count == 2
+    assert watch.stalls.longest_seconds == pytest.approx(4.5)
+    assert watch.stalls.total_seconds == pytest.approx(4.75)
+    assert "the interpreter stood still for 4.5 s" in caplog.text

@@ -14,7 +14,7 @@ import pytest
 
 from engine.core import supervisor
 from engine.engine import ThreadedEngine
-from engine.executor import EngineFault, StepResult
+from engine.executor import EngineFault, ForwardHandle
 from engine.request import Failed, Outbound, RequestRefused, Tokens
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scripted_engine import Fault, Script
@@ -111,7 +111,7 @@ def test_a_death_is_told_to_hundreds_of_requests_within_a_second() -> None:
         if isinstance(message, Failed):
             told_after.append(time.monotonic() - died_at[0])
 
-    def die(_plan: SchedulerOutput) -> StepResult:
+    def die(_plan: SchedulerOutput) -> ForwardHandle:
         died_at.append(time.monotonic())
         raise Broken("a broken book")
 
@@ -121,7 +121,7 @@ def test_a_death_is_told_to_hundreds_of_requests_within_a_second() -> None:
         bench.listener.wait(lambda: bool(bench.listener.batches))
         for n in range(600):
             bench.engine.submit(make_request(str(n), make_prompt(20, n)))
-        executor.execute = die
+        executor.begin = die
     eventually(lambda: len(told_after) == 601)
     assert max(told_after) < 1.0
     bench.engine.close(drain=False)
@@ -250,15 +250,15 @@ def test_a_life_after_a_death_has_nothing_of_the_one_before(
 
     left: list[weakref.ref[Tensors]] = []
     executor: Any = bench.engine._executor
-    execute = executor.execute
+    begin = executor.begin
 
-    def break_once(_plan: SchedulerOutput) -> StepResult:
+    def break_once(_plan: SchedulerOutput) -> ForwardHandle:
         tensors = Tensors()
         left.append(weakref.ref(tensors))
-        executor.execute = execute
+        executor.begin = begin
         raise Broken("a broken book")
 
-    executor.execute = break_once
+    executor.begin = break_once
     bench.run(make_request("victim", make_prompt(20)))
     bench.run(make_request("after", make_prompt(20)))
     gc.collect()

@@ -194,10 +194,10 @@ def test_a_panic_of_the_library_is_a_refusal(
     class PanicException(BaseException):
         pass
 
-    def panic(_grammar: StructuredOutput, _digest: bytes) -> None:
+    def panic(_source: str) -> None:
         raise PanicException("it broke")
 
-    monkeypatch.setattr(compiler, "_compile_unguarded", panic)
+    monkeypatch.setattr(compiler, "_matcher", panic)
     with pytest.raises(RequestRefused, match="it broke"):
         compiler.compiled(schema({}))
 
@@ -211,14 +211,14 @@ class Blocked:
         self.begun: list[str] = []
         self.compiler = GrammarCompiler(VOCABULARY)
         self.compiler.compiled(grammar("json_object"))
-        compile_it = self.compiler._compile_unguarded
+        compile_it = self.compiler._compile
 
         def compile_later(wanted: StructuredOutput, digest: bytes) -> object:
             self.begun.append(wanted.text)
             self.go_on.wait(60)
             return compile_it(wanted, digest)
 
-        monkeypatch.setattr(self.compiler, "_compile_unguarded", compile_later)
+        monkeypatch.setattr(self.compiler, "_compile", compile_later)
 
     def refusal(self, pattern: str, fairness_key: str) -> str:
         with pytest.raises(RequestRefused) as refusal:

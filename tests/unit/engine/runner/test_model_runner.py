@@ -40,11 +40,12 @@ def tokens(outcomes: list[Outcome]) -> list[list[int]]:
     return [outcome.tokens for outcome in outcomes]
 
 
-def run_alone(start: Callable[..., Bench]) -> list[list[int]]:
-    """Each request with an engine of its own and nothing to share."""
+@pytest.fixture(scope="module")
+def alone(model: Callable[..., Bench]) -> list[list[int]]:
+    """The tokens of each request with an engine of its own and nothing to share."""
     result = []
     for request in JOBS:
-        bench = start(max_running=1)
+        bench = model(max_running=1)
         result += tokens(bench.run(request))
         bench.engine.close(drain=True)
     return result
@@ -63,10 +64,10 @@ def run_alone(start: Callable[..., Bench]) -> list[list[int]]:
     ids=str,
 )
 def test_tokens_are_the_same_however_little_room_there_is(
-    model: Callable[..., Bench], settings: dict[str, Any]
+    model: Callable[..., Bench], settings: dict[str, Any], alone: list[list[int]]
 ) -> None:
     bench = model(**settings)
-    assert tokens(bench.run(*JOBS)) == run_alone(model)
+    assert tokens(bench.run(*JOBS)) == alone
     bench.engine.close(drain=True)
 
 

@@ -4,9 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.browser.numbered_lines import find_lines, number_lines
-from server.browser.page import MAX_CHARACTERS, WIDTH, Page, decode_body, from_html, from_results, from_text
-from server.browser.page_process import PageUnreadable, parse_page
+from server.browser.page import (
+    MAX_CHARACTERS,
+    WIDTH,
+    Page,
+    PageUnreadable,
+    decode_body,
+    find_lines,
+    from_html,
+    from_results,
+    from_text,
+    number_lines,
+    parse_page,
+)
 
 URL = "https://a.example/docs/page?x=1"
 

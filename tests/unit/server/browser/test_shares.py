@@ -5,12 +5,12 @@ import threading
 import pytest
 from mcp.server.fastmcp.exceptions import ToolError
 
-from server.browser import browsing, mcp_server
-from server.browser.browsing import BrowserTabs, Web
+from server.browser import browser_tabs, mcp_server
+from server.browser.browser_tabs import BrowserTabs, Web
 from server.browser.mcp_server import Sessions
 from server.browser.page import Page
 from server.outbound_http.allowed_addresses import AllowedAddresses
-from server.outbound_http.fetch import FetchResult
+from server.outbound_http.guarded_http import FetchResult
 from tests.support.eventually import eventually
 
 PAGE = Page("https://example.com/", "A page", ("x" * 1000,) * 10)
@@ -33,13 +33,13 @@ def see(open_pages: BrowserTabs) -> str:
 def test_pages_of_a_session_are_closed_beyond_its_bytes_and_cursors_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(browsing, "MAX_BYTES", 3 * PAGE.size)
+    monkeypatch.setattr(browser_tabs, "MAX_BYTES", 3 * PAGE.size)
     session = BrowserTabs(WEB)
     for number in range(5):
         assert open_page(session).startswith(f"[{number}]")
     assert session.size == 3 * PAGE.size
     assert session.open(cursor=2)
-    with pytest.raises(browsing.BrowserError):
+    with pytest.raises(browser_tabs.BrowserError):
         session.open(cursor=1)
 
 

@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.configuration.removed_settings import REMOVED
-from server.configuration.settings import (
-    Config,
-    Setting,
-    child_environment,
-    load,
-    settings,
-    tiktoken_folders,
-    xdg_data_home,
-)
+from server.configuration.environment import REMOVED, child_environment, load, tiktoken_folders, xdg_data_home
+from server.configuration.settings import Config, Setting, settings
 from server.errors import ConfigError
 from tests.support.builders import examples
 

@@ -12,16 +12,15 @@ from starlette.requests import Request
 from server.admission import admit
 from server.admission.admit import Admission
 from server.caller import Caller
-from server.delivery.event_frames import FramePage
+from server.delivery.frames import FramePage
 from server.delivery.hub import Hub, Published
-from server.http.asgi import event_stream, final_response
-from server.http.asgi.answer import Answer
-from server.http.asgi.event_stream import KEEP_ALIVE_LINE
+from server.http.asgi import answers
+from server.http.asgi.answers import KEEP_ALIVE_LINE, Answer
 from server.http.handlers import responses
 from server.protocol.ids import response_id
-from server.store.database import DatabaseError
+from server.store.database_errors import DatabaseError
 from tests.unit.server.http.asgi.asgi_messages import PATIENCE_S, Client, inline, now, run
-from tests.unit.server.http.asgi.test_event_stream import Stream, deferred
+from tests.unit.server.http.asgi.test_answers import Stream, deferred
 
 FRAMES = [b"event: e%d\ndata: {}\n\n" % n for n in range(6)]
 TENANT = "default"
@@ -29,8 +28,7 @@ TENANT = "default"
 
 @pytest.fixture(autouse=True)
 def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "store_reader", lambda _scope: inline)
-    monkeypatch.setattr(final_response, "store_reader", lambda _scope: inline)
+    monkeypatch.setattr(answers, "store_reader", lambda _scope: inline)
 
 
 def publish(hub: Hub, loop: asyncio.AbstractEventLoop, published: Published) -> None:

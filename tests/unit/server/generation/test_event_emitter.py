@@ -13,7 +13,7 @@ from server.generation.event_emitter import EventEmitter
 from server.model_formats.interface import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, event_type, is_terminal, render
 from server.protocol.responses.items import Message, Reasoning
-from server.protocol.responses.states import Ending, EndStatus
+from server.protocol.responses.response import Ending, EndStatus
 from tests.support.builders import CREATED, LATER, RESPONSE, SDK_EVENT, examples, make_echo, rendered
 from tests.support.event_order import EventOrder, deltas
 
@@ -95,7 +95,7 @@ def test_stream_that_another_emitter_ends_after_any_commit_is_in_order(
     for delta in said[:commits]:
         before += first.delta(delta)
     second.restore(before)
-    second.next_seq = len(before)
+    second.numbers.next_seq = len(before)
     last, _ = second.end(make_ending(status))
     EventOrder().take_all(rendered(RESPONSE, [*before, *last]))
 

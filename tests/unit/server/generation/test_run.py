@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import FinishReason, Usage
-from server.generation.run import Run, RunLog
+from server.generation.event_log import RunLog
+from server.generation.run import Run
 from server.protocol.responses.events import Event, event_type, render
 from server.protocol.responses.items import Item, Message, Reasoning
 from tests.support.builders import (
@@ -83,7 +84,7 @@ def test_a_run_that_is_resumed_at_any_cut_goes_on_as_if_it_had_not_been_cut(
     )
 
     second = make_run()
-    resume(second, RunLog([token for piece in before for token in piece], len(stored), (), LATER))
+    resume(second, RunLog([(0, [token for piece in before for token in piece])], len(stored), (), LATER))
     rest = [event for piece in after for event in second.tokens(piece, LATER)]
     if reason is None:
         rest += second.fail("server_error", "Why.", LATER)
@@ -101,7 +102,7 @@ def test_a_run_that_is_resumed_at_any_cut_goes_on_as_if_it_had_not_been_cut(
 @examples(50)
 def test_a_resumed_run_takes_the_number_it_is_given(token_ids: list[int], next_seq: int) -> None:
     run = make_run()
-    resume(run, RunLog(token_ids, next_seq, (), None))
+    resume(run, RunLog([(0, token_ids)], next_seq, (), None))
     events = run.finish("stop", USAGE, LATER)
     assert [event.sequence_number for event in events] == [next_seq + n for n in range(len(events))]
 

@@ -13,8 +13,8 @@ from server.caller import DEFAULT_TENANT, Caller
 from server.errors import NotAuthenticated
 from server.http import authentication
 from server.http.authentication import Authenticator, make_key
-from server.store.api_keys import StoredKey
 from server.store.database import Database
+from server.store.stored_keys import StoredKey
 from tests.support.builders import examples
 
 
@@ -49,7 +49,7 @@ class Keys:
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     made = Keys()
-    monkeypatch.setattr(authentication, "api_keys", made)
+    monkeypatch.setattr(authentication, "stored_keys", made)
     return made
 
 

@@ -13,8 +13,14 @@ from server.maintenance.audit_event_log import SLACK
 from server.maintenance.audit_responses import INVARIANTS, Limits, check, check_keys, check_orphans
 from server.protocol import ids
 from server.protocol.responses.events import Event
-from server.store.audit.orphans import KeyViolation, Orphan
-from server.store.audit.stored_responses import AuditedResponse, PageTime, PreviousResponse, Replay
+from server.store.audit_snapshot import (
+    AuditedResponse,
+    KeyViolation,
+    Orphan,
+    PageTime,
+    PreviousResponse,
+    Replay,
+)
 from tests.support.audited import NOW, SERVED, broken, ended, log_of, logged, running, says, stands
 from tests.support.builders import CREATED, HALF, LATER, RESPONSE, TENANT, examples, say, think
 

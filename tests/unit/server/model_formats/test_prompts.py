@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.chat_template.chat_template_format import CHAT_TEMPLATE_KWARGS, ChatTemplateFormat
-from server.model_formats.interface import Conversation, Prompt, PromptError, Tool, ToolChoice
-from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
-from server.model_formats.tool_names import function_schema
+from server.model_formats.chat_template.chat_template_format import CHAT_TEMPLATE_KWARGS
+from server.model_formats.interface import Conversation, ModelFormat, Prompt, PromptError, Tool, ToolChoice
+from server.model_formats.select_format import TOOL_CALL_FORMATS, load_model_format
+from server.model_formats.special_tokens import Markup
+from server.model_formats.tool_index import function_schema
 from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -310,13 +310,13 @@ def test_an_output_without_its_call_is_refused() -> None:
 
 
 @pytest.fixture
-def make_format(tmp_path: Path) -> Callable[[str], ChatTemplateFormat]:
+def make_format(tmp_path: Path) -> Callable[[str], ModelFormat]:
     """A model format with hermes' tokenizer and this template."""
 
-    def make(source: str) -> ChatTemplateFormat:
+    def make(source: str) -> ModelFormat:
         (tmp_path / "tokenizer.json").write_bytes((folder_of("hermes") / "tokenizer.json").read_bytes())
         (tmp_path / "chat_template.jinja").write_text(source)
-        return ChatTemplateFormat(tmp_path, frozenset())
+        return load_model_format(tmp_path, frozenset())
 
     return make
 
@@ -343,7 +343,7 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     ],
 )
 def test_what_a_template_cannot_write_is_refused_by_its_parameter(
-    make_format: Callable[[str], ChatTemplateFormat],
+    make_format: Callable[[str], ModelFormat],
     source: str,
     conversation: Conversation,
     param: str,
@@ -354,7 +354,7 @@ def test_what_a_template_cannot_write_is_refused_by_its_parameter(
 
 
 def test_conversations_with_tools_may_have_a_template_of_their_own(
-    make_format: Callable[[str], ChatTemplateFormat], tmp_path: Path
+    make_format: Callable[[str], ModelFormat], tmp_path: Path
 ) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     own = "{{ tools | tojson }}<tool_call>" + PLAIN

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.model_formats.chat_template.output_parser import read_answer
+from server.model_formats.harmony.vocabulary import CHANNEL, END, MESSAGE
 from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
 from server.model_formats.reasoning import (
     REASONING_FORMATS,
@@ -14,11 +16,17 @@ from server.model_formats.reasoning import (
     detect_reasoning_format,
     read_reasoning,
 )
-from server.model_formats.text_stream.scanner import Reader, Scanner
-from server.model_formats.text_stream.surrounding_whitespace import TextEmitter
-from server.model_formats.tool_calls.interface import ToolCallEmitter, read_answer
-from server.model_formats.tool_names import ToolIndex
+from server.model_formats.text_scanner import (
+    Reader,
+    Scanner,
+    TextEmitter,
+)
+from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter
+from server.model_formats.tool_index import ToolIndex
 from tests.support.builders import examples
+from tests.support.families import THINKERS, format_of, ids_of
+from tests.support.family_formats import FAMILIES
+from tests.support.harmony import harmony_format
 
 OPEN, CLOSE = THINK.start_tags[0], THINK.end_tags[0]
 PIECES = ["<", ">", "/", "<think", "think>", OPEN, CLOSE, "</", "</thi", " ", "\n", "\t", "a", "b<c", "é", ""]
@@ -214,3 +222,22 @@ def test_each_form_tells_reasoning_and_answer_apart(form: ReasoningFormat) -> No
 def test_a_template_shows_its_form_of_reasoning(template: str, name: str | None) -> None:
     form = detect_reasoning_format(template)
     assert (form.name if form else None) == name
+
+
+@pytest.mark.parametrize("name", THINKERS)
+def test_marks_are_the_familys_own_where_its_reasoning_ends_with_one_token(name: str) -> None:
+    marks = format_of(name).reasoning_marks
+    family = FAMILIES[name]
+    end = ids_of(name, family.close.strip())
+    if len(end) > 1:
+        assert marks is None
+    else:
+        assert marks is not None
+        assert marks.end == tuple(end)
+        assert marks.start == tuple(ids_of(name, family.open.strip()))
+
+
+def test_gpt_oss_thinks_in_a_message_of_its_own() -> None:
+    marks = harmony_format().reasoning_marks
+    assert (marks.start[0], marks.start[-1], marks.end) == (CHANNEL, MESSAGE, (END,))
+    assert len(marks.start) == 3

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from engine.request import ModelInfo, RequestRefused
+from server.admission.request_validation import refuse_unsupported
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.limits.tools_and_grammars import too_long
-from server.prompting.engine_refusals import refusal
+from server.prompting.engine_request import refusal
+from server.prompting.prompt_limits import too_long
 from server.prompting.request_echo import request_echo
-from server.prompting.unsupported_parameters import refuse_unsupported
 from server.protocol.responses.request import CreateResponse
 
 MODEL = ModelInfo(vocab_size=100, context_length=50, stop_ids=frozenset({0}), temperature=0.7, top_p=0.9)

@@ -1,7 +1,7 @@
 import msgspec
 
-from server.protocol.completions.shared_parameters import ChoiceRequest
-from server.protocol.typed import decode_as
+from server.protocol.completions.requests import ChoiceRequest
+from server.protocol.decode import decode_as
 
 
 def test_a_stored_completion_request_of_an_earlier_release_keeps_its_token_ids() -> None:

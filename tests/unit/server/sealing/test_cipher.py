@@ -15,8 +15,7 @@ from server.protocol.responses.items import (
     plain_text,
 )
 from server.sealing.cipher import KEY_BYTES, Seal, make_key
-from server.sealing.sealed_context import SUMMARY_PREFIX
-from server.sealing.unseal_items import UNREADABLE, unseal_items
+from server.sealing.sealed_items import SUMMARY_PREFIX, UNREADABLE, unseal_items
 from tests.support.builders import TENANT, examples
 
 OLD, NEW = b"o" * KEY_BYTES, b"n" * KEY_BYTES

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from server.configuration.shipped_files import demo_model_folder
-from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.interface import (
     Conversation,
     Delta,
+    ModelFormat,
     OutputParser,
     PromptError,
     ReasoningDelta,
@@ -46,11 +46,11 @@ def told(deltas: list[Delta]) -> tuple[str, str]:
     return thought, "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
 
 
-def plain_model_format(folder: Path) -> ChatTemplateFormat:
+def plain_model_format(folder: Path) -> ModelFormat:
     """The demo tokenizer with a template that knows no reasoning."""
     (folder / "tokenizer.json").symlink_to(DEMO / "tokenizer.json")
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    return ChatTemplateFormat(folder, frozenset({STOP}))
+    return load_model_format(folder, frozenset({STOP}))
 
 
 def test_characters_cut_across_tokens_are_given_whole() -> None:
@@ -182,7 +182,7 @@ def test_the_demo_model_has_the_tokens_that_these_tests_name() -> None:
 def test_a_prompt_tells_the_date_of_its_conversation_whenever_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").symlink_to(DEMO / "tokenizer.json")
     (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}")
-    dated = ChatTemplateFormat(tmp_path, frozenset({STOP}))
+    dated = load_model_format(tmp_path, frozenset({STOP}))
     moment = datetime(2020, 2, 29, 23, 59, tzinfo=UTC)
     items = [Message("1", "completed", "user", [InputText("hi")])]
     prompt = dated.write(Conversation(items=items, created_at=moment))

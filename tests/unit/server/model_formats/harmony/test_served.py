@@ -21,9 +21,9 @@ from server.model_formats.interface import (
     TextDelta,
     Tool,
     ToolChoice,
+    merge_deltas,
 )
 from server.model_formats.select_format import load_model_format
-from server.model_formats.text_stream.merge_deltas import merge_deltas
 from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.model_formats.interface import Prompt
+from server.model_formats.output_grammar.argument_schemas import types_of
 from server.model_formats.tool_calls.streamed_json import CustomInput, StringDecoder
 from server.model_formats.tool_calls.xml_elements import as_json
-from server.model_formats.tool_names import types_of
 from tests.support.builders import examples
 from tests.support.families import CALLERS, TOOLS, format_of, ids_of
 from tests.support.family_formats import FAMILIES

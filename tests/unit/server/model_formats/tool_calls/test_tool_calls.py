@@ -7,8 +7,7 @@ import pytest
 
 from engine.request import StructuredOutput
 from server.model_formats.interface import CallStart, Delta, Prompt, TextDelta, Tool
-from server.model_formats.select_format import load_model_format
-from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS, detect_tool_call_format
+from server.model_formats.select_format import TOOL_CALL_FORMATS, detect_tool_call_format, load_model_format
 from tests.support.families import (
     CALLERS,
     CLOCK,

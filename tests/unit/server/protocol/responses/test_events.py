@@ -1,11 +1,11 @@
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.delivery.event_frames import frame
+from server.delivery.frames import frame
 from server.generation.response_builder import build_response
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind, event_type, is_terminal, render
@@ -18,7 +18,7 @@ from server.protocol.responses.items import (
     SummaryText,
     TopLogprob,
 )
-from server.store.log import events as log
+from server.store import log_append, log_read
 from tests.support.builders import CREATED, RESPONSE, SDK_EVENT, TENANT, examples, make_echo
 
 AWKWARD = ["", "\0", "\u2028\u2029", '"\\/', "\\u0000", "😀", "\x01\x1f\x7f", "</think>", "\r\n\n", "é"]
@@ -55,7 +55,7 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
     return wire.whole_event(kind(**{name: value for name, value in filled.items() if name in fields}))
 
 
-WHOLE = [make_whole(kind) for kind in get_args(wire.WholeEvent)]
+WHOLE = [make_whole(kind) for kind in wire.WHOLE_EVENTS]
 LOGPROB = Logprob("a", [97], -0.5, [TopLogprob("b", [98], -1.5)])
 BARE = frozenset({Kind.WHOLE, Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS})
 DELTAS = [
@@ -67,8 +67,8 @@ DELTAS = [
 def unpacked(events: list[Event]) -> list[Event]:
     return [
         event
-        for chunk in log.encode_rows(TENANT, RESPONSE, 1, events, [])
-        for event in log.decode_row(
+        for chunk in log_append.encode_rows(TENANT, RESPONSE, 1, events, [])
+        for event in log_read.decode_row(
             chunk.first_seq, chunk.kind, chunk.output_index, chunk.content_index, chunk.body.encode()
         )
     ]
@@ -88,7 +88,7 @@ def test_every_event_is_one_of_openais(event: Event) -> None:
     assert set(read.model_extra or ()) <= {"name"}, "which OpenAI's document has, and the SDK not yet"
 
 
-@pytest.mark.parametrize("kind", get_args(wire.WholeEvent))
+@pytest.mark.parametrize("kind", wire.WHOLE_EVENTS)
 def test_the_type_of_an_event_is_its_tag(kind: type[Any]) -> None:
     event = make_whole(kind)
     assert event_type(event) == kind.__struct_config__.tag
@@ -155,7 +155,9 @@ def test_neighbouring_deltas_of_one_place_share_a_row_and_others_do_not() -> Non
         make_whole(wire.OutputItemDone)._replace(sequence_number=4),
         make_whole(wire.OutputItemDone)._replace(sequence_number=5),
     ]
-    assert [(chunk.first_seq, chunk.n) for chunk in log.encode_rows(TENANT, RESPONSE, 1, events, [])] == [
+    assert [
+        (chunk.first_seq, chunk.n) for chunk in log_append.encode_rows(TENANT, RESPONSE, 1, events, [])
+    ] == [
         (0, 2),
         (2, 1),
         (3, 1),
@@ -166,9 +168,9 @@ def test_neighbouring_deltas_of_one_place_share_a_row_and_others_do_not() -> Non
 
 def test_tokens_travel_on_the_first_row_and_only_there() -> None:
     events = [WHOLE[0], *DELTAS]
-    chunks = log.encode_rows(TENANT, RESPONSE, 1, events, [1, 2**31 - 1])
+    chunks = log_append.encode_rows(TENANT, RESPONSE, 1, events, [1, 2**31 - 1])
     assert [chunk.token_ids for chunk in chunks] == [b"\1\0\0\0\xff\xff\xff\x7f", *[None] * len(DELTAS)]
-    assert log.encode_rows(TENANT, RESPONSE, 1, events, [])[0].token_ids is None
+    assert log_append.encode_rows(TENANT, RESPONSE, 1, events, [])[0].token_ids is None
 
 
 @given(texts)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.protocol.errors import DecodeFailure
-from server.protocol.files.input_files import MAX_FILE_TEXT
+from server.protocol.error_object import DecodeFailure
+from server.protocol.input_files import MAX_FILE_TEXT
 from server.protocol.responses.items import (
     IMAGE_UNSEEN,
     MAX_TEXT,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import MAX_TEXT, Message
 from server.protocol.responses.prompt_templates import Template, fill, read_template
 from tests.support.builders import examples

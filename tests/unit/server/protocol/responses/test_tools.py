@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.protocol.errors import DecodeFailure
+from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.tools import ToolChoice, callable_names, echo, read_choice, read_tools
 
 F: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}

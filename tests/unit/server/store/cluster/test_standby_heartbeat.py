@@ -8,8 +8,12 @@ import sys
 import pytest
 
 from server.protocol.ids import new_uuid
-from server.store.cluster.standby_heartbeat import make_standby
-from server.store.cluster.standby_heartbeat_process import HeartbeatSchedule, StandbySettings, is_stopped
+from server.store.cluster.standby_heartbeat import (
+    HeartbeatSchedule,
+    StandbySettings,
+    is_stopped,
+    make_standby,
+)
 from tests.support.eventually import eventually
 
 SETTINGS = StandbySettings(url="", replica="", server_pid=1, every=1, silence=2, longest_stall=60)

@@ -1,0 +1,255 @@
+"""`RunPreparation`: a create's input resolved, its prompts and engine requests made and checked.
+
+The choices of one completion (`n` > 1) share the history, a prompt and the limit of log probabilities.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import msgspec
+
+from engine.request import CheckedRequest, EngineRequest, RequestRefused
+from server.admission.history import HistoryReads
+from server.admission.resolve_input import ResolvedInput, reading_input, with_own_id
+from server.admission.tenant_quotas import QueueLimits
+from server.caller import Caller
+from server.compaction.inline import prepare_with_compaction
+from server.errors import InvalidRequest
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.mcp_discovery import discover_tools
+from server.prompting.engine_parameters import MAX_LOGPROBS, beams, logprobs_limit, prompt_logprobs
+from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, refusal
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.turns import TurnBuilder
+from server.protocol.completions.requests import ChoiceRequest
+from server.protocol.ids import choice_id, new_uuid
+from server.protocol.responses.input import InputItem
+from server.protocol.responses.items import Item
+from server.protocol.responses.request import CreateResponse
+from server.store.database import Connection, Database
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """The Idempotency-Key header of a request."""
+
+    key: str
+    digest: bytes
+    """Of the request's body: the same key with another body is an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedCreate:
+    """A valid request with its parsed input: one response, or the choices of a completion."""
+
+    caller: Caller
+    choices: Sequence[CreateResponse]
+    input_items: Sequence[InputItem]
+    prior_items: Sequence[Item] | None = None
+    """The history up to the end of the previous response, where that is not stored."""
+    idempotency_key: IdempotencyKey | None = None
+    generate: bool = True
+    """If False, the responses complete without output when their prompt is prefilled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """A response that is prepared and not accepted yet."""
+
+    caller: Caller
+    resolved: ResolvedRequest
+    resolved_input: ResolvedInput
+    prepared: Prepared
+    stored: bool
+    """Whether it gets a row."""
+    checked: CheckedRequest
+    """The engine request of `prepared`."""
+    turns: TurnBuilder
+    idempotency_key: IdempotencyKey | None
+
+    @property
+    def response(self) -> UUID:
+        return self.resolved.response
+
+
+@dataclass(frozen=True, slots=True)
+class RunPreparation:
+    """Prepares runs without storing anything. Any thread."""
+
+    served: LoadedModel
+    database: Database
+    servers: McpServers
+    history: HistoryReads
+    queue: QueueLimits
+
+    def prepare_runs(self, create: ParsedCreate) -> list[NewRun]:
+        """The runs of all choices, with the first one's input. Raises ApiError, DecodeFailure or NotReady."""
+        caller, first_request, first_id = create.caller, create.choices[0], new_uuid()
+
+        def check_queue(connection: Connection) -> None:
+            self.queue.check(connection, caller)
+
+        with reading_input(
+            self.database,
+            self.history,
+            caller.tenant,
+            first_request,
+            create.input_items,
+            first_id,
+            self.served.seal,
+            create.prior_items,
+            check_queue if first_request.background else lambda _connection: None,
+        ) as resolved_input:
+            runs = [self._prepare(create, first_request, first_id, resolved_input)]
+        later = replace(create, idempotency_key=None)
+        for index, request in enumerate(create.choices[1:], 1):
+            response = choice_id(first_id, index)
+            own_input = _input_of_choice(response, resolved_input)
+            if _shares_prompt(request, create.choices[index - 1]):
+                runs.append(self._with_prompt_of(runs[-1], request, response, own_input))
+            else:
+                runs.append(self._prepare(later, request, response, own_input))
+        _check_prompt_logprobs([run.prepared.engine_request for run in runs])
+        return runs
+
+    def _prepare(
+        self, create: ParsedCreate, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
+    ) -> NewRun:
+        items = resolved_input.items
+        request, tools, credentials = discover_tools(self.servers, create.caller, request, items)
+        resolved = ResolvedRequest(
+            tenant=create.caller.tenant,
+            request=request,
+            tools=tools,
+            items=items,
+            response=response,
+            seed=_seed_of(request),
+        )
+        if create.generate and request.context_management:
+            prepared = prepare_with_compaction(self.served, resolved, request.context_management)
+        else:
+            prepared = prepare(self.served, resolved)
+        if not create.generate:
+            prepared = prepared.without_output()
+        engine_request = _limit_logprobs(prepared.engine_request, request, len(create.choices))
+        checked = self._check(engine_request, request)
+        if prepared.next_engine_request is not None:
+            self._check(prepared.next_engine_request, request)
+        return NewRun(
+            caller=create.caller,
+            resolved=resolved,
+            resolved_input=resolved_input,
+            prepared=replace(prepared, engine_request=engine_request),
+            stored=prepared.echo.has_row,
+            checked=checked,
+            turns=TurnBuilder(
+                served=self.served,
+                resolved=resolved,
+                credentials=credentials,
+                model_writes_summary=prepared.model_writes_summary,
+            ),
+            idempotency_key=create.idempotency_key,
+        )
+
+    def _with_prompt_of(
+        self, other: NewRun, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
+    ) -> NewRun:
+        """The run of a choice that shares the other's prompt, which is not written again."""
+        resolved = replace(
+            other.resolved,
+            request=msgspec.structs.replace(request, tools=other.resolved.request.tools),  # as discovered
+            items=resolved_input.items,
+            response=response,
+            seed=_seed_of(request),
+        )
+        engine_request = replace(
+            other.prepared.engine_request,
+            request_id=response.hex,
+            sampling=replace(other.prepared.engine_request.sampling, seed=resolved.seed),
+            prompt_logprobs=prompt_logprobs(request),
+            beams=beams(request),
+        )
+        return replace(
+            other,
+            resolved=resolved,
+            resolved_input=resolved_input,
+            prepared=replace(other.prepared, engine_request=engine_request),
+            checked=self._check(engine_request, request),
+            turns=replace(other.turns, resolved=resolved),
+            idempotency_key=None,
+        )
+
+    def _check(self, engine_request: EngineRequest, request: CreateResponse) -> CheckedRequest:
+        """Raises ApiError for a request beyond the engine's limits, regardless of its current load."""
+        try:
+            return self.served.engine.check(engine_request)
+        except RequestRefused as refused:
+            raise refusal(refused, request) from refused
+
+
+def _seed_of(request: CreateResponse) -> int:
+    """The request's seed modulo 2**63, or a random one."""
+    return request.seed % 2**63 if request.seed is not None else secrets.randbits(63)
+
+
+def _shares_prompt(request: CreateResponse, other: CreateResponse) -> bool:
+    """Whether two requests are choices of one completion with the same prompt."""
+    if not isinstance(request, ChoiceRequest) or not isinstance(other, ChoiceRequest):
+        return False
+    return request == msgspec.structs.replace(
+        other,
+        choice=request.choice,
+        beam_rank=request.beam_rank,
+        seed=request.seed,
+        prompt_logprobs=request.prompt_logprobs,
+        enable_response_messages=request.enable_response_messages,
+    )
+
+
+def _input_of_choice(response: UUID, first: ResolvedInput) -> ResolvedInput:
+    """The first choice's input, its new items with ids of this choice.
+
+    A completion refers to no stored item, so no id has to be kept.
+    """
+    return replace(
+        first, new=[with_own_id(item, response, "i", index) for index, item in enumerate(first.new)]
+    )
+
+
+def _limit_logprobs(engine_request: EngineRequest, request: CreateResponse, choices: int) -> EngineRequest:
+    """The engine request of one of `choices` choices, which share MAX_LOGPROBS, with max_tokens within it.
+
+    Raises InvalidRequest if the request's own max_output_tokens is beyond it.
+    """
+    if engine_request.logprobs is None:
+        return engine_request
+    most = max(1, logprobs_limit(engine_request.logprobs, engine_request.logprob_token_ids) // choices)
+    if engine_request.max_tokens <= most:
+        return engine_request
+    if request.max_output_tokens is not None and request.max_output_tokens > most:
+        raise InvalidRequest(
+            f"{choices} choices of {request.max_output_tokens} tokens with "
+            f"{max(1, engine_request.logprobs, len(engine_request.logprob_token_ids))} log "
+            f"probabilities each are more than {MAX_LOGPROBS}: ask for fewer of them, or for at most {most} "
+            "tokens.",
+            param="top_logprobs",
+            code="invalid_value",
+        )
+    return replace(engine_request, max_tokens=most, min_tokens=min(engine_request.min_tokens, most))
+
+
+def _check_prompt_logprobs(engine_requests: Sequence[EngineRequest]) -> None:
+    """Raises InvalidRequest if the prompts of these choices have too many log probabilities."""
+    wanted = sum(
+        len(engine_request.prompt) * max(1, engine_request.prompt_logprobs or 0)
+        for engine_request in engine_requests
+        if engine_request.prompt_logprobs is not None
+    )
+    if wanted > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs would be {wanted} log probabilities here; at most {MAX_LOGPROBS} are told.",
+            param="prompt_logprobs",
+            code="invalid_value",
+        )

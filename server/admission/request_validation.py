@@ -1,0 +1,229 @@
+"""Validation of a create request, after its types: unsupported values, combinations, the model, the priority.
+
+Also `generation_config`, whose fields become the request's own parameters. New requests are checked, stored
+ones are not. `server.protocol.parameters` refuses unknown parameters. Pure.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from server.caller import Caller
+from server.completions.shared_parameters import check_format_name
+from server.errors import InvalidRequest, UnknownModel
+from server.prompting.engine_parameters import wants_logprobs
+from server.prompting.loaded_model import LoadedModel
+from server.protocol.completions.requests import CompletionParameters
+from server.protocol.decode import convert, decode_as
+from server.protocol.responses.request import CreateResponse, TokenId
+
+COMPACTION = "compaction"
+_MAX_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 64}
+"""Of strings that are stored as sent. Not in the types, which also decode requests stored earlier."""
+
+_RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
+    (
+        "context_management",
+        "unsupported_parameter",
+        lambda r: any(entry.type != COMPACTION for entry in r.context_management or ()),
+        "The one type of context_management that there is is compaction.",
+    ),
+    (
+        "expires_after",
+        "unsupported_parameter",
+        lambda r: r.expires_after and r.store is False,
+        "A response that is not stored cannot expire; leave out expires_after, or store it.",
+    ),
+    (
+        "logprob_token_ids",
+        "unsupported_parameter",
+        lambda r: r.logprob_token_ids and not wants_logprobs(r),
+        "Log probabilities of these tokens are told where log probabilities are asked for at all.",
+    ),
+    (
+        "cache_salt",
+        "invalid_value",
+        lambda r: r.cache_salt == "",
+        "A cache_salt has one character at least; leave it out.",
+    ),
+    (
+        "previous_input_messages",
+        "invalid_value",
+        lambda r: (
+            r.previous_input_messages is not None
+            and (r.previous_response_id is not None or r.conversation is not None)
+        ),
+        "Give previous_input_messages or a response or conversation to go on from, not both.",
+    ),
+    (
+        "structured_outputs",
+        "invalid_value",
+        lambda r: r.structured_outputs is not None and _has_format(r),
+        "Give structured_outputs or a format of text, not both.",
+    ),
+    (
+        "structured_outputs",
+        "invalid_value",
+        lambda r: r.structured_outputs is not None and _names_tool(r),
+        "Give structured_outputs or the tool that must be called, not both.",
+    ),
+]
+"""Parameter, code, condition and sentence of each error, in the order in which they are checked."""
+
+
+def validate_request(request: CreateResponse, served: LoadedModel) -> None:
+    """Raises InvalidRequest as `refuse_unsupported` and for a chat_template, UnknownModel for the model."""
+    if request.chat_template is not None and not served.trusts_templates:
+        raise InvalidRequest(
+            "This server's operator does not let requests bring a chat_template; the model's own is used.",
+            param="chat_template",
+            code="unsupported_parameter",
+        )
+    refuse_unsupported(request)
+    if request.model not in served.names:
+        raise UnknownModel(request.model, served.names)
+
+
+def refuse_unsupported(request: CreateResponse) -> None:
+    """Raises InvalidRequest with the first parameter that cannot be honoured."""
+    for param, code, applies, sentence in _RULES:
+        if applies(request):
+            raise InvalidRequest(sentence, param=param, code=code)
+    _check_string_lengths(request)
+    output_format = request.text.format if request.text else None
+    if output_format is not None and output_format.type == "json_schema":
+        check_format_name(output_format.name, "text.format.name")
+
+
+def _check_string_lengths(request: CreateResponse) -> None:
+    for param, most in _MAX_CHARACTERS.items():
+        value = getattr(request, param)
+        words = value if isinstance(value, list) else [value or ""]
+        if any(len(word) > most for word in words):
+            raise InvalidRequest(
+                f"A string in {param} may have {most} characters.",
+                param=param,
+                code="string_above_max_length",
+            )
+
+
+def refuse_empty(request: CreateResponse) -> None:
+    """Raises InvalidRequest for `input: []` without any other input."""
+    others = (
+        request.previous_response_id,
+        request.conversation,
+        request.prompt,
+        request.previous_input_messages,
+    )
+    if request.input == [] and all(other is None for other in others):
+        raise InvalidRequest(
+            "One of input, previous_response_id, prompt and conversation must be provided.",
+            param="input",
+            code="missing_required_parameter",
+        )
+
+
+def _has_format(request: CreateResponse) -> bool:
+    output_format = request.text.format if request.text else None
+    return output_format is not None and output_format.type != "text"
+
+
+def _names_tool(request: CreateResponse) -> bool:
+    choice = request.tool_choice
+    return isinstance(choice, dict) and choice.get("type") != "allowed_tools"
+
+
+def check_priority(caller: Caller, request: CreateResponse) -> None:
+    """Raises InvalidRequest for a priority below the key's floor, ahead of other tenants' requests.
+
+    A server without keys has one tenant, whose priorities order its own requests.
+    """
+    if caller.key_id is None:
+        return
+    if request.priority is not None and request.priority < caller.priority_floor:
+        raise InvalidRequest(
+            f"priority must be at least {caller.priority_floor} with this API key, not {request.priority}: "
+            "a lower number is more urgent, and a request may only be less urgent than others.",
+            param="priority",
+            code="invalid_value",
+        )
+
+
+Named = TypeVar("Named", bound=CreateResponse | CompletionParameters)
+
+
+class GenerationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Transformers' sampling fields; the last five do not affect sampling and are ignored.
+
+    Null leaves the request's default.
+    """
+
+    max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
+    min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
+    do_sample: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    stop_strings: str | Annotated[list[str], Meta(max_length=32)] | None = None
+    eos_token_id: TokenId | Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    bos_token_id: Any = None
+    pad_token_id: Any = None
+    transformers_version: Any = None
+    use_cache: Any = None
+    _from_model_config: Any = None
+
+
+_CONFIG_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+}
+
+
+def with_generation_config(request: Named, limit: str) -> Named:
+    """The request with its generation config's values for the parameters that it leaves null.
+
+    `limit` is the request's parameter for max_new_tokens. Raises DecodeFailure or InvalidRequest.
+    """
+    if request.generation_config is None:
+        return request
+    config = _read_generation_config(request.generation_config)
+    values: dict[str, Any] = {name: getattr(config, theirs) for theirs, name in _CONFIG_NAMES.items()}
+    if config.do_sample is False:
+        values["temperature"] = 0.0
+    elif config.do_sample and config.temperature is None:
+        values["temperature"] = 1.0  # transformers' default with do_sample, not the model's
+    values[limit] = config.max_new_tokens
+    ends = config.eos_token_id
+    values["stop_token_ids"] = [ends] if isinstance(ends, int) else ends
+    missing = {name: value for name, value in values.items() if getattr(request, name) is None}
+    return msgspec.structs.replace(request, **missing, generation_config=None)
+
+
+def _read_generation_config(fields: str | Mapping[str, Any]) -> GenerationConfig:
+    if isinstance(fields, str):
+        try:
+            fields = decode_as(fields, dict[str, Any])
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise InvalidRequest(
+                "generation_config is an object, or the JSON of one.",
+                param="generation_config",
+                code="invalid_json",
+            ) from error
+    for name in fields:
+        if name not in GenerationConfig.__struct_fields__:
+            raise InvalidRequest(
+                f"{name[:100]!r} cannot be set in a generation_config here.",
+                param=f"generation_config.{name[:100]}",
+                code="unsupported_parameter",
+            )
+    config: GenerationConfig = convert(fields, GenerationConfig, "generation_config")
+    return config

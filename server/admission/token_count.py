@@ -1,0 +1,38 @@
+"""POST /v1/responses/input_tokens: the length of a request's prompt, without running it."""
+
+from server.admission.history import HistoryReads
+from server.admission.parse_input import read_templated_input
+from server.admission.request_validation import validate_request
+from server.admission.resolve_input import reading_input
+from server.caller import Caller
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.mcp_discovery import discover_tools
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt import write_prompt
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
+from server.protocol.ids import new_uuid
+from server.protocol.responses.request import CreateResponse
+from server.store.database import Database
+
+
+def count_input(
+    database: Database,
+    served: LoadedModel,
+    servers: McpServers,
+    caller: Caller,
+    request: CreateResponse,
+    history: HistoryReads,
+) -> int:
+    """The number of prompt tokens, at most `MAX_COUNTED_CONTEXTS` times the model's context.
+
+    Raises what creating the response would raise.
+    """
+    tenant = caller.tenant
+    validate_request(request, served)
+    request, input_items = read_templated_input(database, tenant, request)
+
+    with reading_input(database, history, tenant, request, input_items, new_uuid(), served.seal) as resolved:
+        request, tools, _ = discover_tools(servers, caller, request, resolved.items)
+        max_tokens = MAX_COUNTED_CONTEXTS * served.model_info.context_length
+        prompt = write_prompt(served, tenant, request, tools, resolved.items, max_tokens=max_tokens)
+        return len(prompt.token_ids)

@@ -1,0 +1,135 @@
+"""`holdfast db upgrade`, `purge` (of expired responses and keys), `storage` (bytes by tenant) and `psql`."""
+
+import argparse
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+
+from server.cli.command import (
+    Subcommands,
+    add_command,
+    add_group,
+    current_database,
+    opened_database,
+    print_result,
+    print_status,
+)
+from server.configuration.environment import child_environment
+from server.configuration.settings import Config
+from server.embedded_postgres.binaries import psql_command
+from server.errors import ConfigError
+from server.maintenance.retention import DiskShort, Purged, purge, quiet_seconds
+from server.store.content import deletion, idempotency_keys, responses, storage_usage
+from server.store.database import Database
+from server.store.disk_space import Disk
+
+MOST_DAYS = 36500
+
+
+def add_upgrade(commands: Subcommands) -> None:
+    group = add_group(commands, "db", "the database")
+    add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
+
+
+def add_storage(commands: Subcommands) -> None:
+    add_command(commands, "storage", "show how many bytes each tenant has stored", _storage)
+
+
+def add_psql(commands: Subcommands) -> None:
+    add_command(commands, "psql", "open a SQL shell on the database; takes psql's own arguments", run_psql)
+
+
+def add_purge(commands: Subcommands) -> None:
+    command = add_command(commands, "purge", "remove what has expired, now", _purge)
+    command.add_argument(
+        "--older-than",
+        type=_age,
+        metavar="DAYS",
+        help="also remove responses that were made longer ago, whenever they expire",
+    )
+    command.add_argument("--dry-run", action="store_true", help="only count what would be removed")
+
+
+def _upgrade(config: Config, _options: argparse.Namespace) -> int:
+    with opened_database(config, print_status) as opened:
+        opened.upgrade()
+        print_status("The schema is current.")
+    return 0
+
+
+def _storage(config: Config, _options: argparse.Namespace) -> int:
+    with current_database(config) as (database, _):
+        for tenant, stored in database.read(storage_usage.totals):
+            print_result(f"{tenant}\t{stored}")
+    return 0
+
+
+def run_psql(config: Config, options: argparse.Namespace) -> int:
+    with opened_database(config, print_status) as opened:
+        command, secrets = psql_command(opened.url)
+        environment = child_environment(secrets)
+        return subprocess.run([*command, *options.rest], env=environment, check=False).returncode
+
+
+def _age(text: str) -> timedelta:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST_DAYS):
+        raise argparse.ArgumentTypeError(f"must be a whole number of days from 1 to {MOST_DAYS}")
+    return timedelta(days=int(text))
+
+
+def _purge(config: Config, options: argparse.Namespace) -> int:
+    with current_database(config) as (database, disk):
+        print_result(_purge_or_count(database, disk, config, options))
+    return 0
+
+
+def _purge_or_count(database: Database, disk: Disk, config: Config, options: argparse.Namespace) -> str:
+    """Purges or counts; returns a summary. Raises ConfigError while the disk is nearly full."""
+    quiet = quiet_seconds(config)
+    if options.dry_run:
+        return f"There are {_summary(_count(database, quiet, options.older_than))} to purge."
+    total = Purged()
+    try:
+        for purged in _purge_batches(database, disk, quiet, options.older_than):
+            total += purged
+    except DiskShort as short:
+        raise ConfigError(
+            f"A purge writes before it frees, and the disk is nearly full: {short} Make room on it first."
+            f" Until now, {_summary(total)} were purged."
+        ) from short
+    return f"Purged {_summary(total)}."
+
+
+def _purge_batches(database: Database, disk: Disk, quiet: float, age: timedelta | None) -> Iterator[Purged]:
+    yield purge(database, disk, quiet)
+    if age is None:
+        return
+    for tenant in _tenants(database):
+        while _expire(database, tenant, age):
+            yield purge(database, disk, quiet)
+
+
+def _expire(database: Database, tenant: str, age: timedelta) -> int:
+    with database.begin() as connection:
+        return deletion.expire_older(connection, tenant, age)
+
+
+def _tenants(database: Database) -> list[str]:
+    with database.begin() as connection:
+        return responses.tenants(connection)
+
+
+def _count(database: Database, quiet: float, age: timedelta | None) -> Purged:
+    with database.begin() as connection:
+        responses = deletion.count_due(connection, quiet)
+        keys = idempotency_keys.count_old_keys(connection)
+    if age is None:
+        return Purged(responses, keys)
+    for tenant in _tenants(database):
+        with database.begin() as connection:
+            responses += deletion.count_older(connection, tenant, quiet, age)
+    return Purged(responses, keys)
+
+
+def _summary(purged: Purged) -> str:
+    return f"{purged.responses} responses and {purged.keys} idempotency keys"

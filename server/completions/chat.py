@@ -1,0 +1,364 @@
+"""Chat Completions: a request as one for each choice; tools, formats, choices, chunks as chats have them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from server.completions.chunk_stream import (
+    ChoiceEnded,
+    ChoiceEvent,
+    ChoiceStarted,
+    ChunkFormat,
+    FinalChoice,
+    StreamedChoice,
+    total_usage,
+)
+from server.completions.shared_parameters import choice_parameters, refuse_unsupported, unsupported
+from server.errors import InvalidRequest
+from server.prompting.engine_parameters import LOGPROBS
+from server.prompting.structured_outputs import grammar_of_format, with_modern_names
+from server.protocol import ids
+from server.protocol.completions.chat_messages import answer_role, echo_text, tool_call
+from server.protocol.completions.objects import (
+    CalledFunction,
+    CalledTool,
+    ChatCompletion,
+    ChatMessage,
+    Choice,
+    ChoiceLogprobs,
+    Chunk,
+    ChunkChoice,
+    CompletionUsage,
+    Delta,
+    FinishReason,
+    TokenLogprob,
+    ToolCall,
+)
+from server.protocol.completions.requests import ChatRequest, ChoiceRequest
+from server.protocol.error_object import DecodeFailure
+from server.protocol.responses.events import (
+    CustomToolCallInputDelta,
+    FunctionCallArgumentsDelta,
+    OutputItemAdded,
+    OutputTextDelta,
+    ReasoningTextDelta,
+)
+from server.protocol.responses.input import InputItem
+from server.protocol.responses.items import (
+    CustomToolCall,
+    FunctionCall,
+    Logprob,
+    Message,
+    OutputText,
+    Reasoning,
+)
+from server.protocol.responses.request import ReasoningOptions, TextFormat, TextOptions
+
+
+def validate_chat_request(request: ChatRequest) -> None:
+    """Raises InvalidRequest with the first parameter that cannot be honoured."""
+    refuse_unsupported(request)
+    if request.modalities and request.modalities != ["text"]:
+        raise unsupported("modalities", "This model writes text only.")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise InvalidRequest(
+            "A message is continued, or a new turn begins: give one of the two.",
+            param="continue_final_message",
+        )
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    # Frameworks send `tools: []` with "auto" for an agent without tools, and OpenAI accepts that.
+    without_tools = (None, "none") if request.tools is None else (None, "none", "auto")
+    if not request.tools and request.tool_choice not in without_tools:
+        raise InvalidRequest("tool_choice is allowed where tools are given.", param="tool_choice")
+
+
+def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
+    """The request for the response that is choice number `choice`. Raises ApiError or DecodeFailure."""
+    return ChoiceRequest(
+        **choice_parameters(request, choice, request.prompt_logprobs),
+        choice=choice,
+        include_reasoning=request.include_reasoning is not False,
+        store=bool(request.store),
+        metadata=request.metadata,
+        max_output_tokens=request.max_completion_tokens or request.max_tokens,
+        top_logprobs=request.top_logprobs,
+        include=[LOGPROBS] if request.logprobs else None,
+        tools=[_tool(tool, index) for index, tool in enumerate(_tools_in_prompt(request))],
+        tool_choice=_tool_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        reasoning=ReasoningOptions(request.reasoning_effort) if request.reasoning_effort else None,
+        text=_text(request),
+        structured_outputs=_structured_outputs(request),
+        chat_template=request.chat_template,
+        chat_template_kwargs=request.chat_template_kwargs,
+        documents=request.documents,
+        add_generation_prompt=request.add_generation_prompt,
+        add_special_tokens=bool(request.add_special_tokens),
+        continue_final_message=request.continue_final_message,
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
+    )
+
+
+def _tools_in_prompt(request: ChatRequest) -> Sequence[dict[str, Any]]:
+    left_out = request.exclude_tools_when_tool_choice_none and request.tool_choice == "none"
+    return () if left_out else request.tools or ()
+
+
+def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    """A chat's tool in the flat form of the Responses API. Raises DecodeFailure."""
+    kind = tool.get("type")
+    inner = tool.get(str(kind))
+    if kind not in ("function", "custom") or not isinstance(inner, dict):
+        raise DecodeFailure(
+            "A tool is {type: function, function: {…}} or {type: custom, custom: {…}}.",
+            f"tools[{index}]",
+            "invalid_type",
+        )
+    flat = {**inner, "type": kind}
+    grammar = flat.get("format")
+    if kind == "custom" and isinstance(grammar, dict) and isinstance(grammar.get("grammar"), dict):
+        flat["format"] = {"type": "grammar", **grammar["grammar"]}
+    return flat
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    match choice:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return {"type": "function", "name": name}
+        case {"type": "custom", "custom": {"name": str(name)}}:
+            return {"type": "custom", "name": name}
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}:
+            return {
+                "type": "allowed_tools",
+                "mode": mode,
+                "tools": [_flat_tool_choice(tool) for tool in tools],
+            }
+        case _:
+            return choice
+
+
+def _flat_tool_choice(tool: Any) -> Any:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return {"type": "function", "name": name}
+        case _:
+            return tool
+
+
+def _structured_outputs(request: ChatRequest) -> dict[str, Any] | None:
+    """The grammar of the whole output. Raises InvalidRequest if response_format has one, too."""
+    grammar = with_modern_names(request).structured_outputs
+    form = request.response_format
+    if grammar is not None and form is not None and form.type != "text":
+        raise InvalidRequest(
+            "Give response_format or structured_outputs, not both.", param="structured_outputs"
+        )
+    return grammar_of_format(form) if grammar is None and form is not None else grammar
+
+
+def _text(request: ChatRequest) -> TextOptions | None:
+    form = request.response_format
+    if form is None or form.type == "structural_tag":
+        return TextOptions(verbosity=request.verbosity) if request.verbosity else None
+    if form.type != "json_schema":
+        return TextOptions(TextFormat(form.type), request.verbosity)
+    schema = form.json_schema
+    if schema is None or schema.schema is None:
+        raise InvalidRequest(
+            "A json_schema format needs a schema.", param="response_format.json_schema.schema"
+        )
+    return TextOptions(
+        TextFormat("json_schema", schema.name or "answer", schema.description, schema.schema, schema.strict),
+        request.verbosity,
+    )
+
+
+def chat_tool(flat: dict[str, Any]) -> dict[str, Any]:
+    """A response's tool in the nested form of Chat Completions: the inverse of `_tool`."""
+    kind = flat["type"]
+    inner = {name: value for name, value in flat.items() if name != "type"}
+    match inner.get("format"):
+        case {"type": "grammar", **grammar}:
+            inner["format"] = {"type": "grammar", "grammar": grammar}
+    return {"type": kind, kind: inner}
+
+
+def chat_choice(flat: Any) -> Any:
+    """A response's tool choice in the form of Chat Completions."""
+    match flat:
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
+            tools = [chat_choice(tool) for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        case {"type": "function" | "custom" as kind, "name": name}:
+            return {"type": kind, kind: {"name": name}}
+        case _:
+            return flat
+
+
+def chat_format(flat: dict[str, Any]) -> dict[str, Any] | None:
+    """A response's text format as a chat's `response_format`, which is null for text."""
+    match flat:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_schema", **schema}:
+            return {"type": "json_schema", "json_schema": schema}
+        case _:
+            return flat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat(ChunkFormat):
+    """What all choices and chunks of a chat completion share."""
+
+    include_reasoning: bool = True
+    """Whether reasoning is sent."""
+    role: str = "assistant"
+    """Of the answer: the last message's role where the model continues that message."""
+    echo: str = ""
+    """The text before the answer, with `echo`."""
+    function_required: bool = False
+    """Whether tool_choice names a function: OpenAI's finish reason of such a call is `stop`."""
+    metadata: dict[str, str] | None = None
+    """Of a stored completion; None of others."""
+
+    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[Chunk]:
+        final = event.response if isinstance(event, ChoiceEnded) else None
+        for delta in self._deltas(choice, event):
+            part = ChunkChoice(
+                choice.index,
+                delta,
+                finish_reason(self, final) if final else None,
+                _logprobs(event.logprobs) if isinstance(event, OutputTextDelta) else None,
+                choice.take_output() if self.return_token_ids else UNSET,
+                final.stop_reason if final else UNSET,
+            )
+            prompt = choice.take_prompt() if self.return_token_ids else UNSET
+            yield self.chunk([part], choice.usage if self.continuous_usage else None, prompt)
+
+    def _deltas(self, choice: StreamedChoice, event: ChoiceEvent) -> list[Delta]:
+        match event:
+            case ChoiceStarted():
+                begun = [Delta(role=self.role, content="")]
+                return [*begun, Delta(content=self.echo)] if self.echo else begun
+            case OutputTextDelta(delta=text):
+                return [Delta(content=text)]
+            case ReasoningTextDelta(delta=text) if self.include_reasoning:
+                return [Delta(reasoning_content=text, reasoning=text)]
+            case OutputItemAdded(item=FunctionCall() | CustomToolCall() as item):
+                choice.calls += 1
+                return [Delta(tool_calls=[replace(tool_call(item), index=choice.calls - 1)])]
+            case FunctionCallArgumentsDelta(delta=text):
+                call = ToolCall(index=choice.calls - 1, function=CalledFunction(arguments=text))
+                return [Delta(tool_calls=[call])]
+            case CustomToolCallInputDelta(delta=text):
+                call = ToolCall(index=choice.calls - 1, custom=CalledTool(input=text))
+                return [Delta(tool_calls=[call])]
+            case ChoiceEnded():
+                return [Delta()]
+        return []
+
+    def chunk(
+        self,
+        parts: list[ChunkChoice],
+        usage: CompletionUsage | None,
+        prompt: list[int] | UnsetType = UNSET,
+    ) -> Chunk:
+        return Chunk(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=parts,
+            usage=usage if self.include_usage else UNSET,
+            prompt_token_ids=prompt,
+        )
+
+    def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:
+        return total_usage([finals], with_reasoning=True)
+
+
+def format_of(request: ChoiceRequest, first: UUID, messages: Sequence[InputItem]) -> ChatFormat:
+    """The format of the completion whose first choice is the response `first`."""
+    role = answer_role(messages, request)
+    choice = request.tool_choice
+    return ChatFormat(
+        id=ids.completion_id(first),
+        created=ids.unix_seconds(first),
+        model=request.model,
+        include_reasoning=request.include_reasoning,
+        role=role,
+        echo=echo_text(messages, role) if request.echo else "",
+        return_token_ids=request.return_token_ids,
+        function_required=isinstance(choice, dict) and choice.get("type") == "function",
+        metadata=(request.metadata or {}) if request.store else None,
+    )
+
+
+def chat_completion(
+    shape: ChatFormat, finals: Sequence[FinalChoice], indexes: Sequence[int] | None = None
+) -> ChatCompletion:
+    """The completion of these final responses. `indexes` are the choices' own where some were deleted."""
+    return ChatCompletion(
+        id=shape.id,
+        created=shape.created,
+        model=shape.model,
+        choices=[
+            _choice(shape, *indexed) for indexed in zip(indexes or range(len(finals)), finals, strict=True)
+        ],
+        usage=shape.usage(finals),
+        metadata=shape.metadata if shape.metadata is not None else UNSET,
+        prompt_token_ids=finals[0].prompt_token_ids if shape.return_token_ids else None,
+        prompt_logprobs=finals[0].prompt_logprobs,
+    )
+
+
+def finish_reason(shape: ChatFormat, final: FinalChoice) -> FinishReason:
+    details = final.incomplete_details
+    if final.status == "incomplete" and details is not None and details.reason == "max_output_tokens":
+        return "length"
+    if any(isinstance(item, FunctionCall | CustomToolCall) for item in final.output):
+        return "stop" if shape.function_required else "tool_calls"
+    return "stop"
+
+
+def _choice(shape: ChatFormat, index: int, final: FinalChoice) -> Choice:
+    parts = [part for item in final.output if isinstance(item, Message) for part in item.content]
+    texts = [part for part in parts if isinstance(part, OutputText)]
+    thoughts = [part for item in final.output if isinstance(item, Reasoning) for part in item.content or ()]
+    calls = [tool_call(item) for item in final.output if isinstance(item, FunctionCall | CustomToolCall)]
+    reasoning = "".join(part.text for part in thoughts) if thoughts and shape.include_reasoning else None
+    text = shape.echo + "".join(part.text for part in texts)
+    message = ChatMessage(
+        shape.role,
+        text if text or (texts and not calls) else None,
+        reasoning_content=UNSET if reasoning is None else reasoning,
+        reasoning=reasoning,
+        tool_calls=calls or UNSET,
+    )
+    return Choice(
+        index,
+        message,
+        finish_reason(shape, final),
+        final.stop_reason,
+        _logprobs([one for part in texts for one in part.logprobs]),
+        final.output_token_ids if shape.return_token_ids else None,
+    )
+
+
+def _logprobs(logprobs: Sequence[Logprob]) -> ChoiceLogprobs | None:
+    if not logprobs:
+        return None
+    return ChoiceLogprobs(
+        [
+            TokenLogprob(one.token, one.logprob, one.bytes, msgspec.to_builtins(one.top_logprobs))
+            for one in logprobs
+        ]
+    )

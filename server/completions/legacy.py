@@ -1,0 +1,362 @@
+"""Legacy /v1/completions: prompts tokenized, a request for each answer, choices, chunks, their logprobs."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+from uuid import UUID
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from engine.vocabulary import Vocabulary
+from server.completions.chunk_stream import (
+    ChoiceEnded,
+    ChoiceEvent,
+    ChoiceStarted,
+    ChunkFormat,
+    FinalChoice,
+    StreamedChoice,
+    total_usage,
+)
+from server.completions.shared_parameters import (
+    choice_parameters,
+    includes_continuous_usage,
+    includes_usage,
+    refuse_unsupported,
+    unsupported,
+)
+from server.completions.tokenize import encode_text
+from server.errors import InvalidRequest
+from server.generation.output_decoding import token_id_name
+from server.model_formats.output_grammar.relaxed_schemas import without_unenforced
+from server.prompting.engine_parameters import LOGPROBS
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt import truncate_tokens
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long
+from server.prompting.structured_outputs import grammar_of_format, with_modern_names
+from server.protocol import ids
+from server.protocol.completions.objects import (
+    CompletionUsage,
+    LegacyLogprobs,
+    TextChoice,
+    TextCompletion,
+    TextFinish,
+)
+from server.protocol.completions.requests import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
+from server.protocol.responses.events import OutputTextDelta
+from server.protocol.responses.items import Logprob, Message, OutputText
+
+
+@dataclass(frozen=True, slots=True)
+class LegacyPrompt:
+    """One prompt, tokenized."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    first_token: str
+    """The text of its first token."""
+
+
+def validate_legacy_request(request: TextRequest) -> None:
+    """Raises InvalidRequest with the first parameter that cannot be honoured."""
+    refuse_unsupported(request)
+    if request.best_of is not None and request.best_of < (request.n or 1):
+        raise InvalidRequest("best_of must be at least n: the best n are told.", param="best_of")
+    if request.use_beam_search and generated_per_prompt(request) > (request.n or 1):
+        raise unsupported("best_of", "A beam search finds the best n itself: leave out best_of.")
+    if request.stream and generated_per_prompt(request) > (request.n or 1):
+        raise unsupported("best_of", "The best answers are known when all have ended: set stream to false.")
+    if request.stream and request.echo and request.logprobs is not None:
+        raise unsupported(
+            "echo", "A prompt's logprobs are told with the whole answer: leave echo, logprobs or stream out."
+        )
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest("Without tokens, only echo has anything to tell.", param="max_tokens")
+
+
+def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list[LegacyPrompt]:
+    """The prompts, in order, tokenized. Raises InvalidRequest."""
+    vocabulary = served.vocabulary
+    if vocabulary is None:
+        raise InvalidRequest("What this model's tokens spell is not known here, so that it cannot read text.")
+    if _count_prompts(request.prompt) * generated_per_prompt(request) > MAX_TEXTS:
+        raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
+    return [
+        _read_prompt(one, path, request, served, tenant, vocabulary)
+        for path, one in _split_prompts(request.prompt)
+    ]
+
+
+def generated_per_prompt(request: TextRequest) -> int:
+    """Answers generated for each prompt: best_of or n. The n likeliest of them are returned."""
+    return max(request.best_of or 1, request.n or 1)
+
+
+def _count_prompts(prompt: str | list[Any]) -> int:
+    """The number of prompts, without looking at each."""
+    return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
+
+
+def _split_prompts(prompt: str | list[Any]) -> list[tuple[str, str | list[int]]]:
+    """Each prompt with its path. Raises InvalidRequest for texts and token ids in one list."""
+    if isinstance(prompt, str):
+        return [("prompt", prompt)]
+    if all(isinstance(one, int) for one in prompt):
+        return [("prompt", list(prompt))]
+    if any(isinstance(one, int) for one in prompt):
+        raise InvalidRequest("A list of prompts has texts or lists of token ids.", param="prompt")
+    return [(f"prompt[{index}]", one) for index, one in enumerate(prompt)]
+
+
+def _read_prompt(
+    prompt: str | list[int],
+    path: str,
+    request: TextRequest,
+    served: LoadedModel,
+    tenant: str,
+    vocabulary: Vocabulary,
+) -> LegacyPrompt:
+    context = served.model_info.context_length
+    limit = context if request.truncate_prompt_tokens is None else MAX_COUNTED_CONTEXTS * context
+    if isinstance(prompt, str):
+        special = request.add_special_tokens is not False
+        tokens = encode_text(served, tenant, prompt, path, special=special, max_tokens=limit)
+    elif len(prompt) > limit:
+        raise too_long(limit, path)
+    else:
+        check_tokens(prompt, path, vocabulary)
+        tokens = tuple(prompt)
+    if (kept := request.truncate_prompt_tokens) is not None:
+        output = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+        tokens = truncate_tokens(tokens, kept, request.truncation_side, context=context, max_output=output)
+        prompt = list(tokens)
+    if not tokens:
+        raise InvalidRequest("The prompt is empty.", param=path)
+    text = prompt if isinstance(prompt, str) else spell_tokens(tokens, vocabulary)
+    return LegacyPrompt(text, tokens, spell_tokens(tokens[:1], vocabulary))
+
+
+def check_tokens(token_ids: Sequence[int], path: str, vocabulary: Vocabulary) -> None:
+    """Raises InvalidRequest for a token id beyond the vocabulary."""
+    last = len(vocabulary.tokens) - 1
+    wrong = next((token for token in token_ids if not 0 <= token <= last), None)
+    if wrong is not None:
+        raise InvalidRequest(
+            f"Token id {wrong} is out of vocabulary: this model's are from 0 to {last}.", param=path
+        )
+
+
+def spell_tokens(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
+    """The text of tokens, control tokens included."""
+    return vocabulary.spell(token_ids).decode(errors="replace")
+
+
+def as_response_requests(request: TextRequest, prompts: Sequence[LegacyPrompt]) -> list[PlainRequest]:
+    """A request for each answer, ordered by prompt."""
+    return [
+        _choice_request(prompt, request, place)
+        for prompt in prompts
+        for place in range(generated_per_prompt(request))
+    ]
+
+
+def _choice_request(prompt: LegacyPrompt, request: TextRequest, index: int) -> PlainRequest:
+    logprobs = request.prompt_logprobs
+    if logprobs is None and request.echo:
+        logprobs = request.logprobs
+    return PlainRequest(
+        **choice_parameters(request, index, logprobs),
+        choice=None,
+        token_ids=prompt.token_ids,
+        store=False,
+        max_output_tokens=DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens or None,
+        top_logprobs=request.logprobs,
+        include=[LOGPROBS] if request.logprobs is not None else None,
+        structured_outputs=_grammar(request),
+        ranked=generated_per_prompt(request) > (request.n or 1),
+    )
+
+
+def _grammar(request: TextRequest) -> dict[str, Any] | None:
+    """The grammar of response_format or structured_outputs; the prompt does not mention it."""
+    form = request.response_format
+    grammar = with_modern_names(request).structured_outputs
+    if form is None or form.type == "text":
+        return grammar
+    if grammar is not None:
+        raise InvalidRequest("Give response_format or structured_outputs, not both.", param="response_format")
+    if (tag := grammar_of_format(form)) is not None:
+        return tag
+    if form.type == "json_object":
+        return {"json_object": True}
+    if form.json_schema is None or form.json_schema.schema is None:
+        raise InvalidRequest(
+            "A json_schema format needs a schema.", param="response_format.json_schema.schema"
+        )
+    schema = form.json_schema.schema
+    return {"json": json.dumps(schema if form.json_schema.strict else without_unenforced(schema))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegacyFormat(ChunkFormat):
+    """What all choices and chunks of a legacy completion share."""
+
+    prompts: Sequence[str]
+    first_tokens: Sequence[str]
+    """The text of each prompt's first token."""
+    per_prompt: int
+    """Answers returned for each prompt (n)."""
+    generated_per_prompt: int
+    """Answers generated for each prompt (best_of)."""
+    tokens_as_ids: bool = False
+    """Whether tokens are named by their ids (return_tokens_as_token_ids)."""
+    echo: bool = False
+    no_output: bool = False
+    """Whether max_tokens is 0: the prompt alone is returned."""
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+
+    def echo_text(self, index: int) -> str:
+        """The prompt that the choice's text begins with, if the request has `echo`."""
+        return self.prompts[index // self.per_prompt] if self.echo else ""
+
+    def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterator[TextCompletion]:
+        logprobs: Sequence[Logprob] = ()
+        final = None
+        match event:
+            case ChoiceStarted() if echo := self.echo_text(choice.index):
+                text = echo
+            case OutputTextDelta():
+                text, logprobs = event.delta, event.logprobs
+            case ChoiceEnded():
+                text, final = "", event.response
+            case _:
+                return
+        part = TextChoice(
+            index=choice.index,
+            text=text,
+            logprobs=legacy_logprobs(list(map(_output_logprob, logprobs)), choice.length)
+            if self.logprobs and logprobs
+            else None,
+            finish_reason=_finish(self, final) if final else None,
+            stop_reason=final.stop_reason if final else UNSET,
+            token_ids=choice.take_output() if self.return_token_ids else UNSET,
+            prompt_token_ids=choice.take_prompt() if self.return_token_ids else UNSET,
+        )
+        choice.length += len(text)
+        yield self.chunk([part], choice.usage if self.continuous_usage else None)
+
+    def chunk(self, parts: list[TextChoice], usage: CompletionUsage | None) -> TextCompletion:
+        return TextCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=parts,
+            usage=usage if self.include_usage else UNSET,
+        )
+
+    def usage(self, finals: Sequence[FinalChoice]) -> CompletionUsage:
+        return total_usage(self.by_prompt(finals), with_reasoning=False)
+
+    def by_prompt(self, finals: Sequence[FinalChoice]) -> list[Sequence[FinalChoice]]:
+        """The answers, ordered by prompt, in a group for each prompt."""
+        count = self.generated_per_prompt
+        return [finals[start : start + count] for start in range(0, len(finals), count)]
+
+
+def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID) -> LegacyFormat:
+    """The format of the completion whose first choice is the response `first`."""
+    return LegacyFormat(
+        id=ids.text_completion_id(first),
+        created=ids.unix_seconds(first),
+        model=request.model,
+        prompts=[prompt.text for prompt in prompts],
+        first_tokens=[prompt.first_token for prompt in prompts],
+        per_prompt=request.n or 1,
+        generated_per_prompt=generated_per_prompt(request),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        echo=bool(request.echo),
+        no_output=request.max_tokens == 0,
+        logprobs=request.logprobs is not None,
+        prompt_logprobs=request.prompt_logprobs is not None,
+        return_token_ids=bool(request.return_token_ids),
+        include_usage=includes_usage(request),
+        continuous_usage=includes_continuous_usage(request),
+    )
+
+
+def text_completion(shape: LegacyFormat, finals: Sequence[FinalChoice]) -> TextCompletion:
+    """The completion of these final responses, which are ordered by prompt."""
+    groups = shape.by_prompt(finals)
+    choices = [(final, group[0]) for group in groups for final in _best(group, shape.per_prompt)]
+    parts = [_choice(shape, index, final, first) for index, (final, first) in enumerate(choices)]
+    return replace(shape.chunk(parts, None), usage=shape.usage(finals))
+
+
+def _best(group: Sequence[FinalChoice], count: int) -> Sequence[FinalChoice]:
+    """The `count` likeliest answers to one prompt; all of them in their own order."""
+    if len(group) == count:
+        return group
+    return sorted(group, key=lambda final: -final.cumulative_logprob)[:count]
+
+
+def _choice(shape: LegacyFormat, index: int, final: FinalChoice, first: FinalChoice) -> TextChoice:
+    """`first` is the prompt's first answer, whose response has the log probabilities of the prompt."""
+    content = [part for item in final.output if isinstance(item, Message) for part in item.content]
+    texts = [part for part in content if isinstance(part, OutputText)]
+    head = shape.first_tokens[index // shape.per_prompt]
+    entries = [*_prompt_logprobs(first, head, shape)] if shape.echo and shape.logprobs else []
+    entries += [_output_logprob(one) for part in texts for one in part.logprobs]
+    return TextChoice(
+        index=index,
+        text=shape.echo_text(index) + "".join(part.text for part in texts),
+        logprobs=legacy_logprobs(entries, 0) if shape.logprobs else None,
+        finish_reason=_finish(shape, final),
+        stop_reason=final.stop_reason,
+        token_ids=final.output_token_ids if shape.return_token_ids else None,
+        prompt_token_ids=final.prompt_token_ids if shape.return_token_ids else None,
+        prompt_logprobs=first.prompt_logprobs if shape.prompt_logprobs else None,
+    )
+
+
+def _finish(shape: LegacyFormat, final: FinalChoice) -> TextFinish:
+    return "length" if shape.no_output or final.status == "incomplete" else "stop"
+
+
+_LegacyLogprob = tuple[str, float | None, dict[str, float] | None, int]
+"""A token, its log probability, those of the likeliest tokens and of itself, and its length in characters."""
+
+
+def _output_logprob(entry: Logprob) -> _LegacyLogprob:
+    likely = {one.token: one.logprob for one in entry.top_logprobs}
+    length = len(bytes(entry.bytes).decode(errors="replace"))
+    return entry.token, entry.logprob, {**likely, entry.token: entry.logprob}, length
+
+
+def _prompt_logprobs(final: FinalChoice, head: str, shape: LegacyFormat) -> Iterator[_LegacyLogprob]:
+    """The prompt's tokens; the first has no log probability."""
+    tokens = final.input_messages[0]["tokens"]
+    for token, likely in zip(tokens, final.prompt_logprobs or (), strict=True):
+        if likely is None:
+            yield token_id_name(token) if shape.tokens_as_ids else head, None, None, len(head)
+            continue
+        own = likely[str(token)]
+        names = {
+            other: token_id_name(int(other)) if shape.tokens_as_ids else one["decoded_token"]
+            for other, one in likely.items()
+        }
+        likeliest = {names[other]: one["logprob"] for other, one in likely.items()}
+        yield names[str(token)], own["logprob"], likeliest, len(own["decoded_token"])
+
+
+def legacy_logprobs(logprobs: Sequence[_LegacyLogprob], offset: int) -> LegacyLogprobs:
+    """The `logprobs` object of a text whose first token has this text offset."""
+    lengths = [length for _, _, _, length in logprobs]
+    return LegacyLogprobs(
+        list(accumulate(lengths[:-1], initial=offset)) if logprobs else [],
+        [logprob for _, logprob, _, _ in logprobs],
+        [token for token, _, _, _ in logprobs],
+        [likely for _, _, likely, _ in logprobs],
+    )

@@ -1,0 +1,127 @@
+"""Parameters that both completion APIs share: validation, and their translation to a response's. Pure."""
+
+from typing import Any
+
+from engine.request import MAX_BEAMS
+from server.errors import InvalidRequest
+from server.protocol.completions.requests import CompletionParameters
+
+_FORMAT_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+MAX_FORMAT_NAME = 64
+
+_NEUTRAL_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("stop", "logit_bias", "bad_words", "allowed_token_ids"), (None, "", [], {})),
+    **dict.fromkeys(("structured_outputs", "logprob_token_ids", "prompt_logprobs"), (None,)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (None, 0)),
+    "repetition_penalty": (None, 1),
+    "thinking_token_budget": (None, -1),
+}
+"""Parameters that a beam search does not apply, with their neutral values, which are accepted."""
+
+
+def refuse_unsupported(request: CompletionParameters) -> None:
+    """Raises InvalidRequest with the first parameter that cannot be honoured."""
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest(
+            "stream_options is for streams: set stream to true, or leave it out.", param="stream_options"
+        )
+    form = request.response_format
+    if form is not None and form.type == "json_schema" and form.json_schema is not None:
+        check_format_name(form.json_schema.name, "response_format.json_schema.name")
+    if request.stream and request.prompt_logprobs is not None:
+        raise unsupported(
+            "prompt_logprobs", "Logprobs of the prompt are told with the whole answer: set stream to false."
+        )
+    if request.use_beam_search:
+        _check_beam_search(request)
+
+
+def _check_beam_search(request: CompletionParameters) -> None:
+    if (request.n or 1) > MAX_BEAMS:
+        raise InvalidRequest(
+            f"A beam search finds {MAX_BEAMS} answers at most.", param="n", code="integer_above_max_value"
+        )
+    for param, neutral in _NEUTRAL_WITH_BEAMS.items():
+        if getattr(request, param) not in neutral:
+            raise unsupported(
+                param,
+                f"A beam search goes by the model's own probabilities: leave out {param} or the search.",
+            )
+
+
+def check_format_name(name: str | None, param: str) -> None:
+    """Raises InvalidRequest unless OpenAI's API accepts it as a JSON schema's name."""
+    if name is None:
+        raise InvalidRequest(
+            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+        )
+    if not 1 <= len(name) <= MAX_FORMAT_NAME or not _FORMAT_NAME.issuperset(name):
+        raise InvalidRequest(
+            f"The name of a format has 1 to {MAX_FORMAT_NAME} of the characters a-z, A-Z, 0-9, _ and -.",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def unsupported(param: str, sentence: str) -> InvalidRequest:
+    return InvalidRequest(sentence, param=param, code="unsupported_parameter")
+
+
+def choice_parameters(
+    request: CompletionParameters, index: int, prompt_logprobs: int | None
+) -> dict[str, Any]:
+    """The parameters of choice number `index` of a prompt. Number 0 has the prompt's log probabilities."""
+    with_prompt = prompt_logprobs is not None and index == 0
+    return {
+        "model": request.model,
+        "input": "",
+        "stream": request.stream,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "repetition_penalty": request.repetition_penalty,
+        "logit_bias": request.logit_bias,
+        "seed": None if request.seed is None else _seed_of_choice(request.seed, index),
+        "stop": request.stop,
+        "include_stop_str_in_output": request.include_stop_str_in_output,
+        "ignore_eos": request.ignore_eos,
+        "min_tokens": request.min_tokens,
+        "stop_token_ids": request.stop_token_ids,
+        "allowed_token_ids": request.allowed_token_ids,
+        "bad_words": request.bad_words,
+        "logprob_token_ids": request.logprob_token_ids,
+        "return_tokens_as_token_ids": request.return_tokens_as_token_ids,
+        "thinking_token_budget": request.thinking_token_budget,
+        "skip_special_tokens": request.skip_special_tokens,
+        "priority": request.priority,
+        "cache_salt": request.cache_salt,
+        "user": request.user,
+        "echo": bool(request.echo),
+        "return_token_ids": bool(request.return_token_ids),
+        "streams_token_ids": bool(
+            request.stream and (request.return_token_ids or includes_continuous_usage(request))
+        ),
+        "prompt_logprobs": prompt_logprobs if with_prompt else None,
+        "beams": request.n or 1 if request.use_beam_search else None,
+        "beam_rank": index,
+        "length_penalty": 1.0 if request.length_penalty is None else request.length_penalty,
+        "enable_response_messages": True if request.return_token_ids or with_prompt else None,
+    }
+
+
+def _seed_of_choice(seed: int, index: int) -> int:
+    """Seed + index as a signed 64-bit integer, with overflow wrapped."""
+    return (seed + index + 2**63) % 2**64 - 2**63
+
+
+def includes_usage(request: CompletionParameters) -> bool:
+    return bool(request.stream_options and request.stream_options.include_usage)
+
+
+def includes_continuous_usage(request: CompletionParameters) -> bool:
+    """As in vLLM, continuous_usage_stats needs include_usage."""
+    options = request.stream_options
+    return includes_usage(request) and bool(options and options.continuous_usage_stats)

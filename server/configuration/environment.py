@@ -1,0 +1,128 @@
+"""Reads the environment, in this file only: `load` makes a `Config` of flags and HOLDFAST_ variables.
+
+A flag overrides an environment variable, which overrides the default. Variables of settings that were removed
+and those that Kubernetes sets are ignored.
+"""
+
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from server.configuration.settings import PREFIX, Config, settings
+from server.errors import ConfigError
+
+log = logging.getLogger("holdfast.config")
+
+REMOVED = {"tensor_parallel": ("1", "a model is computed on one GPU.")}
+"""Settings of earlier releases: the former default, which is ignored, and the reason for the removal."""
+
+# Kubernetes sets variables with this prefix in every pod for a Service whose name begins with `holdfast`:
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+_LINK = re.compile(
+    r"HOLDFAST_(?:[A-Z0-9_]+_)?"
+    r"(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]{1,5}_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+_PORT = re.compile(r"HOLDFAST_(?:[A-Z0-9_]+_)?PORT")
+_PLACE = re.compile(r"(?:tcp|udp|sctp)://")
+
+
+def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Config:
+    """The settings from flags (by setting name) and the environment. Raises ConfigError.
+
+    An unknown HOLDFAST_ variable is refused, because it is most likely a misspelt one. The variables that
+    Kubernetes sets in every pod for a Service whose name begins with `holdfast` are ignored.
+    """
+    environment = os.environ if environment is None else environment
+    known = {setting.name: setting for setting in fields(Config)}
+    sources: dict[str, tuple[str, str]] = {}
+    """By setting name: where its value comes from, for error messages, and the value."""
+    if "DATABASE_URL" in environment:
+        sources["database_url"] = ("DATABASE_URL", environment["DATABASE_URL"])
+    ours = {variable: value for variable, value in environment.items() if variable.startswith(PREFIX)}
+    links = sorted(variable for variable, value in ours.items() if _is_service_link(variable, value))
+    if links:
+        log.warning(
+            "Kubernetes' variables of a Service are no settings and are ignored: %s", ", ".join(links)
+        )
+    for variable, value in ours.items():
+        if variable in links:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if _is_removed(name, variable, value):
+            continue
+        if name not in known:
+            raise ConfigError(_unknown_setting(variable))
+        sources[name] = (variable, value)
+    sources |= {name: ("--" + name.replace("_", "-"), value) for name, value in flags.items()}
+    values: dict[str, Any] = {
+        name: _convert(known[name], value, source) for name, (source, value) in sources.items() if value != ""
+    }
+    return Config(**values)
+
+
+def _unknown_setting(variable: str) -> str:
+    """The error for an unknown variable, with the nearest known one."""
+    near = get_close_matches(variable.upper(), [setting.variable for setting in settings()], n=1)
+    meant = f"; did you mean {near[0]}?" if near else "."
+    return f"{variable} is not a setting{meant} `holdfast serve --help` lists them."
+
+
+def xdg_data_home() -> Path:
+    """The XDG base directory for this user's data."""
+    home = os.environ.get("XDG_DATA_HOME", "")
+    return Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
+
+
+def child_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process: this process's environment and `more`."""
+    return {**os.environ, **more}
+
+
+def tool_tokens() -> list[str]:
+    """The tokens of HOLDFAST_TOOL_TOKEN without their labels, which a tool server accepts."""
+    entries = map(str.strip, os.environ.get(PREFIX + "TOOL_TOKEN", "").split(","))
+    return [entry.partition("=")[2] or entry for entry in entries if entry]
+
+
+def tiktoken_folders() -> tuple[Path | None, Path]:
+    """openai-harmony's vocabulary folders by its own variables: the user's, if set, and the cache."""
+    folder = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
+    cache = os.environ.get("TIKTOKEN_RS_CACHE_DIR") or Path(tempfile.gettempdir(), "tiktoken-rs-cache")
+    return Path(folder) if folder else None, Path(cache)
+
+
+def _is_removed(name: str, variable: str, value: str) -> bool:
+    """Whether the setting was removed. Raises ConfigError for a value other than its default."""
+    if name not in REMOVED:
+        return False
+    default, reason = REMOVED[name]
+    if value not in ("", default):
+        raise ConfigError(f"{variable} is no longer a setting: {reason}")
+    log.warning("%s is no longer a setting and is ignored: %s", variable, reason)
+    return True
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    """Whether Kubernetes set the variable. `HOLDFAST_PORT` is recognised by its value, `tcp://10.0.0.1:8000`."""
+    return bool(_LINK.fullmatch(variable) or (_PORT.fullmatch(variable) and _PLACE.match(value)))
+
+
+def _convert(setting: Field[Any], text: str, source: str) -> object:
+    """The text as the setting's type; `source` names it in errors. Raises ConfigError."""
+    kinds = [kind for kind in (get_args(setting.type) or (setting.type,)) if kind is not type(None)]
+    if get_origin(setting.type) is Literal:
+        if text not in get_args(setting.type):
+            raise ConfigError(f"{source} must be one of {', '.join(get_args(setting.type))}, not {text!r}.")
+        return text
+    kind = kinds[0]
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = {int: "a whole number", float: "a number"}[kind]
+        raise ConfigError(f"{source} must be {wanted}, not {text!r}.") from None

@@ -1,0 +1,98 @@
+"""Reads a response's event log as the state of its run: tokens, output items, model turns, texts. Pure.
+
+The log has what earlier attempts committed. Recovery continues a run from it, or ends one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby
+
+import msgspec
+
+from server.hosted_tools.call_items import tool_result_of
+from server.hosted_tools.offered_tools import ToolResult
+from server.protocol.responses import events as wire
+from server.protocol.responses.events import Event, Kind, delta_of, event_type
+from server.protocol.responses.items import Compaction, HostedCall
+
+decode_added = msgspec.json.Decoder(wire.OutputItemAdded).decode
+decode_done = msgspec.json.Decoder(wire.OutputItemDone).decode
+_CALL_ENDS = frozenset(
+    str(end.__struct_config__.tag)
+    for end in (wire.McpCallCompleted, wire.McpCallFailed, wire.CodeCompleted, wire.SearchCompleted)
+)
+
+
+@dataclass(slots=True)
+class LoggedTurn:
+    """The part of a log that belongs to one model turn."""
+
+    token_ids: list[int] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    results: dict[int, ToolResult] = field(default_factory=dict)
+    """Results of finished calls by output index. The log has no token of this turn after the first of
+    them."""
+    wrote_summary: bool = False
+    """It wrote a compaction's summary, and the compaction item is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog:
+    """All that earlier attempts have committed of a run."""
+
+    token_chunks: Sequence[tuple[int, Sequence[int]]]
+    """Tokens that were committed together, after the sequence number of their first event."""
+    next_seq: int
+    events: Sequence[Event]
+    first_token_at: datetime | None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for _, token_ids in self.token_chunks for token in token_ids]
+
+    def has_summaries(self) -> bool | None:
+        """Whether the reasoning has summaries; None if there is no reasoning."""
+        kinds = {event_type(event) for event in self.events}
+        if "response.reasoning_summary_part.added" in kinds:
+            return True
+        return False if "response.reasoning_text.delta" in kinds else None
+
+    def turns(self, *, writes_summary: bool = False) -> list[LoggedTurn]:
+        """The model turns. A turn ends where the log has the result of a hosted tool call.
+
+        With `writes_summary` the first turn ends where the log has the finished compaction item.
+        """
+        turns = [LoggedTurn()]
+        chunks = dict(self.token_chunks)
+        between_turns = False
+        for event in self.events:
+            kind = event_type(event)
+            token_ids = chunks.pop(event.sequence_number, None)
+            if between_turns and token_ids is not None:
+                turns.append(LoggedTurn())
+                between_turns = False
+            between_turns = between_turns or kind in _CALL_ENDS
+            turns[-1].token_ids += token_ids or []
+            turns[-1].events.append(event)
+            if kind == "response.output_item.done":
+                done = decode_done(event.body)
+                if writes_summary and isinstance(done.item, Compaction):
+                    between_turns, turns[-1].wrote_summary = True, True
+                elif between_turns and isinstance(done.item, HostedCall):
+                    turns[-1].results[done.output_index] = tool_result_of(done.item)
+        return turns
+
+
+def texts(events: Iterable[Event]) -> list[tuple[Kind, int, str]]:
+    """The text of each consecutive run of deltas of one kind and item, however the deltas were cut."""
+    deltas = [
+        (kind, event.output_index, text)
+        for event in events
+        if event.kind is not Kind.WHOLE
+        for kind, text, _ in [delta_of(event)]
+    ]
+    return [
+        (*key, "".join(text for _, _, text in group))
+        for key, group in groupby(deltas, key=lambda delta: delta[:2])
+    ]

@@ -1,1 +1,0 @@
-"""MCP: registered servers, sessions, tool lists, calls."""

@@ -1,0 +1,175 @@
+"""HostedTools: the MCP servers and tools that a response may call, approvals, call limit, due calls. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from server.protocol.responses.items import (
+    CodeInterpreterCall,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    ListedTool,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpError,
+    Message,
+    Reasoning,
+    WebSearchCall,
+)
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.tools import McpTool, Tool
+
+CallType = Literal["mcp", "code", "search"]
+SOURCES = "web_search_call.action.sources"
+"""The value of `include` for the URLs that a search found."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedServer:
+    """One MCP server's tools, or the error of listing them."""
+
+    label: str
+    tools: Sequence[ListedTool]
+    error: str | None = None
+    is_new: bool = True
+    """False if the conversation has the list already, so that it is not sent again."""
+    approval_required: frozenset[str] = frozenset()
+    """The names of tools whose calls need an approval."""
+    call_type: CallType = "mcp"
+    """The item type of its calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedTools:
+    """The MCP servers of a response."""
+
+    servers: Sequence[ListedServer] = ()
+    max_calls: int | None = None
+    approved_calls: Sequence[McpApprovalRequest] = ()
+    """Calls that the input approves; they are made before the first turn."""
+    include_sources: bool = False
+    tag_approval: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
+    """Appends the MAC to an approval request's id."""
+    by_label: Mapping[str, ListedServer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_label", {listed.label: listed for listed in self.servers})
+
+    def needs_approval(self, label: str, name: str) -> bool:
+        """Whether the call needs an approval."""
+        return name in self.by_label[label].approval_required
+
+    def offers(self, call: McpCall) -> bool:
+        """Whether the request offers the called tool."""
+        listed = self.by_label.get(call.server_label)
+        return listed is not None and any(tool.name == call.name for tool in listed.tools)
+
+    def repeatable(self, call: McpCall) -> bool:
+        """Whether a call that may have been made before a crash may be made again."""
+        listed = self.by_label.get(call.server_label)
+        return listed is not None and any(tool.repeatable for tool in listed.tools if tool.name == call.name)
+
+
+@dataclass(frozen=True, slots=True)
+class McpCredentials:
+    """A request's URL and headers for one MCP server. Never stored and never logged."""
+
+    url: str | None = field(default=None, repr=False)
+    """None for a registered server."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The output of a call, or its error; both None if the call was not finished."""
+
+    output: str | None = None
+    error: McpError | None = None
+    urls: Sequence[str] = ()
+    """The sources of a search or a page, if the server names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueCall:
+    """A call to make, and its item's index in the output."""
+
+    index: int
+    call: McpCall
+    within_limit: bool
+    """False if `max_tool_calls` calls were made before."""
+    offered: bool = True
+    """False if the request does not offer the tool."""
+    repeatable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PendingToolWork:
+    """Work that a run waits for: calls, or the model's next turn if there are none."""
+
+    calls: Sequence[DueCall]
+    output: Sequence[Item]
+    turn: int
+    """The number of the turn that has ended; the first is 0."""
+    output_tokens: int
+    """Output tokens of the response so far."""
+
+
+def hosted_tools_of(
+    request: CreateResponse,
+    tools: Sequence[Tool],
+    items: Sequence[Item] = (),
+    tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None,
+    server_limit: int | None = None,
+) -> HostedTools:
+    """The hosted tools of a request after discovery, with the calls that its items approve.
+
+    `server_limit` is the server's own limit of calls.
+    """
+    servers = [
+        ListedServer(
+            tool.server_label,
+            tool.offered,
+            tool.listing_error,
+            not tool.listed_before and tool.stands_for is None,
+            frozenset(listed.name for listed in tool.offered if tool.needs_approval(listed)),
+            _call_type(tool),
+        )
+        for tool in tools
+        if isinstance(tool, McpTool)
+    ]
+    limit = call_limit(request, server_limit)
+    return HostedTools(servers, limit, approved_calls(items), SOURCES in (request.include or ()), tag)
+
+
+def call_limit(request: CreateResponse, server_limit: int | None) -> int | None:
+    """The smaller of the request's and the server's limit of calls; None for no limit."""
+    limits = [limit for limit in (request.max_tool_calls, server_limit) if limit is not None]
+    return min(limits, default=None)
+
+
+def _call_type(tool: McpTool) -> CallType:
+    if tool.stands_for is None:
+        return "mcp"
+    return "code" if tool.stands_for["type"] == "code_interpreter" else "search"
+
+
+def approved_calls(items: Sequence[Item]) -> list[McpApprovalRequest]:
+    """The calls that were approved after the last output of the model, in the order of the approvals."""
+    answers: dict[str, McpApprovalResponse] = {}
+    requests: dict[str, McpApprovalRequest] = {}
+    before_output = False
+    for item in reversed(items):
+        match item:
+            case McpApprovalResponse() if not before_output:
+                answers[item.approval_request_id] = item
+            case McpApprovalRequest():
+                requests[item.id] = item
+                before_output = True
+            case Message(role="assistant") | Reasoning() | FunctionCall() | CustomToolCall():
+                before_output = True
+            case McpCall() | CodeInterpreterCall() | WebSearchCall():
+                before_output = True
+    allowed = [name for name, answer in reversed(answers.items()) if answer.approve and name in requests]
+    return [requests[name] for name in allowed]

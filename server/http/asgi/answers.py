@@ -1,0 +1,311 @@
+"""ASGI answers that wait for responses: EventStream sends their server-sent events, FinalResponse their JSON.
+
+They wait on the event loop, and use a thread only to read the store: for stored events, which come before
+those that are committed meanwhile, and for responses that run on another replica.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from server.crashpoints import die, is_last_pass
+from server.delivery.frames import FramePage
+from server.delivery.hub import Channel
+from server.errors import Overloaded, TooManyRequests
+from server.http.asgi.thread_pools import RunInThread, store_reader
+from server.http.json_responses import on_error
+from server.store.database_errors import DatabaseError
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_LINE = b": keep-alive\n"
+"""For streams with `id:` lines, where openai-python parses a blank line after a comment as an empty event."""
+_STORE_POLL_SECONDS = 1.0
+"""Pause before a stream reads the store again that had no events for it, or did not answer."""
+_FINAL_POLL_SECONDS = 2.0
+"""Silence after which the store is read for a final response, which may be of another replica."""
+_BLOCK_BYTES = 32 * 1024
+"""Bytes of frames in one ASGI message: few enough that a slow client takes them within `Timing.send`."""
+
+
+class Answer(Protocol):
+    """An ASGI app that sends one response: a Starlette response, an EventStream or a FinalResponse."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time limits in seconds."""
+
+    keep_alive: float
+    """Silence after which a stream sends a comment."""
+    send: float
+    """Time that a client has to take one message."""
+
+
+class _Waker:
+    """Set by news in channels and by the client's disconnect."""
+
+    def __init__(self, disconnected: asyncio.Future[None]) -> None:
+        self.event = asyncio.Event()
+        self._disconnected = disconnected
+        disconnected.add_done_callback(lambda _: self.event.set())
+
+    def has_client(self) -> bool:
+        return not self._disconnected.done()
+
+    async def wait(self, seconds: float | None) -> None:
+        """Waits until it is set or the time is over. Creates no task: this runs once for every event."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.event.wait()
+
+
+@asynccontextmanager
+async def _waker(channels: Iterable[Channel | None], receive: Receive) -> AsyncIterator[_Waker]:
+    """A waker for the block, which a TimeoutError ends: the client does not read what it is sent.
+
+    Its responses run on, and can be replayed.
+    """
+    disconnected = asyncio.ensure_future(_receive_disconnect(receive))
+    waker = _Waker(disconnected)
+    joined = [channel for channel in channels if channel is not None]
+    for channel in joined:
+        channel.join(waker.event)
+    try:
+        with suppress(TimeoutError):
+            yield waker
+    finally:
+        disconnected.cancel()
+        for channel in joined:
+            channel.leave(waker.event)
+
+
+async def _receive_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class StreamPosition:
+    """The position of one reader in one response's events."""
+
+    def __init__(
+        self,
+        channel: Channel | None,
+        read: Callable[[int], FramePage],
+        position: int = 0,
+        first_page: FramePage | None = None,
+    ) -> None:
+        """`channel` is None if the response has ended. `read` gives the stored frames from a sequence number
+        on and is called in a thread. `first_page` are frames that were read from `position` on already.
+        """
+        self.ended = False
+        self.channel = channel
+        self._read = read
+        self._position = position
+        self._first_page = first_page
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the next events are in the store only, not in the channel."""
+        return not self.ended and (self.channel is None or self.channel.after(self._position) is None)
+
+    async def next_frames(self, run: RunInThread) -> Sequence[bytes]:
+        """The frames since the last call; sets `ended` with the last ones. `run` runs reads of the store."""
+        page, self._first_page = self._first_page or await self._read_page(run), None
+        self._position += len(page.frames)
+        self.ended = page.ended
+        return page.frames
+
+    async def _read_page(self, run: RunInThread) -> FramePage:
+        if self.channel:
+            frames = self.channel.after(self._position)
+            if frames is not None:
+                return FramePage(frames, self.channel.ended)
+        try:
+            return await run(self._read, self._position)
+        except (DatabaseError, Overloaded, TooManyRequests):
+            return FramePage([], False)  # the stream polls again
+
+
+class FrameTransform(Protocol):
+    """Rewrites the frames of responses to the frames of another API."""
+
+    def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
+        """The frames to send for these frames of the response at `index`."""
+
+    def end(self) -> list[bytes]:
+        """The frames to send before `[DONE]`, when all responses have ended."""
+
+
+class EventStream:
+    """Streams the events of one response from a position on, or of several rewritten into one stream.
+
+    Ends with `[DONE]`. An ASGI message holds whole frames.
+    """
+
+    def __init__(
+        self,
+        *positions: StreamPosition,
+        timing: Timing,
+        headers: dict[str, str],
+        transform: FrameTransform | None = None,
+    ) -> None:
+        self._positions = positions
+        self._timing = timing
+        self._headers = headers
+        self._transform = transform
+        self._keep_alive = KEEP_ALIVE_LINE if transform is None else KEEP_ALIVE
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._timing.send):
+                await send(message)
+
+        async with _waker((position.channel for position in self._positions), receive) as waker:
+            await send_in_time(_response_start(self._headers))
+            async for block in self._blocks(waker, store_reader(scope)):
+                if is_last_pass("stream.frame"):
+                    await send_in_time(_body_part(block[: len(block) // 2 + 1]))
+                    die()
+                await send_in_time(_body_part(block))
+                await asyncio.sleep(0)  # `send` on a reset connection never yields; let `receive` report it
+            if waker.has_client():
+                await send_in_time({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _blocks(self, waker: _Waker, run: RunInThread) -> AsyncIterator[bytes]:
+        """Blocks of whole frames; ends after `[DONE]` or when the client has disconnected."""
+        clock = asyncio.get_running_loop().time
+        silent_since = clock()
+        while waker.has_client():
+            waker.event.clear()
+            frames = await self._next_frames(run)
+            for block in _in_blocks(frames):
+                yield block
+                silent_since = clock()
+                if not waker.has_client():
+                    return
+            if all(position.ended for position in self._positions):
+                yield b"".join(self._transform.end() if self._transform else []) + DONE
+                return
+            left = silent_since + self._timing.keep_alive - clock()
+            if left <= 0:
+                yield self._keep_alive
+                silent_since = clock()
+            elif not frames:
+                behind = any(position.is_behind for position in self._positions)
+                await waker.wait(min(left, _STORE_POLL_SECONDS) if behind else left)
+
+    async def _next_frames(self, run: RunInThread) -> list[bytes]:
+        ready: list[bytes] = []
+        for index, position in enumerate(self._positions):
+            if not position.ended:
+                frames = await position.next_frames(run)
+                ready += self._transform.rewrite(index, frames) if self._transform else frames
+        return ready
+
+
+def _response_start(headers: dict[str, str]) -> Message:
+    """The response's head. With X-Accel-Buffering nginx forwards each event, not blocks of 4 KiB."""
+    extra = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {
+        "type": "http.response.start",
+        "status": 200,
+        "headers": [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache, no-store"),
+            (b"x-accel-buffering", b"no"),
+            *extra,
+        ],
+    }
+
+
+def _body_part(block: bytes) -> Message:
+    return {"type": "http.response.body", "body": block, "more_body": True}
+
+
+def _in_blocks(frames: Sequence[bytes]) -> Iterator[bytes]:
+    """The frames joined into blocks of about `_BLOCK_BYTES`."""
+    block: list[bytes] = []
+    size = 0
+    for frame in frames:
+        block.append(frame)
+        size += len(frame)
+        if size >= _BLOCK_BYTES:
+            yield b"".join(block)
+            block, size = [], 0
+    if block:
+        yield b"".join(block)
+
+
+class FinalResponse:
+    """Sends the final response of one channel, or what `render` makes of the final responses of several.
+
+    `fallback` answers when `seconds` are over or a response was deleted. `read_stored` gives the final
+    responses from the store, None while one runs. All three are called in a thread.
+    """
+
+    def __init__(
+        self,
+        *channels: Channel,
+        fallback: Callable[[], Answer],
+        timing: Timing,
+        headers: dict[str, str],
+        seconds: float | None = None,
+        render: Callable[[Sequence[bytes]], Answer] | None = None,
+        read_stored: Callable[[], Sequence[bytes] | None] | None = None,
+    ) -> None:
+        self._read_stored = read_stored
+        self._stored: Sequence[bytes] | None = None
+        self._channels = channels
+        self._fallback = fallback
+        self._timing = timing
+        self._headers = headers
+        self._seconds = seconds
+        self._render = render
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        run = store_reader(scope)
+        async with _waker(self._channels, receive) as waker:
+            await self._wait_for_end(waker, run)
+            if waker.has_client():
+                answer = await self._answer(Request(scope), run)
+                async with asyncio.timeout(self._timing.send):
+                    await answer(scope, receive, send)
+
+    @property
+    def _ended(self) -> bool:
+        return self._stored is not None or all(channel.ended for channel in self._channels)
+
+    async def _wait_for_end(self, waker: _Waker, run: RunInThread) -> None:
+        clock = asyncio.get_running_loop().time
+        until = None if self._seconds is None else clock() + self._seconds
+        while not self._ended and waker.has_client() and (until is None or clock() < until):
+            waker.event.clear()
+            left = None if until is None else until - clock()
+            if self._read_stored is None:
+                await waker.wait(left)
+                continue
+            await waker.wait(min(left or _FINAL_POLL_SECONDS, _FINAL_POLL_SECONDS))
+            if not waker.event.is_set():
+                with suppress(DatabaseError, Overloaded, TooManyRequests):
+                    self._stored = await run(self._read_stored)
+
+    async def _answer(self, request: Request, run: RunInThread) -> Answer:
+        finals = self._stored or [one.final for one in self._channels if one.final is not None]
+        try:
+            if len(finals) < len(self._channels):
+                return await run(self._fallback)
+            if self._render is not None:
+                return await run(self._render, finals)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
+            return on_error(request, error)
+        headers = {**self._headers, "cache-control": "no-store"}
+        return Response(finals[0], 200, headers, "application/json")

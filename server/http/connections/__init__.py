@@ -1,1 +1,0 @@
-"""Client connections: accepted up to a limit, parsed strictly. Adapts Hypercorn."""

@@ -1,0 +1,79 @@
+"""/v1/models, and vLLM's /tokenize, /detokenize and /tokenizer_info: what is served, and its tokens."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.caller import Caller
+from server.completions import tokenize as runs
+from server.completions.legacy import check_tokens, spell_tokens
+from server.configuration.shipped_files import model_folder
+from server.errors import UnknownModel
+from server.http.handlers.completions import input_param_as
+from server.http.json_responses import json_response
+from server.http.services import Services
+from server.model_formats.chat_template.template import read_json
+from server.protocol.completions.objects import Detokenized, Tokenized
+from server.protocol.completions.requests import DetokenizeRequest, TokenizeRequest
+from server.protocol.decode import MAX_TOKEN_VALUES, decode
+from server.protocol.responses.response import Model, ModelList, Permission
+
+
+def tokenize(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
+    """POST /tokenize"""
+    wanted = decode(body, TokenizeRequest)
+    vocabulary = runs.vocabulary_of(services.model, wanted.model)
+    with input_param_as("prompt" if wanted.messages is None else "messages"):
+        tokens = runs.tokenize(services.model, caller.tenant, wanted)
+    limit = services.model.model_info.context_length
+    strings = runs.pieces_of(tokens, vocabulary) if wanted.return_token_strs else None
+    return json_response(request, Tokenized(len(tokens), limit, tokens, strings))
+
+
+def tokenizer_info(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /tokenizer_info: the model folder's tokenizer_config.json, without names of files."""
+    folder = model_folder(services.config)
+    told = {
+        name: value
+        for name, value in read_json(folder / "tokenizer_config.json").items()
+        if not name.endswith("_file") and name != "name_or_path"
+    }
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        told["chat_template"] = template.read_text("utf-8")
+    told.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+    return json_response(request, msgspec.Raw(msgspec.json.encode(told)))
+
+
+def detokenize(services: Services, _caller: Caller, request: Request, body: bytes) -> Response:
+    """POST /detokenize"""
+    wanted = decode(body, DetokenizeRequest, MAX_TOKEN_VALUES)
+    vocabulary = runs.vocabulary_of(services.model, wanted.model)
+    runs.check_token_count(wanted.tokens, services.model)
+    check_tokens(wanted.tokens, "tokens", vocabulary)
+    return json_response(request, Detokenized(spell_tokens(wanted.tokens, vocabulary)))
+
+
+def list_models(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /v1/models"""
+    return json_response(request, ModelList([_model(services, name) for name in services.model.names]))
+
+
+def retrieve(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /v1/models/{model}"""
+    name = request.path_params["model"]
+    if name not in services.model.names:
+        raise UnknownModel(name, services.model.names)
+    return json_response(request, _model(services, name))
+
+
+def _model(services: Services, name: str) -> Model:
+    served = services.model
+    return Model(
+        id=name,
+        created=services.started_at,
+        max_model_len=served.model_info.context_length,
+        root=served.name,
+        parent=None if name == served.name else served.name,
+        permission=[Permission(f"modelperm-{name}", services.started_at)],
+    )

@@ -1,0 +1,105 @@
+"""HTTP responses with JSON bodies: msgspec structs, and exceptions as OpenAI's error object and status."""
+
+import logging
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from server.errors import (
+    ApiError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotAuthenticated,
+    NotFound,
+    Overloaded,
+    QueryTooSlow,
+    StorageFull,
+    TooManyRequests,
+    UnsupportedEncoding,
+)
+from server.protocol.error_object import DecodeFailure, ErrorBody, ErrorDetail
+from server.protocol.ids import new_request_id
+from server.protocol.input_files import ExtractionBusy
+from server.store.database_errors import DatabaseError, is_disk_full, is_statement_timeout
+
+log = logging.getLogger("holdfast.errors")
+
+
+def json_response(request: Request, value: msgspec.Struct | msgspec.Raw, status: int = 200) -> Response:
+    return Response(
+        msgspec.json.encode(value),
+        status_code=status,
+        headers={"x-request-id": request.state.request_id},
+        media_type="application/json",
+    )
+
+
+def error_response(error: ApiError, request_id: str) -> Response:
+    """The error as an HTTP response."""
+    body = ErrorBody(ErrorDetail(str(error), error.type, error.param, error.code))
+    headers = {"x-request-id": request_id}
+    if error.retry:
+        headers["retry-after"] = str(error.retry_seconds)
+        headers["x-should-retry"] = "true"
+    else:
+        headers["x-should-retry"] = "false"
+    if isinstance(error, NotAuthenticated):
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, UnsupportedEncoding):
+        headers["accept-encoding"] = "gzip, deflate"
+    return Response(
+        msgspec.json.encode(body), status_code=error.status, headers=headers, media_type="application/json"
+    )
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """The error that a client gets for an exception; InternalError, without its text, for unexpected ones."""
+    match error:
+        case ApiError():
+            return error
+        case DecodeFailure():
+            return InvalidRequest(str(error), param=error.param, code=error.code)
+        case ExtractionBusy(own=own):
+            return TooManyRequests(str(error)) if own else Overloaded(str(error))
+        case DatabaseError() if is_disk_full(error):
+            log.error("the database's disk is full")
+            return StorageFull()
+        case DatabaseError() if is_statement_timeout(error):
+            log.warning("a query took too long: %s", error)
+            return QueryTooSlow()
+        case DatabaseError():
+            log.warning("the database does not answer: %s", error)
+            return Overloaded("The database does not answer at the moment; try again.")
+        case HTTPException(status_code=404):
+            return NotFound("There is nothing at this address.")
+        case HTTPException(status_code=405):
+            return MethodNotAllowed("This address does not take that method.")
+        case _:
+            return InternalError()
+
+
+def log_internal_error(api_error: ApiError, request_id: str, error: Exception) -> None:
+    """Logs the cause of an InternalError, of which the client learns nothing."""
+    if isinstance(api_error, InternalError):
+        log.error("request %s failed", request_id, exc_info=error)
+
+
+def on_error(request: HTTPConnection, error: Exception) -> Response:
+    """Starlette's handler for every exception that a route raises."""
+    request_id = getattr(request.state, "request_id", None) or new_request_id()
+    api_error = to_api_error(error)
+    log_internal_error(api_error, request_id, error)
+    answered = error_response(api_error, request_id)
+    if isinstance(api_error, MethodNotAllowed):
+        answered.headers["allow"] = ", ".join(_allowed_methods(request))
+    return answered
+
+
+def _allowed_methods(request: HTTPConnection) -> list[str]:
+    """What the address takes, over all routes that share it."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in route.methods})

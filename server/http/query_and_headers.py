@@ -1,0 +1,109 @@
+"""Query parameters, Last-Event-ID and a body's request_id: list pages, flags, numbers, metadata filters."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+from starlette.requests import Request
+
+from server.errors import InvalidRequest
+from server.http.openapi import Parameter
+from server.protocol.ids import is_request_id
+
+MAX_PAGE_SIZE = 100
+DEFAULT_PAGE_SIZE = 20
+_METADATA = re.compile(r"metadata\[(?P<key>.*)\]", re.DOTALL)
+
+PAGE = (
+    Parameter("after", str, "The id of the object that the page comes after."),
+    Parameter("limit", Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)], f"{DEFAULT_PAGE_SIZE} if not given."),
+    Parameter("order", Literal["asc", "desc"], "By age; if not given desc, asc of chats."),
+)
+"""What `page_request` reads."""
+METADATA = Parameter("metadata", dict[str, str], "Pairs that it must have.", style="deepObject")
+INCLUDE = Parameter("include[]", list[str], "Values that are not known change nothing.")
+"""What `include_values` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """Which part of a list is asked for."""
+
+    after: str | None
+    """The id of the object that the page comes after."""
+    limit: int
+    newest_first: bool
+
+
+def page_request(request: Request, order: str = "desc") -> PageRequest:
+    """`after`, `limit` and `order`, as all of OpenAI's lists have them. Raises InvalidRequest."""
+    order = text(request, "order") or order
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc.", param="order")
+    limit = whole_number(request, "limit", DEFAULT_PAGE_SIZE)
+    if not 1 <= limit <= MAX_PAGE_SIZE:
+        raise InvalidRequest(f"limit must be from 1 to {MAX_PAGE_SIZE}.", param="limit")
+    return PageRequest(text(request, "after"), limit, order == "desc")
+
+
+def text(request: Request, name: str) -> str | None:
+    """A parameter's text; None if it is not there or empty. Raises InvalidRequest."""
+    value = request.query_params.get(name)
+    if value is not None and "\0" in value:
+        raise InvalidRequest(f"{name} must not contain the NUL character.", param=name)
+    return value or None
+
+
+def flag(request: Request, name: str) -> bool:
+    """Raises InvalidRequest for anything but true and false."""
+    value = request.query_params.get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidRequest(f"{name} must be true or false.", param=name)
+    return value == "true"
+
+
+def whole_number(request: Request, name: str, default: int) -> int:
+    """Raises InvalidRequest for what is not a whole number of at least 0."""
+    value = request.query_params.get(name)
+    return default if value is None else _number(value, name, "a whole number of at least 0")
+
+
+def last_event_id(request: Request) -> int:
+    """The sequence number of the last event that an EventSource has seen; -1 without one.
+
+    Raises InvalidRequest for what was never the id of an event.
+    """
+    value = request.headers.get("last-event-id")
+    return _number(value, "Last-Event-ID", "the number of an event") if value else -1
+
+
+def _number(value: str, name: str, expected: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise InvalidRequest(f"{name} must be {expected}.", param=name)
+    return int(value)
+
+
+def metadata(request: Request) -> dict[str, str]:
+    """What `metadata[key]=value` parameters ask for. Raises InvalidRequest."""
+    asked: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if found := _METADATA.fullmatch(name):
+            if "\0" in name + value:
+                raise InvalidRequest("metadata must not contain the NUL character.", param="metadata")
+            asked[found["key"]] = value
+    return asked
+
+
+def include_values(request: Request) -> list[str]:
+    """The values of `include`, in both of the forms in which clients write lists."""
+    return request.query_params.getlist("include[]") + request.query_params.getlist("include")
+
+
+def apply_body_request_id(request: Request, given: str | None) -> None:
+    """Gives the request, its log lines and its `x-request-id` the id in its body. Raises InvalidRequest."""
+    if given is None:
+        return
+    if not is_request_id(given):
+        raise InvalidRequest("A request_id is of visible characters of ASCII.", param="request_id")
+    request.state.request_id = given

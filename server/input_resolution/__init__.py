@@ -1,1 +1,0 @@
-"""A request's items: its input, previous responses, conversations, prompt templates."""

@@ -1,0 +1,153 @@
+"""The output grammar of models with a chat template: reasoning, then an answer in its format, or tool calls.
+
+Enforces `tool_choice`, strict tools and `text.format`. Free text is only what the model format's own parser
+reads back as such. Without constraints there is no grammar.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from engine.request import StructuredOutput
+from server.model_formats.interface import OutputFormat, PromptError, Tool, ToolChoice
+from server.model_formats.output_grammar.argument_schemas import alternatives
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
+from server.model_formats.reasoning import ReasoningFormat
+from server.model_formats.special_tokens import Markup
+from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
+from server.model_formats.tool_index import ToolIndex
+
+ReasoningStart = Literal["no", "maybe", "open"]
+"""Whether the output may begin with reasoning (`maybe`) or the prompt has already started it (`open`)."""
+_SPACE = "/[ \\n]{0,4}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputConstraints:
+    """The inputs of a grammar."""
+
+    tools: ToolIndex
+    """The tools that may be called; with the choice `none`, all tools of the prompt."""
+    choice: ToolChoice
+    format: OutputFormat
+    thinking: ReasoningStart
+
+
+def build_grammar(
+    markup: Markup,
+    calls: ToolCallFormat | None,
+    reasoning: ReasoningFormat | None,
+    constraints: OutputConstraints,
+) -> StructuredOutput | None:
+    """The grammar, or None if nothing is constrained. Raises PromptError for what cannot be enforced.
+
+    Required calls get a chain of grammars, from the most to the least strict schema.
+    """
+
+    def make(tools: Iterable[Tool]) -> StructuredOutput | None:
+        lark = GrammarBuilder(markup)
+        allowed = replace(constraints, tools=ToolIndex(tools))
+        body = _body(lark, calls, allowed, _forbidden_start(markup, reasoning, constraints))
+        return lark.grammar(_with_reasoning(lark, reasoning, constraints.thinking, body)) if body else None
+
+    tools = constraints.tools.tools.values()
+    if constraints.choice.mode != "required":
+        return make(tools)
+    if not tools:
+        raise PromptError("A call is required, but there are no tools.", "tool_choice")
+    return forced_grammar(tools, make)
+
+
+def _body(
+    lark: GrammarBuilder, calls: ToolCallFormat | None, constraints: OutputConstraints, forbidden: str
+) -> str | None:
+    """The expression for the output after the reasoning; None if anything is allowed."""
+    answer = _answer(lark, constraints.format)
+    if calls is None or not constraints.tools:
+        return answer
+    match constraints.choice.mode:
+        case "required":
+            return _calls(lark, calls, constraints, calls.prefix)
+        case "none":
+            banned = [] if calls.bare_starts else list(calls.openers)
+            return answer or (lark.text_without([*banned]) if banned else None)
+    if answer is not None:
+        return f"{answer} | {_calls(lark, calls, constraints, calls.prefix)}"
+    return _text_or_calls(lark, calls, constraints, forbidden) if _restricts_calls(constraints) else None
+
+
+def _answer(lark: GrammarBuilder, wanted: OutputFormat) -> str | None:
+    match wanted.kind:
+        case "json_schema":
+            schema = wanted.schema if wanted.schema is not None else {"type": "object"}
+            return lark.json(schema if wanted.strict else without_unenforced(schema))
+        case "json_object":
+            return lark.json({"type": "object"})
+    return None
+
+
+def _restricts_calls(constraints: OutputConstraints) -> bool:
+    """Whether optional calls are constrained."""
+    return (
+        not constraints.choice.parallel
+        or constraints.choice.allowed is not None
+        or any(tool.strict or tool.syntax != "text" for tool in constraints.tools.tools.values())
+    )
+
+
+def _text_or_calls(
+    lark: GrammarBuilder, calls: ToolCallFormat, constraints: OutputConstraints, forbidden: str
+) -> str:
+    """Free text, optionally followed by calls."""
+    if calls.bare_starts:
+        start = f"[^\\s{_in_class(calls.bare_starts + forbidden)}]"
+        text = lark.rule("FREE", f"/[ \\n\\t]*{start}(.|\\n)*/")
+        return f"({text} | {_calls(lark, calls, constraints, calls.prefix)})?"
+    opener = calls.openers[0]
+    rest = _calls(lark, calls, constraints, calls.prefix.removeprefix(opener))
+    if calls.markup.is_sign(opener):
+        text = lark.text_without(calls.openers)
+        return f"({text} | {text} {lark.literal(opener)} {rest})?"
+    start = f"[^\\s{_in_class(forbidden)}]" if forbidden else ""
+    text = lark.rule("FREE", lark.text_body(calls.openers, start))
+    before = lark.rule("BEFORE", lark.text_body(calls.openers[1:], start, empty=True))
+    head = lark.rule("head[lazy]", f"{before} {json.dumps(opener)}")
+    return f"({text} | {head} {rest})?"
+
+
+def _calls(lark: GrammarBuilder, calls: ToolCallFormat, constraints: OutputConstraints, lead: str) -> str:
+    """One call, or several if parallel calls are allowed; `lead` is the rest of the prefix to be written."""
+    own = [
+        calls.call_grammar(lark, name, one)
+        for name, tool in constraints.tools.tools.items()
+        for one in (alternatives(tool) if calls.per_property else [tool])
+    ]
+    one = lark.rule("call", " | ".join(own))
+    more = f" ({lark.literal(calls.separator)} {one})*" if constraints.choice.parallel else ""
+    return f"({lark.literal(lead)} {one}{more} {lark.literal(calls.suffix)})"
+
+
+def _forbidden_start(
+    markup: Markup, reasoning: ReasoningFormat | None, constraints: OutputConstraints
+) -> str:
+    """Characters that free text must not begin with, because it would be parsed as reasoning."""
+    if reasoning is None or constraints.thinking != "maybe":
+        return ""
+    return "".join({opening[0] for opening in reasoning.start_tags if not markup.is_sign(opening)})
+
+
+def _with_reasoning(
+    lark: GrammarBuilder, reasoning: ReasoningFormat | None, thinking: ReasoningStart, body: str
+) -> str:
+    if reasoning is None or thinking == "no":
+        return body
+    thought = lark.until(reasoning.end_tags[0])
+    if thinking == "open":
+        return f"{thought} {_SPACE} ({body})"
+    return f"({lark.literal(reasoning.start_tags[0])} {thought} {_SPACE})? ({body})"
+
+
+def _in_class(characters: str) -> str:
+    return "".join(f"\\x{{{ord(character):x}}}" for character in characters)

@@ -1,1 +1,0 @@
-"""Lark grammars that hold a model to tools, schemas and formats."""

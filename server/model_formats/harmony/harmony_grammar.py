@@ -1,0 +1,134 @@
+"""Builds the output grammar for gpt-oss over its control tokens: channels, tool calls and the final answer.
+
+Messages of analysis and commentary are free; the last message is the answer or a call. Without constraints
+there is no grammar. Pure.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from engine.request import StructuredOutput
+from server.model_formats.harmony.tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
+from server.model_formats.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
+from server.model_formats.interface import Conversation, PromptError, Tool
+from server.model_formats.output_grammar.lark_builder import in_slashes
+from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
+from server.model_formats.tool_index import choice_names
+
+_ANY_TEXT = "TEXT?"
+
+
+def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> StructuredOutput | None:
+    """The grammar that enforces tool choice, strict tools and output format; None without constraints.
+
+    Raises PromptError for parameters that exclude each other.
+    """
+    choice, tools = conversation.tool_choice, _callable(conversation)
+    if conversation.continue_final_message:
+        if choice.mode == "required" or conversation.format.kind != "text":
+            raise PromptError("A message that is continued has no format and calls no tool.", "tool_choice")
+        return None
+    if not _restricts(conversation, tools):
+        return None
+    offered = tuple(name for name in builtin if choice.mode != "none" and _may_call(choice.allowed, name))
+    if choice.mode != "required":
+        return _grammar(conversation, [*_calls(tools), *_builtin_calls(offered)])
+    if not tools and not offered:
+        raise PromptError("A tool must be called, but there is none that may be.", "tool_choice")
+    return forced_grammar(
+        tools, lambda level: _grammar(conversation, [*_calls(level), *_builtin_calls(offered)])
+    )
+
+
+def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) -> StructuredOutput:
+    choice = conversation.tool_choice
+    last = [f"c{number}" for number in range(len(calls))]
+    answers = list(_final(conversation)) if choice.mode != "required" else []
+    lines = [
+        f'start: (aside <[{START}]> "assistant")* ({" | ".join(["final", *last] if answers else last)})',
+        f"aside: (analysis | commentary) <[{MESSAGE}]> {_ANY_TEXT} <[{END}]>",
+        f'commentary: <[{CHANNEL}]> "commentary"',
+        f'analysis: <[{CHANNEL}]> "analysis"',
+        f'json: (" "? <[{CONSTRAIN}]> "json" | " json")? <[{MESSAGE}]>',
+        f'plain: (" "? <[{CONSTRAIN}]>? ("code" | "text"))? <[{MESSAGE}]>',
+        *answers,
+    ]
+    schemas: dict[str, str] = {}
+    for number, (callee, channel, content) in enumerate(calls):
+        head, _, schema = content.partition(" %json ")
+        if schema:  # equal ones are in the grammar once
+            content = f"{head} {schemas.setdefault(schema, f's{len(schemas)}')}"  # noqa: PLW2901
+        # The recipient may come before the channel or after it.
+        lines.append(f"c{number}: (n{number} {channel} | {channel} n{number}) {content}")
+        lines.append(f"n{number}: {json.dumps(' to=' + callee)}")
+    lines += [f"{name}: %json {schema}" for schema, name in schemas.items()]
+    return StructuredOutput(kind="lark", text="\n".join([*lines, "TEXT: /(.|\\n)+/"]))
+
+
+def _callable(conversation: Conversation) -> list[Tool]:
+    choice = conversation.tool_choice
+    if choice.mode == "none":
+        return []
+    return [
+        tool
+        for tool in conversation.tools
+        if choice.allowed is None or not choice_names(tool).isdisjoint(choice.allowed)
+    ]
+
+
+def _may_call(allowed: Sequence[str] | None, builtin: str) -> bool:
+    return allowed is None or any(name.startswith(f"{builtin}__") for name in allowed)
+
+
+def _restricts(conversation: Conversation, tools: list[Tool]) -> bool:
+    """Whether the request constrains the output."""
+    choice = conversation.tool_choice
+    return (
+        choice.mode == "required"
+        or (choice.mode == "none" and bool(conversation.tools))
+        or choice.allowed is not None
+        or conversation.format.kind != "text"
+        or any(tool.strict or tool.syntax != "text" for tool in tools)
+    )
+
+
+def _final(conversation: Conversation) -> Iterator[str]:
+    match conversation.format.kind:
+        case "json_schema":
+            schema = conversation.format.schema if conversation.format.schema is not None else {}
+            yield f'final: <[{CHANNEL}]> "final" json answer'
+            strict = conversation.format.strict
+            yield f"answer: %json {json.dumps(schema if strict else without_unenforced(schema))}"
+        case "json_object":
+            yield f'final: <[{CHANNEL}]> "final" json answer'
+            yield 'answer: %json {"type": "object"}'
+        case _:
+            yield f'final: <[{CHANNEL}]> "final" <[{MESSAGE}]> {_ANY_TEXT}'
+
+
+def _calls(tools: list[Tool]) -> Iterator[tuple[str, str, str]]:
+    """(recipient, rule of the channel, expression of the content) for a call of each tool."""
+    for tool in tools:
+        kind = "json" if tool.kind == "function" else "plain"
+        yield recipient(tool.name, tool.namespace), "commentary", f"{kind} {_arguments(tool)}"
+
+
+def _arguments(tool: Tool) -> str:
+    if tool.kind == "function":
+        schema = tool.parameters if tool.strict and tool.parameters is not None else {"type": "object"}
+        return f"%json {json.dumps(schema)}"
+    match tool.syntax:
+        case "lark":
+            return f"%lark {{\n{tool.definition}\n}}"
+        case "regex":
+            return f"/(?:{in_slashes(tool.definition)})/"
+        case _:
+            return _ANY_TEXT
+
+
+def _builtin_calls(names: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    """As `_calls` for the builtin tools, which are called on the analysis channel with code."""
+    callees = [f"{BROWSER}.{name}" for name in BROWSER_TOOLS] if BROWSER in names else []
+    callees += [PYTHON] if PYTHON in names else []
+    for callee in callees:
+        yield callee, "analysis", f"plain {_ANY_TEXT}"

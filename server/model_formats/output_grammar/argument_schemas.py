@@ -1,0 +1,230 @@
+"""Readers of the JSON schemas of tools' arguments: properties, types, `$ref` targets, `anyOf` alternatives.
+
+Every subschema that they return has the `$defs` that it may reference. Invalid keywords are ignored. Pure.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import NoneType
+from typing import Any
+
+from server.model_formats.interface import Tool
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+ALL_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+CUSTOM_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""The schema of a custom tool's arguments: an object with the string `input`."""
+MAX_ALTERNATIVES = 16
+"""Maximum alternatives of a schema, expanded to objects with properties of their own."""
+_MAX_DEPTH = 8
+_MAX_REPEATED = 16
+_JOINING = {"$ref", "anyOf", "oneOf", "allOf"}
+_TYPE_NAMES = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    NoneType: "null",
+    list: "array",
+}
+
+
+def schema_of(tool: Tool) -> Mapping[str, Any]:
+    """The declared schema of a tool's arguments."""
+    return CUSTOM_PARAMETERS if tool.kind == "custom" else tool.parameters or ANY_OBJECT
+
+
+def enforced_schema(tool: Tool) -> Mapping[str, Any]:
+    """The schema that the output grammar enforces: of a function that is not strict, any object."""
+    return schema_of(tool) if tool.strict or tool.kind == "custom" else ANY_OBJECT
+
+
+def arguments_of(tool: Tool) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:
+    """The schemas of a tool's arguments by name, and of additional ones."""
+    schemas = objects_of(schema_of(tool))
+    arguments: dict[str, Mapping[str, Any]] = {}
+    for schema in schemas:
+        for name, inner in properties_of(schema).items():
+            known = arguments.setdefault(name, inner)
+            if known != inner:
+                arguments[name] = subschema(schema, {"anyOf": [known, inner]})
+    return arguments, additional_of(schemas[0])
+
+
+def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The named properties' schemas."""
+    properties = mapping(schema, "properties")
+    return {str(name): subschema(schema, mapping(properties, name)) for name in properties}
+
+
+def allows_additional(schema: Mapping[str, Any]) -> bool:
+    """Whether an object has no `properties`, or has `additionalProperties` explicitly."""
+    additional = schema.get("additionalProperties")
+    return additional is not False and (
+        "properties" not in schema or additional is True or isinstance(additional, Mapping)
+    )
+
+
+def additional_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of additional properties; empty for any value."""
+    additional = mapping(schema, "additionalProperties")
+    return subschema(schema, additional) if additional else additional
+
+
+def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name for name in listed(schema, "required") if isinstance(name, str))
+
+
+def repeated(schema: Mapping[str, Any], *, after_first: bool = False) -> str:
+    """The Lark repetition for an object's `minProperties`; with `after_first`, for the rest of them."""
+    least = schema.get("minProperties")
+    count = least if isinstance(least, int) and 0 < least <= _MAX_REPEATED else 0
+    return f"{{{max(count - after_first, 0)},}}"
+
+
+def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a schema allows, empty for all; `number` includes integers."""
+    types = _types_left(schema, 0)
+    if types == ALL_TYPES:
+        return frozenset()
+    return types - {"integer"} if "number" in types else types
+
+
+def _types_left(schema: Any, depth: int) -> frozenset[str]:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return ALL_TYPES
+    schema = definition_of(schema)
+    types = ALL_TYPES
+    if named := {name for name in listed(schema, "type") if isinstance(name, str)}:
+        types &= named | ({"integer"} if "number" in named else set())
+    if values := listed(schema, "enum") if "const" not in schema else [schema["const"]]:
+        types &= {type_name(value) for value in values}
+    for key in ("anyOf", "oneOf", "allOf"):
+        branches = [branch for branch in listed(schema, key) if isinstance(branch, Mapping)]
+        left = [_types_left(subschema(schema, branch), depth + 1) for branch in branches]
+        if left:
+            types &= frozenset.intersection(*left) if key == "allOf" else frozenset().union(*left)
+    return types
+
+
+def type_name(value: object) -> str:
+    """The JSON type of a decoded value; `integer` for an int."""
+    return _TYPE_NAMES.get(type(value), "object")
+
+
+def definition_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The target of the schema's `$ref`, or the schema itself; empty for a dangling reference."""
+    for _ in range(8):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        target = reference_target(schema, reference)
+        schema = subschema(schema, target) if isinstance(target, Mapping) else {}
+    return {}
+
+
+def reference_target(root: Mapping[str, Any], reference: str) -> Any:
+    """The part of `root` that a local JSON pointer such as `#/$defs/name` names; None without one."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    target: Any = root
+    for step in reference.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and key.isdecimal() and len(key) < 6 and int(key) < len(target):
+            target = target[int(key)]
+        else:
+            target = target.get(key) if isinstance(target, Mapping) else None
+    return target
+
+
+def subschema(schema: Mapping[str, Any], inner: Any) -> Any:
+    """`inner`, if it is an object, with the `$defs` and `definitions` of `schema`."""
+    if not isinstance(inner, Mapping):
+        return inner
+    return {**{key: schema[key] for key in ("$defs", "definitions") if key in schema}, **inner}
+
+
+def mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The keyword's object; empty for anything else."""
+    value = schema.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """The keyword's list, or its string as a list; empty for anything else."""
+    value = schema.get(key)
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [value] if isinstance(value, str) else []
+
+
+def alternatives(tool: Tool) -> Iterator[Tool]:
+    """A strict function once per alternative object of its schema (`anyOf`).
+
+    For families that write arguments per property, see `ToolCallFormat.per_property`.
+    """
+    if not tool.strict or tool.parameters is None:
+        yield tool
+        return
+    for schema in objects_of(tool.parameters):
+        yield replace(tool, parameters=schema)
+
+
+def objects_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The alternative objects of a schema, without `anyOf`, `allOf` and `$ref` at their top level."""
+    if not schema.keys() & _JOINING:
+        return [schema]
+    objects = _alternatives(schema, 0)
+    if len(objects) > MAX_ALTERNATIVES:
+        return [definition_of(schema)]
+    return [subschema(schema, one) for one in objects]
+
+
+def _alternatives(schema: Any, depth: int) -> list[dict[str, Any]]:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return [{}]
+    named = definition_of(schema)
+    own = {key: value for key, value in named.items() if key not in ("anyOf", "oneOf", "allOf")}
+    if named is not schema:  # keywords beside `$ref` apply, too
+        own = _merged({key: value for key, value in schema.items() if key != "$ref"}, own)
+    merged = [own]
+
+    def branches(key: str) -> list[list[dict[str, Any]]]:
+        return [_alternatives(subschema(schema, inner), depth + 1) for inner in listed(named, key)]
+
+    for key in ("anyOf", "oneOf"):
+        if either := branches(key):
+            merged = _crossed(merged, [one for branch in either for one in branch])
+    for part in branches("allOf"):
+        merged = _crossed(merged, part)
+    return merged
+
+
+def _crossed(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(some) * len(others) > MAX_ALTERNATIVES:
+        return [{}] * (MAX_ALTERNATIVES + 1)
+    return [_merged(one, other) for one in some for other in others]
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The intersection of two object schemas."""
+    merged = {**one, **other}
+    first, second = mapping(one, "properties"), mapping(other, "properties")
+    if first or second:
+        both = {name: {"allOf": [first[name], second[name]]} for name in first.keys() & second.keys()}
+        merged["properties"] = {**first, **second, **both}
+    if required := [*listed(one, "required"), *listed(other, "required")]:
+        merged["required"] = required
+    for schema, rest in ((one, second), (other, first)):
+        if schema.get("additionalProperties") is False and "properties" in merged:
+            own = mapping(schema, "properties")
+            merged["properties"] = {
+                name: inner for name, inner in merged["properties"].items() if name in own or name not in rest
+            }
+            merged["additionalProperties"] = False
+    return merged

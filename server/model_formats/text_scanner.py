@@ -1,0 +1,304 @@
+"""`Scanner` of an output's text, read by generators as it arrives; `TextEmitter`, which trims white space.
+
+Sans-IO, in linear time. A reader is a generator that yields when it needs more text; the caller feeds the
+scanner and resumes the reader. Once `ended` is set no reader yields. A reader that cannot know yet whether
+the text is markup sets a mark: the text since the mark can still be emitted as text. The scanner knows the
+indices of tokens, but neither model families nor tools.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Literal, TypeVar
+
+from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
+
+T = TypeVar("T")
+Reader = Generator[None, None, T]
+"""A generator that yields when it needs more text and returns its result."""
+TextSink = Callable[[str], None]
+
+MAX_BUFFERED = 4096
+"""Characters buffered while a tool call is possible but not certain; beyond that they are text."""
+SPACE = re.compile(r"\s*")
+
+
+class StopTexts:
+    """Texts to search for; one may be a prefix of another, but not contain it elsewhere."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
+        self.longest = max(map(len, self.texts), default=0)
+        self.search = re.compile("|".join(map(re.escape, self.texts)) or r"(?!)").search
+        beginnings = {text[:size] for text in self.texts for size in range(1, len(text))}
+        ordered = sorted(beginnings, key=lambda text: (-len(text), text))
+        self.search_beginning = re.compile(
+            rf"(?:{'|'.join(map(re.escape, ordered))})\Z" if ordered else r"(?!)"
+        ).search
+        self.growing = beginnings & set(self.texts)
+        """Texts that are prefixes of others."""
+
+    def partial_match_start(self, text: str, start: int) -> int:
+        """The index of an incomplete match at the end of the text; the text's length without one."""
+        match = self.search_beginning(text, max(start, len(text) - self.longest + 1))
+        return match.start() if match else len(text)
+
+
+class Scanner:
+    """The buffered text and the reader's position in it."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        """Deltas since the last `take_deltas`."""
+        self.in_reasoning = False
+        """Whether the next text is reasoning, as far as is known yet."""
+        self.ended = False
+        self._text = ""
+        self._at = 0
+        self._before = 0
+        """Length of the text that was dropped before `_text`."""
+        self._mark: int | None = None
+        self._starts: deque[tuple[int, int]] = deque()
+        """(offset in the whole text, token index) of tokens that no delta has yet."""
+
+    def feed(self, text: str, tokens: Iterable[int]) -> None:
+        """Appends the text of the tokens with these indices."""
+        size = self._before + len(self._text)
+        self._starts.extend((size, token) for token in tokens)
+        dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
+        self._text = self._text[dropped:] + text
+        self._before += dropped
+        self._at -= dropped
+
+    @property
+    def offset(self) -> int:
+        """The number of characters read."""
+        return self._before + self._at
+
+    def take_deltas(self) -> list[Delta]:
+        deltas, self.deltas = self.deltas, []
+        return deltas
+
+    def take_token_indices(self, start: int, end: int) -> tuple[int, ...]:
+        """The indices of the tokens that begin in [start, end). Calls must come in ascending order."""
+        indices = []
+        while self._starts and self._starts[0][0] < end:
+            begin, token = self._starts.popleft()
+            if begin >= start:
+                indices.append(token)
+        return tuple(indices)
+
+    def mark(self, back: int = 0) -> None:
+        """Marks the position, or `back` characters before it: text read since may still be emitted."""
+        self._mark = self.offset - back
+
+    @property
+    def marked(self) -> bool:
+        return self._mark is not None
+
+    @property
+    def overlong(self) -> bool:
+        """Whether more than `MAX_BUFFERED` characters were read since the mark."""
+        return self._mark is not None and self.offset - self._mark > MAX_BUFFERED
+
+    def unmark(self) -> str:
+        """Removes the mark; returns the text read since."""
+        assert self._mark is not None
+        text = self._text[self._mark - self._before : self._at]
+        self._mark = None
+        return text
+
+    def unread(self, count: int) -> None:
+        """Moves back by `count` characters."""
+        self._at -= count
+
+    def peek(self) -> Reader[str]:
+        """The next character, not consumed; empty at the end."""
+        while self._at >= len(self._text):
+            if self.ended:
+                return ""
+            yield
+        return self._text[self._at]
+
+    def skip(self) -> None:
+        """Consumes the character that `peek` returned."""
+        self._at += 1
+
+    def skip_space(self) -> Reader[None]:
+        while True:
+            self._at = _end_of(SPACE, self._text, self._at)
+            if self._at < len(self._text) or self.ended:
+                return
+            yield
+
+    def accept(self, *texts: str) -> Reader[str]:
+        """Consumes and returns the first of `texts` that comes next, or returns "". Longer ones first."""
+        while True:
+            waits = False
+            for text in texts:
+                if self._text.startswith(text, self._at):
+                    return self._read_to(self._at + len(text))
+                rest = len(self._text) - self._at
+                if rest < len(text) and text.startswith(self._text[self._at :]):
+                    waits = True
+                    break
+            if not waits or self.ended:
+                return ""
+            yield
+
+    def skip_rest(self) -> None:
+        """Consumes all buffered text."""
+        self._at = len(self._text)
+
+    def drop_half_of(self, *texts: str) -> None:
+        """At the end, consumes a rest that is a proper prefix of one of `texts`."""
+        rest = self._text[self._at :]
+        if self.ended and rest and any(text.startswith(rest) for text in texts):
+            self._at = len(self._text)
+
+    def take_while(self, pattern: re.Pattern[str], limit: int) -> Reader[str]:
+        """The characters that match the one-character pattern; at most `limit` + 1."""
+        taken: list[str] = []
+        count = 0
+        while True:
+            end = self._at
+            while end < len(self._text) and count <= limit and pattern.match(self._text, end):
+                end += 1
+                count += 1
+            taken.append(self._read_to(end))
+            if self._at < len(self._text) or self.ended or count > limit:
+                return "".join(taken)
+            yield
+
+    def copy_until(self, stops: StopTexts, sink: TextSink, *, drops_half: bool = False) -> Reader[str]:
+        """Passes the text before the first stop text to `sink`; consumes and returns the stop, or "".
+
+        With `drops_half`, a stop that the end cuts off is not passed on.
+        """
+        while True:
+            match = stops.search(self._text, self._at)
+            if match and not self.ended and match.end() == len(self._text) and match[0] in stops.growing:
+                end, match = match.start(), None
+            elif match or (self.ended and not drops_half):
+                end = match.start() if match else len(self._text)
+            else:
+                end = stops.partial_match_start(self._text, self._at)
+            if end > self._at:
+                sink(self._read_to(end))
+            if match:
+                self._at = match.end()
+                return match[0]
+            if self.ended:
+                self._at = len(self._text)
+                return ""
+            yield
+
+    def copy_run(self, pattern: re.Pattern[str], sink: TextSink) -> Reader[bool]:
+        """Passes matching text to `sink`; True before other text, False at the end.
+
+        The pattern must need no lookahead.
+        """
+        while True:
+            end = _end_of(pattern, self._text, self._at)
+            if end > self._at:
+                sink(self._read_to(end))
+            if self._at < len(self._text):
+                return True
+            if self.ended:
+                return False
+            yield
+
+    def _read_to(self, end: int) -> str:
+        text = self._text[self._at : end]
+        self._at = end
+        return text
+
+
+def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
+    match = pattern.match(text, start)
+    return match.end() if match else start
+
+
+def bounded(scanner: Scanner, reader: Reader[None]) -> Iterator[None]:
+    """Runs the reader until it returns, or closes it once more than `MAX_BUFFERED` is buffered."""
+    for _ in reader:
+        if scanner.overlong:
+            reader.close()
+            return
+        yield
+
+
+class TextEmitter:
+    """Appends the scanner's text to its deltas, as answer or as reasoning."""
+
+    def __init__(
+        self,
+        scanner: Scanner,
+        kind: Literal["answer", "reasoning"],
+        clean: Callable[[str], str],
+        *,
+        buffers_space: bool = True,
+        strips: bool = False,
+    ) -> None:
+        """`clean` removes signs of special tokens; `strips` drops leading white space."""
+        self._scanner = scanner
+        self._reasons = kind == "reasoning"
+        self._clean = clean
+        self.buffers_space = buffers_space
+        self._strips = strips
+        self._space: list[str] = []
+        self._since = 0
+        """Offset of the buffered white space."""
+
+    def add(self, piece: str) -> None:
+        """Adds the text that the scanner has just read."""
+        end = self._scanner.offset
+        self._add(piece, end - len(piece), end)
+
+    def add_marked(self, restore: Callable[[str], str]) -> str:
+        """Adds the text since the scanner's mark with special tokens restored; returns it unrestored."""
+        text, end = self._scanner.unmark(), self._scanner.offset
+        self._add(restore(text), end - len(text), end)
+        return text
+
+    def restart(self) -> None:
+        """After markup: drops the buffered white space and the white space that follows."""
+        self._space = []
+        self._strips = True
+
+    def flush(self) -> None:
+        """At the end: emits the buffered white space, unless there was no text."""
+        if self._space and not self._strips:
+            self._emit("".join(self._space), self._scanner.offset)
+        self._space = []
+
+    def _add(self, piece: str, start: int, end: int) -> None:
+        piece = self._clean(piece)
+        visible = piece.rstrip() if self.buffers_space else piece
+        if not self._space:
+            self._since = start
+        if not visible.strip() and self.buffers_space:
+            self._space.append(piece)
+            return
+        text = "".join(self._space) + visible
+        if self._strips:
+            text = text.lstrip()
+            if not text:
+                return
+        self._space = []
+        rest = piece[len(visible) :]
+        until = end - len(rest)
+        self._strips = False
+        self._emit(text, until)
+        if rest:
+            self._space = [rest]
+            self._since = until
+
+    def _emit(self, text: str, end: int) -> None:
+        if not text:
+            return
+        if self._reasons:
+            self._scanner.deltas.append(ReasoningDelta(text))
+        else:
+            self._scanner.deltas.append(TextDelta(text, self._scanner.take_token_indices(self._since, end)))
+        self._since = end

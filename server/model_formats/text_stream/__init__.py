@@ -1,1 +1,0 @@
-"""A model's text while it arrives: scanned, split, merged."""

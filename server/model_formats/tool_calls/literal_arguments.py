@@ -1,0 +1,327 @@
+"""Tool-call formats with literals of their own as arguments: Python calls (Llama 3.2 and 4), Gemma's objects.
+
+`[get_weather(city="Paris", days=2), ...]` and `call:NAME{key:value,...}`, with special tokens as quotes. Only
+literals are parsed, nothing is evaluated. Arguments are converted to JSON as they arrive.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from server.model_formats.interface import Tool
+from server.model_formats.output_grammar.argument_schemas import (
+    additional_of,
+    allows_additional,
+    definition_of,
+    mapping,
+    objects_of,
+    properties_of,
+    repeated,
+    required_of,
+    schema_of,
+    subschema,
+    types_of,
+)
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.unquoted_strings import strings_of
+from server.model_formats.special_tokens import Markup
+from server.model_formats.text_scanner import Reader, Scanner, StopTexts, TextSink
+from server.model_formats.tool_calls.streamed_json import copy_json, copy_string, escaped, read_members
+from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
+
+_NAME = re.compile(r"[\w.\-]")
+_WORD = re.compile(r"[\w.+\-]")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+_MAX_DEPTH = 32
+_KEY = re.compile(r"[^:{}\[\],\ud800-\udfff]")
+_BARE = re.compile(r"[^{}\[\],\ud800-\udfff]")
+_MAX_BARE = 4096
+
+
+class Pythonic(ToolCallFormat):
+    """A list of calls, alone or between `<|python_start|>` and `<|python_end|>`."""
+
+    name = "pythonic"
+    bare_starts = "["
+    per_property = True
+    openers, closers = ("<|python_start|>",), ("<|python_end|>",)
+    prefix, separator, suffix = "[", ", ", "]"
+
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        scanner = emitter.scanner
+        yield from scanner.skip_space()
+        if not (yield from scanner.accept("[")):
+            return
+        while True:
+            yield from scanner.skip_space()
+            name = yield from scanner.take_while(_NAME, MAX_NAME)
+            known = emitter.tools.find(name)
+            tool = known or emitter.tools.resolve(name)
+            if tool is None or not (yield from scanner.accept("(")):
+                return
+            if known is None and not opener and not (yield from _has_named_arguments(scanner)):
+                return
+            emitter.start(tool)
+            if not (yield from _arguments(scanner, emitter.add_arguments)):
+                return
+            emitter.end()
+            scanner.mark()
+            yield from scanner.skip_space()
+            if not (yield from scanner.accept(",")):
+                yield from scanner.accept("]")
+                scanner.unmark()
+                return
+
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+        if tool.kind == "custom":
+            value = lark.string_input(tool)
+            return f"{lark.literal(f'{name}(input=')} {value} {lark.literal(')')}"
+        arguments = _members_grammar(lark, schema_of(tool), "=", ", ", lark.json, strict=tool.strict)
+        return f"{lark.literal(f'{name}(')} {arguments} {lark.literal(')')}"
+
+
+def _has_named_arguments(scanner: Scanner) -> Reader[bool]:
+    """Whether named arguments or an empty argument list follow; otherwise it is text. Consumes nothing."""
+    start = scanner.offset
+    name = yield from scanner.take_while(_NAME, MAX_NAME)
+    ended = yield from scanner.accept("=" if name else ")")
+    called = bool(ended) and (bool(name) or (yield from scanner.peek()) in ("]", ","))
+    scanner.unread(scanner.offset - start)
+    return called
+
+
+def _arguments(scanner: Scanner, sink: TextSink) -> Reader[bool]:
+    """Reads named arguments up to the closing parenthesis and writes them as a JSON object."""
+
+    def argument(comma: str) -> Reader[bool]:
+        key = yield from scanner.take_while(_NAME, MAX_NAME)
+        yield from scanner.skip_space()
+        if not key or not (yield from scanner.accept("=")):
+            return False
+        sink(f'{comma}"{escaped(key)}": ')
+        return (yield from _literal(scanner, sink, 0))
+
+    return (yield from read_members(scanner, sink, "{)", argument))
+
+
+def _literal(scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
+    """One Python literal as JSON; False for what is none, or not whole."""
+    yield from scanner.skip_space()
+    first = yield from scanner.peek()
+    if not first or depth > _MAX_DEPTH:
+        return False
+    if first in ("'", '"'):
+        scanner.skip()
+        return (yield from _string(scanner, sink, first))
+    if first in _CLOSING:
+        scanner.skip()
+        return (yield from _collection(scanner, sink, first, depth + 1))
+    word = yield from scanner.take_while(_WORD, 512)
+    if word in _WORDS:
+        sink(_WORDS[word])
+    elif _NUMBER.fullmatch(word):
+        sink(word)
+    else:
+        return False
+    return True
+
+
+def _collection(scanner: Scanner, sink: TextSink, opening: str, depth: int) -> Reader[bool]:
+    def member(comma: str) -> Reader[bool]:
+        sink(comma)
+        if opening == "{":
+            quote = yield from scanner.accept('"', "'")
+            if not quote or not (yield from _string(scanner, sink, quote)):
+                return False
+            yield from scanner.skip_space()
+            if not (yield from scanner.accept(":")):
+                return False
+            sink(": ")
+        return (yield from _literal(scanner, sink, depth))
+
+    return (yield from read_members(scanner, sink, opening + _CLOSING[opening], member))
+
+
+def _string(scanner: Scanner, sink: TextSink, quote: str) -> Reader[bool]:
+    """The rest of a Python string as a JSON string; False if it is truncated."""
+    sink('"')
+    whole = yield from copy_string(scanner, lambda text: sink(escaped(text)), quote)
+    if whole:
+        sink('"')
+    return whole
+
+
+def _members_grammar(
+    lark: GrammarBuilder,
+    schema: Mapping[str, Any],
+    assign: str,
+    comma: str,
+    value: Callable[[Mapping[str, Any]], str],
+    *,
+    strict: bool,
+) -> str:
+    """The expression of an object's members; `value` returns the one of a schema's values.
+
+    With `strict`, required properties must be there.
+    """
+    properties = properties_of(schema)
+    if not properties and allows_additional(schema):
+        pair = f"{lark.name()} {lark.literal(assign)} {value(additional_of(schema))}"
+        more = f"({pair} ({lark.literal(comma)} {pair}){repeated(schema, after_first=True)})"
+        return lark.shared_rule("others", more + ("" if schema.get("minProperties") else "?"))
+    required = required_of(schema) if strict else frozenset()
+    pairs = [
+        (f"{lark.literal(key + assign)} {value(inner)}", key in required) for key, inner in properties.items()
+    ]
+    return lark.separated(pairs, comma)
+
+
+class FunctionGemma(ToolCallFormat):
+    """`<start_function_call>call:NAME{key:<escape>text<escape>}<end_function_call>`: FunctionGemma."""
+
+    name = "functiongemma"
+    per_property = True
+    openers, closers = ("<start_function_call>",), ("<end_function_call>", "<start_function_response>")
+    prefix, suffix = "<start_function_call>call:", "<end_function_call>"
+    separator = suffix + prefix
+    quote = "<escape>"
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self._quote = markup.sign(self.quote)
+        self._string_end = StopTexts([self._quote])
+
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        del opener  # there is one
+        scanner = emitter.scanner
+        yield from scanner.skip_space()
+        if not (yield from scanner.accept("call:")):
+            return
+        name = yield from scanner.take_while(_NAME, MAX_NAME)
+        tool = emitter.tools.resolve(name)
+        if tool is None or not (yield from scanner.accept("{")):
+            return
+        emitter.start(tool)
+        if (yield from self._collection(scanner, emitter.add_arguments, "{", 0)):
+            emitter.end()
+
+    def _collection(self, scanner: Scanner, sink: TextSink, opening: str, depth: int) -> Reader[bool]:
+        """Reads an object or a list after its opening bracket; False if truncated or malformed."""
+
+        def member(comma: str) -> Reader[bool]:
+            if opening == "[":
+                sink(comma)
+                return (yield from self._value(scanner, sink, depth + 1))
+            quoted = yield from scanner.accept(self._quote)
+            key = (yield from scanner.take_while(_KEY, MAX_NAME)).strip().strip('"')
+            if quoted:
+                yield from scanner.accept(self._quote)
+            if not (yield from scanner.accept(":")):
+                return False
+            sink(f'{comma}"{escaped(key)}": ')
+            return (yield from self._value(scanner, sink, depth + 1))
+
+        brackets = opening + _CLOSING[opening]
+        return (yield from read_members(scanner, sink, brackets, member, needs_comma=opening == "["))
+
+    def _value(self, scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
+        yield from scanner.skip_space()
+        if (yield from scanner.accept(self._quote)):
+            sink('"')
+            clean = self.markup.clean
+            if not (yield from scanner.copy_until(self._string_end, lambda text: sink(escaped(clean(text))))):
+                return False
+            sink('"')
+            return True
+        first = yield from scanner.peek()
+        if depth > _MAX_DEPTH or not first:
+            return False
+        if first == '"':
+            return (yield from copy_json(scanner, sink))
+        if first in "{[":
+            scanner.skip()
+            return (yield from self._collection(scanner, sink, first, depth))
+        word = (yield from scanner.take_while(_BARE, _MAX_BARE)).strip()
+        if word in ("true", "false", "null") or _NUMBER.fullmatch(word):
+            sink(word)
+        elif not (yield from scanner.peek()):
+            return False  # truncated, perhaps within a number or `true`
+        elif word:
+            sink(json.dumps(word, ensure_ascii=False))
+        return bool(word)
+
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+        if tool.kind == "custom" and (custom := lark.input(tool)):
+            quote = lark.literal(self._quote)
+            return f"{lark.literal(f'{name}{{input:')} {quote} {custom} {quote} {lark.literal('}')}"
+        return f"{lark.literal(name)} {self._object_grammar(lark, schema_of(tool), 0)}"
+
+    def _object_grammar(self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int) -> str:
+        def value(inner: Mapping[str, Any]) -> str:
+            return self._grammar(lark, inner, depth + 1)
+
+        ways = [_members_grammar(lark, one, ":", ",", value, strict=True) for one in objects_of(schema)]
+        return f"{lark.literal('{')} ({' | '.join(ways)}) {lark.literal('}')}"
+
+    def _grammar(self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int) -> str:
+        """The expression of the values that the schema allows; deeply nested ones become null."""
+        schema = definition_of(schema)
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list) and values:
+            return f"({' | '.join(lark.literal(self._written(value)) for value in values)})"
+        for key in ("anyOf", "oneOf"):
+            branches = schema.get(key)
+            if isinstance(branches, list) and branches and "properties" not in schema:
+                own = {name: inner for name, inner in schema.items() if name not in ("anyOf", "oneOf")}
+                each = [{**own, **branch} for branch in branches if isinstance(branch, Mapping)]
+                return f"({' | '.join(self._grammar(lark, branch, depth) for branch in each)})"
+        types = types_of(schema) or {"string", "number", "boolean", "null"}
+        return f"({' | '.join(self._of_type(lark, type_, schema, depth) for type_ in sorted(types))})"
+
+    def _of_type(self, lark: GrammarBuilder, type_: str, schema: Mapping[str, Any], depth: int) -> str:
+        match type_:
+            case "string":
+                strings = strings_of({**schema, "type": "string"})
+                assert strings is not None  # enumerations were handled above
+                return (
+                    f"{lark.literal(self._quote)} {lark.terminated_string(strings, self._quote, self._quote)}"
+                )
+            case "array" if depth < _MAX_DEPTH // 4:
+                items = subschema(schema, mapping(schema, "items"))
+                return self._list_grammar(schema, self._grammar(lark, items, depth + 1))
+            case "object" if depth < _MAX_DEPTH // 4:
+                return self._object_grammar(lark, schema, depth)
+            case "array" | "object":
+                return '"null"'
+        return lark.json({**schema, "type": type_})
+
+    def _list_grammar(self, schema: Mapping[str, Any], item: str) -> str:
+        low, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+        if most is not None and int(most) < 1:
+            return '"[" "]"'
+        more = f' ("," {item}){{{max(low - 1, 0)},{"" if most is None else int(most) - 1}}}'
+        items = item if most is not None and int(most) == 1 else item + more
+        return f'"[" {items if low else f"({items})?"} "]"'
+
+    def _written(self, value: object) -> str:
+        match value:
+            case str():
+                return f"{self._quote}{value}{self._quote}"
+            case list():
+                return f"[{','.join(map(self._written, value))}]"
+            case dict():
+                return f"{{{','.join(f'{name}:{self._written(inner)}' for name, inner in value.items())}}}"
+        return json.dumps(value)
+
+
+class Gemma4(FunctionGemma):
+    """`<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>`: Gemma 4."""
+
+    name = "gemma4"
+    openers, closers = ("<|tool_call>",), ("<tool_call|>", "<start_function_response>")
+    prefix, suffix = "<|tool_call>call:", "<tool_call|>"
+    separator = suffix + prefix
+    quote = '<|"|>'

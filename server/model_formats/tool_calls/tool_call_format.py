@@ -1,0 +1,108 @@
+"""Base class of the tool-call formats, and `ToolCallEmitter`, by which their readers emit call deltas.
+
+A format's reader begins after the opener. It starts the call once the name is known, streams the arguments
+and ends the call. If it returns before starting a call, the text is emitted as text; if it returns before
+ending one, the call is truncated.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from server.model_formats.interface import CallDelta, CallEnd, CallStart, Tool
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.special_tokens import Markup
+from server.model_formats.text_scanner import Reader, Scanner
+from server.model_formats.tool_calls.streamed_json import CustomInput
+from server.model_formats.tool_index import ToolIndex
+
+MAX_NAME = 256
+"""Maximum characters of a tool's name or of a call id."""
+
+
+class ToolCallEmitter:
+    """Appends call deltas to the scanner's deltas."""
+
+    def __init__(self, scanner: Scanner, tools: ToolIndex) -> None:
+        self.scanner = scanner
+        self.tools = tools
+        self.count = 0
+        """Number of calls started."""
+        self._custom: CustomInput | None = None
+        self._ids: set[str] = set()
+
+    def start(self, tool: Tool, call_id: str | None = None) -> None:
+        """Starts a call of the tool, dropping the text since the mark. A duplicate id is dropped."""
+        if self.scanner.marked:
+            self.scanner.unmark()
+        self.count += 1
+        if call_id in self._ids:
+            call_id = None
+        if call_id:
+            self._ids.add(call_id)
+        self._custom = CustomInput(self._give) if tool.kind == "custom" else None
+        self.scanner.deltas.append(CallStart(tool.name, call_id, tool.kind, tool.namespace))
+
+    def add_arguments(self, arguments: str) -> None:
+        """Appends JSON text of the arguments; for a custom tool its `input` is extracted."""
+        if self._custom is not None:
+            self._custom.feed(arguments)
+        else:
+            self._give(arguments)
+
+    def end(self) -> None:
+        if self._custom is not None:
+            self._custom.close()
+        self.scanner.deltas.append(CallEnd())
+
+    def _give(self, text: str) -> None:
+        if text:
+            self.scanner.deltas.append(CallDelta(text))
+
+
+class ToolCallFormat(ABC):
+    """One family's syntax of tool calls.
+
+    Classes spell the markup out; their instances have signs for the tokenizer's special tokens.
+    """
+
+    name: ClassVar[str]
+    prefix: str
+    """The text before the first call's `call_grammar`; begins with the first opener."""
+    separator: str
+    """The text between two calls' `call_grammar`."""
+    suffix: str = ""
+    """The text after the last call."""
+    openers: tuple[str, ...] = ()
+    closers: tuple[str, ...] = ()
+    """Texts after a call that are dropped."""
+    inner_markup: tuple[str, ...] = ()
+    """Markup within a call; a truncated one is not emitted as text."""
+    bare_starts: str = ""
+    """Characters that may begin a call without an opener, at the beginning of an answer."""
+    per_property = False
+    """Arguments are written per property, not as one object."""
+    inline = False
+    """Calls without opener may also follow text, unless a grammar excludes them."""
+    call_id_style: ClassVar[str] = "any"
+    """The form of call ids in prompts: `any`, `mistral` (nine letters), `kimi` (functions.NAME:NUMBER)."""
+
+    def __init__(self, markup: Markup) -> None:
+        self.markup = markup
+        self.openers = tuple(map(markup.sign, self.openers))
+        self.closers = tuple(map(markup.sign, self.closers))
+        self.prefix, self.separator = markup.sign(self.prefix), markup.sign(self.separator)
+        self.suffix = markup.sign(self.suffix)
+
+    @abstractmethod
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        """Reads calls after the opener, which is empty for `bare_starts`."""
+
+    @abstractmethod
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+        """The Lark expression of a call's name and arguments, between `prefix`, `separator` and `suffix`."""
+
+    def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
+        """The text of calls (name, arguments); None if only a chat template can render it."""
+        del calls
+        return None

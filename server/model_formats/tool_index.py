@@ -1,0 +1,100 @@
+"""Names of a conversation's tools: `ToolIndex` finds the tool that a name in an output or a choice means."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from server.model_formats.interface import PromptError, Tool, qualified_name
+from server.model_formats.output_grammar.argument_schemas import CUSTOM_PARAMETERS
+
+SEPARATORS = ("__", "-", ".")
+"""Separators that clients and models put between a namespace, plugin or server label and a tool's name."""
+_UNKNOWN_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+"""Names that a request allows for tools, and which a response may therefore contain."""
+
+
+def without_labels(tools: Sequence[Tool]) -> list[Tool]:
+    """The tools, with MCP tools' labels removed from their prompt names unless two names would collide.
+
+    Models tend to omit such labels. A tool that is `prefixed` already keeps its label.
+    """
+    names = Counter(name for tool in tools for name in {tool.name, qualified_name(tool.name, tool.namespace)})
+    return [
+        replace(tool, prefixed=tool.prefixed or names[tool.name] > 1) if tool.hosted else tool
+        for tool in tools
+    ]
+
+
+def choice_names(tool: Tool) -> frozenset[str]:
+    """The names of the tool in a request's `tool_choice`; an MCP tool's name needs the label."""
+    own = qualified_name(tool.name, tool.namespace)
+    return frozenset({own} if tool.hosted else {own, tool.name})
+
+
+def find_tool(name: str, tools: Iterable[Tool]) -> Tool | None:
+    """The only tool that matches an inexact name; None if none or several match.
+
+    Models omit prefixes (`get_weather` for `W-get_weather`), or add a tool's label with another separator
+    (`city.get_weather`).
+    """
+    matches = [tool for tool in tools if name and _matches(name, tool)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _matches(name: str, tool: Tool) -> bool:
+    if tool.namespace and any(name == f"{tool.namespace}{between}{tool.name}" for between in SEPARATORS):
+        return True
+    return name == tool.name or tool.prompt_name.endswith(tuple(between + name for between in SEPARATORS))
+
+
+class ToolIndex:
+    """Tools by their prompt names."""
+
+    def __init__(self, tools: Iterable[Tool], *, accepts_unknown: bool = False) -> None:
+        """With `accepts_unknown`, `resolve` accepts any name. Raises PromptError for duplicate names."""
+        self.accepts_unknown = accepts_unknown
+        self.tools: dict[str, Tool] = {}
+        for tool in tools:
+            if tool.prompt_name in self.tools:
+                raise PromptError(f"There are two tools called {tool.prompt_name!r}.", "tools")
+            self.tools[tool.prompt_name] = tool
+
+    def __bool__(self) -> bool:
+        return bool(self.tools)
+
+    def find(self, name: str) -> Tool | None:
+        """The tool of that name, or the only one that matches it inexactly."""
+        return self.tools.get(name) or find_tool(name, self.tools.values())
+
+    def resolve(self, name: str) -> Tool | None:
+        """As `find`; with `accepts_unknown`, an unknown name returns a function without parameters."""
+        known = self.find(name)
+        if known is None and self.accepts_unknown and _UNKNOWN_NAME.fullmatch(name):
+            return Tool(name=name)
+        return known
+
+    def only(self, allowed: Sequence[str] | None) -> "ToolIndex":
+        """The tools that a tool choice allows. Raises PromptError for an unknown name."""
+        if allowed is None:
+            return self
+        names = set(allowed)
+        tools = [tool for tool in self.tools.values() if choice_names(tool) & names]
+        known = {name for tool in tools for name in choice_names(tool)}
+        if unknown := sorted(names - known):
+            raise PromptError(f"There is no tool called {unknown[0]!r}.", "tool_choice")
+        return ToolIndex(tools)
+
+
+def function_schema(name: str, tool: Tool) -> dict[str, Any]:
+    """The tool as a function in transformers' `tools` format for chat templates."""
+    description = tool.description or ""
+    if tool.kind == "custom":
+        if tool.syntax != "text":
+            description += f"\n\nThe input follows this {tool.syntax} grammar:\n{tool.definition}"
+        parameters = dict(CUSTOM_PARAMETERS)
+    else:
+        parameters = dict(tool.parameters or {"type": "object", "properties": {}})
+    function = {"name": name, "description": description.strip(), "parameters": parameters}
+    return {"type": "function", "function": function}

@@ -1,0 +1,163 @@
+"""The engine's parameters from a request's: sampling, token ids, stops, thinking budget, logprobs, beams.
+
+Each is checked against the model. Pure but for the model format, which tokenizes bad words and knows the
+tokens around reasoning.
+"""
+
+from collections.abc import Sequence
+
+from engine.request import MAX_BAD_TOKENS, MAX_BAD_WORDS, Beams, ModelInfo, SamplingParams, ThinkingBudget
+from server.errors import InvalidRequest
+from server.model_formats.interface import ModelFormat, ReasoningMarks
+from server.protocol.completions.requests import ChoiceRequest
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import Echo
+
+SMALLEST_TOP_P = 1e-6
+"""Stands for top_p 0, which means the likeliest token alone."""
+_MAX_REPORTED = 5
+"""Invalid keys that an error names."""
+UNLIMITED = -1
+"""The value of `thinking_token_budget` for no budget."""
+MAX_LOGPROBS = 2**18
+"""Log probabilities in one answer, over all its choices; 16 MB of JSON, at some 60 bytes each."""
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` for log probabilities."""
+SEALED_REASONING = "reasoning.encrypted_content"
+"""The value of `include` for encrypted reasoning, which clients send back and cannot change."""
+
+
+def sampling_params(
+    model: ModelInfo, model_format: ModelFormat, request: CreateResponse, echo: Echo, seed: int
+) -> SamplingParams:
+    """The engine's parameters. Raises InvalidRequest for token ids beyond the vocabulary."""
+    return SamplingParams(
+        seed=seed,
+        temperature=echo.temperature,
+        top_p=max(echo.top_p, SMALLEST_TOP_P),
+        top_k=max(request.top_k, 0) if request.top_k is not None else model.top_k,
+        min_p=request.min_p if request.min_p is not None else model.min_p,
+        repetition_penalty=request.repetition_penalty
+        if request.repetition_penalty is not None
+        else model.repetition_penalty,
+        presence_penalty=echo.presence_penalty,
+        frequency_penalty=echo.frequency_penalty,
+        logit_bias=_logit_bias(request.logit_bias or {}),
+        allowed_token_ids=tuple(sorted(set(token_ids(request, "allowed_token_ids", model)))),
+        bad_words=_bad_words(request.bad_words or (), model_format),
+    )
+
+
+def token_ids(request: CreateResponse, param: str, model: ModelInfo) -> tuple[int, ...]:
+    """The token ids in the request's field `param`. Raises InvalidRequest for ids beyond the vocabulary."""
+    ids: Sequence[int] = getattr(request, param) or ()
+    for index, token_id in enumerate(ids):
+        if token_id >= model.vocab_size:
+            raise InvalidRequest(
+                f"The model's token ids are from 0 to {model.vocab_size - 1}; {token_id} is none.",
+                param=f"{param}[{index}]",
+                code="invalid_value",
+            )
+    return tuple(ids)
+
+
+def stop_strings(request: CreateResponse) -> tuple[str, ...]:
+    """The request's `stop` as a tuple, without empty strings."""
+    texts = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return tuple(text for text in texts if text)
+
+
+def wants_logprobs(request: CreateResponse) -> bool:
+    return bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+
+
+def is_ranked(request: CreateResponse) -> bool:
+    return isinstance(request, ChoiceRequest) and request.ranked
+
+
+def prompt_logprobs(request: CreateResponse) -> int | None:
+    """The number of likeliest tokens at each position of the prompt; None for no log probabilities."""
+    return request.prompt_logprobs if isinstance(request, ChoiceRequest) else None
+
+
+def beams(request: CreateResponse) -> Beams | None:
+    """The beam search and the rank of its output that this choice is; None without beam search."""
+    if not isinstance(request, ChoiceRequest) or request.beams is None:
+        return None
+    return Beams(width=request.beams, rank=request.beam_rank, length_penalty=request.length_penalty)
+
+
+def logprobs_limit(top_logprobs: int | None, named: Sequence[int] = ()) -> int:
+    """The most output tokens of a response with `top_logprobs` (None: no limit) for each.
+
+    `named` are the token ids of `logprob_token_ids`, which are sent in addition.
+    """
+    return 2**31 if top_logprobs is None else MAX_LOGPROBS // max(1, top_logprobs, len(named))
+
+
+def thinking_budget(
+    request: CreateResponse, model_format: ModelFormat, prompt: Sequence[int]
+) -> ThinkingBudget | None:
+    """The limit on reasoning tokens. Raises InvalidRequest if the model's reasoning has no end token."""
+    limit = request.thinking_token_budget
+    if limit is None or limit == UNLIMITED:
+        return None
+    marks = model_format.reasoning_marks
+    if marks is None:
+        raise InvalidRequest(
+            "This model does not mark where its reasoning ends with a token of its own, so its length cannot "
+            "be limited.",
+            param="thinking_token_budget",
+            code="unsupported_parameter",
+        )
+    spent = _open_reasoning_tokens(prompt, marks)
+    return ThinkingBudget(
+        tokens=limit, start=marks.start, end=marks.end, open=spent is not None, spent=spent or 0
+    )
+
+
+def _open_reasoning_tokens(prompt: Sequence[int], marks: ReasoningMarks) -> int | None:
+    """The length of the reasoning that the prompt's end is inside of; None if it is not inside one."""
+    start, end = marks.start, marks.end
+    for stop in range(len(prompt), 0, -1):
+        if prompt[stop - 1] == end[-1] and tuple(prompt[max(0, stop - len(end)) : stop]) == end:
+            return None
+        if prompt[stop - 1] == start[-1] and tuple(prompt[max(0, stop - len(start)) : stop]) == start:
+            return len(prompt) - stop
+    return None
+
+
+def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    wrong = [token for token in biases if not (token.isascii() and token.isdecimal())]
+    if wrong:
+        named = ", ".join(repr(word[:50]) for word in wrong[:_MAX_REPORTED])
+        raise InvalidRequest(
+            f"logit_bias maps token ids to numbers; these are no token ids: {named}.", param="logit_bias"
+        )
+    return tuple(sorted((int(token), bias) for token, bias in biases.items()))
+
+
+def _bad_words(words: Sequence[str], model_format: ModelFormat) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of each word, at the begin of a text and after a space.
+
+    As in vLLM, the second is used only if it has the same length and another first token.
+    """
+    sequences: dict[tuple[int, ...], None] = {}
+    for index, word in enumerate(words):
+        bare = word.lstrip()
+        plain = model_format.encode(bare, special=False) if bare else ()
+        if not plain:
+            raise InvalidRequest(
+                "A bad word needs a token that is no white space.", param=f"bad_words[{index}]"
+            )
+        sequences[plain] = None
+        spaced = model_format.encode(f" {bare}", special=False)
+        if len(spaced) == len(plain) and spaced[0] != plain[0]:
+            sequences[spaced] = None
+    if len(sequences) > MAX_BAD_WORDS or sum(map(len, sequences)) > MAX_BAD_TOKENS:
+        raise InvalidRequest(
+            f"bad_words have more than {MAX_BAD_WORDS} forms, or more than {MAX_BAD_TOKENS} tokens together.",
+            param="bad_words",
+            code="invalid_value",
+        )
+    return tuple(sequences)

@@ -1,1 +1,0 @@
-"""`structured_outputs` of requests: JSON schemas, regexes, choices, EBNF and structural tags as grammars."""

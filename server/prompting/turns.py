@@ -1,0 +1,181 @@
+"""A response's turns: how the tokens of each are decoded (`decoding_spec`), the next one's engine request.
+
+The next turn's request is the same one with the output and the tool results so far (`TurnBuilder`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from uuid import UUID
+
+import msgspec
+
+from engine.request import EngineRequest
+from server.generation.output_decoding import DecodingSpec, WithoutReasoning
+from server.generation.response_builder import TokenDump
+from server.hosted_tools.offered_tools import McpCredentials, call_limit, hosted_tools_of
+from server.model_formats.chat_template.output_parser import PlainParser
+from server.model_formats.interface import MessageFormat, OutputParser, Prompt
+from server.prompting.engine_parameters import (
+    SEALED_REASONING,
+    is_ranked,
+    prompt_logprobs,
+    stop_strings,
+    wants_logprobs,
+)
+from server.prompting.engine_request import Prepared, ResolvedRequest, prepare
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.request_echo import asks_for_summary
+from server.protocol.completions.requests import ChoiceRequest, PlainRequest
+from server.protocol.responses.items import HostedCall, Item, encode_item
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.tools import McpTool, read_choice
+from server.sealing.approval_tags import with_tagged_id
+
+MAX_OUTPUT_BYTES = 8 * 1024 * 1024
+"""Of a response's output as JSON, tool results included; beyond it there is no further turn."""
+
+
+def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared) -> DecodingSpec:
+    """How the tokens of a response's first turn are decoded: an answer's, or those of a summary.
+
+    Calls that the input approves are made before an answer. A summary is no output, so the request's stop
+    strings and log probabilities do not apply to it.
+    """
+    approving_items = resolved.items if prepared.wants_output else ()
+    spec = decoding_spec(served, resolved, prepared.prompt, approving_items)
+    spec = replace(spec, compaction=prepared.compaction)
+    if not prepared.model_writes_summary:
+        return spec
+    none: frozenset[int] = frozenset()
+    return replace(spec, stop_strings=(), stop_token_ids=none, hidden_stop_ids=none, vocabulary=None)
+
+
+def decoding_spec(
+    served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt, approving_items: Sequence[Item] = ()
+) -> DecodingSpec:
+    """How the tokens of one turn become output. Calls that `approving_items` allow are made before it."""
+    request, tenant = resolved.request, resolved.tenant
+    listed = frozenset(request.stop_token_ids or ())
+    shown = bool(request.include_stop_str_in_output)
+    return DecodingSpec(
+        _parser(served, request, prompt),
+        stop_strings=stop_strings(request),
+        include_stop_string=shown,
+        stop_token_ids=listed,
+        hidden_stop_ids=frozenset() if shown else listed - prompt.stop_ids,
+        reports_stop_reason=isinstance(request, ChoiceRequest),
+        reports_cumulative_logprob=is_ranked(request),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        vocabulary=served.vocabulary if wants_logprobs(request) else None,
+        token_dump=_token_dump(served, request, prompt),
+        streamed_prompt_ids=prompt.token_ids
+        if isinstance(request, ChoiceRequest) and request.streams_token_ids
+        else None,
+        seal=partial(served.seal.seal, "reasoning", tenant)
+        if SEALED_REASONING in (request.include or ())
+        else None,
+        summarizes_reasoning=served.summarizes_reasoning and asks_for_summary(request),
+        hosted=hosted_tools_of(
+            request,
+            resolved.tools,
+            approving_items,
+            partial(with_tagged_id, served.seal, tenant),
+            served.max_tool_calls,
+        ),
+    )
+
+
+def _parser(served: LoadedModel, request: CreateResponse, prompt: Prompt) -> OutputParser:
+    if isinstance(request, PlainRequest) and served.vocabulary is not None:
+        shows_special = request.skip_special_tokens is False
+        ends = frozenset() if shows_special and request.ignore_eos else prompt.stop_ids
+        return PlainParser(served.vocabulary, ends, shows_special=shows_special)
+    parser = served.model_format.parser(prompt)
+    # A chat completion's response keeps its reasoning; the chat format leaves it out.
+    hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
+    return WithoutReasoning(parser) if hidden else parser
+
+
+def _token_dump(served: LoadedModel, request: CreateResponse, prompt: Prompt) -> TokenDump | None:
+    if not request.enable_response_messages or served.vocabulary is None:
+        return None
+    apart = isinstance(served.model_format, MessageFormat) and not isinstance(request, ChoiceRequest)
+    read = served.model_format.messages if apart else None  # type: ignore[attr-defined]
+    likelihood = prompt_logprobs(request) is not None
+    return TokenDump(served.vocabulary, prompt.token_ids, prompt_logprobs=likelihood, read=read)
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """A turn's engine request, and how its tokens are decoded."""
+
+    engine_request: EngineRequest
+    decoding_spec: DecodingSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnBuilder:
+    """Makes the turns of one response after its first."""
+
+    served: LoadedModel
+    resolved: ResolvedRequest
+    credentials: Mapping[str, McpCredentials] = field(default_factory=dict)
+    """The caller's, by server label. They are not stored with the request."""
+    model_writes_summary: bool = False
+    """Whether the first turn is a compaction's summary."""
+
+    @property
+    def response(self) -> UUID:
+        return self.resolved.response
+
+    def credentials_for(self, label: str) -> McpCredentials:
+        """The caller's credentials; after a recovery the server's URL alone."""
+        if label in self.credentials:
+            return self.credentials[label]
+        servers = (tool for tool in self.resolved.tools if isinstance(tool, McpTool))
+        return McpCredentials(next((tool.server_url for tool in servers if tool.name == label), None))
+
+    @property
+    def may_have_next_turn(self) -> bool:
+        """Whether a turn may follow the first: after a summary, or after calls that the server makes."""
+        return self.model_writes_summary or any(isinstance(tool, McpTool) for tool in self.resolved.tools)
+
+    def next_turn(self, output: Sequence[Item], turn: int, output_tokens: int) -> NextTurn | None:
+        """The turn after turn number `turn`; None if no output tokens or bytes are left. Raises ApiError.
+
+        `output_tokens` is the number that the response has used. A required call is required once only,
+        because a model that must call a tool in each turn never answers. No tool is offered after the
+        request's limit of calls.
+        """
+        request = self.resolved.request
+        limit = request.max_output_tokens
+        if limit is not None and output_tokens >= limit:
+            return None
+        if sum(len(encode_item(item)) for item in output) >= MAX_OUTPUT_BYTES:
+            return None
+        resolved = replace(
+            self.resolved,
+            request=msgspec.structs.replace(
+                request,
+                max_output_tokens=None if limit is None else limit - output_tokens,
+                tool_choice=self._tool_choice(output),
+            ),
+            items=[*self.resolved.items, *output],
+        )
+        prepared = prepare(self.served, resolved)
+        engine_request = replace(prepared.engine_request, request_id=f"{resolved.response.hex}.{turn + 1}")
+        return NextTurn(engine_request, decoding_spec(self.served, resolved, prepared.prompt))
+
+    def _tool_choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
+        request = self.resolved.request
+        limit = call_limit(request, self.served.max_tool_calls)
+        calls = sum(isinstance(item, HostedCall) for item in output)
+        if limit is not None and calls >= limit:
+            return "none"
+        choice = request.tool_choice
+        if not calls or read_choice(choice, list(self.resolved.tools)).mode != "required":
+            return choice
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            return {**choice, "mode": "auto"}
+        return "auto"

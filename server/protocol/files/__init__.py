@@ -1,1 +1,0 @@
-"""Input files of a request: text and PDFs in data URLs. PDFs are parsed in a separate process."""

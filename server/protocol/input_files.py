@@ -1,0 +1,196 @@
+"""The text of `input_file` parts, as data URLs or base64: text files, and PDFs read by pypdf in a subprocess.
+
+PDFs are untrusted, so the subprocess `pdf_worker` has limits of time and memory.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from urllib.parse import unquote_to_bytes
+from weakref import WeakValueDictionary
+
+MAX_FILE_TEXT = 1_048_576
+"""Maximum bytes of one file's text, all of which goes into the prompt."""
+
+
+_PDF_TYPE = "data:application/pdf"
+
+
+MAX_PDF = 8 * 1024 * 1024
+"""Maximum bytes of a PDF."""
+MAX_PAGES = 500
+CPU_SECONDS = 10
+MEMORY = 512 * 1024 * 1024
+"""RLIMIT_AS of the subprocess, in bytes."""
+MAX_CONCURRENT = 2
+"""PDFs extracted at the same time, at most one per tenant."""
+_WALL_SECONDS = 30.0
+"""Timeout for a busy machine; `CPU_SECONDS` limits the work."""
+_WAIT_SECONDS = 30.0
+_WORKER = Path(__file__).with_name("pdf_worker.py")
+_CACHE_SIZE = 8
+_ERROR_MESSAGES = {
+    "encrypted": "The PDF is encrypted: send it without a password.",
+    "pages": f"The PDF has more than {MAX_PAGES} pages.",
+    "empty": "The PDF has no text in it, as of scanned pages: send their text.",
+    "broken": "The file is not a PDF that can be read.",
+}
+_LIMIT_MESSAGE = "The PDF takes too much time or memory to be read: send its text."
+
+
+class FileError(ValueError):
+    """The file cannot be read; the message is sent to the client."""
+
+
+class ExtractionBusy(Exception):
+    """All PDF extraction workers are busy; the client may retry the request."""
+
+    def __init__(self, message: str, *, own: bool = False) -> None:
+        """`own`: they are busy with this tenant's own requests."""
+        super().__init__(message)
+        self.own = own
+
+
+class PdfError(ValueError):
+    """The PDF cannot be read; the message is sent to the client."""
+
+
+TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
+"""The tenant of this thread's request; None disables the limit per tenant."""
+_slots = threading.BoundedSemaphore(MAX_CONCURRENT)
+_tenant_locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+"""Held while a tenant's PDF is extracted or waits for a slot."""
+_tenant_locks_lock = threading.Lock()
+_cache: OrderedDict[bytes, dict[str, str]] = OrderedDict()
+"""Results of the last PDFs by SHA-256: a request that was deferred is decoded again."""
+_cache_lock = threading.Lock()
+
+
+def storable_file_data(data: str) -> str:
+    """`file_data` in the form that is stored: of a PDF, its text as a data URL.
+
+    So a PDF is parsed once, however many later requests include it. Raises FileError or ExtractionBusy.
+    """
+    content = _content(data)
+    if data.startswith(_PDF_TYPE) and not is_pdf(content):
+        raise FileError("The file is not a PDF that can be read.")
+    if not is_pdf(content):
+        file_text(data)
+        return data
+    try:
+        text = pdf_text(content, MAX_FILE_TEXT)
+    except PdfError as error:
+        raise FileError(str(error)) from error
+    return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
+
+
+def file_text(data: str) -> str:
+    """The text in `file_data`. Raises FileError unless it is UTF-8."""
+    content = _content(data)
+    if len(content) > MAX_FILE_TEXT:
+        raise FileError(f"The file is larger than {MAX_FILE_TEXT} bytes.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError("The file is not text in UTF-8; this server reads text files and PDFs.") from error
+    if "\0" in text:
+        raise FileError("The file is not text; this server reads text files and PDFs.")
+    return text
+
+
+def _content(data: str) -> bytes:
+    if not data.startswith("data:"):
+        return _from_base64(data)
+    head, comma, body = data.partition(",")
+    if not comma:
+        raise FileError("The data URL has no content.")
+    return _from_base64(body) if head.endswith(";base64") else unquote_to_bytes(body)
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise FileError("file_data is not a data URL and not valid base64.") from error
+
+
+def is_pdf(content: bytes) -> bool:
+    """Whether the content begins with the PDF header, after white space."""
+    return content[:1024].lstrip().startswith(b"%PDF-")
+
+
+def pdf_text(content: bytes, most_bytes: int) -> str:
+    """The text of all pages, at most `most_bytes` in UTF-8. Blocks.
+
+    Raises PdfError, or ExtractionBusy if no slot is free in time.
+    """
+    if len(content) > MAX_PDF:
+        raise PdfError(f"The PDF is larger than {MAX_PDF} bytes.")
+    digest = hashlib.sha256(content).digest()
+    with _cache_lock:
+        answer = _cache.get(digest)
+    if answer is None:
+        answer = _run_worker(content, most_bytes)
+        with _cache_lock:
+            _cache[digest] = answer
+            while len(_cache) > _CACHE_SIZE:
+                _cache.popitem(last=False)
+    if "text" in answer:
+        return answer["text"]
+    if answer["error"] == "long":
+        raise PdfError(f"The text of the PDF is larger than {most_bytes} bytes.")
+    raise PdfError(_ERROR_MESSAGES.get(answer["error"], _LIMIT_MESSAGE))
+
+
+def _tenant_lock(tenant: str | None) -> threading.Lock:
+    if tenant is None:
+        return threading.Lock()
+    with _tenant_locks_lock:
+        return _tenant_locks.setdefault(tenant, threading.Lock())
+
+
+@contextmanager
+def _slot() -> Iterator[None]:
+    """Holds the tenant's lock and a slot. Raises ExtractionBusy if there is none in time."""
+    own = _tenant_lock(TENANT.get())
+    if not own.acquire(timeout=_WAIT_SECONDS):
+        raise ExtractionBusy("Your other PDFs are still being read; try again later.", own=True)
+    try:
+        if not _slots.acquire(timeout=_WAIT_SECONDS):
+            raise ExtractionBusy("Too many PDFs are being read; try again later.")
+        try:
+            yield
+        finally:
+            _slots.release()
+    finally:
+        own.release()
+
+
+def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:
+    """The worker's result, `text` or `error`. Raises ExtractionBusy on timeout."""
+    limits = map(str, (CPU_SECONDS, MEMORY, MAX_PAGES, most_bytes))
+    try:
+        with _slot():
+            ran = subprocess.run(
+                [sys.executable, "-I", str(_WORKER), *limits],
+                input=content,
+                capture_output=True,
+                env={},
+                timeout=_WALL_SECONDS,
+                check=False,
+            )
+    except subprocess.TimeoutExpired:
+        raise ExtractionBusy("The server is too busy to read the PDF; try again later.") from None
+    if ran.returncode != 0:
+        return {"error": "heavy"}
+    answer: dict[str, str] = json.loads(ran.stdout)
+    return answer

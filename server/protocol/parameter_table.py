@@ -1,0 +1,363 @@
+"""Every parameter name of OpenAI's and vLLM's documents: works, refused or ignored; `check_names`.
+
+`docs/api.md` shows these rows (`python -m tests.support.api_page` writes it). An unsupported parameter that
+would change the output is refused with a 400 that names it. A name of another API, or a misspelt one, is
+refused with the right name. Other unknown names are ignored, because clients and gateways send fields of
+their own. Null is the default everywhere. Pure.
+"""
+
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from server.protocol.error_object import DecodeFailure
+
+Endpoint = Literal["responses", "chat", "completions"]
+Verdict = Literal["works", "refused", "ignored"]
+
+
+class Row(NamedTuple):
+    """One parameter."""
+
+    verdict: Verdict
+    reason: str = ""
+    """Why the parameter is refused or ignored, or a note on one that works."""
+    neutral: tuple[Any, ...] = ()
+    """Values of a refused parameter that have no effect and are accepted."""
+
+
+Rows = Mapping[str, Row]
+
+
+def _works(*names: str, **noted: str) -> dict[str, Row]:
+    return {
+        **dict.fromkeys(names, Row("works")),
+        **{name: Row("works", text) for name, text in noted.items()},
+    }
+
+
+def _refused(reason: str, *neutral: Any) -> Row:
+    return Row("refused", reason, neutral)
+
+
+def _ignored(reason: str) -> Row:
+    return Row("ignored", reason)
+
+
+_GUIDED = {
+    name: Row("works", f"vLLM's older name of `structured_outputs.{name.removeprefix('guided_')}`.")
+    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
+}
+_NO_MEDIA = "No model here reads pictures, sound or video, so there is nothing that it could change."
+_CHATS_ALONE = "/v1/chat/completions"
+_RENDER_ONLY = "vLLM has it for its render endpoints; where text is generated it does nothing there, either."
+
+SAMPLING: Rows = {
+    "return_tokens_as_token_ids": Row("works"),
+    "stop_token_ids": Row("works", "128 at most; they end the output even with `ignore_eos`."),
+    "bad_words": Row("works", "128 of 256 characters at most, with and without a space before them."),
+    "allowed_token_ids": Row("works", "16,384 at most."),
+    "logprob_token_ids": Row("works", "128 at most, in place of the likeliest; with logprobs alone."),
+    "truncate_prompt_tokens": Row("works", "-1 is as many as leave room for the answer."),
+    "truncation_side": Row("works", "`left`, where a prompt loses its beginning, or `right`."),
+    "thinking_token_budget": Row("works", "Of models whose reasoning ends with one token."),
+    "generation_config": Row("works", "transformers' own, an object or JSON; unknown fields are refused."),
+    "skip_special_tokens": _refused("Control tokens are no part of an answer; ask for token ids.", True),
+}
+"""Sampling and logprob parameters common to all endpoints."""
+
+_COMMON: Rows = {
+    **_works("model", "stream", "temperature", "top_p", "seed", "user"),
+    **_works("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    **_works("top_k", "min_p", "min_tokens", "stop", "include_stop_str_in_output", "ignore_eos"),
+    **_works(
+        priority="Up to the lowest number that the key allows.",
+        cache_salt="1 to 1,024 characters.",
+        structured_outputs="One of `json`, `regex`, `choice`, `grammar` (Lark or EBNF), `json_object` and "
+        "`structural_tag`; not together with a format or a call that is named.",
+        request_id="The answer's header `x-request-id`, which a request's own header `X-Request-Id` names, "
+        "too: 1 to 128 visible characters of ASCII. Ids of responses are the server's own.",
+        **{name: row.reason for name, row in _GUIDED.items()},
+    ),
+    **SAMPLING,
+    "logits_processors": _refused("No code of callers runs here.", []),
+    "spaces_between_special_tokens": _ignored("Special tokens are never written as text."),
+    "guided_decoding_backend": _ignored("There is one engine for grammars."),
+    "guided_whitespace_pattern": _refused("Space between the parts of JSON has a pattern of its own."),
+    "watermarking": _refused("Answers are not watermarked.", False),
+    "repetition_detection": _refused("Repetitions do not end an answer; give `max_tokens` or a penalty.", {}),
+    "vllm_xargs": _refused("There are no extensions that would read it.", {}),
+    "kv_transfer_params": _refused("Caches are not passed between servers.", {}),
+    "ec_transfer_params": _refused("Caches are not passed between servers.", {}),
+    "media_io_kwargs": _ignored(_NO_MEDIA),
+    "mm_processor_kwargs": _ignored(_NO_MEDIA),
+    "mm_payload": _ignored(_RENDER_ONLY),
+    "return_mm_kwargs": _ignored(_RENDER_ONLY),
+    "session_id": _ignored("vLLM routes requests by it; here every replica can answer every request."),
+    "service_tier": _ignored("There is one tier, and answers say so."),
+    "prompt_cache_key": _ignored("Prefixes are cached for the tenant without it."),
+    "prompt_cache_retention": _ignored("How long prefixes stay cached is the server's to decide."),
+    "prompt_cache_options": _ignored("How long prefixes stay cached is the server's to decide."),
+    "safety_identifier": _ignored("Nothing is reported; it has 64 characters at most."),
+    "extra_body": _refused("Its fields belong in the body itself: `extra_body` is an argument of SDKs.", {}),
+    "typical_p": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 1),
+    "top_a": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 0),
+    "mirostat": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 0),
+}
+
+_COMPLETION_ONLY: Rows = {
+    "return_weight_versions": _refused("A model's weights do not change while it is served.", False),
+    "routed_experts_prompt_start": _ignored("Experts are not told of, so there is nothing to leave out."),
+    "return_token_offsets": _ignored(_RENDER_ONLY),
+    "return_prompt_text": _refused("Ask for `return_token_ids`, and /detokenize them.", False),
+    "stream_interval": _ignored("It says how much text a chunk has, not which."),
+    **_works("n", "response_format", "echo", "return_token_ids"),
+    **_works(
+        use_beam_search="The `n` likeliest answers, 10 at most, as vLLM finds them, by the model's own "
+        "probabilities: temperature and other parameters of drawing change nothing, and penalties, biases, "
+        "grammars and stop strings are refused beside it.",
+        length_penalty="-10 to 10, with `use_beam_search`.",
+    ),
+    "early_stopping": _ignored("A beam search ends as soon as nothing better can be found."),
+    **_works(
+        stream_options="With `stream: true` alone.",
+        prompt_logprobs="Of a whole answer, not of a stream.",
+    ),
+}
+
+_MODERATION = _refused("Nothing is moderated here.")
+_TEMPLATE: Rows = _works(
+    "chat_template_kwargs",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    chat_template="With the setting `trust-request-chat-template`; 65,536 characters at most.",
+)
+
+_RESPONSES: Rows = {
+    **_COMMON,
+    **_TEMPLATE,
+    **_works("input", "instructions", "previous_response_id", "conversation", "prompt", "store"),
+    **_works("background", "metadata", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls"),
+    **_works("max_output_tokens", "max_tool_calls", "truncation", "top_logprobs", "include"),
+    **_works("context_management", "enable_response_messages", "expires_after", "include_reasoning"),
+    **_works(
+        previous_input_messages="Messages as chats have them or as harmony's, before the input; those of "
+        "systems and developers are left out, as vLLM does. Not with a response or conversation to go on "
+        "from."
+    ),
+    "stream_options": _ignored("Its one field, `include_obfuscation`, adds padding that nobody reads."),
+    "moderation": _MODERATION,
+    "access_programs": _ignored("There are no programs by which models are made available."),
+    "image": _ignored(_NO_MEDIA),
+    "use_beam_search": _refused(f"A response has one answer; {_CHATS_ALONE} has beam search.", False),
+    "length_penalty": _ignored("Only beam search reads it, which is refused."),
+    "early_stopping": _ignored("Only beam search reads it, which is refused."),
+}
+
+_CHAT: Rows = {
+    **_COMMON,
+    **_COMPLETION_ONLY,
+    **_TEMPLATE,
+    **_works("messages", "parallel_tool_calls", "store", "metadata", "max_tokens", "max_completion_tokens"),
+    **_works("logprobs", "top_logprobs", "reasoning_effort", "include_reasoning", "verbosity"),
+    **_works(
+        exclude_tools_when_tool_choice_none="With `tool_choice: none` the model is not told of `tools`.",
+        tools="An empty list is none.",
+        add_special_tokens="What the tokenizer puts around texts, such as a first token, beside what the "
+        "chat template writes; models that read harmony's format have none.",
+        tool_choice="With `tools`.",
+        modalities='`["text"]`; other kinds of answer are refused.',
+    ),
+    "best_of": _refused("No answers are made that nobody is shown; ask for `n` and choose.", 1),
+    "audio": _refused("This model writes text."),
+    "functions": _refused("It is OpenAI's old form of `tools`.", []),
+    "function_call": _refused("It is OpenAI's old form of `tool_choice`.", "none"),
+    "prediction": _ignored("It makes OpenAI's models faster and does not change what they say."),
+    "web_search_options": _refused("The tool `web_search` of /v1/responses searches."),
+    "moderation": _MODERATION,
+}
+
+_COMPLETIONS: Rows = {
+    **_COMMON,
+    **_COMPLETION_ONLY,
+    **_works("prompt", "max_tokens", "logprobs", "add_special_tokens"),
+    **_works(
+        best_of="The `n` likeliest of so many, 20 at most; not with `stream`.",
+        skip_special_tokens="False shows the control tokens as text.",
+    ),
+    "suffix": _refused("Models here go on with a text and fill no gap in it.", ""),
+    "prompt_embeds": _refused("A prompt is text or token ids.", []),
+    "store": _ignored("Completions of plain text are never stored."),
+    "metadata": _ignored("Completions of plain text are never stored."),
+}
+
+TABLES: Mapping[Endpoint, Rows] = {"responses": _RESPONSES, "chat": _CHAT, "completions": _COMPLETIONS}
+
+
+def _use(right: str, *neutral: Any) -> Row:
+    return Row("refused", f"Use {right} instead.", neutral)
+
+
+_ANYWHERE: Rows = {
+    "stop_sequences": _use("`stop`", []),
+    "repeat_penalty": _use("`repetition_penalty`", 1),
+    "grammar": _use("`structured_outputs.grammar`", ""),
+    "ebnf": _use("`structured_outputs.grammar`"),
+    "regex": _use("`structured_outputs.regex`"),
+    "structural_tag": _use("`structured_outputs.structural_tag`"),
+}
+
+MISPLACED: Mapping[Endpoint, Rows] = {
+    "responses": {
+        **_ANYWHERE,
+        **dict.fromkeys(
+            ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_length"),
+            _use("`max_output_tokens`"),
+        ),
+        "messages": _use("`input`"),
+        **dict.fromkeys(("system", "system_prompt"), _use("`instructions`", "")),
+        **dict.fromkeys(("response_format", "format", "json_schema"), _use("`text.format`")),
+        "reasoning_effort": _use("`reasoning.effort`"),
+        "verbosity": _use("`text.verbosity`"),
+        "n": Row("refused", "A response has one answer; send the request again for another.", (1,)),
+        "best_of": Row("refused", "A response has one answer; send the request again for another.", (1,)),
+        "logprobs": _use('`include: ["message.output_text.logprobs"]` and `top_logprobs`', False),
+        "prompt_logprobs": _use(f"`enable_response_messages`, or {_CHATS_ALONE}"),
+        "return_token_ids": _use("`enable_response_messages`", False),
+        "echo": _use(_CHATS_ALONE, False),
+        "functions": _use("`tools`", []),
+        "function_call": _use("`tool_choice`", "none"),
+        "web_search_options": _use("the tool `web_search`"),
+        "modalities": Row("refused", "This model writes text.", (["text"],)),
+        "audio": Row("refused", "This model writes text."),
+        "suffix": _use("/v1/completions", ""),
+        "thread_id": _use("`conversation`"),
+    },
+    "chat": {
+        **_ANYWHERE,
+        **dict.fromkeys(
+            ("max_output_tokens", "max_new_tokens", "max_length"), _use("`max_completion_tokens`")
+        ),
+        **dict.fromkeys(("input", "prompt"), _use("`messages`")),
+        **dict.fromkeys(
+            ("instructions", "system", "system_prompt"), _use("a message with the role `system`", "")
+        ),
+        **dict.fromkeys(("text", "text_format"), _use("`response_format` and `verbosity`", {})),
+        **dict.fromkeys(("format", "json_schema"), _use("`response_format`")),
+        "reasoning": _use("`reasoning_effort`", {}),
+        "include": _use("`logprobs`, or /v1/responses", []),
+        "max_tool_calls": _use("/v1/responses, which makes calls itself"),
+        "enable_response_messages": _use("`return_token_ids`", False),
+        "truncation": _use("/v1/responses", "disabled"),
+        "background": _use("/v1/responses", False),
+        **dict.fromkeys(
+            ("previous_response_id", "conversation", "previous_input_messages", "context_management"),
+            _use("`messages`, which has the whole conversation, or /v1/responses"),
+        ),
+        "expires_after": _use("/v1/responses"),
+        "suffix": _use("/v1/completions", ""),
+        "thread_id": _use("`messages`, which has the whole conversation, or /v1/responses"),
+    },
+    "completions": {
+        **_ANYWHERE,
+        **dict.fromkeys(
+            ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_length"),
+            _use("`max_tokens`"),
+        ),
+        "messages": _use(f"`prompt`, or {_CHATS_ALONE}"),
+        "input": _use("`prompt`"),
+        **dict.fromkeys(("instructions", "system", "system_prompt"), _use("`prompt`", "")),
+        "top_logprobs": _use("`logprobs`, which is a number", 0),
+        "tools": _use(_CHATS_ALONE, []),
+        "tool_choice": _use(_CHATS_ALONE, "none", "auto"),
+        **dict.fromkeys(("text", "format", "json_schema"), _use("`response_format`", {})),
+        **dict.fromkeys(
+            ("reasoning_effort", "reasoning", "chat_template", "chat_template_kwargs", "documents"),
+            _use(_CHATS_ALONE, {}),
+        ),
+        "add_generation_prompt": _use(_CHATS_ALONE, True),
+        "continue_final_message": _use(_CHATS_ALONE, False),
+        **dict.fromkeys(("previous_response_id", "conversation"), _use("/v1/responses")),
+        "background": _use("/v1/responses", False),
+    },
+}
+"""Names of other APIs, or of another endpoint, with the right ones."""
+
+
+MAX_UNKNOWN_NAMES = 16
+"""Unknown names of one request that are compared with known ones."""
+MAX_NAME = 64
+"""Maximum characters of a name to compare, and of a value that may be neutral."""
+MIN_SIMILARITY = 0.88
+"""Minimum `SequenceMatcher` ratio of a misspelt name and a known one."""
+_PATHS: Mapping[Endpoint, str] = {
+    "responses": "/v1/responses",
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+}
+_WEBSOCKET_FIELDS = frozenset({"type", "generate", "stream_id"})
+"""Fields of a WebSocket message beside the parameters."""
+
+
+def check_names(endpoint: Endpoint, params: Mapping[str, msgspec.Raw]) -> None:
+    """Raises DecodeFailure for the first parameter (name and JSON) that the endpoint refuses."""
+    table, slips = TABLES[endpoint], MISPLACED[endpoint]
+    unknown = 0
+    for name, value in params.items():
+        row = table.get(name) or slips.get(name)
+        if row is None:
+            if unknown < MAX_UNKNOWN_NAMES and name not in _WEBSOCKET_FIELDS:
+                unknown += 1
+                _refuse_misspelt(endpoint, name, params)
+        elif row.verdict == "refused" and not _is_neutral(row, value):
+            raise _refusal(endpoint, name, row)
+
+
+def _is_neutral(row: Row, value: msgspec.Raw) -> bool:
+    if len(value) > MAX_NAME:
+        return False
+    read = msgspec.json.decode(value)
+    return read is None or read in row.neutral
+
+
+def _refusal(endpoint: Endpoint, name: str, row: Row) -> DecodeFailure:
+    message = f"Unsupported parameter: '{name}' is not supported on {_PATHS[endpoint]}. {row.reason}"
+    return DecodeFailure(message, name, "unsupported_parameter")
+
+
+def _refuse_misspelt(endpoint: Endpoint, name: str, params: Mapping[str, Any]) -> None:
+    """Raises DecodeFailure if the name resembles a known parameter that the request does not contain."""
+    meant = _closest(endpoint, name) if len(name) <= MAX_NAME else None
+    if meant is not None and meant not in params:
+        message = f"Unknown parameter: '{name}'. Did you mean '{meant}'?"
+        raise DecodeFailure(message, name, "unknown_parameter")
+
+
+@lru_cache(maxsize=1024)
+def _closest(endpoint: Endpoint, name: str) -> str | None:
+    """The most similar known name, ignoring case; None if none reaches `MIN_SIMILARITY`."""
+    plain = _normalized(name)
+    matcher: SequenceMatcher[str] = SequenceMatcher(None, "", plain)
+    best, alike = None, MIN_SIMILARITY
+    for known, other in _known_names(endpoint):
+        matcher.set_seq1(other)
+        if matcher.real_quick_ratio() >= alike and matcher.quick_ratio() >= alike:
+            ratio = matcher.ratio()
+            if ratio >= alike:
+                best, alike = known, ratio
+    return best
+
+
+@lru_cache
+def _known_names(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (name, _normalized(name)) for name, row in TABLES[endpoint].items() if row.verdict != "ignored"
+    )
+
+
+def _normalized(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()

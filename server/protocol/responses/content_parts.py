@@ -1,0 +1,151 @@
+"""Decodes content parts of messages and tool outputs: text under several type names, images, files."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from server.protocol.decode import convert
+from server.protocol.error_object import DecodeFailure
+from server.protocol.input_files import (
+    FileError,
+    storable_file_data,
+)
+from server.protocol.responses.items import (
+    ContentPart,
+    Detail,
+    InputFile,
+    InputImage,
+    InputText,
+    OutputText,
+    Refusal,
+    Text,
+)
+
+MAX_NESTING = 32
+"""Maximum nesting of untyped values: msgspec encodes them recursively, at any depth of the stack."""
+
+
+class TypeReader(NamedTuple):
+    """The decoder of one `type` of item or content part."""
+
+    shape: type[msgspec.Struct]
+    """The fields beside `type`."""
+    read: Callable[[dict[str, Any], str], Any]
+
+
+class _TextParam(msgspec.Struct, kw_only=True):
+    text: Text
+
+
+class _RefusalParam(msgspec.Struct, kw_only=True):
+    refusal: Text
+
+
+class _OutputTextParam(msgspec.Struct, kw_only=True):
+    text: Text
+    annotations: list[dict[str, Any]] | None = None
+
+
+class _Image(msgspec.Struct, kw_only=True):
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Detail | None = None
+
+
+class _File(msgspec.Struct, kw_only=True):
+    filename: str | None = None
+    file_data: str | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+
+
+def read_part(part: dict[str, Any], path: str) -> ContentPart:
+    """The content part. Raises DecodeFailure with its path."""
+    kind = part.get("type")
+    reader = CONTENT_READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        raise DecodeFailure(
+            f"Content of type {abbreviated(kind)} is not supported; this model reads text.",
+            f"{path}.type",
+            "unsupported_value",
+        )
+    read: ContentPart = reader.read(part, path)
+    return read
+
+
+def _read_text(part: dict[str, Any], path: str) -> InputText:
+    param: _TextParam = convert(part, _TextParam, path)
+    return InputText(param.text)
+
+
+def _read_refusal(part: dict[str, Any], path: str) -> Refusal:
+    param: _RefusalParam = convert(part, _RefusalParam, path)
+    return Refusal(param.refusal)
+
+
+def _read_image(part: dict[str, Any], path: str) -> InputImage:
+    image: _Image = convert(part, _Image, path)
+    if not image.image_url and not image.file_id:
+        raise DecodeFailure(
+            f"Missing required parameter: '{path}.image_url'; a picture has an image_url or a file_id.",
+            f"{path}.image_url",
+            "missing_required_parameter",
+        )
+    return InputImage(image.image_url, image.file_id, image.detail or "auto")
+
+
+def _read_output_text(part: dict[str, Any], path: str) -> OutputText:
+    param: _OutputTextParam = convert(part, _OutputTextParam, path)
+    annotations = param.annotations or []
+    if is_nested_deeper(annotations, MAX_NESTING):
+        raise DecodeFailure("Annotations are nested too deeply.", f"{path}.annotations", "unsupported_value")
+    return OutputText(param.text, annotations)
+
+
+def _read_file(part: dict[str, Any], path: str) -> InputFile:
+    file: _File = convert(part, _File, path)
+    if file.file_data is None:
+        where = "file_url" if file.file_url is not None else "file_id"
+        raise DecodeFailure(
+            "Files are read from file_data only: send the file's content as a data URL.",
+            f"{path}.{where}",
+            "unsupported_value",
+        )
+    try:
+        data = storable_file_data(file.file_data)
+    except FileError as error:
+        raise DecodeFailure(str(error), f"{path}.file_data", "unsupported_value") from error
+    return InputFile(file.filename if file.filename is not None else UNSET, data)
+
+
+CONTENT_READERS: dict[str, TypeReader] = {
+    **dict.fromkeys(
+        ("input_text", "text", "summary_text", "reasoning_text"), TypeReader(_TextParam, _read_text)
+    ),
+    "output_text": TypeReader(_OutputTextParam, _read_output_text),
+    "refusal": TypeReader(_RefusalParam, _read_refusal),
+    **dict.fromkeys(("input_image", "computer_screenshot"), TypeReader(_Image, _read_image)),
+    "input_file": TypeReader(_File, _read_file),
+}
+"""By `type`."""
+
+
+def is_nested_deeper(value: object, levels: int) -> bool:
+    """Whether lists and objects are nested more than `levels` deep."""
+    match value:
+        case list():
+            inner = value
+        case dict():
+            inner = list(value.values())
+        case _:
+            return False
+    return levels == 0 or any(is_nested_deeper(element, levels - 1) for element in inner)
+
+
+def abbreviated(value: object) -> str:
+    """A client's value for an error message: its first 100 characters, or its type."""
+    if not isinstance(value, str):
+        return "null" if value is None else type(value).__name__
+    return repr(value[:100])

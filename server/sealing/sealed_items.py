@@ -1,0 +1,123 @@
+"""Sealed items: reasoning and compacted contexts, encrypted for the client and opened for the model. Pure.
+
+The compact endpoint's item stands for the summarised items beside retained messages. The item of a response
+stands for everything before it: retained messages and calls, and a summary of the rest.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from server.protocol.decode import decode_as
+from server.protocol.responses.items import (
+    Compaction,
+    InputText,
+    Item,
+    Message,
+    Reasoning,
+    ReasoningText,
+    decode_item,
+    encode_item,
+)
+from server.protocol.responses.response import Response
+from server.sealing.cipher import Seal
+
+SUMMARY_PREFIX = "Earlier parts of this conversation were left out. This is what they said:\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SealedContext:
+    """A compacted context, in order."""
+
+    before: Sequence[Item]
+    summary: str
+    after: Sequence[Item]
+    """The unanswered user message and the calls after it."""
+
+    def items(self, item_id: str) -> list[Item]:
+        """As a model reads it: the summary is a developer message with the compaction item's id."""
+        summary = [summary_message(item_id, self.summary)] if self.summary else []
+        return [*self.before, *summary, *self.after]
+
+
+class _Sealed(msgspec.Struct):
+    before: list[msgspec.Raw]
+    summary: str
+    after: list[msgspec.Raw]
+
+
+def summary_message(item_id: str, summary: str) -> Message:
+    return Message(item_id, "completed", "developer", [InputText(SUMMARY_PREFIX + summary)])
+
+
+def seal_context(context: SealedContext, seal: Seal, tenant: str, item_id: str) -> str:
+    """The encrypted_content of the compaction item."""
+    text = msgspec.json.encode(_Sealed(_raw(context.before), context.summary, _raw(context.after))).decode()
+    return seal.seal("context", tenant, item_id, text)
+
+
+def unseal_context(item: Compaction, seal: Seal, tenant: str) -> list[Item] | None:
+    """The items that a compaction stands for; None if it is not a sealed context of this server."""
+    text = seal.open("context", tenant, item.encrypted_content)
+    if text is None:
+        return None
+    sealed = decode_as(text, _Sealed)
+    before, after = ([decode_item(bytes(one)) for one in part] for part in (sealed.before, sealed.after))
+    return SealedContext(before, sealed.summary, after).items(item.id)
+
+
+def _raw(items: Sequence[Item]) -> list[msgspec.Raw]:
+    return [msgspec.Raw(encode_item(item)) for item in items]
+
+
+UNREADABLE = "[Earlier parts of this conversation were compacted by another server and cannot be read here.]"
+
+
+def unseal_items(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
+    """The items as a model reads them: a compaction becomes a developer message with its summary.
+
+    A response's own compaction replaces everything before it. Reasoning that another server has sealed stays
+    without content; every model format skips it.
+    """
+    unsealed: list[Item] = []
+    for item in items:
+        if isinstance(item, Compaction) and (context := unseal_context(item, seal, tenant)) is not None:
+            unsealed = context
+        elif (one := _unseal(item, seal, tenant)) is not None:
+            unsealed.append(one)
+    return unsealed
+
+
+def _unseal(item: Item, seal: Seal, tenant: str) -> Item | None:
+    match item:
+        case Reasoning(encrypted_content=str() as sealed) if not item.content:
+            text = seal.open("reasoning", tenant, sealed)
+            return msgspec.structs.replace(item, content=[ReasoningText(text)]) if text else item
+        case Compaction(encrypted_content=""):
+            return None  # of a response that ended during its compaction
+        case Compaction(encrypted_content=sealed):
+            return _compaction_message(item.id, seal.open("compaction", tenant, sealed))
+        case _:
+            return item
+
+
+def _compaction_message(item_id: str, summary: str | None) -> Message | None:
+    """A compaction as a developer message; None if its summary is empty."""
+    if summary is None:
+        return Message(item_id, "completed", "developer", [InputText(UNREADABLE)])
+    return summary_message(item_id, summary) if summary else None
+
+
+def seal_reasoning(response: Response, seal: Seal, tenant: str) -> Response:
+    """The response with encrypted_content in each reasoning item that has none."""
+    output = [decode_item(payload) for payload in response.output if isinstance(payload, msgspec.Raw)]
+    return msgspec.structs.replace(response, output=[_seal_item(item, seal, tenant) for item in output])
+
+
+def _seal_item(item: Item, seal: Seal, tenant: str) -> Item:
+    if not isinstance(item, Reasoning) or not item.content or item.encrypted_content:
+        return item
+    text = "".join(part.text for part in item.content)
+    sealed = seal.seal("reasoning", tenant, item.id, text)
+    return msgspec.structs.replace(item, encrypted_content=sealed)

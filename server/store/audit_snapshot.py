@@ -1,0 +1,391 @@
+"""What `holdfast audit` reads: responses with items, log and ledger entry, orphaned rows, idempotency keys.
+
+Every page is a read-only transaction of its own on one snapshot, so what is compared belongs together, and a
+long audit keeps no old row versions alive. Bodies are streamed: of a page's logs and items, few are in memory
+at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Connection, Row, TextClause, text
+
+from server.protocol.ids import min_uuid_at
+from server.protocol.responses.events import Event
+from server.store import log_read
+from server.store.content.responses import StoredResponse
+from server.store.log_read import LogRow
+
+PAGE = 100
+_STREAMED = {"yield_per": 16}
+_HIGHEST = UUID(int=2**128 - 1)
+_T = TypeVar("_T")
+_MAX_CLOCK_SKEW = timedelta(days=1)
+"""An id's time is a server's, `created_at` the database's: the one only narrows the search for the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which responses are audited: of each tenant the newest `limit`, created at or after `since`."""
+
+    tenant: str | None = None
+    since: datetime | None = None
+    limit: int | None = None
+    replays: bool = True
+    """Whether streams are also read from the middle, as a client that comes back does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditColumns:
+    """Columns of a response that readers are not shown."""
+
+    deleted_at: datetime | None
+    expires_at: datetime | None
+    queued_at: datetime | None
+    started_at: datetime | None
+    first_token_at: datetime | None
+    key_id: str | None
+    deaths: int
+    can_begin_again: bool
+    replica_id: UUID | None
+    replica_state: str | None
+    heartbeat_at: datetime | None
+    has_next: bool
+    """Whether a row goes on from this one; looked up for deleted ones only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviousResponse:
+    """The response that `previous_id` names, as far as it is there in the same tenant."""
+
+    exists: bool
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """A response's line in the ledger."""
+
+    key_id: str | None
+    status: str
+    stored: bool
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    started_at: datetime
+    finished_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedItem:
+    side: int
+    idx: int
+    id: str
+    type: str
+    role: str | None
+    status: str | None
+    payload: str
+
+
+@dataclass(frozen=True, slots=True)
+class HotRow:
+    """A row of a running response's log, and the attempt that wrote it."""
+
+    row: LogRow
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactedStream:
+    """An ended response's log."""
+
+    last_seq: int
+    codec: int
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a reader gets who asks for the events from `first` on."""
+
+    first: int
+    events: Sequence[Event]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedResponse:
+    """One response as a snapshot of the database has it."""
+
+    stored: StoredResponse
+    audit_columns: AuditColumns
+    previous: PreviousResponse
+    ledger_entry: LedgerEntry | None
+    items: Sequence[AuditedItem]
+    hot: Sequence[HotRow]
+    compacted: CompactedStream | None
+    replays: Sequence[Replay]
+
+
+@dataclass(frozen=True, slots=True)
+class PageTime:
+    """When a page was read, and since when a server has been there to bring its responses forward."""
+
+    now: datetime
+    served_since: datetime | None
+
+
+@contextmanager
+def snapshot(connection: Connection) -> Iterator[None]:
+    """A transaction that sees one state of the database and can change nothing.
+
+    What is read of a page is compared before more of it is fetched, which may take a slow machine longer than
+    a transaction of the server may be idle.
+    """
+    with connection.begin():
+        connection.execute(text("set transaction isolation level repeatable read, read only"))
+        connection.execute(text("set local idle_in_transaction_session_timeout = '60s'"))
+        yield
+
+
+_LEDGER_COLUMNS = ", ".join(f"u.{name} as u_{name}" for name in LedgerEntry.__dataclass_fields__)
+_PAGE = text(
+    f"""
+    select {", ".join(f"r.{name}" for name in StoredResponse.__dataclass_fields__)},
+           r.deleted_at as x_deleted_at, r.expires_at as x_expires_at, r.queued_at as x_queued_at,
+           r.started_at as x_started_at, r.first_token_at as x_first_token_at, r.key_id as x_key_id,
+           r.deaths as x_deaths, r.asked is not null as x_can_begin_again, r.replica_id as x_replica_id,
+           p.state as x_replica_state, p.heartbeat_at as x_heartbeat_at,
+           r.deleted_at is not null and exists (
+               select from responses n where n.tenant = r.tenant and n.previous_id = r.id) as x_has_next,
+           b.id is not null as b_exists, b.finished_at as b_finished_at,
+           u.response_id as u_response_id, {_LEDGER_COLUMNS}
+    from responses r
+    left join replicas p on p.id = r.replica_id
+    left join responses b on b.tenant = r.tenant and b.id = r.previous_id
+    left join usage_ledger u on u.tenant = r.tenant and u.response_id = r.id
+    where r.tenant = :tenant and r.id <= :highest and r.id >= :lowest
+      and (cast(:since as timestamptz) is null or r.created_at >= :since)
+    order by r.id desc limit :page
+    """  # noqa: S608 - names of our own columns
+)
+_ITEMS = text(
+    """
+    select response_id, side, idx, id, type, role, status, payload::text as payload from items
+    where tenant = :tenant and response_id = any(:ids) order by response_id desc, side, idx
+    """
+)
+_HOT = text(
+    """
+    select response_id, first_seq, n, kind, output_index, content_index, at, body, attempt
+    from response_events_hot
+    where tenant = :tenant and response_id = any(:ids) order by response_id desc, first_seq
+    """
+)
+_COMPACTED = text(
+    """
+    select response_id, last_seq, codec, body from response_streams
+    where tenant = :tenant and response_id = any(:ids) order by response_id desc
+    """
+)
+_PAGE_TIME = text(
+    """
+    select clock_timestamp(), min(started_at) from replicas
+    where state = 'alive' and heartbeat_at >= clock_timestamp() - make_interval(secs => :grace)
+    """
+)
+
+
+def responses(
+    connection: Connection, tenant: str, scope: Scope, grace_seconds: float
+) -> Iterator[tuple[AuditedResponse, PageTime]]:
+    """A tenant's responses in that scope, newest first, each with the time at which it stood so."""
+    highest, left = _HIGHEST, scope.limit
+    lowest = _lowest(scope.since)
+    while left is None or left > 0:
+        size = PAGE if left is None else min(left, PAGE)
+        place = {
+            "tenant": tenant,
+            "highest": highest,
+            "lowest": lowest,
+            "since": scope.since,
+            "page": size,
+        }
+        with snapshot(connection):
+            moment = PageTime(*connection.execute(_PAGE_TIME, {"grace": grace_seconds}).one())
+            rows = connection.execute(_PAGE, place).all()
+            for response in _audited_responses(connection, tenant, rows, replays=scope.replays):
+                yield response, moment
+        if len(rows) < size:
+            return
+        highest = UUID(int=rows[-1].id.int - 1)
+        left = None if left is None else left - size
+
+
+def _lowest(since: datetime | None) -> UUID:
+    if since is None:
+        return UUID(int=0)
+    return min_uuid_at(int((since - _MAX_CLOCK_SKEW).timestamp() * 1000))
+
+
+def _audited_responses(
+    connection: Connection, tenant: str, rows: Sequence[Row[Any]], *, replays: bool
+) -> Iterator[AuditedResponse]:
+    place: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
+    items, hot, compacted = (_GroupedRows(connection, query, place) for query in (_ITEMS, _HOT, _COMPACTED))
+    for row in rows:
+        log = [HotRow(_log_row(part), part.attempt) for part in hot.of(row.id)]
+        stream = next((_from_row(CompactedStream, part) for part in compacted.of(row.id)), None)
+        metered = row.u_response_id is not None
+        yield AuditedResponse(
+            stored=_from_row(StoredResponse, row),
+            audit_columns=_from_row(AuditColumns, row, "x_"),
+            previous=_from_row(PreviousResponse, row, "b_"),
+            ledger_entry=_from_row(LedgerEntry, row, "u_") if metered else None,
+            items=[_from_row(AuditedItem, item) for item in items.of(row.id)],
+            hot=log,
+            compacted=stream,
+            replays=_replays(connection, tenant, row.id, log, stream) if replays else (),
+        )
+
+
+class _GroupedRows:
+    """Rows of another table, streamed in the order of a page's responses and given out one by one."""
+
+    def __init__(self, connection: Connection, query: TextClause, place: dict[str, object]) -> None:
+        rows = connection.execute(query, place, execution_options=_STREAMED)
+        self._groups = groupby(rows, key=lambda row: row.response_id)
+        self._next = next(self._groups, None)
+
+    def of(self, response: UUID) -> list[Row[Any]]:
+        if self._next is None or self._next[0] != response:
+            return []
+        found = list(self._next[1])
+        self._next = next(self._groups, None)
+        return found
+
+
+def _from_row(kind: type[_T], row: Row[Any], prefix: str = "") -> _T:
+    """A dataclass of the row's columns that have its fields' names after `prefix`."""
+    return kind(**{field.name: getattr(row, prefix + field.name) for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def _log_row(row: Row[Any]) -> LogRow:
+    position = (row.first_seq, row.n, row.kind, row.output_index, row.content_index)
+    return LogRow(*position, row.at, msgspec.Raw(row.body.encode()))
+
+
+def _replays(
+    connection: Connection,
+    tenant: str,
+    response: UUID,
+    hot: Sequence[HotRow],
+    compacted: CompactedStream | None,
+) -> list[Replay]:
+    """The log as the server reads it, from the start, just after it, the middle and the last event.
+
+    None of a log that cannot be read at all: whoever looks at its rows finds that.
+    """
+    last = compacted.last_seq if compacted else sum(part.row.n for part in hot) - 1
+    places = sorted({place for place in (0, 1, last // 2, last) if 0 <= place <= last})
+    try:
+        return [Replay(place, log_read.read(connection, tenant, response, place)) for place in places]
+    except (msgspec.MsgspecError, ValueError):
+        return []
+
+
+MAX_ORPHANS = 1000
+"""The most findings of each kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """Rows of a table whose response does not exist."""
+
+    tenant: str
+    response_id: UUID
+    table: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyViolation:
+    """A response with several idempotency keys, or a key without any trace of its response."""
+
+    tenant: str
+    response_id: UUID
+    keys: int
+
+
+_ORPHANS = [
+    (
+        table,
+        text(
+            f"""
+            select t.tenant, t.response_id, count(*) from {table} t
+            where (cast(:tenant as text) is null or t.tenant = :tenant)
+              and not exists (select from responses r where r.tenant = t.tenant and r.id = t.response_id)
+            group by 1, 2 limit {MAX_ORPHANS}
+            """  # noqa: S608 - names of our own tables
+        ),
+    )
+    for table in ("items", "response_events_hot", "response_streams")
+]
+
+
+def orphans(connection: Connection, tenant: str | None) -> list[Orphan]:
+    """Rows whose response does not exist, at most `MAX_ORPHANS` for each table."""
+    with snapshot(connection):
+        return [
+            Orphan(found_tenant, response, table, rows)
+            for table, query in _ORPHANS
+            for found_tenant, response, rows in connection.execute(query, {"tenant": tenant})
+        ]
+
+
+_SHARED_KEYS = text(
+    f"""
+    select tenant, response_id, count(*) from idempotency_keys
+    where cast(:tenant as text) is null or tenant = :tenant
+    group by 1, 2 having count(*) > 1 limit {MAX_ORPHANS}
+    """  # noqa: S608 - a number of our own
+)
+_LOST_KEYS = text(
+    f"""
+    select k.tenant, k.response_id, 1 from idempotency_keys k
+    where (cast(:tenant as text) is null or k.tenant = :tenant)
+      and k.created_at < clock_timestamp() - make_interval(secs => :age)
+      and not exists (select from responses r where r.tenant = k.tenant and r.id = k.response_id)
+      and not exists (select from usage_ledger u where u.tenant = k.tenant and u.response_id = k.response_id)
+      and not exists (
+          select from replicas p
+          where p.state = 'dead'
+            and k.created_at between p.started_at and p.heartbeat_at + interval '1 minute')
+    limit {MAX_ORPHANS}
+    """  # noqa: S608 - a number of our own
+)
+
+
+def shared_keys(connection: Connection, tenant: str | None) -> list[KeyViolation]:
+    """Responses with more than one idempotency key."""
+    with snapshot(connection):
+        return [KeyViolation(*row) for row in connection.execute(_SHARED_KEYS, {"tenant": tenant})]
+
+
+def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) -> list[KeyViolation]:
+    """Idempotency keys older than `age_seconds` whose response has neither a row nor a ledger entry.
+
+    Excluded are keys from the lifetime of a dead replica, with which an unstored response may have been lost.
+    Younger keys may belong to an unstored response that still runs.
+    """
+    with snapshot(connection):
+        return [
+            KeyViolation(*row)
+            for row in connection.execute(_LOST_KEYS, {"tenant": tenant, "age": age_seconds})
+        ]

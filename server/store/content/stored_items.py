@@ -1,0 +1,237 @@
+"""Items of responses and conversations: insert, read, pages by keyset, total size and JSON as prompt history.
+
+JSON is passed as text.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, TextClause, select, text
+
+from server.store.content.storage_usage import ITEM_BYTES, count_added
+from server.store.tables import items, responses
+
+INPUT: Final = 0
+OUTPUT: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewItem:
+    """An item to insert; `payload` is its JSON, the other columns are for SQL users."""
+
+    id: str
+    type: str
+    role: str | None
+    status: str
+    name: str | None = None
+    call_id: str | None = None
+    payload: str
+    for_model: str | None = None
+    """The JSON that prompts use, if it is shorter than the payload."""
+
+
+_ITEM_SEPARATOR = "\x1e"
+"""Stands between items: JSON cannot contain it but escaped."""
+NEW_ITEMS = """
+    unnest(
+        cast(:ids as text[]), cast(:types as text[]), cast(:roles as text[]), cast(:statuses as text[]),
+        cast(:names as text[]), cast(:call_ids as text[]), string_to_array(:payloads, chr(30)),
+        string_to_array(:for_models, chr(30), '')
+    ) with ordinality as i (id, type, role, status, name, call_id, payload, for_model, place)
+    """
+"""The items of `item_columns` as rows, the first at place 1."""
+_INSERT_ITEMS = text(
+    count_added(
+        f"""
+        insert into items
+            (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size, for_model)
+        select :tenant, :response, :side, place - 1, id, type, role, status, name, call_id,
+            cast(payload as json), octet_length(payload), for_model
+        from {NEW_ITEMS}
+        returning tenant, {ITEM_BYTES} as bytes
+        """  # noqa: S608 - constants of ours
+    )
+)
+
+
+def insert_items(
+    connection: Connection, tenant: str, response_id: UUID, side: Literal[0, 1], new: Sequence[NewItem]
+) -> None:
+    if new:
+        place = {"tenant": tenant, "response": response_id, "side": side}
+        connection.execute(_INSERT_ITEMS, {**place, **item_columns(new)})
+
+
+def item_columns(new: Sequence[NewItem]) -> dict[str, str | list[str | None]]:
+    """Items as parameters of one statement; a history may have hundreds.
+
+    Long columns are joined strings, not arrays: escaping array elements would dominate the driver's time.
+    """
+    return {
+        "ids": [item.id for item in new],
+        "types": [item.type for item in new],
+        "roles": [item.role for item in new],
+        "statuses": [item.status for item in new],
+        "names": [item.name for item in new],
+        "call_ids": [item.call_id for item in new],
+        "payloads": _ITEM_SEPARATOR.join(item.payload for item in new),
+        "for_models": _ITEM_SEPARATOR.join(item.for_model or "" for item in new),
+    }
+
+
+def input_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:
+    """The JSON of a response's own input items, in order."""
+    return _read_items(connection, tenant, [response_id], INPUT)[response_id]
+
+
+def output_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:
+    """The JSON of a response's output items, in order."""
+    return _read_items(connection, tenant, [response_id], OUTPUT)[response_id]
+
+
+def outputs_of(connection: Connection, tenant: str, response_ids: Collection[UUID]) -> dict[UUID, list[str]]:
+    """The JSON of these responses' output items, in order."""
+    return _read_items(connection, tenant, response_ids, OUTPUT)
+
+
+def _read_items(
+    connection: Connection, tenant: str, response_ids: Collection[UUID], side: Literal[0, 1]
+) -> dict[UUID, list[str]]:
+    payloads: dict[UUID, list[str]] = {response_id: [] for response_id in response_ids}
+    rows = connection.execute(
+        select(items.c.response_id, items.c.payload)
+        .where(items.c.tenant == tenant, items.c.response_id.in_(response_ids), items.c.side == side)
+        .order_by(items.c.response_id, items.c.idx)
+    )
+    for response_id, payload in rows:
+        payloads[response_id].append(payload)
+    return payloads
+
+
+def get_item(connection: Connection, tenant: str, item_id: str) -> str | None:
+    """The JSON of one item of a response that exists for readers."""
+    return connection.execute(
+        select(items.c.payload)
+        .join(responses, (responses.c.tenant == items.c.tenant) & (responses.c.id == items.c.response_id))
+        .where(items.c.tenant == tenant, items.c.id == item_id, responses.c.deleted_at.is_(None))
+    ).scalar()
+
+
+class HistorySize(NamedTuple):
+    """The total size of items as they are read for a prompt."""
+
+    bytes: int
+    items: int
+
+
+_SIZE = "coalesce(octet_length(i.for_model), i.size, octet_length(i.payload::text))"
+_FOR_MODEL = "coalesce(i.for_model, i.payload::text)"
+_CHAIN = """
+    with recursive chain (id, previous_id, depth) as (
+        select id, previous_id, 0 from responses where tenant = :tenant and id = :id
+        union all
+        select r.id, r.previous_id, c.depth + 1
+        from chain c join responses r on r.tenant = :tenant and r.id = c.previous_id
+        where c.depth <= :most
+    )
+"""
+_OF_CHAIN = "from chain c join items i on i.tenant = :tenant and i.response_id = c.id"
+_OF_CONVERSATION = "from conversation_items i where i.tenant = :tenant and i.conversation_id = :id"
+_MEASURE = """
+    select coalesce(sum(measured.size), 0), count(*)
+    from (select {size} as size {of} limit :most + 1) as measured
+"""
+_MEASURE_CHAIN = text(_CHAIN + _MEASURE.format(size=_SIZE, of=_OF_CHAIN))
+_MEASURE_CONVERSATION = text(_MEASURE.format(size=_SIZE, of=_OF_CONVERSATION))
+_CHAIN_ITEMS = text(f"{_CHAIN} select {_FOR_MODEL} {_OF_CHAIN} order by c.depth desc, i.side, i.idx")
+_CONVERSATION_ITEMS = text(f"select {_FOR_MODEL} {_OF_CONVERSATION} order by i.position")
+_MAX_DEPTH = 2**31 - 2
+
+
+def measure_chain(connection: Connection, tenant: str, response: UUID, most: int) -> HistorySize:
+    """The size of a chain of responses' items; stops counting after `most` items."""
+    return _measure(connection, _MEASURE_CHAIN, tenant, response, most)
+
+
+def measure_conversation(connection: Connection, tenant: str, conversation: UUID, most: int) -> HistorySize:
+    """The size of a conversation's items; stops counting after `most` items."""
+    return _measure(connection, _MEASURE_CONVERSATION, tenant, conversation, most)
+
+
+def _measure(connection: Connection, query: TextClause, tenant: str, of: UUID, most: int) -> HistorySize:
+    size, count = connection.execute(query, {"tenant": tenant, "id": of, "most": most}).one()
+    return HistorySize(int(size), count)
+
+
+def chain_items(connection: Connection, tenant: str, response: UUID) -> list[str]:
+    """The JSON of every item of a chain of responses, oldest first; this response's output is last."""
+    return list(connection.scalars(_CHAIN_ITEMS, {"tenant": tenant, "id": response, "most": _MAX_DEPTH}))
+
+
+def conversation_items(connection: Connection, tenant: str, conversation_id: UUID) -> list[str]:
+    """The JSON of every item of a conversation, oldest first."""
+    return list(connection.scalars(_CONVERSATION_ITEMS, {"tenant": tenant, "id": conversation_id}))
+
+
+class ItemPage(NamedTuple):
+    """The JSON of consecutive items, and whether there are more behind them."""
+
+    payloads: list[str]
+    more: bool
+
+
+class ItemList:
+    """The SQL of an ordered list of items: its owner's condition, and the column of positions."""
+
+    def __init__(self, table: str, owner: str, position: str) -> None:
+        own = f"from {table} where tenant = :tenant and {owner}"
+        self.position = text(f"select {position} {own} and id = :item")
+        self.oldest_first = self._page(own, position, "asc", "> coalesce(cast(:after as bigint), -1)")
+        self.newest_first = self._page(
+            own, position, "desc", f"< coalesce(cast(:after as bigint), {2**63 - 1})"
+        )
+
+    @staticmethod
+    def _page(own: str, position: str, order: str, beyond: str) -> TextClause:
+        return text(
+            f"""
+            select payload::text, total from (
+                select {position}, payload, count(*) over () as total,
+                    sum(coalesce(size, octet_length(payload::text))) over (order by {position} {order}
+                        rows between unbounded preceding and 1 preceding) as before
+                from (
+                    select {position}, payload, size {own} and {position} {beyond}
+                    order by {position} {order} limit :limit) as listed) as measured
+            where coalesce(before, 0) < :most_bytes order by {position} {order}
+            """  # noqa: S608 - constants of ours
+        )
+
+
+INPUT_LIST = ItemList("items", "response_id = :id and side = 0", "idx")
+"""A response's own input items."""
+CONVERSATION_LIST = ItemList("conversation_items", "conversation_id = :id", "position")
+
+
+def item_position(connection: Connection, of: ItemList, tenant: str, owner: UUID, item_id: str) -> int | None:
+    """An item's position in the list, for `item_page`; None if it is not there."""
+    return connection.execute(of.position, {"tenant": tenant, "id": owner, "item": item_id}).scalar()
+
+
+def item_page(
+    connection: Connection,
+    of: ItemList,
+    tenant: str,
+    owner: UUID,
+    after: int | None,
+    limit: int,
+    *,
+    newest_first: bool,
+    most_bytes: int,
+) -> ItemPage:
+    """At most `limit` items after a position; the page ends with the item that reaches `most_bytes`."""
+    place = {"tenant": tenant, "id": owner, "after": after, "limit": limit + 1, "most_bytes": most_bytes}
+    rows = connection.execute(of.newest_first if newest_first else of.oldest_first, place).all()
+    payloads = [row.payload for row in rows[:limit]]
+    return ItemPage(payloads, bool(rows) and rows[0].total > len(payloads))

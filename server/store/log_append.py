@@ -1,0 +1,228 @@
+"""Appends to the event log: rows in binary COPY, the fast commit of a step, compaction of an ended log.
+
+A commit is fenced by a share lock on the replica's row, so a replica that was declared dead cannot append to
+a response that another has claimed. Deltas of one kind are packed into a row, written with COPY, and folded
+into one row when the response ends.
+
+`append_and_commit` is the commit of every engine step in which no response begins or ends, in two exchanges
+with Postgres. After each exchange the thread must acquire the GIL again, so the fence and the start of COPY
+are one query, and the end of COPY and the commit have one answer. Its fence is the replica's. The ownership
+of each response is not checked at every step: a new owner continues at the same sequence number, so the log's
+primary key rejects the second writer and never holds rows of both. A replica that has lost a response without
+meeting another writer learns of it within seconds (`recording/side_writer.py`), and cannot end the response,
+because `finish` checks the owner.
+"""
+
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Connection, text
+
+from server.protocol.responses.events import Event, Kind
+from server.store.cluster.leases import Fenced
+from server.store.content.storage_usage import count_added
+from server.store.timeout_connection import TimeoutConnection, psycopg_connection
+
+CODEC_ROWS = 1
+
+
+class NewLogRow(NamedTuple):
+    """A row to append: consecutive events of one kind and content part, and the tokens they came from."""
+
+    tenant: str
+    response_id: UUID
+    first_seq: int
+    n: int
+    kind: int
+    output_index: int
+    content_index: int
+    attempt: int
+    body: str
+    token_ids: bytes | None
+
+
+_COPY = (
+    "copy response_events_hot (tenant, response_id, first_seq, n, kind, output_index, content_index, attempt,"
+    " body, token_ids) from stdin (format binary)"
+)
+
+
+def encode_rows(
+    tenant: str, response_id: UUID, attempt: int, events: Sequence[Event], token_ids: Sequence[int]
+) -> list[NewLogRow]:
+    """The events of one commit as rows; the first row has all tokens.
+
+    `events` must not be empty unless `token_ids` is.
+    """
+    tokens: bytes | None = array("i", token_ids).tobytes() if token_ids else None
+    chunks: list[NewLogRow] = []
+    for group in _group_by_kind(events):
+        first = group[0]
+        body = (
+            first.body
+            if first.kind is Kind.WHOLE
+            else msgspec.json.encode([event.body for event in group]).decode()
+        )
+        chunks.append(
+            NewLogRow(
+                tenant,
+                response_id,
+                first.sequence_number,
+                len(group),
+                int(first.kind),
+                first.output_index,
+                first.content_index,
+                attempt,
+                body,
+                tokens,
+            )
+        )
+        tokens = None
+    return chunks
+
+
+def _group_by_kind(events: Sequence[Event]) -> Iterator[list[Event]]:
+    group: list[Event] = []
+    for event in events:
+        if group and (event.kind is Kind.WHOLE or event[1:4] != group[-1][1:4]):
+            yield group
+            group = []
+        group.append(event)
+    if group:
+        yield group
+
+
+_FENCE = (
+    "select (extract(epoch from clock_timestamp()) * 1000000)::bigint from replicas"
+    " where id = '%s' and state = 'alive' for key share"
+)
+_QUERY = f"begin; {_FENCE}; {_COPY}; commit"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_TAIL = struct.pack(">h", -1)
+_BEGIN, _LENGTH = struct.Struct(">hi"), struct.Struct(">i")
+_NUMBERS = struct.Struct(">i16siiiiihiiiiiii")
+_NULL = _LENGTH.pack(-1)
+
+
+def append(connection: Connection, rows: Iterable[NewLogRow]) -> None:
+    """Appends rows to the log in the caller's transaction."""
+    with psycopg_connection(connection) as raw, raw.cursor() as cursor, cursor.copy(_COPY) as copy:
+        copy.write(_encode_copy(rows))
+
+
+def append_and_commit(
+    connection: Connection, replica: UUID, make_rows: Callable[[datetime], Iterable[NewLogRow] | None]
+) -> bool:
+    """Commits the rows that `make_rows` returns for the database's time, which is read after the fence.
+
+    False, without a change, if it returns None. The connection must not be in a transaction. Raises Fenced or
+    DatabaseError; after these, or an exception of `make_rows`, the connection must be closed.
+    """
+    with psycopg_connection(connection) as raw:
+        raw.pgconn.send_query((_QUERY % replica).encode())
+        _, fence, *_ = raw.read_results()
+        microseconds = fence.get_value(0, 0)
+        if microseconds is None:
+            raise Fenced
+        rows = make_rows(_EPOCH + timedelta(microseconds=int(microseconds)))
+        if rows is None:
+            _abort_copy(raw)
+            return False
+        raw.pgconn.put_copy_data(_encode_copy(rows))
+        raw.pgconn.put_copy_end()
+        raw.read_results()
+        return True
+
+
+def _abort_copy(raw: TimeoutConnection) -> None:
+    raw.pgconn.put_copy_end(b"given up")
+    raw.read_results(allow_errors=True)
+    raw.pgconn.send_query(b"rollback")
+    raw.read_results()
+
+
+def _encode_copy(rows: Iterable[NewLogRow]) -> bytes:
+    """The rows in COPY's binary format."""
+    return b"".join((_HEAD, *map(_encode_row, rows), _TAIL))
+
+
+def _encode_row(row: NewLogRow) -> bytes:
+    tenant, body, tokens = row.tenant.encode(), row.body.encode(), row.token_ids
+    numbers = _NUMBERS.pack(
+        *(16, row.response_id.bytes),
+        *(4, row.first_seq),
+        *(4, row.n),
+        *(2, row.kind),
+        *(4, row.output_index),
+        *(4, row.content_index),
+        *(4, row.attempt),
+        len(body),
+    )
+    encoded_tokens = _NULL if tokens is None else _LENGTH.pack(len(tokens)) + tokens
+    return b"".join((_BEGIN.pack(len(row), len(tenant)), tenant, numbers, body, encoded_tokens))
+
+
+_COMPACT = text(
+    count_added(
+        """
+        insert into response_streams (tenant, response_id, last_seq, codec, body, size)
+        select tenant, response_id, last_seq, :codec, body, octet_length(body) from folded
+        returning tenant, size as bytes
+        """,
+        before="""
+        gone as (
+            delete from response_events_hot where tenant = :tenant and response_id = :id returning *
+        ), folded as (
+            select tenant, response_id, max(first_seq + n) - 1 as last_seq,
+                '[' || string_agg(
+                    '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body) || ']',
+                    ',' order by first_seq) || ']' as body
+            from gone
+            group by tenant, response_id)
+        """,
+    )
+)
+
+
+def compact(connection: Connection, tenant: str, response_id: UUID) -> None:
+    """Folds an ended response's rows into one, bodies verbatim, in the caller's transaction."""
+    connection.execute(_COMPACT, {"tenant": tenant, "id": response_id, "codec": CODEC_ROWS})
+
+
+_NEXT = text(
+    "select max(first_seq + n) from response_events_hot where tenant = :tenant and response_id = :id"
+)
+
+
+def next_seq(connection: Connection, tenant: str, response_id: UUID) -> int:
+    """The next sequence number of a running response."""
+    return connection.execute(_NEXT, {"tenant": tenant, "id": response_id}).scalar() or 0
+
+
+_LOGGED = text(
+    "select 1 from response_events_hot"
+    " where tenant = :tenant and response_id = :id and first_seq = :seq and attempt = :attempt"
+)
+_DELETE_ORPHANED_LOG = text(
+    """
+    delete from response_events_hot e where e.tenant = :tenant and e.response_id = :id
+      and not exists (select 1 from responses r where r.tenant = e.tenant and r.id = e.response_id)
+    """
+)
+
+
+def is_logged(connection: Connection, tenant: str, response_id: UUID, seq: int, attempt: int) -> bool:
+    """Whether the log has a row that begins with that sequence number and was written by that attempt."""
+    place = {"tenant": tenant, "id": response_id, "seq": seq, "attempt": attempt}
+    return connection.execute(_LOGGED, place).first() is not None
+
+
+def delete_orphaned_log(connection: Connection, tenant: str, response_id: UUID) -> None:
+    """Deletes the log of a response whose row was deleted while it ran."""
+    connection.execute(_DELETE_ORPHANED_LOG, {"tenant": tenant, "id": response_id})

@@ -1,0 +1,243 @@
+"""Reads the event log: a response's events, hot or compacted, its tokens, and updates for followers."""
+
+import logging
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
+
+from server.protocol.decode import decode_as
+from server.protocol.responses.events import Event, Kind
+
+log = logging.getLogger("holdfast.events")
+
+
+def decode_row(first_seq: int, kind: int, output_index: int, content_index: int, body: bytes) -> list[Event]:
+    """The events of one row."""
+    if kind == Kind.WHOLE:
+        return [Event(first_seq, Kind.WHOLE, 0, 0, body.decode())]
+    deltas = decode_as(body, list[str])
+    return [
+        Event(first_seq + offset, Kind(kind), output_index, content_index, delta)
+        for offset, delta in enumerate(deltas)
+    ]
+
+
+_HOT = text(
+    """
+    select first_seq, kind, output_index, content_index, body from response_events_hot
+    where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
+    """
+)
+_STREAM = text("select body from response_streams where tenant = :tenant and response_id = :id")
+_TOKENS = text(
+    """
+    select token_ids, first_seq, first_seq + n, to_timestamp(at) from response_events_hot
+    where tenant = :tenant and response_id = :id order by first_seq
+    """
+)
+
+
+def read(
+    connection: Connection, tenant: str, response_id: UUID, first: int, limit: int | None = None
+) -> list[Event]:
+    """The committed events from sequence number `first` on, at most `limit`.
+
+    Hot rows are read before the compacted stream. Compaction moves them in one transaction, so a reader that
+    finds no hot rows finds the compacted stream.
+    """
+    place = {"tenant": tenant, "id": response_id}
+    rows = connection.execute(_HOT, {**place, "first": first, "limit": limit}).all()
+    if rows:
+        events = [
+            event
+            for seq, kind, output, content, body in rows
+            for event in decode_row(seq, kind, output, content, body.encode())
+        ]
+    else:
+        events = decode_compacted(read_compacted(connection, tenant, response_id), first)
+    return [event for event in events if event.sequence_number >= first][:limit]
+
+
+def read_compacted(connection: Connection, tenant: str, response_id: UUID) -> str:
+    """An ended response's compacted stream, for `decode_compacted`; an empty JSON array without one."""
+    packed: str | None = connection.execute(_STREAM, {"tenant": tenant, "id": response_id}).scalar()
+    return packed if packed is not None else "[]"
+
+
+def decode_compacted(packed: str, first: int) -> list[Event]:
+    """The events of a compacted stream from sequence number `first` on."""
+    return list(decode_rows(parse_compacted(packed), first))
+
+
+class LogProgress(NamedTuple):
+    """The logged tokens and the next sequence number of a running response."""
+
+    token_chunks: list[tuple[int, list[int]]]
+    """Tokens that were committed together, after the sequence number of their first event."""
+    next_seq: int
+    first_token_at: datetime | None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for _, piece in self.token_chunks for token in piece]
+
+
+def read_progress(connection: Connection, tenant: str, response_id: UUID) -> LogProgress:
+    """The tokens of a running response in the log, and its next sequence number."""
+    pieces: list[tuple[int, list[int]]] = []
+    next_seq = 0
+    first_token_at = None
+    for stored, first, end, at in connection.execute(_TOKENS, {"tenant": tenant, "id": response_id}):
+        if stored is not None:
+            pieces.append((first, array("i", stored).tolist()))
+            first_token_at = first_token_at or at
+        next_seq = end
+    return LogProgress(pieces, next_seq, first_token_at)
+
+
+class LogRow(NamedTuple):
+    """One row of the log; a compacted stream is a JSON array of such rows."""
+
+    first_seq: int
+    n: int
+    kind: int
+    output_index: int
+    content_index: int
+    at: float
+    body: msgspec.Raw
+
+
+def parse_compacted(body: str | bytes) -> list[LogRow]:
+    """The rows of a compacted stream (codec 1). Raises msgspec.DecodeError."""
+    return decode_as(body, list[LogRow])
+
+
+def decode_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:
+    """The events of a compacted stream's rows from sequence number `first` on, decoded lazily."""
+    start = bisect_left(rows, first, key=lambda row: row.first_seq + row.n - 1)
+    for row in rows[start:]:
+        for event in decode_row(
+            row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body)
+        ):
+            if event.sequence_number >= first:
+                yield event
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A followed response and its next sequence number; None if that is not known."""
+
+    tenant: str
+    response_id: UUID
+    next_seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionUpdate:
+    """New events, or the new state, of a followed response."""
+
+    subscription: Subscription
+    state: Literal["running", "ended", "gone", "unreadable"]
+    end: int
+    """The sequence number after the last event of a running response."""
+    events: list[Event]
+    """Events of a running response from `next_seq` on; none if that is not known."""
+
+
+_READ_UPDATES = text(
+    """
+    select w.place, r.status,
+           case when w.next_seq is null then (
+               select first_seq + n from response_events_hot e
+               where e.tenant = w.tenant and e.response_id = w.id order by first_seq desc limit 1) end,
+           h.first_seq, h.kind, h.output_index, h.content_index, h.body
+    from unnest(:tenants, :ids, :next_seqs) with ordinality as w (tenant, id, next_seq, place)
+    left join responses r on r.tenant = w.tenant and r.id = w.id and r.deleted_at is null
+    left join lateral (
+        select first_seq, kind, output_index, content_index, body from response_events_hot e
+        where e.tenant = w.tenant and e.response_id = w.id and e.first_seq >= w.next_seq
+    ) h on true
+    where h.first_seq is not null or w.next_seq is null or r.status is null
+       or r.status not in ('queued', 'in_progress')
+    order by w.place, h.first_seq
+    """
+).bindparams(
+    bindparam("tenants", type_=ARRAY(Text)),
+    bindparam("ids", type_=ARRAY(Uuid)),
+    bindparam("next_seqs", type_=ARRAY(Integer)),
+)
+
+
+def read_updates(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
+    """Updates of these responses; running responses without new events are left out.
+
+    A single statement sees one snapshot: all events of a running response are hot, none of an ended one.
+    """
+    rows = connection.execute(
+        _READ_UPDATES,
+        {
+            "tenants": [one.tenant for one in watched],
+            "ids": [one.response_id for one in watched],
+            "next_seqs": [one.next_seq for one in watched],
+        },
+    ).all()
+    return [
+        _update_of(watched[place - 1], [row[1:] for row in group])
+        for place, group in groupby(rows, key=lambda row: row[0])
+    ]
+
+
+def _update_of(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> SubscriptionUpdate:
+    status, end = rows[0][:2]
+    if status is None:
+        return SubscriptionUpdate(watched, "gone", 0, [])
+    if status not in ("queued", "in_progress"):
+        return SubscriptionUpdate(watched, "ended", 0, [])
+    try:
+        found = [
+            event
+            for _, _, first_seq, kind, output_index, content_index, body in rows
+            if first_seq is not None
+            for event in decode_row(first_seq, kind, output_index, content_index, body.encode())
+        ]
+    except ValueError:  # msgspec's errors among them
+        log.exception("the events of response %s cannot be decoded", watched.response_id)
+        return SubscriptionUpdate(watched, "unreadable", 0, [])
+    if found:
+        return SubscriptionUpdate(watched, "running", found[-1].sequence_number + 1, found)
+    return SubscriptionUpdate(watched, "running", end or 0, [])
+
+
+SEGMENT_ROWS = 256
+"""Rows per segment. Decoded rows take several times the memory of their JSON."""
+
+
+class CachedStream:
+    """The events of a compacted stream, decoded a segment of rows at a time."""
+
+    def __init__(self, folded: str) -> None:
+        """Raises msgspec.DecodeError."""
+        rows = decode_as(folded, list[msgspec.Raw])
+        pieces = [rows[start : start + SEGMENT_ROWS] for start in range(0, len(rows), SEGMENT_ROWS)]
+        self._starts = [_row(piece[0]).first_seq for piece in pieces]
+        self._pieces = [msgspec.json.encode(piece) for piece in pieces]
+        last = _row(rows[-1]) if rows else None
+        self.end = last.first_seq + last.n if last else 0
+        """The sequence number after the last event."""
+
+    def read(self, first: int) -> Iterator[Event]:
+        """The events from sequence number `first` on, decoded lazily."""
+        for piece in self._pieces[max(0, bisect_right(self._starts, first) - 1) :]:
+            yield from decode_rows(parse_compacted(piece), first)
+
+
+def _row(folded: msgspec.Raw) -> LogRow:
+    return decode_as(folded, LogRow)

@@ -1,0 +1,198 @@
+"""`TimeoutConnection`: one psycopg connection, its session timeouts, keepalives and ping; `connect`.
+
+A lost peer is noticed in three ways: the kernel gives up on unacknowledged bytes (`tcp_user_timeout`), the
+client gives up on a result after `RESPONSE_TIMEOUT_S`, and the server ends a session that is idle in a
+transaction, so that no lock outlives its owner.
+"""
+
+import select
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import Buffer
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
+from psycopg.types.datetime import TimestamptzLoader
+from psycopg.types.json import set_json_dumps, set_json_loads
+from sqlalchemy import Connection
+from sqlalchemy.exc import (
+    DBAPIError,
+)
+
+REQUEST_TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=5s"
+"""Timeouts of sessions that serve requests."""
+
+RECORDER_TIMEOUTS = (
+    "-c statement_timeout=600ms -c lock_timeout=250ms -c idle_in_transaction_session_timeout=5s"
+)
+"""Timeouts of the recorder's session, whose commits all streams of a process share. Together with the
+commits of single runs that follow a failure, a locked row delays other streams by a second at most."""
+
+RESPONSE_TIMEOUT_S = 6.0
+"""Seconds for a result: more than `statement_timeout`, so that the server's error arrives first."""
+
+PING_TIMEOUT_S = 2.0
+"""Seconds for the empty query that checks a pooled connection after a pause."""
+
+_CLIENT_KEEPALIVES = {
+    "connect_timeout": "3",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "6000",
+}
+"""libpq parameters for connections over TCP; the URL's own values override them."""
+
+_SERVER_KEEPALIVES = (
+    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=6000"
+)
+"""The same for the server's end; otherwise a session outlives its vanished client by hours."""
+
+_FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+"""A year within `datetime`'s range, so that time zones and intervals can be added."""
+
+_T = TypeVar("_T")
+_NO_RESPONSE = "the server does not answer"
+_NOT_READY = 0
+"""psycopg's Ready value for a wait that timed out."""
+
+
+class TimeoutConnection(psycopg.Connection[Any]):
+    """A connection that is closed, with OperationalError, when a result takes longer than `timeout_seconds`.
+
+    The time applies to each exchange with the server; COPY of many rows consists of many.
+    """
+
+    timeout_seconds = RESPONSE_TIMEOUT_S
+
+    def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
+        """Overrides the method through which psycopg waits for everything except connecting."""
+        return super().wait(self._with_timeout(gen), *args, **kwargs)
+
+    def _with_timeout(self, gen: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
+        deadline = monotonic() + self.timeout_seconds
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready == _NOT_READY and monotonic() > deadline and self._is_busy():
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(_NO_RESPONSE)
+                wanted = gen.send(ready)
+        except StopIteration as ended:
+            result: _T = ended.value
+            return result
+
+    def has_no_input(self) -> bool:
+        """Whether the socket has no unread input, such as the server's shutdown message. Sends nothing."""
+        if self.closed:
+            return False
+        poll = select.poll()
+        poll.register(self.pgconn.socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def responds(self) -> bool:
+        """Whether the server answers an empty query within `PING_TIMEOUT_S`. Starts no transaction."""
+        self.timeout_seconds = PING_TIMEOUT_S
+        try:
+            self.autocommit = True
+            self.execute("")
+            self.autocommit = False
+        except psycopg.Error:
+            return False
+        finally:
+            del self.timeout_seconds
+        return True
+
+    def read_results(self, *, allow_errors: bool = False) -> list[PGresult]:
+        """The results of what was sent through `pgconn`: all of them, or up to the start of COPY.
+
+        Raises psycopg.Error, also for a result that is an error unless `allow_errors`.
+        """
+        poll = select.poll()
+        poll.register(self.pgconn.socket)
+        while self.pgconn.flush():
+            self._poll(poll, select.POLLOUT)
+        found: list[PGresult] = []
+        while True:
+            while self.pgconn.is_busy():
+                self._poll(poll, select.POLLIN)
+                self.pgconn.consume_input()
+            result = self.pgconn.get_result()
+            if result is None:
+                return found
+            found.append(result)
+            if result.status == ExecStatus.COPY_IN:
+                return found
+            if result.status == ExecStatus.FATAL_ERROR and not allow_errors:
+                raise psycopg.errors.error_from_result(result)
+
+    def _poll(self, poll: select.poll, what: int) -> None:
+        poll.modify(self.pgconn.socket, what)
+        if not poll.poll(self.timeout_seconds * 1000):
+            self.pgconn.finish()
+            raise psycopg.OperationalError(_NO_RESPONSE)
+
+    def _is_busy(self) -> bool:
+        """Whether a result is due, unlike for a session that waits for notifications."""
+        return self.pgconn.transaction_status == TransactionStatus.ACTIVE
+
+
+def connect(url: str, name: str, options: str) -> TimeoutConnection:
+    """A connection that reads and writes JSON columns as text, so that stored JSON keeps its bytes.
+
+    `options` are added to the URL's own.
+    """
+    given = conninfo_to_dict(url).get("options") or ""
+    connection = TimeoutConnection.connect(
+        with_network_timeouts(url),
+        application_name=name,
+        options=f"{given} {_SERVER_KEEPALIVES} {options}".strip(),
+    )
+    set_json_dumps(_json_text, connection)
+    set_json_loads(_json_text, connection)
+    connection.adapters.register_loader("timestamptz", _TimeLoader)
+    return connection
+
+
+class _TimeLoader(TimestamptzLoader):
+    """Loads times outside `datetime`'s range, such as 'infinity', as the nearest late or early time.
+
+    Otherwise one such row fails every statement that reads it.
+    """
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            text = bytes(data)
+            past = text.startswith(b"-") or text.endswith(b"BC")
+            return _FIRST_TIME if past else _LAST_TIME
+
+
+def with_network_timeouts(url: str) -> str:
+    """The connection string with keepalives and timeouts for TCP."""
+    given = conninfo_to_dict(url)
+    return make_conninfo(
+        url, **{name: value for name, value in _CLIENT_KEEPALIVES.items() if name not in given}
+    )
+
+
+def _json_text(document: str | bytes) -> str:
+    return document.decode() if isinstance(document, bytes) else document
+
+
+@contextmanager
+def psycopg_connection(connection: Connection) -> Iterator[TimeoutConnection]:
+    """The underlying psycopg connection, in the same transaction, for COPY. Raises DatabaseError."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, TimeoutConnection)
+    try:
+        yield raw
+    except psycopg.Error as error:
+        raise DBAPIError.instance("copy", None, error, psycopg.Error) from error

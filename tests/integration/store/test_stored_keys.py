@@ -1,0 +1,106 @@
+from datetime import datetime
+
+from server.http.authentication import make_key
+from server.store import stored_keys
+from server.store.database import Connection, Database
+
+
+def add(connection: Connection, tenant: str, name: str = "") -> str:
+    key = make_key()
+    stored_keys.insert_key(connection, tenant, key.id, name, key.digest)
+    return key.id
+
+
+def test_a_key_is_found_with_its_tenant_and_digest(database: Database) -> None:
+    key = make_key()
+    with database.begin() as connection:
+        stored_keys.insert_key(connection, "acme", key.id, "mine", key.digest)
+        found = stored_keys.get_valid(connection, key.id)
+    assert found is not None
+    assert (found.tenant, found.id, found.name, found.digest) == ("acme", key.id, "mine", key.digest)
+    assert (found.last_used_at, found.revoked_at) == (None, None)
+
+
+def test_the_text_of_a_key_is_stored_nowhere(database: Database) -> None:
+    key = make_key()
+    with database.begin() as connection:
+        stored_keys.insert_key(connection, "acme", key.id, "mine", key.digest)
+        row = connection.exec_driver_sql("select api_keys::text from api_keys").scalar_one()
+    assert key.text.rsplit("_", 1)[1] not in row
+
+
+def test_an_unknown_key_is_not_found(database: Database) -> None:
+    with database.begin() as connection:
+        add(connection, "acme")
+        assert stored_keys.get_valid(connection, "unknown") is None
+        assert stored_keys.get_valid(connection, "") is None
+
+
+def test_a_revoked_key_is_not_found_and_is_revoked_once(database: Database) -> None:
+    with database.begin() as connection:
+        key, other = add(connection, "acme"), add(connection, "acme")
+        assert stored_keys.revoke(connection, key)
+        assert not stored_keys.revoke(connection, key)
+        assert not stored_keys.revoke(connection, "unknown")
+        assert stored_keys.get_valid(connection, key) is None
+        assert stored_keys.get_valid(connection, other) is not None
+
+
+def test_an_expired_key_is_not_found(database: Database) -> None:
+    with database.begin() as connection:
+        key = add(connection, "acme")
+        expire = "update api_keys set expires_at = clock_timestamp() + make_interval(secs => %s)"
+        connection.exec_driver_sql(expire, (60,))
+        assert stored_keys.get_valid(connection, key) is not None
+        connection.exec_driver_sql(expire, (-1,))
+        assert stored_keys.get_valid(connection, key) is None
+
+
+def test_keys_exist_from_the_first_one_on_even_when_all_are_revoked(database: Database) -> None:
+    with database.begin() as connection:
+        assert not stored_keys.any_exist(connection)
+        key = add(connection, "acme")
+        assert stored_keys.any_exist(connection)
+        stored_keys.revoke(connection, key)
+        assert stored_keys.any_exist(connection)
+
+
+def test_keys_are_listed_newest_first_and_by_tenant(database: Database) -> None:
+    with database.begin() as connection:
+        first, second, third = add(connection, "a", "1"), add(connection, "b", "2"), add(connection, "a", "3")
+        stored_keys.revoke(connection, first)
+        assert [key.id for key in stored_keys.list_all(connection, None)] == [third, second, first]
+        assert [key.id for key in stored_keys.list_all(connection, "a")] == [third, first]
+        assert stored_keys.list_all(connection, "c") == []
+
+
+def test_a_use_is_noted_and_not_again_within_a_minute(database: Database) -> None:
+    with database.begin() as connection:
+        key = add(connection, "acme")
+        stored_keys.record_use(connection, "other", key)
+        assert _used(connection, key) is None
+        stored_keys.record_use(connection, "acme", key)
+        first = _used(connection, key)
+        assert first is not None
+        stored_keys.record_use(connection, "acme", key)
+        assert _used(connection, key) == first
+        connection.exec_driver_sql("update api_keys set last_used_at = last_used_at - interval '61 seconds'")
+        stored_keys.record_use(connection, "acme", key)
+        last = _used(connection, key)
+        assert last is not None
+        assert last >= first
+
+
+def test_a_use_of_a_key_whose_row_is_locked_is_not_noted(database: Database) -> None:
+    with database.begin() as connection:
+        key = add(connection, "acme")
+    with database.begin() as other, database.begin() as connection:
+        stored_keys.revoke(other, key)
+        stored_keys.record_use(connection, "acme", key)
+        assert _used(connection, key) is None
+
+
+def _used(connection: Connection, key: str) -> datetime | None:
+    found = stored_keys.get_valid(connection, key)
+    assert found is not None
+    return found.last_used_at

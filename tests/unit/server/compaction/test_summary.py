@@ -1,0 +1,65 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.compaction.summary import ELLIPSIS, EXCERPT_CHARACTERS, shorten, transcript
+from server.protocol.responses.items import Item
+from tests.support.builders import examples, read_items
+
+TALK: list[Item] = read_items(
+    [
+        {"role": "user", "content": "What is this?"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"at": "it"}'},
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [{"type": "text", "text": "A cat."}],
+        },
+        {"type": "custom_tool_call", "call_id": "d", "name": "say", "input": "Meow"},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "Said."},
+        {"type": "web_search_call", "action": {"query": "cats"}},
+        {"role": "assistant", "content": "A cat."},
+    ]
+)
+
+
+def test_transcript_says_who_said_what_in_order_without_thoughts() -> None:
+    lines = transcript(TALK, ()).split("\n\n")
+    assert lines[:-2] == [
+        "user: What is this?",
+        'assistant calls look: {"at": "it"}',
+        "output of the call: A cat.",
+        "assistant calls say: Meow",
+        "output of the call: Said.",
+    ]
+    assert lines[-2].startswith("web_search_call: ")
+    assert "cats" in lines[-2]
+    assert lines[-1] == "assistant: A cat."
+
+
+def test_what_is_told_elsewhere_is_only_shown() -> None:
+    long = read_items([{"role": "user", "content": "a" * 1000}, {"role": "assistant", "content": "Yes."}])
+    told = transcript(long, {long[0].id})
+    assert told.endswith("\n\nassistant: Yes.")
+    assert len(told) < EXCERPT_CHARACTERS + 50
+
+
+def test_nothing_is_said_of_what_is_all_told_elsewhere() -> None:
+    assert transcript(TALK, {item.id for item in TALK}) == ""
+
+
+@given(st.text(max_size=80), st.integers(0, 100))
+@examples(200)
+def test_a_cut_text_is_the_text_or_its_beginning_and_end(text: str, most: int) -> None:
+    made = shorten(text, most)
+    assert len(made) <= most or made == text
+    if made != text and len(ELLIPSIS) <= most:
+        beginning, end = made.split(ELLIPSIS)[0], made.rsplit(ELLIPSIS, 1)[1]
+        assert text.startswith(beginning)
+        assert text.endswith(end)
+
+
+@pytest.mark.parametrize("most", [0, 1, len(ELLIPSIS) - 1])
+def test_where_no_mark_fits_the_beginning_is_left(most: int) -> None:
+    assert shorten("abcdefghijkl", most) == "abcdefghijkl"[:most]

@@ -1,0 +1,82 @@
+import json
+from typing import Any
+
+import pytest
+
+from server.completions.chat import ChatFormat
+from server.completions.chunk_stream import ChunkFormat, ChunkStream
+from server.completions.legacy import LegacyFormat
+from server.delivery.frames import frame
+from server.generation.event_emitter import EventEmitter
+from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, ReasoningDelta, TextDelta
+from tests.support.builders import CREATED, RESPONSE, make_echo, make_ending
+
+CHAT = ChatFormat(id="chatcmpl-1", created=1, model="m", include_usage=True)
+LEGACY = LegacyFormat(
+    id="cmpl-1",
+    created=1,
+    model="m",
+    include_usage=True,
+    prompts=["Go"],
+    first_tokens=["G"],
+    per_prompt=2,
+    generated_per_prompt=2,
+)
+SAID: list[Delta] = [ReasoningDelta("Hm"), TextDelta("a"), CallStart("look"), CallDelta("{}"), CallEnd()]
+
+
+def frames_of(said: list[Delta], **ending: Any) -> list[bytes]:
+    emitter = EventEmitter(RESPONSE, CREATED, make_echo())
+    events = emitter.created() + emitter.in_progress()
+    for delta in said:
+        events += emitter.delta(delta)
+    return [frame(RESPONSE, event) for event in events + emitter.end(make_ending(**ending))[0]]
+
+
+def chunks(frames: list[bytes]) -> list[dict[str, Any]]:
+    return [json.loads(one.removeprefix(b"data: ")) for one in frames]
+
+
+def test_a_chat_is_told_of_its_role_reasoning_text_and_calls() -> None:
+    told = chunks(ChunkStream(CHAT).rewrite(0, frames_of(SAID)))
+    deltas = [chunk["choices"][0]["delta"] for chunk in told]
+    assert deltas[:3] == [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "Hm", "reasoning": "Hm"},
+        {"content": "a"},
+    ]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [call["index"] for call in calls] == [0, 0]
+    assert calls[0]["function"] == {"name": "look", "arguments": ""}
+    assert calls[1]["function"] == {"arguments": "{}"}
+    assert told[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_legacy_completion_is_told_of_text_alone() -> None:
+    told = chunks(ChunkStream(LEGACY).rewrite(1, frames_of(SAID)))
+    assert [chunk["choices"][0]["text"] for chunk in told] == ["a", ""]
+    assert {chunk["choices"][0]["index"] for chunk in told} == {1}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in told] == [None, "stop"]
+
+
+@pytest.mark.parametrize("shape", [CHAT, LEGACY])
+def test_the_usage_has_the_prompt_once_and_all_choices(shape: ChunkFormat) -> None:
+    stream = ChunkStream(shape)
+    for index in (1, 0):
+        stream.rewrite(index, frames_of([TextDelta("a")], input_tokens=5, output_tokens=2))
+    (last,) = chunks(stream.end())
+    assert last["choices"] == []
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (5, 4)
+
+
+@pytest.mark.parametrize("shape", [CHAT, LEGACY])
+def test_a_failed_choice_is_told_as_an_error(shape: ChunkFormat) -> None:
+    ending = {"status": "failed", "error_code": "server_error", "error_message": "It broke."}
+    (*_, last) = chunks(ChunkStream(shape).rewrite(0, frames_of([], **ending)))
+    assert last["error"]["message"] == "It broke."
+
+
+@pytest.mark.parametrize("shape", [CHAT, LEGACY])
+def test_events_that_make_no_chunk_are_not_decoded(shape: ChunkFormat) -> None:
+    damaged = b"id: 1\nevent: response.output_item.done\ndata: {\n\n"
+    assert ChunkStream(shape).rewrite(0, [damaged]) == []

@@ -1,0 +1,52 @@
+"""The OpenAPI document: the names that generated clients are built on."""
+
+import json
+
+from server.http import openapi
+from server.http.routes import PUBLIC_ROUTES, ROUTES
+
+OPERATION_IDS = {
+    "POST /detokenize": "tokenize.detokenize",
+    "GET /health": "health.ready.get_health",
+    "GET /health/live": "health.live",
+    "GET /health/ready": "health.ready.get_health_ready",
+    "GET /openapi.json": "routes.describe",
+    "GET /ping": "health.ready.get_ping",
+    "POST /ping": "health.ready.post_ping",
+    "POST /tokenize": "tokenize.tokenize",
+    "POST /v1/chat/completions": "chat_completions.create",
+    "GET /v1/chat/completions": "stored_chat_completions.completions",
+    "GET /v1/chat/completions/{completion_id}": "stored_chat_completions.retrieve",
+    "POST /v1/chat/completions/{completion_id}": "stored_chat_completions.update",
+    "DELETE /v1/chat/completions/{completion_id}": "stored_chat_completions.delete",
+    "GET /v1/chat/completions/{completion_id}/messages": "stored_chat_completions.messages",
+    "POST /v1/completions": "completions.create",
+    "POST /v1/conversations": "conversations.create",
+    "GET /v1/conversations/{conversation_id}": "conversations.retrieve",
+    "POST /v1/conversations/{conversation_id}": "conversations.update",
+    "DELETE /v1/conversations/{conversation_id}": "conversations.delete",
+    "POST /v1/conversations/{conversation_id}/items": "conversations.create_items",
+    "GET /v1/conversations/{conversation_id}/items": "conversations.list_items",
+    "GET /v1/conversations/{conversation_id}/items/{item_id}": "conversations.retrieve_item",
+    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": "conversations.delete_item",
+    "GET /v1/models": "models.list_models",
+    "GET /v1/models/{model}": "models.retrieve",
+    "POST /v1/responses": "responses.create",
+    "GET /v1/responses": "response_lists.responses",
+    "POST /v1/responses/compact": "compact.create",
+    "POST /v1/responses/input_tokens": "input_tokens.count",
+    "GET /v1/responses/{response_id}": "responses.retrieve",
+    "DELETE /v1/responses/{response_id}": "responses.delete",
+    "POST /v1/responses/{response_id}/cancel": "responses.cancel",
+    "GET /v1/responses/{response_id}/input_items": "response_lists.input_items",
+    "GET /version": "health.version",
+}
+
+
+def test_operation_ids_stay_as_published() -> None:
+    paths = json.loads(openapi.document(ROUTES, PUBLIC_ROUTES))["paths"]
+    assert {
+        f"{method.upper()} {path}": operation["operationId"]
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    } == OPERATION_IDS

@@ -1,0 +1,59 @@
+"""The table of limits says what the settings are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from server.admission import history
+from server.configuration.settings import settings
+from server.hosted_tools import mcp_client, mcp_session, tool_lists
+from server.http.asgi import request_body
+from server.outbound_http import guarded_http
+from server.prompting import engine_parameters, turns
+from server.protocol import input_files, list_pages
+from server.protocol.responses.request import MAX_TEMPLATE
+
+TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
+NAMED = sorted(set(re.findall(r"`(max_[a-z_]+)`", TABLE)))
+DEFAULTS = re.findall(r"`([a-z_]+)` \(([0-9]+)\)", TABLE)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_setting_that_the_table_names_exists(name: str) -> None:
+    assert name in {setting.name for setting in settings()}
+
+
+@pytest.mark.parametrize(("name", "default"), DEFAULTS)
+def test_the_table_names_the_default_of_a_setting(name: str, default: str) -> None:
+    known = {setting.name: setting.default for setting in settings()}
+    assert str(known[name]) == default
+
+
+def test_the_table_names_the_bounds_that_are_no_settings() -> None:
+    assert f"{engine_parameters.MAX_LOGPROBS:,} a request" in TABLE
+    assert f"{history.MAX_BYTES >> 20} MiB and {history.MAX_ITEMS:,} items a request" in TABLE
+    assert f"| {history.MAX_TENANT_BYTES >> 20} MiB | {history.MAX_TOTAL_BYTES >> 20} MiB |" in TABLE
+    assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
+    assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
+
+
+def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
+    assert f"lets requests bring one | {MAX_TEMPLATE:,} characters" in TABLE
+    assert f"| {input_files.MAX_FILE_TEXT:,} bytes |" in TABLE
+    pdf = input_files
+    assert f"| {pdf.MAX_PDF >> 20} MiB, {pdf.MAX_PAGES} pages, {pdf.CPU_SECONDS} s of a core" in TABLE
+    assert f"| {pdf.MAX_CONCURRENT}, each in a process of its own with {pdf.CPU_SECONDS} s" in TABLE
+    assert f"{input_files.MEMORY >> 20} MiB of memory while it is read" in TABLE
+    assert f"{request_body._DROPPED_BYTES >> 20} MiB of each within {request_body._LINGER_S:g} s" in TABLE
+
+
+def test_the_table_names_the_bounds_of_what_mcp_servers_send() -> None:
+    listed = f"{mcp_session.MAX_LIST_BYTES >> 20} MiB, {tool_lists.MAX_TOOLS} tools"
+    assert (
+        f"| {listed}, {mcp_session.MAX_LIST_LINES} lines of events, {mcp_client.LIST_SECONDS:g} s |" in TABLE
+    )
+    answer = f"{guarded_http.MAX_BYTES >> 20} MiB, {guarded_http.MAX_VALUES:,} JSON values"
+    assert f"| {answer}, {guarded_http.MAX_LINES:,} lines of events |" in TABLE
+    pace = f"{guarded_http.BURST_LINES} lines at once, then {guarded_http.LINES_PER_SECOND} a second"
+    assert f"| {pace} |" in TABLE
