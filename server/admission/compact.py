@@ -72,9 +72,7 @@ def start_compaction(
     compaction_id = ids.new_uuid()
     request, input_items = read_request_input(request)
 
-    with reading_input(
-        database, history, tenant, request, input_items, compaction_id, served.seal
-    ) as resolved:
+    with reading_input(database, history, served, tenant, request, input_items, compaction_id) as resolved:
         return _divide(served, tenant, request, resolved.items, compaction_id)
 
 

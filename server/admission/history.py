@@ -14,6 +14,8 @@ from server.store.content.stored_items import HistorySize
 MAX_BYTES = 16 * 1024 * 1024
 """Of the stored items that one request reads: its history and its item references, as JSON for the model."""
 MAX_ITEMS = 50_000
+MAX_IMAGE_BYTES = 32 * 1024 * 1024
+"""Of the stored pictures that one request reads."""
 MAX_TOTAL_BYTES = 128 * 1024 * 1024
 """Of all requests in preparation in this process; decoded items take about four times the memory."""
 MAX_TENANT_BYTES = 48 * 1024 * 1024
@@ -47,20 +49,37 @@ class RequestReads:
         self._limit = limit
         self._tenant = tenant
         self._count = 0
+        """Of items and pictures."""
+        self._items = 0
 
     def start_over(self) -> None:
         """Release the bytes counted so far, before a transaction is repeated."""
         if self._count:
             self._limit.release(self._tenant, self._count)
-            self._count = 0
+            self._count = self._items = 0
 
     def reserve(self, size: HistorySize) -> None:
         """Count a read. Raises InvalidRequest at the request's limit, TooManyRequests or Overloaded at the
         limits of its tenant and of the process.
         """
-        check_history_size(self._count + size.bytes, size.items)
-        self._limit.acquire(self._tenant, size.bytes)
-        self._count += size.bytes
+        check_history_size(self._items + size.bytes, size.items)
+        self._acquire(size.bytes)
+        self._items += size.bytes
+
+    def reserve_images(self, size: int) -> None:
+        """Count the bytes of pictures before they are read. Raises as `reserve` does."""
+        if size > MAX_IMAGE_BYTES:
+            raise InvalidRequest(
+                f"{OVER_THE_LIMIT}: the pictures of what this request goes on from are more than the "
+                f"{MAX_IMAGE_BYTES} bytes that are read for one response: begin anew.",
+                param="input",
+                code="context_length_exceeded",
+            )
+        self._acquire(size)
+
+    def _acquire(self, size: int) -> None:
+        self._limit.acquire(self._tenant, size)
+        self._count += size
 
 
 def check_history_size(size: int, items: int = 0) -> None:

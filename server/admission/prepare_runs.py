@@ -94,11 +94,11 @@ class RunPreparation:
         with reading_input(
             self.database,
             self.history,
+            self.served,
             caller.tenant,
             first_request,
             create.input_items,
             first_id,
-            self.served.seal,
             create.prior_items,
             check_queue if first_request.background else lambda _connection: None,
         ) as resolved_input:
@@ -117,7 +117,7 @@ class RunPreparation:
     def _prepare(
         self, create: ParsedCreate, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
     ) -> NewRun:
-        items = resolved_input.items
+        items = resolved_input.prompt_items
         request, tools, credentials = discover_tools(self.servers, create.caller, request, items)
         resolved = ResolvedRequest(
             tenant=create.caller.tenant,
@@ -160,7 +160,7 @@ class RunPreparation:
         resolved = replace(
             other.resolved,
             request=msgspec.structs.replace(request, tools=other.resolved.request.tools),  # as discovered
-            items=resolved_input.items,
+            items=resolved_input.prompt_items,
             response=response,
             seed=_seed_of(request),
         )

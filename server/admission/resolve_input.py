@@ -4,9 +4,9 @@ Item references are read, new items get ids of the response, and calls and appro
 refer to must be among the items.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import msgspec
@@ -14,6 +14,8 @@ import msgspec
 from server.admission.history import MAX_ITEMS, HistoryReads, Reserve, check_history_size, unbounded
 from server.errors import InvalidRequest, NotFound
 from server.hosted_tools.offered_tools import approved_calls
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt_images import PromptImages, prompt_images, stored_digests, with_prompt_images
 from server.protocol import ids
 from server.protocol.responses.input import AdditionalTools, CompactionTrigger, InputItem, ItemReference
 from server.protocol.responses.items import (
@@ -33,7 +35,7 @@ from server.protocol.responses.response import TERMINAL_STATUSES
 from server.sealing.approval_tags import is_tagged, keep_approval_tag
 from server.sealing.cipher import Seal
 from server.sealing.sealed_items import unseal_items
-from server.store.content import conversations, responses, stored_items
+from server.store.content import conversations, images, responses, stored_items
 from server.store.content.stored_items import HistorySize
 from server.store.database import Connection, Database
 
@@ -57,11 +59,17 @@ class ResolvedInput:
     new: Sequence[Item]
     """The new input, with ids of this response."""
     conversation: ConversationVersion | None = None
+    images: PromptImages = field(default_factory=dict)
 
     @property
     def items(self) -> list[Item]:
         """History and new input, in order."""
         return [*self.history, *self.new]
+
+    @property
+    def prompt_items(self) -> Sequence[Item]:
+        """`items` with the pictures that the model reads. Raises InvalidRequest for too many."""
+        return with_prompt_images(self.items, self.images)
 
 
 def resolve_input(
@@ -98,25 +106,46 @@ def resolve_input(
 def reading_input(
     database: Database,
     history: HistoryReads,
+    served: LoadedModel,
     tenant: str,
     request: CreateResponse,
     given: Sequence[InputItem],
     response: UUID,
-    seal: Seal,
     prior_items: Sequence[Item] | None = None,
     check: Callable[[Connection], None] = lambda _connection: None,
 ) -> Iterator[ResolvedInput]:
-    """`resolve_input` after `check` in one transaction; the history read is counted during the block."""
+    """`resolve_input` after `check` in one transaction, and the pictures of its items.
+
+    The history read is counted during the block.
+    """
     with history.for_request(tenant) as reads:
 
-        def resolve(connection: Connection) -> ResolvedInput:
+        def resolve(connection: Connection) -> tuple[ResolvedInput, Mapping[bytes, bytes]]:
             reads.start_over()
             check(connection)
-            return resolve_input(
-                connection, tenant, request, given, response, seal, prior_items, reserve=reads.reserve
+            resolved = resolve_input(
+                connection, tenant, request, given, response, served.seal, prior_items, reserve=reads.reserve
             )
+            if served.images is None:
+                return resolved, {}
+            return resolved, read_images(connection, tenant, resolved.items, reads.reserve_images)
 
-        yield database.read(resolve)
+        resolved, stored = database.read(resolve)
+        yield replace(resolved, images=prompt_images(served, tenant, request, resolved.items, stored))
+
+
+def read_images(
+    connection: Connection,
+    tenant: str,
+    items: Sequence[Item],
+    reserve: Callable[[int], None] = lambda _size: None,
+) -> dict[bytes, bytes]:
+    """The bytes of the stored pictures of these items, by digest. `reserve` is called with their size."""
+    digests = stored_digests(items)
+    if not digests:
+        return {}
+    reserve(sum(images.sizes(connection, tenant, digests).values()))
+    return {digest: image.data for digest, image in images.load(connection, tenant, digests).items()}
 
 
 def with_own_id(item: Item, response: UUID, side: ids.ItemSource, index: int) -> Item:

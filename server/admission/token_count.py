@@ -31,8 +31,9 @@ def count_input(
     validate_request(request, served)
     request, input_items = read_templated_input(database, tenant, request)
 
-    with reading_input(database, history, tenant, request, input_items, new_uuid(), served.seal) as resolved:
-        request, tools, _ = discover_tools(servers, caller, request, resolved.items)
+    with reading_input(database, history, served, tenant, request, input_items, new_uuid()) as resolved:
+        items = resolved.prompt_items
+        request, tools, _ = discover_tools(servers, caller, request, items)
         max_tokens = MAX_COUNTED_CONTEXTS * served.model_info.context_length
-        prompt = write_prompt(served, tenant, request, tools, resolved.items, max_tokens=max_tokens)
+        prompt = write_prompt(served, tenant, request, tools, items, max_tokens=max_tokens)
         return len(prompt.token_ids)

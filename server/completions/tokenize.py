@@ -9,6 +9,7 @@ from server.errors import InvalidRequest, UnknownModel
 from server.model_formats.interface import PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
+from server.prompting.prompt_images import prompt_images, with_prompt_images
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, too_long, too_long_to_count
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.requests import ChatRequest, TokenizeRequest
@@ -50,6 +51,8 @@ def _tokens_of_chat(
     validate_chat_request(chat)
     items = [item for item in read_messages(messages) if isinstance(item, Item)]
     response_request = as_response_request(chat, 0)
+    images = prompt_images(served, tenant, response_request, items, {})
+    items = [*with_prompt_images(items, images)]
     tools, limit = read_tools(response_request.tools), _max_counted(served)
     prompt = write_prompt(served, tenant, response_request, tools, items, datetime.now(UTC), max_tokens=limit)
     return prompt.token_ids

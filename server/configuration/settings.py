@@ -152,6 +152,17 @@ class Config:
     max_hosted_calls: int = _setting(
         128, "the maximum of tool calls that the server makes in one response; requests may lower it", low=1
     )
+    image_hosts: str | None = _setting(
+        None,
+        "hosts from which pictures are fetched by their URL: host, host:port, *.host, http://host, or * for "
+        "every public host, comma-separated; default: none, pictures come as data URLs",
+    )
+    max_image_pixels: int = _setting(
+        4 * 1024 * 1024,
+        "the pixels of a picture that the model gets; larger pictures are scaled down",
+        low=1024,
+        high=50_000_000,
+    )
     max_body_bytes: int = _setting(10 * 1024 * 1024, "the maximum size of a request body", low=1024)
     body_memory: int = _setting(
         256 * 1024 * 1024,

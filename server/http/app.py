@@ -19,6 +19,7 @@ from server.http.json_responses import on_error
 from server.http.routes import PUBLIC_ROUTES, ROUTES, Handler, PublicHandler
 from server.http.services import Services
 from server.limits import SharedLimit
+from server.protocol import input_images
 
 MAX_UNUSED_BODY_BYTES = 4096
 """Bytes that are read of the body of a request that needs none."""
@@ -85,6 +86,7 @@ def _keyed_route(
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
         if method == "POST":
             require_json(request.headers, body)
+            input_images.CHECK.set(services.model.image_check(caller.tenant))
         return handler(services, caller, request, body)
 
     ends_others = method == "DELETE" or path.endswith("/cancel")

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import chain, groupby
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from engine.request import StructuredOutput
+from engine.request import PromptImage, StructuredOutput
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import Effort
 
@@ -105,6 +105,8 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     stop_ids: frozenset[int]
+    images: tuple[PromptImage, ...] = ()
+    """The pictures, in the order of their tokens."""
     opens_reasoning: bool = False
     """The prompt ends with the start of the reasoning, so the first output token is reasoning."""
     grammar: StructuredOutput | None = None

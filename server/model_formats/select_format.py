@@ -69,10 +69,14 @@ _FORMAT_OF_MODEL_TYPE = {
     "mistral3": "mistral_v11",
     "phi3": "phi4",
     "qwen2": "hermes",
+    "qwen2_5_vl": "hermes",
     "qwen2_moe": "hermes",
+    "qwen2_vl": "hermes",
     "qwen3": "hermes",
     "qwen3_moe": "hermes",
     "qwen3_next": "hermes",
+    "qwen3_vl": "hermes",
+    "qwen3_vl_moe": "hermes",
     "cohere2": "cohere",
 }
 """Formats by `model_type`, for templates that render tools but no calls."""
@@ -84,12 +88,14 @@ def load_model_format(
     places: VocabularyPlaces = _NOWHERE,
     *,
     tool_parser: str | None = None,
+    image_placeholder: str | None = None,
+    image_token_id: int | None = None,
 ) -> ModelFormat:
     """The model format of the model in `folder`, whose generation ends with one of `stop_ids`.
 
     `places` lists further locations of gpt-oss's vocabulary. `tool_parser` is a key of `TOOL_CALL_FORMATS`;
-    by default the format is detected from the chat template. Raises FileNotFoundError or ValueError, naming
-    the file or the setting, for an unusable folder.
+    by default the format is detected from the chat template. The image parameters are those of the engine's
+    ModelInfo. Raises FileNotFoundError or ValueError, naming the file or the setting, for an unusable folder.
     """
     if tool_parser is not None and tool_parser not in TOOL_CALL_FORMATS:
         known = ", ".join(sorted(TOOL_CALL_FORMATS))
@@ -100,10 +106,12 @@ def load_model_format(
         from server.model_formats.harmony.harmony_format import HarmonyFormat
 
         return HarmonyFormat.load(folder, places)
-    template = ChatTemplate(folder)
+    template = ChatTemplate(folder, image_placeholder)
     if tool_parser is not None:
-        return ChatTemplateFormat(template, stop_ids, TOOL_CALL_FORMATS[tool_parser])
-    return ChatTemplateFormat(template, stop_ids, detect_tool_call_format(template.source, model_type))
+        call_format: type[ToolCallFormat] | None = TOOL_CALL_FORMATS[tool_parser]
+    else:
+        call_format = detect_tool_call_format(template.source, model_type)
+    return ChatTemplateFormat(template, stop_ids, call_format, image_token_id)
 
 
 def detect_tool_call_format(template: str, model_type: object) -> type[ToolCallFormat] | None:

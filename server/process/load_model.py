@@ -9,8 +9,10 @@ from server.configuration.environment import tiktoken_folders
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder
 from server.errors import ConfigError
+from server.input_images.image_reader import ImageReader
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import load_model_format
+from server.outbound_http.allowed_addresses import read_allowed
 from server.process.open_database import data_dir
 from server.prompting.loaded_model import LoadedModel
 
@@ -24,23 +26,39 @@ def load_model(
         engine = _load_scripted(config, folder, deliver, on_dead)
     else:
         engine = _load_checkpoint(config, folder, deliver, say, on_dead)
+    model_info = engine.model_info
     try:
         model_format = load_model_format(
-            folder, engine.model_info.stop_ids, _vocabulary_paths(config), tool_parser=config.tool_parser
+            folder,
+            model_info.stop_ids,
+            _vocabulary_paths(config),
+            tool_parser=config.tool_parser,
+            image_placeholder=model_info.image_placeholder,
+            image_token_id=model_info.image_token_id,
         )
     except (OSError, ValueError) as error:
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
-    vocabulary = _vocabulary(folder, engine.model_info.vocab_size)
+    vocabulary = _vocabulary(folder, model_info.vocab_size)
     return LoadedModel(
         name=model_name(config),
         engine=engine,
         model_format=model_format,
+        images=_image_reader(config) if model_info.image_placeholder else None,
         vocabulary=vocabulary,
         max_tool_calls=config.max_hosted_calls,
         summarizes_reasoning=config.reasoning_summary == "reasoning",
         trusts_templates=config.trust_request_chat_template == "on",
     )
+
+
+def _image_reader(config: Config) -> ImageReader:
+    """Raises ConfigError for malformed hosts."""
+    try:
+        allowed = read_allowed(config.image_hosts) if config.image_hosts else None
+    except ValueError as error:
+        raise ConfigError(f"image-hosts: {error}.") from error
+    return ImageReader(config.max_image_pixels, allowed)
 
 
 def _vocabulary(folder: Path, size: int) -> Vocabulary | None:

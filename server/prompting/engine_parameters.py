@@ -27,6 +27,11 @@ SEALED_REASONING = "reasoning.encrypted_content"
 """The value of `include` for encrypted reasoning, which clients send back and cannot change."""
 
 
+def cache_salt(tenant: str, request: CreateResponse) -> str:
+    """The salt of cached prefixes and pictures, which tenants never share."""
+    return f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant
+
+
 def sampling_params(
     model: ModelInfo, model_format: ModelFormat, request: CreateResponse, echo: Echo, seed: int
 ) -> SamplingParams:

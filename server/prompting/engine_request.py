@@ -15,6 +15,7 @@ from server.generation.output_decoding import CompactionSpec
 from server.model_formats.interface import Prompt
 from server.prompting.engine_parameters import (
     beams,
+    cache_salt,
     is_ranked,
     logprobs_limit,
     prompt_logprobs,
@@ -135,6 +136,7 @@ def _engine_request(
     return EngineRequest(
         request_id=resolved.response.hex,
         prompt=prompt.token_ids,
+        images=prompt.images,
         max_tokens=min(
             echo.max_output_tokens or model.max_new_tokens or room,
             room,
@@ -152,7 +154,7 @@ def _engine_request(
         thinking_budget=thinking_budget(request, served.model_format, prompt.token_ids),
         prompt_logprobs=prompt_logprobs(request),
         beams=beams(request),
-        cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
+        cache_salt=cache_salt(tenant, request),
         fairness_key=tenant,
         priority=request.priority or 0,
         adapter=request.model if request.model != served.name else "",
@@ -175,6 +177,7 @@ def refusal(refused: RequestRefused, request: CreateResponse) -> ApiError:
 
 _REFUSED: dict[str, tuple[str | None, str | None]] = {
     "too_long": ("input", "context_length_exceeded"),
+    "bad_image": ("input", "invalid_image"),
     "bad_beams": ("use_beam_search", "unsupported_parameter"),
     "bad_stop": ("stop", None),
 }

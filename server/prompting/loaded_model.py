@@ -1,14 +1,17 @@
 """`LoadedModel`: the engine and the model format of this process, and its limit on long prompts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from engine.fair_limit import FairLimit
 from engine.request import Engine, ModelInfo
 from engine.vocabulary import Vocabulary
 from server.errors import Overloaded, TooManyRequests
+from server.input_images.image_reader import ImageReader
 from server.model_formats.interface import ModelFormat
+from server.protocol.responses.items import InputImage
 from server.sealing.cipher import Seal
 
 LONG_CHARACTERS = 65_536
@@ -58,6 +61,8 @@ class LoadedModel:
     name: str
     engine: Engine
     model_format: ModelFormat
+    images: ImageReader | None = None
+    """Reads the pictures of requests; None for a model that reads text only."""
     vocabulary: Vocabulary | None = None
     """The text of its tokens; without it no log probabilities or token dumps are sent."""
     seal: Seal = field(default_factory=Seal.of_this_process)
@@ -78,3 +83,7 @@ class LoadedModel:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_info", self.engine.model_info)
         object.__setattr__(self, "names", (self.name, *self.model_info.adapters))
+
+    def image_check(self, tenant: str) -> Callable[[InputImage], InputImage] | None:
+        """The check of a tenant's pictures for `input_images.CHECK`; None for a model that reads text only."""
+        return None if self.images is None else partial(self.images.check, tenant)

@@ -65,6 +65,11 @@ def write_prompt(
     try:
         with served.long_prompts.slot(tenant, characters):
             prompt = write_within(served.model_format, conversation, limit, characters, truncates=truncates)
+        if prompt.images and request.truncate_prompt_tokens is not None:
+            raise InvalidRequest(
+                "A prompt with pictures is not cut within them: leave out truncate_prompt_tokens.",
+                param="truncate_prompt_tokens",
+            )
         token_ids = truncate_tokens(
             prompt.token_ids,
             request.truncate_prompt_tokens,

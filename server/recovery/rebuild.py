@@ -21,6 +21,7 @@ from server.generation.output_decoding import no_decoding
 from server.generation.run import Run, RunFacts
 from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after, prepare
 from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt_images import prompt_images, with_prompt_images
 from server.prompting.turns import TurnBuilder, first_decoding_spec
 from server.protocol.decode import decode_as
 from server.protocol.error_object import DecodeFailure
@@ -162,11 +163,16 @@ def _resolve_again(
         return None
     echo = decode_as(stored.request, Echo)  # `asked` has no input, which is stored as items
     request = msgspec.structs.replace(decode_as(stored.asked, CreateResponse), instructions=echo.instructions)
+    items = _items(connection, stored)
+    if served.images is not None:
+        files = resolve_input.read_images(connection, stored.tenant, items)
+        images = prompt_images(served, stored.tenant, request, items, files, IMAGE_ATTEMPTS)
+        items = with_prompt_images(items, images)
     return ResolvedRequest(
         tenant=stored.tenant,
         request=request,
         tools=read_tools(request.tools),
-        items=_items(connection, stored),
+        items=items,
         response=stored.id,
         seed=stored.seed,
     )

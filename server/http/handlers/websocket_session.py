@@ -21,6 +21,7 @@ from server.http.json_responses import log_internal_error, to_api_error
 from server.http.services import Services
 from server.limits import SharedLimit
 from server.prompting.structured_outputs import with_modern_names
+from server.protocol import input_images
 from server.protocol.decode import decode, decode_as
 from server.protocol.error_object import ErrorDetail
 from server.protocol.responses.items import Item, decode_item
@@ -121,6 +122,7 @@ class SocketSession:
         services, message = self._services, _validated(wanted.message)
         # Again: the key may have been revoked meanwhile.
         caller = services.authenticator.authenticate(self._websocket)
+        input_images.CHECK.set(services.model.image_check(caller.tenant))
         retained = self._retained.get(message.previous_response_id or "")
         size = wanted.size + (retained.size if retained else 0)
         if retained and message.store is not False:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Self
 
+from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
 from server.model_formats.chat_template.messages import write_messages
 from server.model_formats.chat_template.output_parser import ChatParser
@@ -15,6 +16,7 @@ from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.model_formats.tool_index import ToolIndex, function_schema
+from server.protocol.responses.items import PreparedImage
 from server.protocol.responses.request import Effort
 
 CHAT_TEMPLATE_KWARGS = frozenset(
@@ -48,9 +50,17 @@ class ChatTemplateFormat:
     """An `interface.ModelFormat` for one model folder. Thread-safe."""
 
     def __init__(
-        self, template: ChatTemplate, stop_ids: frozenset[int], call_format: type[ToolCallFormat] | None
+        self,
+        template: ChatTemplate,
+        stop_ids: frozenset[int],
+        call_format: type[ToolCallFormat] | None,
+        image_token_id: int | None = None,
     ) -> None:
-        """`call_format` is how the model writes tool calls; None if that is not known."""
+        """`call_format` is how the model writes tool calls; None if that is not known.
+
+        `image_token_id` is the token of pictures; None if the model reads none.
+        """
+        self._image_token_id = image_token_id
         self._template = template
         self._stop_ids = stop_ids
         self._markup = markup_of(self._template.tokenizer)
@@ -81,7 +91,7 @@ class ChatTemplateFormat:
         tool_index = self._tools(conversation)
         choice = conversation.tool_choice
         callable_ = ToolIndex(()) if choice.mode == "none" else tool_index.only(choice.allowed)
-        messages = write_messages(conversation, self._template, self._capabilities, self._calls)
+        messages, images = write_messages(conversation, self._template, self._capabilities, self._calls)
         continues = conversation.continue_final_message
         if continues and (not messages or messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
             raise PromptError("Only an assistant's message, with text and last, can be continued.")
@@ -100,15 +110,34 @@ class ChatTemplateFormat:
             format=conversation.format,
             thinking=thinking,
         )
+        rendered = self._template.insert_images(rendered, [image.text for image in images])
         token_ids = self._template.encode(rendered, conversation.max_tokens)
+        if conversation.add_special_tokens:
+            token_ids = self._template.surround(token_ids)
         return Prompt(
-            token_ids=self._template.surround(token_ids) if conversation.add_special_tokens else token_ids,
+            token_ids=token_ids,
+            images=self._images(token_ids, images),
             stop_ids=self._stop_ids,
             opens_reasoning=thinking == "open",
             grammar=build_grammar(self._markup, self._calls, self._reasoning_format, constraints),
             tools=tuple(callable_.tools.values()),
             must_call=choice.mode == "required",
         )
+
+    def _images(self, token_ids: Sequence[int], images: Sequence[PreparedImage]) -> tuple[PromptImage, ...]:
+        """Where the pictures are in the prompt. Raises PromptError."""
+        if not images:
+            return ()
+        indexes = [index for index, token in enumerate(token_ids) if token == self._image_token_id]
+        if len(indexes) != sum(image.tokens for image in images):
+            raise PromptError("The model's chat template does not write its pictures in their tokens.")
+        placed = []
+        for image in images:
+            own, indexes = indexes[: image.tokens], indexes[image.tokens :]
+            placed.append(
+                PromptImage(data=image.data, digest=image.digest, start=own[0], length=own[-1] + 1 - own[0])
+            )
+        return tuple(placed)
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
         (ids,) = self._template.tokens.encode([text], limit, special=special)
@@ -223,8 +252,11 @@ class ChatTemplateFormat:
         switches: dict[str, Any] = {
             name: True for name in _THINKING_SWITCHES if name in self._template.variables
         }
+        content: Any = [{"type": "text", "text": "Hi"}] if self._capabilities.content_as_parts else "Hi"
         try:
-            return self._template.render([{"role": "user", "content": "Hi"}], **switches) if switches else ""
+            return (
+                self._template.render([{"role": "user", "content": content}], **switches) if switches else ""
+            )
         except PromptError:
             return ""
 

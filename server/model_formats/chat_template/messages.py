@@ -2,6 +2,7 @@
 
 Unsupported structures are replaced by equivalent ones: several system messages by one, parallel calls by
 sequential ones, a system message by the beginning of the user's message. If there is none: PromptError.
+Within a turn's text, a picture is its index between two `_IMAGE` signs until the text becomes content parts.
 """
 
 import hashlib
@@ -19,12 +20,14 @@ from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.protocol.decode import check_size
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import (
+    ContentPart,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
     Item,
     OtherItem,
+    PreparedImage,
     Reasoning,
     plain_text,
 )
@@ -34,6 +37,9 @@ _LETTERS = string.ascii_letters + string.digits
 _MAX_ARGUMENTS = 2**20
 """Maximum characters of a call's arguments; parsing them holds the GIL."""
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
+_IMAGE = "\ufdd2"
+"""A Unicode noncharacter: never valid in interchanged text, so removing it from input loses nothing."""
+_IMAGE_PART = re.compile(f"{_IMAGE}([0-9]+){_IMAGE}")
 
 
 @dataclass(slots=True)
@@ -66,9 +72,14 @@ def write_messages(
     template: ChatTemplate,
     capabilities: TemplateCapabilities,
     calls: ToolCallFormat | None,
-) -> list[Message]:
-    """Messages in the capabilities that transformers takes. Raises PromptError."""
-    turns = _turns(conversation, calls.call_id_style if calls else "any")
+) -> tuple[list[Message], list[PreparedImage]]:
+    """Messages in the capabilities that transformers takes, and their pictures in order. Raises PromptError."""
+    texts = _Texts()
+    turns = _turns(conversation, calls.call_id_style if calls else "any", texts)
+    if texts.images and not capabilities.images:
+        raise PromptError("The model's chat template cannot write pictures.")
+    if not capabilities.images_in_outputs:
+        turns = list(_images_after_outputs(turns))
     if not capabilities.later_systems:
         turns = _merge_systems(turns)
     if not capabilities.first_system:
@@ -78,12 +89,66 @@ def write_messages(
     if not capabilities.parallel_calls:
         turns = list(_split_parallel_calls(turns))
     writer = _Writer(template, capabilities, calls)
-    return [message for turn in turns for message in writer.write(turn)]
+    messages = [message for turn in turns for message in writer.write(turn)]
+    order = [int(index) for turn in turns for index in _IMAGE_PART.findall(turn.text)]
+    return [_as_parts(message, capabilities) for message in messages], [
+        texts.images[index] for index in order
+    ]
 
 
-def _turns(conversation: Conversation, call_id_style: str) -> list[Turn]:
+class _Texts:
+    """The texts of content parts, with signs for pictures."""
+
+    def __init__(self) -> None:
+        self.images: list[PreparedImage] = []
+
+    def of(self, parts: Sequence[ContentPart]) -> str:
+        texts: list[str] = []
+        for part in parts:
+            if isinstance(part, PreparedImage):
+                texts.append(f"{_IMAGE}{len(self.images)}{_IMAGE}")
+                self.images.append(part)
+            else:
+                texts.append(plain_text([part]).replace(_IMAGE, ""))
+        return "".join(texts)
+
+
+def _as_parts(message: Message, capabilities: TemplateCapabilities) -> Message:
+    """The message with content parts where its text has pictures, or where the template takes only parts."""
+    text = message["content"]
+    if not isinstance(text, str):
+        return message
+    pieces = [text] if isinstance(text, MarkupText) else _IMAGE_PART.split(text)
+    if len(pieces) == 1 and not capabilities.content_as_parts:
+        return message
+    parts: list[dict[str, str]] = []
+    for number, piece in enumerate(pieces):
+        if number % 2:
+            parts.append({"type": "image"})
+        elif piece:
+            parts.append({"type": "text", "text": piece})
+    return {**message, "content": parts}
+
+
+def _images_after_outputs(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """The turns with the pictures of tool outputs in a user's message after them."""
+    waiting = ""
+    for turn in turns:
+        if waiting and turn.role != "tool":
+            yield Turn("user", waiting)
+            waiting = ""
+        if turn.role == "tool" and (images := _IMAGE_PART.findall(turn.text)):
+            waiting += "".join(f"{_IMAGE}{index}{_IMAGE}" for index in images)
+            turn = replace(turn, text=_IMAGE_PART.sub("", turn.text))  # noqa: PLW2901 - the turn without them
+        yield turn
+    if waiting:
+        yield Turn("user", waiting)
+
+
+def _turns(conversation: Conversation, call_id_style: str, texts: _Texts) -> list[Turn]:
     """The turns in order; consecutive assistant items form one turn."""
-    turns = [Turn("system", conversation.instructions)] if conversation.instructions else []
+    instructions = (conversation.instructions or "").replace(_IMAGE, "")
+    turns = [Turn("system", instructions)] if instructions else []
     ids = _CallIds(call_id_style, conversation.tools)
     for item in conversation.items:
         if _is_from_assistant(item):
@@ -91,7 +156,7 @@ def _turns(conversation: Conversation, call_id_style: str) -> list[Turn]:
                 turns.append(Turn("assistant"))
             _add(turns[-1], item, ids)
         elif not isinstance(item, OtherItem):
-            turns.append(_turn_of(item, ids))
+            turns.append(_turn_of(item, ids, texts))
     return turns
 
 
@@ -109,7 +174,7 @@ def _starts_new_message(turn: Turn, item: Item) -> bool:
 def _add(turn: Turn, item: Item, ids: "_CallIds") -> None:
     match item:
         case MessageItem():
-            turn.text, turn.said = plain_text(item.content), True
+            turn.text, turn.said = plain_text(item.content).replace(_IMAGE, ""), True
         case Reasoning():
             parts = [part.text for part in (item.content or [])] or [part.text for part in item.summary]
             turn.thought += "\n\n" * bool(turn.thought and parts) + "\n\n".join(parts)
@@ -120,13 +185,13 @@ def _add(turn: Turn, item: Item, ids: "_CallIds") -> None:
             turn.calls.append(ids.call(item.call_id, ids.name(item), arguments))
 
 
-def _turn_of(item: Item, ids: "_CallIds") -> Turn:
+def _turn_of(item: Item, ids: "_CallIds", texts: _Texts) -> Turn:
     if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
-        text = item.output if isinstance(item.output, str) else plain_text(item.output)
+        text = item.output.replace(_IMAGE, "") if isinstance(item.output, str) else texts.of(item.output)
         return Turn("tool", text, call=ids.answered(item.call_id))
     assert isinstance(item, MessageItem)
     role = "system" if item.role == "developer" else item.role
-    return Turn(role, plain_text(item.content))
+    return Turn(role, texts.of(item.content))
 
 
 class _CallIds:

@@ -47,13 +47,17 @@ class MarkupText(str):
 class ChatTemplate:
     """The chat template and tokenizer of one model folder. Thread-safe."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises FileNotFoundError or ValueError, naming the file, when the folder is not usable."""
+    def __init__(self, folder: Path, image_placeholder: str | None = None) -> None:
+        """`image_placeholder` is what the template writes for a picture; None if the model reads none.
+
+        Raises FileNotFoundError or ValueError, naming the file, when the folder is not usable.
+        """
         tokenizer_file = folder / "tokenizer.json"
         if not tokenizer_file.is_file():
             raise FileNotFoundError(f"{tokenizer_file} does not exist; a model folder needs it.")
         self.tokenizer = _read_tokenizer(tokenizer_file)
         self.tokens = BoundedTokenizer(self.tokenizer)
+        self.image_placeholder = image_placeholder
         config = read_json(folder / "tokenizer_config.json")
         self._param = "input"
         """The request parameter in errors of the template."""
@@ -72,7 +76,8 @@ class ChatTemplate:
         """The variables that the templates use."""
         self.source = "\0".join(sources.values())
         literals = "\0".join(map(_literals_of, trees))
-        self._control_start = _start_of_any(_control_tokens(self.tokenizer, literals))
+        controls = _control_tokens(self.tokenizer, literals)
+        self._control_start = _start_of_any([*controls, self.image_placeholder or ""])
 
     def replaced(self, source: str) -> "ChatTemplate":
         """A copy with another template. Raises PromptError if that is invalid."""
@@ -100,7 +105,7 @@ class ChatTemplate:
         """
         guarded = [self.guard(message) for message in messages]
         if continues:
-            guarded[-1]["content"] += f"{_END} "
+            guarded[-1]["content"] = _with_end_mark(guarded[-1]["content"])
         template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
         try:
             rendered = template.render(
@@ -115,6 +120,15 @@ class ChatTemplate:
             sentence = f"The model's chat template refused the conversation: {error}."
             raise PromptError(sentence, self._param) from error
         return _cut_at_end_mark(rendered) if continues else rendered
+
+    def insert_images(self, rendered: str, texts: Sequence[str]) -> str:
+        """The rendered text with these texts in place of the placeholders. Raises PromptError."""
+        if self.image_placeholder is None:
+            return rendered
+        pieces = rendered.split(self.image_placeholder)
+        if len(pieces) != len(texts) + 1:
+            raise PromptError("The model's chat template writes another number of pictures than there are.")
+        return pieces[0] + "".join(text + piece for text, piece in zip(texts, pieces[1:], strict=True))
 
     def encode(self, rendered: str, limit: int | None = None) -> tuple[int, ...]:
         """The token ids of a rendered text. Raises PromptTooLong, see `BoundedTokenizer.encode`."""
@@ -154,6 +168,14 @@ class ChatTemplate:
             case list() | tuple():
                 return [self.guard(inner) for inner in value]
         return value
+
+
+def _with_end_mark(content: Any) -> Any:
+    """The content of a message, text or parts, with the end mark after its text."""
+    if isinstance(content, str):
+        return f"{content}{_END} "
+    *before, last = content
+    return [*before, {**last, "text": f"{last['text']}{_END} "}]
 
 
 def _cut_at_end_mark(rendered: str) -> str:
@@ -229,6 +251,8 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]
     sources = {"default": template}
     if isinstance(template, list):
         sources = {entry["name"]: entry["template"] for entry in template}
+    if template is None:  # of a processor, in folders of older releases of transformers
+        sources["default"] = read_json(folder / "chat_template.json").get("chat_template")
     for name, file in (
         ("default", folder / "chat_template.jinja"),
         ("tool_use", folder / "additional_chat_templates" / "tool_use.jinja"),

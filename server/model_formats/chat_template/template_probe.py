@@ -40,6 +40,11 @@ class TemplateCapabilities:
     """Text beside calls, and several calls, in one message."""
     reasoning_as_part: bool
     """Reasoning is a content part, else a field of the message, which the template may ignore."""
+    content_as_parts: bool
+    """Content is always a list of parts, as templates of some models that read pictures take no text."""
+    images: bool
+    images_in_outputs: bool
+    """Pictures in messages of users, and in outputs of tools."""
 
 
 def probe_template(template: ChatTemplate) -> TemplateCapabilities:
@@ -57,7 +62,14 @@ def probe_template(template: ChatTemplate) -> TemplateCapabilities:
     two = {**one, "tool_calls": [_call(_FUNCTION, parsed), _call(_OTHER, parsed)]}
     thought = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _TEXT}]
     thinking = {"role": "assistant", "content": thought}
+    picture = [{"type": "image"}, {"type": "text", "text": _ASKED}]
+    pictured = {"role": "user", "content": picture}
+    placeholder = template.image_placeholder
     return TemplateCapabilities(
+        content_as_parts=probe.as_parts,
+        images=placeholder is not None and probe.shows([pictured], placeholder, _ASKED),
+        images_in_outputs=placeholder is not None
+        and probe.shows([_USER, one, {**output, "content": picture}], placeholder, _ASKED, tools=True),
         first_system=probe.shows([system, _USER], _SYSTEM, _ASKED),
         later_systems=probe.shows([system, later, _USER, answer, later, again], _SYSTEM, twice=_LATER),
         consecutive_users=probe.shows([_USER, again], _ASKED, _AGAIN),
@@ -85,6 +97,10 @@ def _call(name: str, parsed: bool) -> dict[str, Any]:
 class _Probe:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
+        self.as_parts = False
+        if not self.shows([_USER], _ASKED):
+            self.as_parts = True
+            self.as_parts = self.shows([_USER], _ASKED)
 
     def shows(
         self, messages: Sequence[Message], *texts: str, tools: bool = False, twice: str | None = None
@@ -106,6 +122,13 @@ class _Probe:
         return False
 
     def _render(self, messages: Sequence[Message], tools: bool) -> str | None:
+        if self.as_parts:
+            messages = [
+                {**message, "content": [{"type": "text", "text": message["content"]}]}
+                if isinstance(message["content"], str)
+                else message
+                for message in messages
+            ]
         try:
             return self._template.plain(self._template.render(messages, tools=_TOOLS if tools else None))
         except PromptError:

@@ -12,6 +12,7 @@ from server.protocol.input_files import (
     FileError,
     storable_file_data,
 )
+from server.protocol.input_images import check_image
 from server.protocol.responses.items import (
     ContentPart,
     Detail,
@@ -93,7 +94,7 @@ def _read_image(part: dict[str, Any], path: str) -> InputImage:
             f"{path}.image_url",
             "missing_required_parameter",
         )
-    return InputImage(image.image_url, image.file_id, image.detail or "auto")
+    return check_image(InputImage(image.image_url, image.file_id, image.detail or "auto"), path)
 
 
 def _read_output_text(part: dict[str, Any], path: str) -> OutputText:

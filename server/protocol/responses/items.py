@@ -3,7 +3,7 @@
 Optional fields are absent rather than null.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, get_args
 
@@ -45,11 +45,31 @@ class InputText(_Part, frozen=True, tag="input_text"):
 
 
 class InputImage(_Part, frozen=True, tag="input_image"):
-    """Stored unchanged; the prompt has a sentence in its place, as models read text only."""
+    """A picture. `image_url` is a data URL or an https URL."""
 
     image_url: str | None = None
     file_id: str | None = None
     detail: Detail = "auto"
+    content: str | UnsetType = UNSET
+    """Where the server has the bytes, never sent to clients: `sha256:` and the hex digest of a stored picture,
+    or the data URL of one that was fetched from `image_url`."""
+
+    @property
+    def source(self) -> str | None:
+        """`content`, or `image_url` where that is all there is."""
+        return self.image_url if isinstance(self.content, UnsetType) else self.content
+
+
+class PreparedImage(InputImage, frozen=True, tag="input_image"):
+    """A picture that goes into the prompt of a model that reads pictures. Neither stored nor sent."""
+
+    data: bytes = b""
+    """The PNG that the engine gets."""
+    digest: bytes = b""
+    """SHA-256 of `data`."""
+    text: str = ""
+    """What stands for the picture in the prompt's text; see `engine.request.ImageText`."""
+    tokens: int = 0
 
 
 class InputFile(_Part, frozen=True, tag="input_file"):
@@ -306,11 +326,40 @@ def _text_of(part: ContentPart) -> str:
             return text
         case Refusal(refusal):
             return refusal
+        case PreparedImage():
+            return "[An image]"
         case InputImage():
             return IMAGE_UNSEEN
         case InputFile(filename):
             data = part.file_data if isinstance(part.file_data, str) else ""
             return f"[File {filename or 'without a name'}]\n{file_text(data)}\n[End of file]\n"
+
+
+def image_parts(item: Item) -> list[InputImage]:
+    """The pictures of a message or a tool's output, in order."""
+    match item:
+        case (
+            Message(content=parts)
+            | FunctionCallOutput(output=list(parts))
+            | CustomToolCallOutput(output=list(parts))
+        ):
+            return [part for part in parts if isinstance(part, InputImage)]
+    return []
+
+
+def replace_images(item: Item, change: Callable[[InputImage], InputImage]) -> Item:
+    """The item with every picture replaced; the same object if it has none."""
+    if not image_parts(item):
+        return item
+    match item:
+        case Message(content=parts):
+            field = "content"
+        case FunctionCallOutput(output=list(parts)) | CustomToolCallOutput(output=list(parts)):
+            field = "output"
+        case _:
+            return item
+    changed = [change(part) if isinstance(part, InputImage) else part for part in parts]
+    return msgspec.structs.replace(item, **{field: changed})
 
 
 def item_type(item: Item) -> str:

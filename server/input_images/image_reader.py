@@ -1,0 +1,172 @@
+"""`ImageReader`: the pictures of requests, fetched from allowed hosts and normalised in a subprocess.
+
+Pictures are untrusted, so they are decoded by `image_worker` with limits of time and memory. The engine gets
+its PNG only. What was read is cached by tenant, so no tenant can tell what another one has sent.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.fair_limit import FairLimit
+from server.errors import Overloaded
+from server.outbound_http.allowed_addresses import AllowedAddresses, Refused
+from server.outbound_http.guarded_http import FetchLimits, Lookup, Unreachable, fetch, look_up
+from server.protocol.input_images import ImageError, data_url, data_url_bytes, is_data_url
+from server.protocol.responses.items import Detail, InputImage
+
+MAX_FILE_BYTES = 20 * 1024 * 1024
+"""Of one picture as it is sent or fetched."""
+MAX_READ_PIXELS = 50_000_000
+"""Of a picture as it is decoded: 150 MB in RGB."""
+MAX_SIDE = 8192
+"""Of a normalised picture."""
+LOW_SIDE = 512
+"""Of one with `detail: "low"`."""
+CPU_SECONDS = 10
+MEMORY = 1024 * 1024 * 1024
+"""RLIMIT_AS of the subprocess, in bytes."""
+MAX_CONCURRENT = 2
+"""Pictures read at the same time, at most one per tenant."""
+CACHE_BYTES = 256 * 1024 * 1024
+"""Of normalised pictures."""
+FETCH = FetchLimits(size=MAX_FILE_BYTES, seconds=10.0, redirects=3)
+_WALL_SECONDS = 30.0
+"""Timeout for a busy machine; `CPU_SECONDS` limits the work."""
+_WAIT_SECONDS = 30.0
+_WORKER = Path(__file__).with_name("image_worker.py")
+_MESSAGES = {
+    "type": ("A picture is a PNG, JPEG, WebP or GIF file; this is none.", "unsupported_image_media_type"),
+    "broken": ("The picture cannot be read: it is damaged or incomplete.", "image_parse_error"),
+    "large": (f"A picture may have {MAX_READ_PIXELS} pixels; this has more.", "image_too_large"),
+    "narrow": ("One side of a picture may be 100 times as long as the other.", "invalid_image"),
+    "empty": ("The picture is empty.", "empty_image_file"),
+}
+_HEAVY = ("The picture takes too much time or memory to be read.", "image_too_large")
+
+
+class NormalisedImage(NamedTuple):
+    """A picture as an RGB PNG."""
+
+    data: bytes
+    digest: bytes
+    """SHA-256 of `data`."""
+
+
+_Key = tuple[str, bytes, bool]
+"""Tenant, SHA-256 of the file, whether its detail is low."""
+
+
+@dataclass(slots=True)
+class _Cache:
+    """Normalised pictures, least recently used first; thread-safe."""
+
+    _images: "OrderedDict[_Key, NormalisedImage]" = field(default_factory=OrderedDict)
+    _size: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, key: _Key) -> NormalisedImage | None:
+        with self._lock:
+            if key not in self._images:
+                return None
+            self._images.move_to_end(key)
+            return self._images[key]
+
+    def put(self, key: _Key, image: NormalisedImage) -> None:
+        with self._lock:
+            if key in self._images:
+                return
+            self._images[key] = image
+            self._size += len(image.data)
+            while self._size > CACHE_BYTES:
+                _, oldest = self._images.popitem(last=False)
+                self._size -= len(oldest.data)
+
+
+class ImageReader:
+    """Thread-safe; its methods block."""
+
+    def __init__(
+        self, most_pixels: int, allowed: AllowedAddresses | None = None, lookup: Lookup = look_up
+    ) -> None:
+        """Pictures of more than `most_pixels` are scaled down. `allowed` are the hosts of URLs; None: none."""
+        self._most_pixels = most_pixels
+        self._allowed = allowed
+        self._lookup = lookup
+        self._limit = FairLimit(MAX_CONCURRENT)
+        self._cache = _Cache()
+
+    def check(self, tenant: str, image: InputImage) -> InputImage:
+        """The picture of a request, which can be read; fetched, if it is a URL.
+
+        Raises ImageError, or Overloaded while too many pictures are being read.
+        """
+        if image.image_url is None:
+            raise ImageError(
+                "There are no uploaded files here: send the picture as image_url.", "file_not_found"
+            )
+        if not is_data_url(image.image_url):
+            image = self._fetched(image, image.image_url)
+        self.normalised(tenant, data_url_bytes(image.source or ""), image.detail)
+        return image
+
+    def _fetched(self, image: InputImage, url: str) -> InputImage:
+        if not url.lower().startswith(("https://", "http://")):
+            raise ImageError("An image_url is a data URL or an https URL.", "invalid_image_url")
+        if self._allowed is None:
+            raise ImageError(
+                "The operator lets no pictures be fetched (image-hosts): send it as a data URL.",
+                "invalid_image_url",
+            )
+        try:
+            fetched = fetch(url, self._allowed, FETCH, self._lookup)
+        except (Refused, Unreachable) as error:
+            raise ImageError(
+                f"The picture could not be fetched: {error}", "failed_to_download_image"
+            ) from error
+        if fetched.status != 200:
+            raise ImageError(
+                f"The picture could not be fetched: its server answered {fetched.status}.",
+                "failed_to_download_image",
+            )
+        media_type = fetched.media_type if fetched.media_type.startswith("image/") else "image/png"
+        return InputImage(image.image_url, None, image.detail, data_url(media_type, fetched.body))
+
+    def normalised(self, tenant: str, content: bytes, detail: Detail) -> NormalisedImage:
+        """The file as the engine gets it. Raises ImageError and Overloaded."""
+        if len(content) > MAX_FILE_BYTES:
+            raise ImageError(f"A picture may have {MAX_FILE_BYTES} bytes.", "image_file_too_large")
+        low = detail == "low"
+        key = (tenant, hashlib.sha256(content).digest(), low)
+        image = self._cache.get(key)
+        if image is None:
+            data = self._run_worker(tenant, content, LOW_SIDE if low else MAX_SIDE)
+            image = NormalisedImage(data, hashlib.sha256(data).digest())
+            self._cache.put(key, image)
+        return image
+
+    def _run_worker(self, tenant: str, content: bytes, most_side: int) -> bytes:
+        limits = map(str, (CPU_SECONDS, MEMORY, MAX_READ_PIXELS, self._most_pixels, most_side))
+        try:
+            with self._limit.hold(tenant, _WAIT_SECONDS):
+                ran = subprocess.run(
+                    [sys.executable, "-I", str(_WORKER), *limits],
+                    input=content,
+                    capture_output=True,
+                    env={},
+                    timeout=_WALL_SECONDS,
+                    check=False,
+                )
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise Overloaded("Too many pictures are being read; try again later.") from None
+        if ran.returncode != 0 or not ran.stdout:
+            raise ImageError(*_HEAVY)
+        if ran.stdout.startswith(b"{"):
+            raise ImageError(*_MESSAGES[json.loads(ran.stdout)["error"]])
+        return ran.stdout

@@ -1,0 +1,114 @@
+"""The pictures of a prompt: read from the store, normalised, with the text that stands for each of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from engine.request import MAX_IMAGES, RequestRefused
+from server.errors import InvalidRequest, Overloaded
+from server.input_images.image_reader import ImageReader, NormalisedImage
+from server.prompting.engine_parameters import cache_salt
+from server.prompting.loaded_model import LoadedModel
+from server.protocol.input_images import ImageError, data_url_bytes, is_data_url
+from server.protocol.responses.items import (
+    Detail,
+    InputImage,
+    Item,
+    PreparedImage,
+    image_parts,
+    replace_images,
+)
+from server.protocol.responses.request import CreateResponse
+
+MAX_PROMPT_IMAGE_BYTES = 128 * 1024 * 1024
+"""Of the normalised pictures of one prompt."""
+STORED_PREFIX = "sha256:"
+
+PromptImages = Mapping[tuple[str, Detail], PreparedImage]
+"""By source and detail."""
+
+
+def stored_digests(items: Iterable[Item]) -> set[bytes]:
+    """The digests of the pictures of these items whose bytes are in the store."""
+    sources = {image.source for item in items for image in image_parts(item)}
+    return {
+        bytes.fromhex(source.removeprefix(STORED_PREFIX))
+        for source in sources
+        if source is not None and source.startswith(STORED_PREFIX)
+    }
+
+
+def prompt_images(
+    served: LoadedModel,
+    tenant: str,
+    request: CreateResponse,
+    items: Iterable[Item],
+    stored: Mapping[bytes, bytes],
+    attempts: int = 1,
+) -> PromptImages:
+    """The pictures of these items; empty for a model that reads text only.
+
+    `stored` has the bytes of `stored_digests`. Pictures without bytes are left out: the prompt has a sentence
+    in their place. Raises InvalidRequest for too many, and for those that the model cannot read; Overloaded
+    if that many attempts to read one found the server too busy.
+    """
+    reader = served.images
+    if reader is None:
+        return {}
+    salt = cache_salt(tenant, request)
+    images: dict[tuple[str, Detail], PreparedImage] = {}
+    size = 0
+    for image in (image for item in items for image in image_parts(item)):
+        content = _content(image, stored)
+        key = (image.source or "", image.detail)
+        if content is None or key in images:
+            continue
+        try:
+            data, digest = _normalised(reader, tenant, content, image.detail, attempts)
+            text = served.engine.image_text(data, salt)
+        except (ImageError, RequestRefused) as error:
+            raise InvalidRequest(str(error), param="input", code="invalid_image") from error
+        size += len(data)
+        if size > MAX_PROMPT_IMAGE_BYTES:
+            raise InvalidRequest(
+                f"The pictures of a prompt may have {MAX_PROMPT_IMAGE_BYTES} bytes as PNG; these have more.",
+                param="input",
+                code="image_too_large",
+            )
+        images[key] = PreparedImage(
+            detail=image.detail, data=data, digest=digest, text=text.text, tokens=text.tokens
+        )
+    return images
+
+
+def _normalised(
+    reader: ImageReader, tenant: str, content: bytes, detail: Detail, attempts: int
+) -> NormalisedImage:
+    for _ in range(attempts - 1):
+        with suppress(Overloaded):
+            return reader.normalised(tenant, content, detail)
+    return reader.normalised(tenant, content, detail)
+
+
+def with_prompt_images(items: Sequence[Item], images: PromptImages) -> Sequence[Item]:
+    """The items with the pictures that the prompt has. Raises InvalidRequest for more than `MAX_IMAGES`."""
+    if not images:
+        return items
+    if sum(len(image_parts(item)) for item in items) > MAX_IMAGES:
+        raise InvalidRequest(f"A prompt may have {MAX_IMAGES} pictures.", param="input", code="invalid_value")
+    return [
+        replace_images(item, lambda image: images.get((image.source or "", image.detail), image))
+        for item in items
+    ]
+
+
+def _content(image: InputImage, stored: Mapping[bytes, bytes]) -> bytes | None:
+    """The picture's file; None if the server has none, as of URLs that were not fetched."""
+    source = image.source or ""
+    if source.startswith(STORED_PREFIX):
+        return stored.get(bytes.fromhex(source.removeprefix(STORED_PREFIX)))
+    if not is_data_url(source):
+        return None
+    try:
+        return data_url_bytes(source)
+    except ImageError:
+        return None
