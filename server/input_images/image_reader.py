@@ -95,7 +95,7 @@ class ImageReader:
     def __init__(
         self, most_pixels: int, allowed: AllowedAddresses | None = None, lookup: Lookup = look_up
     ) -> None:
-        """Pictures of more than `most_pixels` are scaled down. `allowed` are the hosts of URLs; None: none."""
+        """Pictures of more than `most_pixels` are scaled down. `allowed` are the hosts of URLs, if any."""
         self._most_pixels = most_pixels
         self._allowed = allowed
         self._lookup = lookup
@@ -109,7 +109,7 @@ class ImageReader:
         """
         if image.image_url is None:
             raise ImageError(
-                "There are no uploaded files here: send the picture as image_url.", "file_not_found"
+                "There are no uploaded files here: send the picture as image_url.", "image_file_not_found"
             )
         if not is_data_url(image.image_url):
             image = self._fetched(image, image.image_url)

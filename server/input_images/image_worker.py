@@ -1,4 +1,4 @@
-"""Subprocess that reads one picture from standard input with Pillow and writes it as a PNG to standard output.
+"""Subprocess that reads a picture from standard input with Pillow and writes it to standard output as a PNG.
 
 Run as a file by `image_reader`; sets its own resource limits before it reads the picture. A picture that
 cannot be read is told as JSON: `{"error": ...}` with `type`, `broken`, `large`, `narrow` or `empty`.

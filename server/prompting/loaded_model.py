@@ -85,5 +85,5 @@ class LoadedModel:
         object.__setattr__(self, "names", (self.name, *self.model_info.adapters))
 
     def image_check(self, tenant: str) -> Callable[[InputImage], InputImage] | None:
-        """The check of a tenant's pictures for `input_images.CHECK`; None for a model that reads text only."""
+        """The check of a tenant's pictures, for `input_images.CHECK`; None if the model reads text only."""
         return None if self.images is None else partial(self.images.check, tenant)

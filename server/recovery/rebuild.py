@@ -36,6 +36,8 @@ from server.store.content.responses import StoredResponse
 from server.store.database import Connection
 from server.store.database_errors import DatabaseError
 
+IMAGE_ATTEMPTS = 5
+"""To read a picture, while the server is too busy for it."""
 log = logging.getLogger("holdfast.rebuild")
 
 

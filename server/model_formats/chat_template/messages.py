@@ -73,7 +73,7 @@ def write_messages(
     capabilities: TemplateCapabilities,
     calls: ToolCallFormat | None,
 ) -> tuple[list[Message], list[PreparedImage]]:
-    """Messages in the capabilities that transformers takes, and their pictures in order. Raises PromptError."""
+    """Messages within the capabilities, and their pictures in order. Raises PromptError."""
     texts = _Texts()
     turns = _turns(conversation, calls.call_id_style if calls else "any", texts)
     if texts.images and not capabilities.images:
