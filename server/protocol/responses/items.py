@@ -51,8 +51,8 @@ class InputImage(_Part, frozen=True, tag="input_image"):
     file_id: str | None = None
     detail: Detail = "auto"
     content: str | UnsetType = UNSET
-    """Where the server has the bytes; not sent to clients. `sha256:` and the hex digest of a stored picture, or
-    the data URL of one that was fetched from `image_url`."""
+    """Where the server has the bytes; not sent to clients. `sha256:` and the hex digest of a stored picture,
+    or the data URL of one that was fetched from `image_url`."""
 
     @property
     def source(self) -> str | None:

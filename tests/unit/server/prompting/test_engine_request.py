@@ -128,6 +128,7 @@ def test_every_refusal_of_the_engine_is_an_answer(reason: Any) -> None:
         "share_full": "rate_limit_exceeded",
         "bad_grammar": "invalid_function_parameters",
         "bad_beams": "unsupported_parameter",
+        "bad_image": "invalid_image",
     }.get(reason)
 
 
