@@ -4,6 +4,7 @@ Any thread; steps run on the engine thread (`core.engine_core`). torch is import
 scripted engine, the same class with another executor, starts without it.
 """
 
+import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,12 +23,13 @@ from engine.request import (
     CheckedRequest,
     Deliver,
     EngineRequest,
+    ImageText,
     ModelInfo,
     OnEngineDeath,
     RequestRefused,
-    Stats,
 )
 from engine.scheduling.block_pool import extend_chain
+from engine.statistics import Stats
 from engine.validation import (
     refuse_bad_beams,
     refuse_bad_images,
@@ -92,7 +94,6 @@ class ThreadedEngine:
             has_vocabulary=self._executor.vocabulary is not None,
         )
         refuse_bad_beams(request)
-        refuse_bad_images(request, model_info)
         total = len(request.prompt) + request.max_tokens
         if total > model_info.context_length:
             raise RequestRefused(
@@ -106,13 +107,20 @@ class ThreadedEngine:
                 f"{total} tokens are more than the KV cache can hold, "
                 f"{self._limits.kv_blocks * self._limits.block_size}.",
             )
+        refuse_bad_images(request, model_info, self.image_text)
         if request.grammar is None:
             return CheckedRequest(request)
         return CheckedRequest(request, check_grammar(request, self._executor.grammars))
 
-    def image_text(self, data: bytes, cache_salt: str = "") -> str:
-        """What replaces a picture's placeholder in the prompt. Raises `RequestRefused`; any thread."""
-        return self._executor.image_text(data, cache_salt)
+    def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
+        """How a picture is written in a prompt. Raises `RequestRefused`; any thread, up to 1 s of CPU."""
+        text = self._executor.image_text(data, hashlib.sha256(data).digest(), cache_salt)
+        longest = self.model_info.context_length
+        if text.tokens >= longest:
+            raise RequestRefused(
+                "bad_image", f"The picture takes {text.tokens} tokens; the model can hold {longest} in all."
+            )
+        return text
 
     def submit(self, request: EngineRequest | CheckedRequest) -> None:
         """Queues the request, which is checked first if it was not. Raises `RequestRefused`.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import FailureCode, ModelInfo, PromptLogprobs, TokenLogprobs
+from engine.request import FailureCode, ImageText, ModelInfo, PromptLogprobs, TokenLogprobs
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
@@ -17,6 +17,15 @@ from engine.vocabulary import Vocabulary
 
 class OutOfMemory(Exception):
     """The step did not fit into the device's memory; a smaller one may."""
+
+
+class SequenceFailed(Exception):
+    """The step cannot be computed with this sequence; its other requests can be, in another step."""
+
+    def __init__(self, sequence: TokenSequence, code: FailureCode, message: str) -> None:
+        super().__init__(message)
+        self.sequence = sequence
+        self.code = code
 
 
 class EngineFault(BaseException):
@@ -101,8 +110,8 @@ class Executor(Protocol):
     def pipelined(self) -> bool:
         """The device computes while the host works: a step begins before the last one's tokens are read."""
 
-    def image_text(self, data: bytes, cache_salt: str, /) -> str:
-        """See `engine.request.Engine`. Any thread."""
+    def image_text(self, data: bytes, digest: bytes, cache_salt: str, /) -> ImageText:
+        """See `engine.request.Engine`; `digest` is the SHA-256 of `data`. Any thread."""
 
     def thread_context(self) -> AbstractContextManager[object]:
         """Entered by the engine thread for its whole life."""
@@ -110,7 +119,8 @@ class Executor(Protocol):
     def begin(self, plan: SchedulerOutput) -> ForwardHandle:
         """Launches the plan's forward pass; tokens in flight are those of the last `sample`.
 
-        Raises `OutOfMemory` or `EngineFault`; any other exception fails the requests of this step.
+        Raises `OutOfMemory`, `SequenceFailed` or `EngineFault`; any other exception fails the requests of
+        this step.
         """
 
     def scrub(self, blocks: list[int]) -> None:

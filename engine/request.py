@@ -1,4 +1,4 @@
-"""The engine's interface: requests, sampling parameters, output messages, statistics, the `Engine` protocol.
+"""The engine's interface: requests, sampling parameters, output messages, the `Engine` protocol.
 
 `EngineRequest` and `Cancel` go to the engine thread; `Tokens`, `PromptLogprobs`, `Finished` and `Failed` come
 back, in one list per engine step. All of these are plain data (no tensors, no callables), so the engine can
@@ -7,11 +7,12 @@ move to its own process. Prompts and outputs are token ids, not text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
+
+from engine.statistics import Stats
 
 FinishReason = Literal["stop", "length", "cancelled"]
-"""`stop`: a stop token or a stop string came; `length`: the limit was reached; `cancelled`: `Cancel` was
-received."""
+"""`stop`: a stop token or stop string came; `length`: the limit was reached; `cancelled`: `Cancel` came."""
 
 FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded", "deadline"]
 """`deadline`: `deadline_seconds` have passed. A failure, because OpenAI's API has no incomplete reason for
@@ -31,15 +32,18 @@ MAX_BAD_TOKENS = 4096
 """Tokens of all bad words of a request together."""
 MAX_BAD_WORDS = 256
 MAX_IMAGES = 128
+MAX_IMAGE_BYTES = 64 * 2**20
+"""Of all pictures of a request together."""
+MAX_IMAGE_PIXELS = 2**24
+"""Width times height of one picture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is sampled.
 
-    Random numbers come from a counter-based generator keyed by (`seed`, position), where the position counts
-    prompt and output tokens together. So a request whose prompt is another request's prompt plus its first
-    output tokens continues with the same random numbers.
+    Random numbers come from a counter-based generator keyed by (`seed`, position), which counts prompt and
+    output tokens together. So a request that continues another one's output has the same random numbers.
     """
 
     seed: int
@@ -110,18 +114,28 @@ class Beams:
     """-10 to 10; above 1 prefers longer outputs."""
 
 
+@dataclass(frozen=True, slots=True)
+class ImageText:
+    """How a picture is written in a prompt, from `Engine.image_text`."""
+
+    text: str
+    """What replaces `ModelInfo.image_placeholder` in the rendered prompt."""
+    tokens: int
+    """How many times `ModelInfo.image_token_id` is among the tokens of `text`; at least 1."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptImage:
-    """A picture in the prompt, whose tokens are those of `Engine.image_text`."""
+    """A picture in the prompt. `Engine.image_text` says how many of its tokens are `image_token_id`."""
 
     data: bytes
-    """An image file: PNG, JPEG, WebP or GIF."""
+    """A PNG, JPEG, WebP or GIF file of at most `MAX_IMAGE_PIXELS`; of a GIF, the first frame."""
     digest: bytes
     """SHA-256 of `data`."""
     start: int
-    """Index in the prompt of the first token."""
+    """Index in the prompt of the picture's first `image_token_id`."""
     length: int
-    """Number of tokens; at least 1."""
+    """Tokens from there to its last `image_token_id`, row breaks and other tokens between them included."""
 
     @property
     def end(self) -> int:
@@ -164,18 +178,17 @@ class EngineRequest:
     logprob_token_ids: tuple[int, ...] = ()
     """With `logprobs`: return these ids instead of the top tokens; at most `MAX_LOGPROB_TOKENS`."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, for the prompt without earlier output, in `PromptLogprobs`. Such a request takes nothing
-    from the prefix cache: its prompt is computed whole."""
+    """As `logprobs`, for the prompt without earlier output; takes nothing from the prefix cache."""
     grammar: StructuredOutput | None = None
     """Only tokens that the grammar allows are sampled, and stop ids exactly where it may end. It takes
     precedence over `min_tokens`, `ignore_eos`, biases, bad words and the thinking budget. It starts with the
     output, earlier output included."""
     thinking_budget: ThinkingBudget | None = None
     images: tuple[PromptImage, ...] = ()
-    """In the order of the prompt, without overlap; at most `MAX_IMAGES`."""
+    """In the order of the prompt, without overlap; at most `MAX_IMAGES` of together `MAX_IMAGE_BYTES`."""
     beams: Beams | None = None
-    """Tokens are delivered at the end of the search, all at once. Beams are scored by the model's own
-    logprobs, so sampling parameters, grammars and stop strings do not apply; `min_tokens` and stop ids do."""
+    """Tokens are delivered at the end, all at once. Beams are scored by the model's own logprobs, so sampling
+    parameters, grammars and stop strings do not apply; `min_tokens` and stop ids do."""
     output_offset: int = 0
     """This many of the prompt's last tokens are earlier output of the same request. Penalties, `min_tokens`
     and stop strings count them as output, so an interrupted request continues unchanged."""
@@ -239,15 +252,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """The stop string that ended a request, and its position in the output's last tokens.
-
-    The visible text is that of the tokens before the match plus the first `before` bytes of the match's
-    tokens.
+    """The stop string that ended a request. The visible text is that of the tokens before it, and the first
+    `before` bytes of its own tokens.
     """
 
     text: str
     tokens: int
-    """Number of last tokens that contain bytes of `text`. With `output_offset` some may be earlier output."""
+    """Last tokens that contain bytes of `text`. With `output_offset` some may be earlier output."""
     before: int
     """Bytes in the first of these tokens before `text` begins."""
     after: int
@@ -279,21 +290,16 @@ Outbound = Tokens | PromptLogprobs | Finished | Failed
 
 
 class Deliver(Protocol):
-    """Callback: called on the engine thread once per step with the step's messages; must not block.
-
-    If the engine thread hangs, the watchdog thread makes the last call, with a `Failed` for each request.
-    There are never two calls at a time.
-    """
+    """Called once a step on the engine thread, and at last by the watchdog if that hangs; must not block."""
 
     def __call__(self, messages: Sequence[Outbound], /) -> None: ...
 
 
 class OnEngineDeath(Protocol):
-    """Callback: called once, on a thread of the engine, after its final death; must not block.
+    """Called once, on a thread of the engine, after its final death and all `Failed`; must not block.
 
-    All requests have received `Failed` before. The owner should end the process so that it is restarted. A
-    first death, from which the engine recovers, is only counted in `Stats.deaths`; `alive` is False
-    meanwhile.
+    The owner should end the process so that it is restarted. A first death, from which the engine recovers,
+    is only counted in `Stats.deaths`; `alive` is False meanwhile.
     """
 
     def __call__(self, why: str, /) -> None: ...
@@ -319,7 +325,7 @@ def one_line(text: str, limit: int = 300) -> str:
 
 
 def describe(error: BaseException, limit: int = 300) -> str:
-    """Type and message of the error in one line, cut to `limit` characters."""
+    """Type and message of the error, as `one_line`."""
     return one_line(f"{type(error).__name__}: {error}", limit)
 
 
@@ -347,51 +353,14 @@ class ModelInfo:
     adapters: tuple[str, ...] = ()
     """Names of the loaded LoRA adapters."""
     image_placeholder: str | None = None
-    """What chat templates write for a picture, to be replaced by `Engine.image_text`; None if the model reads
-    text only."""
+    """What chat templates write for a picture; None if the model reads text only."""
+    image_token_id: int | None = None
+    """The token in place of which the model takes a row of a picture; None if the model reads text only."""
     attention: str = ""
     """The attention backend: `sdpa` (torch's own) or the name of a kernel."""
     decode: str = ""
     """How decode steps run: `eager`, `graphs` (CUDA graphs), or `static` (the same passes without graphs; for
     tests)."""
-
-
-class StepSeconds(NamedTuple):
-    """Percentiles of the duration of recent steps, in seconds."""
-
-    p50: float = 0.0
-    p90: float = 0.0
-    p99: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """A snapshot of the engine. Counters run from process start, through restarts of the engine thread."""
-
-    running: int
-    waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    steps: int
-    tokens: int
-    """Generated tokens."""
-    alive: bool
-    computed_tokens: int = 0
-    """Prompt and output tokens that went through the model, recomputation after preemption included."""
-    prompt_tokens: int = 0
-    """Prompt tokens of all requests that have been admitted."""
-    cached_tokens: int = 0
-    """The part of `prompt_tokens` that the prefix cache had."""
-    preemptions: int = 0
-    deaths: int = 0
-    tokens_per_second: float = 0.0
-    """Generated tokens a second, over the last 10 s with work; 0 after 1 s without work."""
-    step_seconds: StepSeconds = StepSeconds()
-
-    @property
-    def prefix_hit_rate(self) -> float:
-        """Fraction of the prompt tokens that the prefix cache had."""
-        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 class Engine(Protocol):
@@ -401,10 +370,13 @@ class Engine(Protocol):
     def model_info(self) -> ModelInfo: ...
 
     def check(self, request: EngineRequest) -> CheckedRequest:
-        """The request for `submit`. Raises `RequestRefused` if it could never run. Pure; any thread."""
+        """The request for `submit`. Raises `RequestRefused` if it could never run. Any thread.
 
-    def image_text(self, data: bytes, cache_salt: str = "") -> str:
-        """What replaces the placeholder of this picture in the prompt. Takes up to 0.1 s; any thread.
+        Reads pictures as `image_text` does, unless they were read with the same `cache_salt` lately.
+        """
+
+    def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
+        """How this picture is written in a prompt. Takes up to 1 s; any thread.
 
         Raises `RequestRefused` (`bad_image`) if the model reads no pictures or cannot read this one.
         """

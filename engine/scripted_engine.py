@@ -27,6 +27,7 @@ from engine.request import (
     Deliver,
     EngineRequest,
     FailureCode,
+    ImageText,
     ModelInfo,
     OnEngineDeath,
     PromptLogprobs,
@@ -161,7 +162,7 @@ class _ScriptedExecutor:
             adapters=config.adapters,
         )
 
-    def image_text(self, _data: bytes, _cache_salt: str) -> str:
+    def image_text(self, _data: bytes, _digest: bytes, _cache_salt: str) -> ImageText:
         raise RequestRefused("bad_image", "The model reads no pictures.")
 
     def thread_context(self) -> AbstractContextManager[object]:

@@ -3,8 +3,9 @@
 Limits of context length and KV memory are checked in `engine`.
 """
 
+import hashlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.request import (
     MAX_BAD_WORDS,
     MAX_BEAMS,
     MAX_BIASES,
+    MAX_IMAGE_BYTES,
     MAX_IMAGES,
     MAX_LOGPROB_TOKENS,
     MAX_LOGPROBS,
@@ -21,7 +23,9 @@ from engine.request import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
     EngineRequest,
+    ImageText,
     ModelInfo,
+    PromptImage,
     RequestRefused,
     SamplingParams,
     ThinkingBudget,
@@ -100,18 +104,50 @@ def refuse_bad_output(request: EngineRequest, *, vocab_size: int, has_vocabulary
         )
 
 
-def refuse_bad_images(request: EngineRequest, model_info: ModelInfo) -> None:
-    """Raises `RequestRefused` for pictures that the model cannot read or that are not in the prompt."""
-    if not request.images:
+def refuse_bad_images(
+    request: EngineRequest, model_info: ModelInfo, image_text: Callable[[bytes, str], ImageText]
+) -> None:
+    """Raises `RequestRefused` for pictures that the model cannot read or that are not in the prompt.
+
+    `image_text` is `Engine.image_text`. The engine relies on what is checked here: a wrong digest would put
+    another picture into the caches, and a picture has a row of embeddings for each of its tokens.
+    """
+    images, token_id = request.images, model_info.image_token_id
+    if images == ():
         return
-    if model_info.image_placeholder is None:
+    if token_id is None:
         raise RequestRefused("bad_image", "The model reads no pictures.")
-    if len(request.images) > MAX_IMAGES:
+    if not isinstance(images, tuple) or len(images) > MAX_IMAGES:
         raise RequestRefused("bad_image", f"A prompt may have at most {MAX_IMAGES} pictures.")
-    ends = [0, *(image.end for image in request.images)]
-    if any(image.length < 1 or image.start < end for image, end in zip(request.images, ends, strict=False)):
-        raise RequestRefused("bad_image", "The pictures are not in the order of the prompt.")
-    if ends[-1] > len(request.prompt) - request.output_offset:
+    if not all(isinstance(image, PromptImage) and isinstance(image.data, bytes) for image in images):
+        raise RequestRefused("bad_image", "A picture is no file.")
+    if sum(len(image.data) for image in images) > MAX_IMAGE_BYTES:
+        raise RequestRefused(
+            "bad_image", f"The pictures of a prompt may have {MAX_IMAGE_BYTES} bytes together."
+        )
+    _refuse_bad_spans(images, len(request.prompt) - request.output_offset)
+    for image in images:
+        if hashlib.sha256(image.data).digest() != image.digest:
+            raise RequestRefused("bad_image", "The digest of a picture is not that of its data.")
+        rows = image_text(image.data, request.cache_salt).tokens
+        span = request.prompt[image.start : image.end]
+        if span[0] != token_id or span[-1] != token_id or span.count(token_id) != rows:
+            raise RequestRefused(
+                "bad_image",
+                f"A picture's part of the prompt must begin and end with token {token_id}, and have {rows} "
+                f"of it; it has {span.count(token_id)}.",
+            )
+
+
+def _refuse_bad_spans(images: Sequence[PromptImage], prompt_length: int) -> None:
+    end = 0
+    for image in images:
+        if not _is_count(image.start, prompt_length) or not _is_count(image.length, prompt_length):
+            raise RequestRefused("bad_image", "A picture is not in the prompt.")
+        if image.start < end or image.length < 1:
+            raise RequestRefused("bad_image", "The pictures are not in the order of the prompt.")
+        end = image.end
+    if end > prompt_length:
         raise RequestRefused("bad_image", "A picture is not in the prompt.")
 
 

@@ -269,7 +269,8 @@ class BeamRequests:
                 step = f"{PREFIX}{next(self._numbers)}"
                 request, chain = _step_request(shared, beam, step), list(shared.chains[beam.origin])
                 size, salt, adapter = self._block_size, request.cache_salt, request.adapter
-                extend_chain(chain, salt, request.prompt, len(request.prompt) // size, size, adapter)
+                blocks, images = len(request.prompt) // size, request.images
+                extend_chain(chain, salt, request.prompt, blocks, size, adapter, images)
                 chains.append(chain)
                 self._submit(request, chain)
                 shared.steps[step] = index
@@ -342,6 +343,7 @@ def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineR
         logprobs=max(shared.search.candidates_per_beam, request.logprobs or 0),
         adapter=request.adapter,
         cache_salt=request.cache_salt,
+        images=request.images,
         priority=request.priority,
         fairness_key=request.fairness_key,
         deadline_seconds=None if shared.due is None else max(shared.due - monotonic(), 0.001),

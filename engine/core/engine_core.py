@@ -33,6 +33,7 @@ from engine.executor import (
     PendingTokens,
     RowFailure,
     SampledToken,
+    SequenceFailed,
     StepAbandoned,
 )
 from engine.request import (
@@ -295,7 +296,13 @@ class EngineCore:
             self._finish(sequence, reason)
 
     def _handle_step_error(self, plan: SchedulerOutput, error: Exception) -> None:
-        """After a step failed as a whole: retries smaller after `OutOfMemory`, else fails its requests."""
+        """After a step failed: fails the request that the error names; retries smaller after `OutOfMemory`;
+        else fails all its requests.
+        """
+        if isinstance(error, SequenceFailed):
+            if self._is_live(error.sequence):
+                self._fail(error.sequence, error.code, str(error))
+            return
         if isinstance(error, OutOfMemory):
             self._relieve_memory(plan, error)
             return

@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import replace
 from math import inf
 
-from engine.request import Stats, StepSeconds
 from engine.scheduling.scheduler import SchedulerCounters
+from engine.statistics import Stats, StepSeconds
 
 RECENT_SECONDS = 10.0
 RECENT_STEPS = 1024

@@ -133,7 +133,7 @@ def _fill_with_dummies(static_inputs: StaticInputs, salt: int) -> None:
     """
     rows = torch.arange(static_inputs.max_bucket.rows, device=static_inputs.inputs.device)
     positions = rows % static_inputs.block_size
-    static_inputs.inputs[1] = positions
+    static_inputs.inputs[1:] = positions
     static_inputs.inputs[0] = (positions * 7 + salt * 31) % static_inputs.vocab_size
 
 

@@ -60,16 +60,16 @@ class PromptLogitRows:
 class TwoWayImages:
     """Models whose pictures attend to themselves in both directions (Gemma 3 and 4)."""
 
-    placeholder_id: int
+    image_token_id: int
     windowed_layers_only: bool
 
     def spans(self, sequence: TokenSequence, start: int, end: int) -> list[range]:
-        """The runs of placeholders among the tokens `start` .. `end` of pictures."""
+        """The runs of `image_token_id` among the tokens `start` .. `end` of pictures."""
         spans: list[range] = []
         for image in sequence.request.images:
             begin: int | None = None
             for place in range(max(image.start, start), min(image.end, end)):
-                if sequence.tokens[place] != self.placeholder_id:
+                if sequence.tokens[place] != self.image_token_id:
                     begin = None
                 elif begin is None:
                     begin = place

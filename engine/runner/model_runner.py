@@ -3,7 +3,6 @@
 Created by the thread that starts the engine, then used by the engine thread only.
 """
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from torch import Tensor
 from engine.attention.interface import PagedAttentionBackend
 from engine.config import EngineConfig, Limits
 from engine.device_copies import AsyncToHost, to_device
-from engine.executor import EngineFault, OutOfMemory, RowFailure, StepResult
+from engine.executor import RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import KVCache, count_blocks, retain_freed_memory
 from engine.model.loader import LoadedModel, load_model, raising_model_refused
@@ -23,17 +22,18 @@ from engine.model.lora_layers import (
     Adapters,
     install_adapters,
 )
-from engine.request import ModelInfo, PromptLogprobs, RequestRefused
+from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused
 from engine.runner.cuda_graphs import select_attention_and_graphs
 from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
+from engine.runner.prompt_images import NO_IMAGES, ModelInputs, PromptImages, StepImages
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
+from engine.runner.torch_errors import translate_errors
 from engine.sampling.logits_processors import apply_masks
 from engine.sampling.logprobs import prompt_token_logprobs
 from engine.sampling.sampler import PendingSample, SamplingBatches
 from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
-from engine.vision.prompt_images import ModelInputs, PromptImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RunningForward:
     prompt_rows: list[PromptLogitRows]
 
     def sample(self, is_live: Callable[[TokenSequence], bool]) -> "SampledStep":
-        with _translate_errors():
+        with translate_errors():
             return self.executor.sample(self, is_live)
 
 
@@ -72,19 +72,13 @@ class SampledStep:
     """One flag for each of `partial_prefills`; None if there are none."""
 
     def read(self) -> StepResult:
-        with _translate_errors():
+        with translate_errors():
             sampled = [] if self.pending_sample is None else self.pending_sample.read()
             finite = [] if self.finite is None else self.finite.read()[0].tolist()
         for row, sentence in self.failed.items():
             sampled[row] = RowFailure("engine_error", sentence)
         return StepResult(sampled, finite)
 
-
-OUT_OF_MEMORY_PHRASES = (
-    "out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "allocation_failed",
-    "failed to allocate",
-)  # fmt: skip
-"""Parts of the out-of-memory messages of torch, cuBLAS, cuDNN and NCCL, in lower case."""
 
 SMALL_MODEL = 20_000_000
 """Below this number of parameters, one CPU thread is faster than several, which wait for each other."""
@@ -112,11 +106,11 @@ class ModelRunner:
             None if model.image_processor is None else PromptImages(model.network, model.image_processor)
         )
         two_way = None if self._images is None else self._images.two_way
+        sdpa_inputs = InputBuilder(kv_cache, adapters.indexes, two_way)
         self._input_builder = (
-            InputBuilder(kv_cache, adapters.indexes, two_way)
-            if backend is None or two_way is not None
-            else PagedInputBuilder(kv_cache, backend, adapters.indexes)
+            sdpa_inputs if backend is None else PagedInputBuilder(kv_cache, backend, adapters.indexes)
         )
+        self._image_input_builder = self._input_builder if two_way is None else sdpa_inputs
         self._static = static
         self._device_tokens: DeviceTokens | None = None
         """The tokens sampled last, which the next step may take as input before the host has read them."""
@@ -158,6 +152,7 @@ class ModelRunner:
             model_info = replace(
                 model.model_info,
                 image_placeholder=None if images is None else images.placeholder,
+                image_token_id=None if images is None else images.token_id,
                 context_length=usable,
                 adapters=adapters.names,
                 attention=decoding.attention,
@@ -182,10 +177,10 @@ class ModelRunner:
     def scrub(self, blocks: list[int]) -> None:
         self._kv_cache.scrub(blocks)
 
-    def image_text(self, data: bytes, cache_salt: str) -> str:
+    def image_text(self, data: bytes, digest: bytes, cache_salt: str) -> ImageText:
         if self._images is None:
             raise RequestRefused("bad_image", "The model reads no pictures.")
-        return self._images.text(data, cache_salt)
+        return self._images.text(data, digest, cache_salt)
 
     def interrupt(self) -> None:
         """Nothing to do: a step only computes."""
@@ -195,31 +190,39 @@ class ModelRunner:
             self.grammars.close()
 
     def begin(self, plan: SchedulerOutput) -> RunningForward:
-        """Launches the forward pass: through a CUDA graph if one fits, else as a packed row."""
-        with _translate_errors():
-            prompt_rows = _due_prompt_logprobs(plan)
-            forward = self._forward_static(plan) if self._static is not None and not prompt_rows else None
-            return forward or self._forward_packed(plan, prompt_rows)
+        """Launches the forward pass: through a CUDA graph if one fits, else as a packed row.
 
-    def _forward_static(self, plan: SchedulerOutput) -> RunningForward | None:
+        A request with pictures goes through graphs as others do, once its prompt has been computed.
+        """
+        with translate_errors():
+            images = NO_IMAGES if self._images is None else self._images.prepare(plan)
+            prompt_rows = _due_prompt_logprobs(plan)
+            forward = None
+            if self._static is not None and not prompt_rows and not images.parts:
+                forward = self._forward_static(plan, images)
+            return forward or self._forward_packed(plan, images, prompt_rows)
+
+    def _forward_static(self, plan: SchedulerOutput, images: StepImages) -> RunningForward | None:
         assert self._static is not None
         bucket = self._static.bucket_for(plan)
         if bucket is None or any(chunk.sequence.request.adapter for chunk in plan):
             return None
-        if any(chunk.sequence.request.images for chunk in plan):
-            return None  # their rotary positions are not those of their slots
         self._adapters.step = None
-        output = self._static.run(plan, bucket, self._device_tokens)
+        output = self._static.run(plan, bucket, self._device_tokens, images.rope_deltas)
         none, rows = output.logits[:0], len(output.requests)
         return RunningForward(self, output.requests, output.logits[:rows], [], none, none, [])
 
-    def _forward_packed(self, plan: SchedulerOutput, prompt_rows: list[PromptLogitRows]) -> RunningForward:
-        inputs = self._input_builder.build(plan, prompt_rows)
+    def _forward_packed(
+        self, plan: SchedulerOutput, images: StepImages, prompt_rows: list[PromptLogitRows]
+    ) -> RunningForward:
+        # Only torch's own attention lets the tokens of a picture attend to later ones.
+        builder = self._image_input_builder if images.parts else self._input_builder
+        inputs = builder.build(plan, prompt_rows)
         sequences = [chunk.sequence for chunk in plan if chunk.samples_token]
         if self.pipelined:
             self._fill_in_device_tokens(inputs.token_ids[0], inputs.ends, sequences)
         self._adapters.step = inputs.adapters
-        logits = self._forward(plan, inputs)
+        logits = self._forward(images, inputs)
         partial = [chunk.sequence for chunk in plan if not chunk.samples_token]
         counts = [len(sequences), len(partial), len(logits) - len(plan)]
         sampling_logits, partial_logits, prompt_logits = torch.split(logits, counts)
@@ -227,9 +230,11 @@ class ModelRunner:
             self, sequences, sampling_logits, partial, partial_logits, prompt_logits, prompt_rows
         )
 
-    def _forward(self, plan: SchedulerOutput, inputs: ForwardInputs) -> Tensor:
+    def _forward(self, images: StepImages, inputs: ForwardInputs) -> Tensor:
         """Logits `[len(inputs.ends), vocabulary]`."""
-        changed = ModelInputs(inputs.positions) if self._images is None else self._images.inputs(plan, inputs)
+        changed = ModelInputs(inputs.positions)
+        if self._images is not None:
+            changed = self._images.inputs(images, inputs)
         logits: Tensor = self._network(
             input_ids=inputs.token_ids if changed.embeddings is None else None,
             inputs_embeds=changed.embeddings,
@@ -306,32 +311,3 @@ def _due_prompt_logprobs(plan: SchedulerOutput) -> list[PromptLogitRows]:
             places = range(pending[0] - 1 - chunk.start, min(stop + 1, pending.stop) - 1 - chunk.start)
             due.append(PromptLogitRows(chunk.sequence, pending[0], index, places))
     return due
-
-
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    """Translates errors of torch into `OutOfMemory` and `EngineFault`."""
-    try:
-        yield
-        return
-    except (MemoryError, RuntimeError) as error:  # which torch's own are
-        if not _is_out_of_memory(error):
-            if isinstance(error, torch.AcceleratorError):
-                # After a device-side fault every later call fails, too.
-                raise EngineFault(str(error)) from error
-            raise
-        sentence = str(error)
-        # Frees the failed pass's tensors, which its frames refer to.
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
-    raise OutOfMemory(sentence) from None
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the error is about memory; libraries below torch raise plain RuntimeErrors for it."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    sentence = str(error).lower()
-    return any(words in sentence for words in OUT_OF_MEMORY_PHRASES)

@@ -8,6 +8,7 @@ replayed (`cuda_graphs`). A pass reads nothing from the host and returns nothing
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -69,8 +70,8 @@ class StaticInputs:
         self._network = network
         self._kv_cache = kv_cache
         self._backend = backend
-        self.inputs = torch.zeros(2, max_bucket.rows, dtype=torch.long, device=device)
-        """Token ids and positions."""
+        self.inputs = torch.zeros(3, max_bucket.rows, dtype=torch.long, device=device)
+        """Token ids, positions in the sequence, and rotary positions: after pictures, others than those."""
         self.block_tables = torch.zeros(max_bucket.rows, max_bucket.width, dtype=torch.int32, device=device)
         self.block_tables[:, 0] = kv_cache.spare_block
         self._starts = torch.arange(max_bucket.rows + 1, dtype=torch.int32, device=device)
@@ -79,7 +80,7 @@ class StaticInputs:
     def compute(self, bucket: GraphBucket) -> Tensor:
         """Implements `Compute`."""
         size = self.block_size
-        token_ids, positions = self.inputs[:, : bucket.rows]
+        token_ids, positions, rope_positions = self.inputs[:, : bucket.rows]
         block_tables = self.block_tables[: bucket.rows, : bucket.width]
         block = block_tables.gather(1, (positions // size)[:, None])[:, 0]
         rows = AttentionMetadata(
@@ -92,7 +93,7 @@ class StaticInputs:
         step = PagedForward(self._kv_cache, block * size + positions % size, rows, self._backend)
         logits: Tensor = self._network(
             input_ids=token_ids[None],
-            position_ids=positions[None],
+            position_ids=rope_positions[None],
             use_cache=False,
             logits_to_keep=self._rows[: bucket.rows],
             step=step,
@@ -119,13 +120,20 @@ class StaticDecoder:
         return next(fitting, None)
 
     def run(
-        self, plan: SchedulerOutput, bucket: GraphBucket, device_tokens: DeviceTokens | None = None
+        self,
+        plan: SchedulerOutput,
+        bucket: GraphBucket,
+        device_tokens: DeviceTokens | None = None,
+        rope_deltas: Mapping[TokenSequence, int] = MappingProxyType({}),
     ) -> StaticLogits:
-        """`device_tokens` has the last token of every request whose `in_flight` is set."""
+        """`device_tokens` has the last token of every request whose `in_flight` is set.
+
+        `rope_deltas` is what is added to a position to make it a rotary one, where that is not 0.
+        """
         changes = self._slots.assign([chunk.sequence for chunk in plan])
         requests = self._slots.requests
         try:
-            self._fill(requests, bucket, changes, device_tokens)
+            self._fill(requests, bucket, changes, device_tokens, rope_deltas)
             return StaticLogits(self._compute(bucket), requests)
         except BaseException:
             self._slots.invalidate()
@@ -137,12 +145,15 @@ class StaticDecoder:
         bucket: GraphBucket,
         changes: dict[int, int],
         device_tokens: DeviceTokens | None,
+        rope_deltas: Mapping[TokenSequence, int],
     ) -> None:
         padding = [0] * (bucket.rows - len(requests))
         unknown = [row for row, request in enumerate(requests) if request.in_flight]
         numbers = array("q", [0 if request.in_flight else request.tokens[-1] for request in requests])
         numbers.extend(padding)
         numbers.extend(request.length - 1 for request in requests)
+        numbers.extend(padding)
+        numbers.extend(request.length - 1 + rope_deltas.get(request, 0) for request in requests)
         numbers.extend(padding)
         numbers.extend(changes)
         numbers.extend(changes.values())
@@ -152,9 +163,9 @@ class StaticDecoder:
             numbers.extend(device_tokens.index_of[requests[row]] for row in unknown)
         static_inputs = self._buffers
         sent = to_device(torch.frombuffer(numbers, dtype=torch.long), torch.long, static_inputs.inputs.device)
-        counts = [2 * bucket.rows, len(changes), len(changes), len(unknown), len(unknown)]
+        counts = [3 * bucket.rows, len(changes), len(changes), len(unknown), len(unknown)]
         inputs, cells, blocks, rows, places = torch.split(sent, counts)
-        static_inputs.inputs[:, : bucket.rows] = inputs.view(2, -1)
+        static_inputs.inputs[:, : bucket.rows] = inputs.view(3, -1)
         if changes:
             static_inputs.block_tables.view(-1).index_copy_(0, cells, blocks.int())
         if device_tokens is not None and unknown:

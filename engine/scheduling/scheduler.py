@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from engine.config import Limits
-from engine.request import PromptImage
 from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.image_chunks import ImageTurn, blocks_outside_images
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue, admission_order_of
 
@@ -66,7 +66,7 @@ CALM_STEPS = 100
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Monotonic counters; see `request.Stats`."""
+    """Monotonic counters; see `statistics.Stats`."""
 
     computed_tokens: int = 0
     prompt_tokens: int = 0
@@ -92,8 +92,6 @@ class Scheduler:
         self._max_running = limits.max_running
         """Current maximum of running requests; below `max_running` after a step ran out of memory."""
         self._calm_steps = 0
-        self._may_encode_image = True
-        """No chunk of the plan in the making has tokens of a picture yet."""
 
     @property
     def running(self) -> int:
@@ -139,21 +137,21 @@ class Scheduler:
         singles: list[ScheduledChunk] = []
         for sequence in tuple(self._running):
             length = sequence.length
-            if sequence.ends_in_flight or length - sequence.num_computed_tokens != 1:
+            if sequence.ends_in_flight or sequence.is_prefill:
                 continue
             if length <= len(sequence.blocks) * size or self._grow(sequence):
                 singles.append(ScheduledChunk(sequence, length - 1, 1))
         left = self._budget - len(singles)
         prompts: list[ScheduledChunk] = []
-        self._may_encode_image = True
+        turn = ImageTurn(whole_images=self.limits.whole_images)
         for sequence in self._running:
-            if left > 0 and sequence.remaining > 1:
-                left -= self._add_prefill(prompts, sequence, left)
+            if left > 0 and sequence.is_prefill:
+                left -= _add_prefill(prompts, sequence, left, turn)
         while left > 0 and self._waiting and len(self._running) < self._max_running:
             sequence = self._waiting.peek()
             if not self._admit(sequence):
                 break
-            left -= self._add_prefill(prompts, sequence, left)
+            left -= _add_prefill(prompts, sequence, left, turn)
         singles += [chunk for chunk in prompts if chunk.count == 1]
         plan = (*singles, *(chunk for chunk in prompts if chunk.count > 1))
         for chunk in plan:
@@ -225,35 +223,6 @@ class Scheduler:
 
     # Growth
 
-    def _add_prefill(self, chunks: list[ScheduledChunk], sequence: TokenSequence, left: int) -> int:
-        start = sequence.num_computed_tokens
-        count = min(sequence.remaining, left)
-        if sequence.request.images:
-            count = self._count_with_images(sequence.request.images, start, count)
-        if count:
-            chunks.append(ScheduledChunk(sequence, start, count))
-        return count
-
-    def _count_with_images(self, images: Sequence[PromptImage], start: int, count: int) -> int:
-        """The length of a chunk that has tokens of at most one picture; no other chunk of the step has any.
-
-        So the vision tower runs for one picture a step. May be 0, and may exceed `count` for a picture that
-        is computed whole.
-        """
-        end = start + count
-        for image in images:
-            if image.end <= start or image.start >= end:
-                continue
-            if not self._may_encode_image:
-                return max(image.start - start, 0)
-            self._may_encode_image = False
-            if self.limits.whole_images and image.end > end:
-                if image.start > start:
-                    self._may_encode_image = True
-                    return image.start - start
-                end = image.end
-        return end - start
-
     def _grow(self, sequence: TokenSequence) -> bool:
         """Allocates a block for the next token by preempting from the end; False if it preempts itself."""
         size = self.limits.block_size
@@ -315,7 +284,10 @@ class Scheduler:
         if sequence.in_flight or self._is_pending(sequence.awaited_digest, sequence):
             return False
         digests = self.prepare(sequence)
-        cached_blocks = self._outside_images(sequence, self.pool.lookup(digests))
+        cached_blocks = self.pool.lookup(digests)
+        if self.limits.whole_images:
+            size, images = self.limits.block_size, sequence.request.images
+            del cached_blocks[blocks_outside_images(images, len(cached_blocks), size) :]
         fresh_digests = digests[len(cached_blocks) :]
         sequence.awaited_digest = self._last_pending(fresh_digests, sequence)
         if sequence.awaited_digest is not None:
@@ -334,15 +306,6 @@ class Scheduler:
             self._pending_blocks.setdefault(digest, sequence)
         self._start(sequence, cached_blocks, fresh)
         return True
-
-    def _outside_images(self, sequence: TokenSequence, blocks: list[int]) -> list[int]:
-        """The leading blocks after which no picture that is computed whole has been begun."""
-        size = self.limits.block_size
-        if self.limits.whole_images:
-            for image in reversed(sequence.request.images):
-                if image.start < len(blocks) * size < image.end:
-                    blocks = blocks[: image.start // size]
-        return blocks
 
     def _start(self, sequence: TokenSequence, cached_blocks: list[int], fresh: list[int]) -> None:
         sequence.blocks = cached_blocks + fresh
@@ -408,6 +371,15 @@ class Scheduler:
         for digest in digests:
             if self._pending_blocks.get(digest) is sequence:
                 del self._pending_blocks[digest]
+
+
+def _add_prefill(chunks: list[ScheduledChunk], sequence: TokenSequence, left: int, turn: ImageTurn) -> int:
+    """Appends the sequence's next chunk, of at most `left` tokens; returns its length, which may be 0."""
+    start = sequence.num_computed_tokens
+    count = turn.clip(sequence.request.images, start, min(sequence.remaining, left))
+    if count:
+        chunks.append(ScheduledChunk(sequence, start, count))
+    return count
 
 
 def _rank(sequence: TokenSequence) -> tuple[int, int]:

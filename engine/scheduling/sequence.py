@@ -131,6 +131,12 @@ class TokenSequence:
         return self.length - self.num_computed_tokens
 
     @property
+    def is_prefill(self) -> bool:
+        """More than one token is left to compute, or one that is of a picture."""
+        images = self.request.images
+        return self.remaining > 1 or (bool(images) and self.remaining == 1 and images[-1].end == self.length)
+
+    @property
     def ends_in_flight(self) -> bool:
         """The token in flight is the last one, whatever it is."""
         return self.in_flight and self.output_count + 1 >= self.request.max_tokens

@@ -12,15 +12,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.request import PromptImage
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """A picture as the language model takes it: one row for each placeholder token."""
+    """A picture as the language model takes it: one row for each `image_token_id`."""
 
     embeddings: Tensor
     """`[n, hidden]`."""
     deepstack: tuple[Tensor, ...] = ()
     """`[n, hidden]` each: added to the output of the first layers, one each (Qwen3-VL)."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in (self.embeddings, *self.deepstack))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ class RopePositions:
     """Rotary positions of a prompt with pictures."""
 
     prompt: Tensor
-    """`[3, tokens]`."""
+    """`[3, tokens]`, on the host."""
     delta: int
     """What is added to the index of a token after the prompt."""
 
@@ -37,12 +43,10 @@ class ImageEncoder:
     """The vision side of a network that transformers loaded."""
 
     def __init__(self, network: PreTrainedModel) -> None:
-        config = network.config
-        self._network = network
         self._model = network.model
         self._device = network.device
         self._takes = frozenset(inspect.signature(self._model.get_image_features).parameters)
-        self.placeholder_id: int = config.image_token_id
+        self.image_token_id: int = network.config.image_token_id
         """The token whose embedding is replaced."""
 
     @property
@@ -57,16 +61,25 @@ class ImageEncoder:
         return EncodedImage(_rows(output.pooler_output), tuple(map(_rows, layers)))
 
     def rope_positions(
-        self, token_ids: Sequence[int], images: Sequence[Mapping[str, Tensor]]
-    ) -> RopePositions | None:
-        """None if the model numbers its tokens in one dimension. `images` are in the prompt's order."""
-        if not self.has_3d_positions:
-            return None
-        prompt = torch.tensor([token_ids])
-        grids = torch.cat([tensors["image_grid_thw"] for tensors in images])
-        is_image = (prompt == self.placeholder_id).long()
-        positions, deltas = self._model.get_rope_index(prompt, is_image, image_grid_thw=grids)
-        return RopePositions(positions[:, 0], int(deltas[0, 0]))
+        self, token_ids: Sequence[int], images: Sequence[PromptImage], grids: Sequence[Tensor]
+    ) -> RopePositions:
+        """For models with positions in three dimensions.
+
+        `get_rope_index` gets each picture with the text before it, because it takes two pictures without text
+        between them for one. After a picture, positions go on from the highest one.
+        """
+        prompt = torch.tensor(token_ids)
+        parts: list[Tensor] = []
+        begin = offset = 0
+        for image, grid in zip(images, grids, strict=True):
+            part = prompt[begin : image.end]
+            is_image = part == self.image_token_id
+            is_image[: image.start - begin] = False
+            own, _ = self._model.get_rope_index(part[None], is_image[None].long(), image_grid_thw=grid)
+            parts.append(own[:, 0] + offset)
+            begin, offset = image.end, int(parts[-1].max()) + 1
+        rest = torch.arange(offset, offset + len(prompt) - begin)
+        return RopePositions(torch.cat([*parts, rest.expand(3, -1)], dim=1), offset - begin)
 
 
 def _rows(features: Tensor | Sequence[Tensor]) -> Tensor:

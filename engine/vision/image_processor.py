@@ -10,27 +10,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PretrainedConfig, ProcessorMixin
 from transformers.models.auto import processing_auto
 
 from engine.config import ModelRefused
-from engine.request import describe
+from engine.request import MAX_IMAGE_PIXELS, ImageText, describe, one_line
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 PIXTRAL_PROCESSOR = "PixtralProcessor"
 """transformers cannot import this class without torchvision, so `_PixtralText` does its part."""
+
+GRID = "image_grid_thw"
+"""The tensor of models with positions in three dimensions."""
+
+
+class BadImage(Exception):
+    """The picture cannot be read; the message is a sentence for the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """A picture's place in a prompt; small, unlike its pixels."""
+
+    text: ImageText
+    grid: Tensor | None
+    """`[1, 3]`: patches in time, height and width; None for models with positions in one dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedImage:
     """A picture as the vision tower takes it."""
 
-    text: str
-    """What replaces the placeholder in the rendered prompt: placeholders, one for each embedding, and the
-    markup between them."""
+    layout: ImageLayout
     tensors: Mapping[str, Tensor]
     """The arguments of the model's `get_image_features`, and others that it does not take."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 class _ImageText(Protocol):
@@ -44,10 +64,15 @@ class _ImageText(Protocol):
 class ImageProcessor:
     """Thread-safe: calls do not change it."""
 
-    def __init__(self, processor: Any, texts: _ImageText, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, processor: Any, texts: _ImageText, arguments: Mapping[str, Any], token_id: int, token: str
+    ) -> None:
+        """`token_id` is the token in place of which the model takes a row of a picture, `token` its text."""
         self._processor = processor
         self._texts = texts
         self._arguments = arguments
+        self._token = token
+        self.token_id = token_id
         self.placeholder: str = texts.image_token
         """The text that chat templates write for a picture."""
 
@@ -62,12 +87,38 @@ class ImageProcessor:
             ) from error
 
     def process(self, data: bytes) -> ProcessedImage:
-        """`data` is an image file that Pillow can read. CPU work of 5 to 50 ms."""
-        with Image.open(io.BytesIO(data)) as image:
-            pixels = image.convert("RGB")
-        outputs = self._processor(images=[pixels], **{**self._arguments, "return_tensors": "pt"})
+        """`data` is a picture file. Raises `BadImage`.
+
+        5 to 50 ms of CPU for a usual picture. At most `MAX_IMAGE_PIXELS` are decoded (50 MB), and what the
+        model's own settings leave of them becomes tensors: 300 MB in float32 where they leave all (Qwen2-VL
+        has 12.8 million pixels, each of which it takes twice), 0.2 to 30 MB for models with a fixed size.
+        """
+        pixels = _decode(data)
+        try:
+            outputs = self._processor(images=[pixels], **{**self._arguments, "return_tensors": "pt"})
+            text = str(self._texts.replace_image_token(outputs, 0))
+        except ValueError as error:  # a shape that the model does not take
+            raise BadImage(f"The model does not take this picture: {one_line(str(error))}") from error
         tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
-        return ProcessedImage(self._texts.replace_image_token(outputs, 0), tensors)
+        image_text = ImageText(text, text.count(self._token))
+        if image_text.tokens == 0:
+            raise BadImage("The model does not take this picture: it is too small.")
+        return ProcessedImage(ImageLayout(image_text, tensors.get(GRID)), tensors)
+
+
+def _decode(data: bytes) -> Image.Image:
+    """The first frame in RGB."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.width * image.height > MAX_IMAGE_PIXELS:
+                raise BadImage(
+                    f"The picture has {image.width} x {image.height} pixels; {MAX_IMAGE_PIXELS} are allowed."
+                )
+            return image.convert("RGB")
+    except UnidentifiedImageError as error:
+        raise BadImage("The picture is no PNG, JPEG, WebP or GIF file.") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # as Pillow says it
+        raise BadImage(f"The picture cannot be read: {one_line(str(error))}") from error
 
 
 def _load(folder: Path, hf_config: PretrainedConfig) -> ImageProcessor:
@@ -75,23 +126,28 @@ def _load(folder: Path, hf_config: PretrainedConfig) -> ImageProcessor:
     images: Any = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
         folder, backend="pil", **options
     )
-    names = processing_auto.PROCESSOR_MAPPING_NAMES[  # type: ignore[attr-defined]
-        hf_config.model_type
-    ]
-    name = names if isinstance(names, str) else names[0]
-    settings, _ = ProcessorMixin.get_processor_dict(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    token_id: int = hf_config.image_token_id
+    token = str(tokenizer.convert_ids_to_tokens(token_id))
+    name, settings = _processor_class_name(folder, hf_config)
     if name == PIXTRAL_PROCESSOR:
-        return ImageProcessor(images, _PixtralText(hf_config, settings), {})
+        return ImageProcessor(images, _PixtralText(hf_config, settings), {}, token_id, token)
     processor_class = _without_other_media(processing_auto.processor_class_from_name(name))
-    parts = {
-        "image_processor": images,
-        "tokenizer": AutoTokenizer.from_pretrained(folder, **options),
-    }
+    parts = {"image_processor": images, "tokenizer": tokenizer}
     processor = processor_class.from_args_and_dict(
         [parts.get(part) for part in processor_class.get_attributes()], settings
     )
     arguments = processor._merge_kwargs(processor.valid_processor_kwargs, tokenizer_init_kwargs={})
-    return ImageProcessor(images, processor, arguments["images_kwargs"])
+    return ImageProcessor(images, processor, arguments["images_kwargs"], token_id, token)
+
+
+def _processor_class_name(folder: Path, hf_config: PretrainedConfig) -> tuple[str, Mapping[str, Any]]:
+    """The name that the folder's files give, or else the usual one of the model; and the settings."""
+    settings, _ = ProcessorMixin.get_processor_dict(folder, local_files_only=True)
+    names = processing_auto.PROCESSOR_MAPPING_NAMES[  # type: ignore[attr-defined]
+        hf_config.model_type
+    ]
+    return settings.get("processor_class") or (names if isinstance(names, str) else names[0]), settings
 
 
 def _without_other_media(processor_class: Any) -> Any:

@@ -17,10 +17,10 @@ from engine.request import (
     ModelInfo,
     Outbound,
     RequestRefused,
-    Stats,
     Tokens,
     Usage,
 )
+from engine.statistics import Stats
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader

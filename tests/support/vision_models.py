@@ -249,7 +249,8 @@ def save_processor(config_name: str, folder: Path) -> None:
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=False) for text in special.values()]
     )
-    transformers.PreTrainedTokenizerFast(
+    tokenizers: Any = transformers.PreTrainedTokenizerFast
+    tokenizers(
         tokenizer_object=tokenizer, pad_token="<x96>", extra_special_tokens=media.named_tokens
     ).save_pretrained(folder)
     images: Any = getattr(transformers, f"{media.images}ImageProcessorPil")(**media.image_settings)

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.request import EngineRequest, Finished, ModelInfo, RequestRefused, Stats, Tokens, Usage
+from engine.request import EngineRequest, Finished, ImageText, ModelInfo, RequestRefused, Tokens, Usage
+from engine.statistics import Stats
 from server.configuration.shipped_files import demo_model_folder
 from server.delivery.stored_responses import read_response
 from server.generation.event_log import texts
@@ -76,6 +77,9 @@ class StillEngine:
     def cancel(self, engine_request_id: str) -> None: ...
 
     def set_paused(self, held: bool) -> None: ...
+
+    def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:  # noqa: ARG002
+        raise RequestRefused("bad_image", "The model reads no pictures.")
 
     def stats(self) -> Stats:
         return Stats(running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=1, steps=0, tokens=0, alive=True)

@@ -11,7 +11,8 @@ import torch
 from engine.config import EngineConfig
 from engine.executor import OutOfMemory
 from engine.request import Failed, StructuredOutput, Tokens
-from engine.runner.model_runner import ModelRunner, _translate_errors
+from engine.runner.model_runner import ModelRunner
+from engine.runner.torch_errors import translate_errors
 from server.configuration.shipped_files import demo_model_folder
 from tests.support.engines import (
     Bench,
@@ -159,7 +160,7 @@ def test_what_a_pass_without_memory_had_is_free_before_the_next() -> None:
         left.append(weakref.ref(tensor))
         raise torch.OutOfMemoryError("none")
 
-    with pytest.raises(OutOfMemory) as caught, _translate_errors():
+    with pytest.raises(OutOfMemory) as caught, translate_errors():
         fail()
     assert left[0]() is None, caught.value
 

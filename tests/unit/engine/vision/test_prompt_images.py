@@ -30,18 +30,19 @@ class Family:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(self.folder)
         self.reference: Any = AutoModelForImageTextToText.from_pretrained(
             self.folder, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        )
 
     def request(self, name: str, *parts: str | bytes, **settings: Any) -> EngineRequest:
         """Text and pictures, in order."""
         tokens: list[int] = []
         images = []
         for part in parts:
-            text = part if isinstance(part, str) else self.processor.process(part).text
+            text = part if isinstance(part, str) else self.processor.process(part).layout.text.text
             ids = self.tokenizer(text)["input_ids"]
             if isinstance(part, bytes):
-                digest = hashlib.sha256(part).digest()
-                images.append(PromptImage(data=part, digest=digest, start=len(tokens), length=len(ids)))
+                places = [place for place, token in enumerate(ids, len(tokens)) if token == IMAGE_TOKEN]
+                digest, length = hashlib.sha256(part).digest(), places[-1] + 1 - places[0]
+                images.append(PromptImage(data=part, digest=digest, start=places[0], length=length))
             tokens += ids
         return make_request(name, tokens, COUNT, images=tuple(images), **settings)
 
@@ -118,6 +119,7 @@ def test_a_cached_prefix_may_end_before_in_or_after_a_picture(config: str, befor
 
     for request, outcome in zip((first, same, other), outcomes, strict=True):
         assert outcome.tokens == model.generate(request), request.request_id
-    assert outcomes[1].last.usage.cached > before
-    assert outcomes[2].last.usage.cached <= before
+    image = other.images[0]
+    assert outcomes[1].last.usage.cached > image.end
+    assert outcomes[2].last.usage.cached <= image.start
     bench.engine.close(drain=True)
