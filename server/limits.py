@@ -70,6 +70,8 @@ class SharedLimit:
 
 
 UNBOUNDED = 2**31
+MAX_IMAGE_BYTES = 1024**3
+"""Of the pictures in prompts of unfinished responses, as PNG; one tenant may use half."""
 
 
 class UnfinishedResponses:
@@ -86,6 +88,12 @@ class UnfinishedResponses:
         self.total = total
         self._per_tenant = per_tenant
         self._lock = threading.Lock()
+        self._images = SharedLimit(
+            "bytes of pictures in unfinished responses",
+            total=MAX_IMAGE_BYTES,
+            per_tenant=MAX_IMAGE_BYTES // 2,
+        )
+        self._image_bytes: dict[UUID, int] = {}
         self._tenants: dict[UUID, str] = {}
         self._counts: Counter[str] = Counter()
 
@@ -100,10 +108,18 @@ class UnfinishedResponses:
         with self._lock:
             self._check(tenant, key_id, count)
 
-    def reserve(self, tenant: str, key_id: str | None, responses: Sequence[UUID]) -> None:
-        """Count these responses, or none of them. Raises as `check` does."""
+    def reserve(
+        self, tenant: str, key_id: str | None, responses: Sequence[UUID], image_bytes: int = 0
+    ) -> None:
+        """Count these responses, or none of them, and the bytes of pictures that they share.
+
+        Raises as `check` does.
+        """
         with self._lock:
             self._check(tenant, key_id, len(responses))
+            if image_bytes:
+                self._images.acquire(tenant, image_bytes)
+                self._image_bytes[responses[0]] = image_bytes
             for response in responses:
                 self._add(response, tenant)
 
@@ -118,6 +134,7 @@ class UnfinishedResponses:
             tenant = self._tenants.pop(response, None)
             if tenant is None:
                 return
+            self._images.release(tenant, self._image_bytes.pop(response, 0))
             self._counts[tenant] -= 1
             if not self._counts[tenant]:
                 del self._counts[tenant]

@@ -202,7 +202,10 @@ class Admission:
         taken for a lost one.
         """
         caller, ids = prepared[0].caller, [new.response for new in prepared]
-        self._recorder.capacity.reserve(caller.tenant, caller.key_id, ids)
+        images = {
+            image.digest: len(image.data) for new in prepared for image in new.prepared.engine_request.images
+        }
+        self._recorder.capacity.reserve(caller.tenant, caller.key_id, ids, sum(images.values()))
         try:
             if prepared[0].stored:
                 return self._accept(prepared)

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.limits import SharedLimit, UnfinishedResponses
+from server.limits import MAX_IMAGE_BYTES, SharedLimit, UnfinishedResponses
 from server.protocol.ids import new_uuid
 
 
@@ -51,6 +51,23 @@ def test_tenants_with_nothing_in_use_are_forgotten() -> None:
         with limit.hold(f"tenant-{number}"), pytest.raises(Overloaded):
             limit.acquire("another")
     assert not limit._by_tenant
+
+
+def test_pictures_of_unfinished_responses_are_counted_until_they_end() -> None:
+    counted = UnfinishedResponses(total=10)
+    first, second, third = new_uuid(), new_uuid(), new_uuid()
+    counted.reserve("a", "key", [first, second], MAX_IMAGE_BYTES // 2)
+    with pytest.raises(TooManyRequests, match="bytes of pictures"):
+        counted.reserve("a", "key", [third], 1)
+    assert third not in counted
+    counted.reserve("b", "key", [third], MAX_IMAGE_BYTES // 2)
+    with pytest.raises(Overloaded, match="bytes of pictures"):
+        counted.reserve("c", "key", [new_uuid()], 1)
+    counted.discard(second)
+    with pytest.raises(TooManyRequests):
+        counted.reserve("a", "key", [new_uuid()], 1)
+    counted.discard(first)
+    counted.reserve("a", "key", [new_uuid()], MAX_IMAGE_BYTES // 2)
 
 
 def test_threads_never_take_more_than_there_is() -> None:

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from engine.request import MAX_IMAGES
+from server import limits
 from server.admission import history
 from server.configuration.settings import settings
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
 from server.http.asgi import request_body
+from server.input_images import image_reader, image_worker
 from server.outbound_http import guarded_http
-from server.prompting import engine_parameters, turns
+from server.prompting import engine_parameters, prompt_images, turns
 from server.protocol import input_files, list_pages
 from server.protocol.responses.request import MAX_TEMPLATE
 
@@ -46,6 +49,24 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
     assert f"| {pdf.MAX_CONCURRENT}, each in a process of its own with {pdf.CPU_SECONDS} s" in TABLE
     assert f"{input_files.MEMORY >> 20} MiB of memory while it is read" in TABLE
     assert f"{request_body._DROPPED_BYTES >> 20} MiB of each within {request_body._LINGER_S:g} s" in TABLE
+
+
+def test_the_table_names_the_bounds_of_pictures() -> None:
+    reader = image_reader
+    assert (
+        f"| 1 | {reader.MAX_CONCURRENT}, each in a process of its own with {reader.CPU_SECONDS} s of a core"
+        f" and {reader.MEMORY >> 20} MiB |" in TABLE
+    )
+    assert f"in the cache | | {reader.CACHE_BYTES >> 20} MiB |" in TABLE
+    assert f"as PNG | {limits.MAX_IMAGE_BYTES >> 21} MiB | {limits.MAX_IMAGE_BYTES >> 20} MiB |" in TABLE
+    assert f"| {history.MAX_IMAGE_BYTES >> 20} MiB a request, which counts" in TABLE
+    assert (
+        f"| {reader.MAX_FILE_BYTES >> 20} MiB, {reader.MAX_READ_PIXELS:,} pixels, one side at most "
+        f"{image_worker.MAX_RATIO} times as long" in TABLE
+    )
+    assert f"with `detail: low` to {reader.LOW_SIDE} a side |" in TABLE
+    assert f"only; {reader.FETCH.seconds:g} s, {reader.FETCH.redirects} redirects |" in TABLE
+    assert f"| {MAX_IMAGES}, and {prompt_images.MAX_PROMPT_IMAGE_BYTES >> 20} MiB as PNG |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_what_mcp_servers_send() -> None:

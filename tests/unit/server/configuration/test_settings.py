@@ -49,6 +49,8 @@ VALUES: dict[str, tuple[str, object]] = {
     "tool_server": ("city=http://city/mcp", "city=http://city/mcp"),
     "tool_access": ("city=alice|key:1", "city=alice|key:1"),
     "tool_token": ("city=secret", "city=secret"),
+    "image_hosts": ("*.town", "*.town"),
+    "max_image_pixels": ("65536", 65536),
     "mcp_hosts": ("*.city", "*.city"),
     "event_names": ("open-responses", "open-responses"),
     "reasoning_summary": ("off", "off"),
