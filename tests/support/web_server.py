@@ -18,6 +18,8 @@ class WebServer:
     """Serves the pages by path while its block runs; `requests` are the paths that were asked for."""
 
     def __init__(self, pages: Mapping[str, Page]) -> None:
+        self.pages = dict(pages)
+        pages = self.pages
         self.requests: list[str] = []
         requests = self.requests
 
