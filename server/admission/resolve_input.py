@@ -16,6 +16,7 @@ from server.errors import InvalidRequest, NotFound
 from server.hosted_tools.offered_tools import approved_calls
 from server.protocol import ids
 from server.protocol.responses.input import AdditionalTools, CompactionTrigger, InputItem, ItemReference
+from server.protocol.responses.item_images import images_of
 from server.protocol.responses.items import (
     ID_PREFIXES,
     CustomToolCall,
@@ -33,7 +34,8 @@ from server.protocol.responses.response import TERMINAL_STATUSES
 from server.sealing.approval_tags import is_tagged, keep_approval_tag
 from server.sealing.cipher import Seal
 from server.sealing.sealed_items import unseal_items
-from server.store.content import conversations, responses, stored_items
+from server.store.content import conversations, images, responses, stored_items
+from server.store.content.images import parse_content
 from server.store.content.stored_items import HistorySize
 from server.store.database import Connection, Database
 
@@ -147,7 +149,7 @@ def with_own_ids(
 def read_history(
     connection: Connection, tenant: str, response: UUID, reserve: Reserve = unbounded
 ) -> list[Item]:
-    """Every item up to a response's end, oldest first, without image data."""
+    """Every item up to a response's end, oldest first, without the bytes of pictures."""
     if reserve is not unbounded:
         reserve(stored_items.measure_chain(connection, tenant, response, MAX_ITEMS))
     return [decode_item(payload) for payload in stored_items.chain_items(connection, tenant, response)]
@@ -156,7 +158,7 @@ def read_history(
 def read_conversation(
     connection: Connection, tenant: str, conversation: UUID, reserve: Reserve = unbounded
 ) -> list[Item]:
-    """Every item of a conversation, oldest first, without image data."""
+    """Every item of a conversation, oldest first, without the bytes of pictures."""
     if reserve is not unbounded:
         reserve(stored_items.measure_conversation(connection, tenant, conversation, MAX_ITEMS))
     payloads = stored_items.conversation_items(connection, tenant, conversation)
@@ -220,11 +222,18 @@ def resolve_references(
             resolved.append(item)
             continue
         payload = _referenced_payload(connection, tenant, item)
-        referred += len(payload)
+        found = decode_item(payload)
+        image_bytes = sum(images.sizes(connection, tenant, _stored_images(found)).values())
+        referred += len(payload) + image_bytes
         check_history_size(referred)
-        reserve(HistorySize(len(payload), 1))
-        resolved.append(decode_item(payload))
+        reserve(HistorySize(len(payload), 1, image_bytes))
+        resolved.append(found)
     return resolved
+
+
+def _stored_images(item: Item) -> set[bytes]:
+    digests = {parse_content(part.content) for part in images_of(item)}
+    return {digest for digest in digests if digest is not None}
 
 
 def _referenced_payload(connection: Connection, tenant: str, item: ItemReference) -> str:
@@ -315,6 +324,13 @@ def _read_previous(
             param="previous_response_id",
         )
     return found, read_history(connection, tenant, found, reserve)
+
+
+def removed_image() -> NotFound:
+    """An item that the input refers to was deleted while the request was prepared."""
+    return NotFound(
+        "An item that the input refers to has just been deleted.", param="input", code="item_not_found"
+    )
 
 
 def unknown_previous(given: str) -> NotFound:

@@ -45,11 +45,17 @@ class InputText(_Part, frozen=True, tag="input_text"):
 
 
 class InputImage(_Part, frozen=True, tag="input_image"):
-    """Stored unchanged; the prompt has a sentence in its place, as models read text only."""
+    """A picture, in a data URL or at an address.
+
+    `content` is the server's own, never read from a client nor sent to one: where the picture's bytes are. It
+    is unset while a data URL in `image_url` has them. Of a picture that was fetched from an address it is a
+    data URL. As stored it is "sha256:" and 64 hex digits, and `image_url` is None unless it is an address.
+    """
 
     image_url: str | None = None
     file_id: str | None = None
     detail: Detail = "auto"
+    content: str | UnsetType = UNSET
 
 
 class InputFile(_Part, frozen=True, tag="input_file"):

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, select, text
 
+from server.store.content.images import NewImage
 from server.store.content.storage_usage import ITEM_BYTES, count_added
 from server.store.tables import items, responses
 
@@ -30,6 +31,8 @@ class NewItem:
     payload: str
     for_model: str | None = None
     """The JSON that prompts use, if it is shorter than the payload."""
+    images: Sequence[NewImage] = ()
+    """The pictures that it names, which `insert_items` does not insert."""
 
 
 _ITEM_SEPARATOR = "\x1e"
@@ -124,6 +127,8 @@ class HistorySize(NamedTuple):
 
     bytes: int
     items: int
+    image_bytes: int = 0
+    """Of the distinct pictures that they name, which are not among `bytes`."""
 
 
 _SIZE = "coalesce(octet_length(i.for_model), i.size, octet_length(i.payload::text))"
@@ -140,11 +145,17 @@ _CHAIN = """
 _OF_CHAIN = "from chain c join items i on i.tenant = :tenant and i.response_id = c.id"
 _OF_CONVERSATION = "from conversation_items i where i.tenant = :tenant and i.conversation_id = :id"
 _MEASURE = """
-    select coalesce(sum(measured.size), 0), count(*)
+    select coalesce(sum(measured.size), 0), count(*), (
+        select coalesce(sum(m.size), 0) from images m
+        where m.tenant = :tenant and m.digest in (select u.digest {uses}))
     from (select {size} as size {of} limit :most + 1) as measured
 """
-_MEASURE_CHAIN = text(_CHAIN + _MEASURE.format(size=_SIZE, of=_OF_CHAIN))
-_MEASURE_CONVERSATION = text(_MEASURE.format(size=_SIZE, of=_OF_CONVERSATION))
+_USES_OF_CHAIN = "from chain c join item_images u on u.tenant = :tenant and u.owner = c.id"
+_USES_OF_CONVERSATION = "from item_images u where u.tenant = :tenant and u.owner = :id"
+_MEASURE_CHAIN = text(_CHAIN + _MEASURE.format(size=_SIZE, of=_OF_CHAIN, uses=_USES_OF_CHAIN))
+_MEASURE_CONVERSATION = text(
+    _MEASURE.format(size=_SIZE, of=_OF_CONVERSATION, uses=f"{_USES_OF_CONVERSATION} and u.removed_at is null")
+)
 _CHAIN_ITEMS = text(f"{_CHAIN} select {_FOR_MODEL} {_OF_CHAIN} order by c.depth desc, i.side, i.idx")
 _CONVERSATION_ITEMS = text(f"select {_FOR_MODEL} {_OF_CONVERSATION} order by i.position")
 _MAX_DEPTH = 2**31 - 2
@@ -161,8 +172,8 @@ def measure_conversation(connection: Connection, tenant: str, conversation: UUID
 
 
 def _measure(connection: Connection, query: TextClause, tenant: str, of: UUID, most: int) -> HistorySize:
-    size, count = connection.execute(query, {"tenant": tenant, "id": of, "most": most}).one()
-    return HistorySize(int(size), count)
+    size, count, images = connection.execute(query, {"tenant": tenant, "id": of, "most": most}).one()
+    return HistorySize(int(size), count, int(images))
 
 
 def chain_items(connection: Connection, tenant: str, response: UUID) -> list[str]:
