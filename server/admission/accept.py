@@ -13,7 +13,7 @@ import msgspec
 
 from server.admission.conversations import lock_conversation
 from server.admission.prepare_runs import IdempotencyKey, NewRun
-from server.admission.resolve_input import unknown_previous
+from server.admission.resolve_input import removed_image, unknown_previous
 from server.admission.tenant_quotas import QueueLimits
 from server.caller import Caller
 from server.crashpoints import crashpoint
@@ -29,9 +29,10 @@ from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.recording.persist import lifetime
 from server.store import log_append
-from server.store.content import idempotency_keys, responses, stored_items
-from server.store.content.item_rows import stored_item
+from server.store.content import idempotency_keys, images, responses, stored_items
+from server.store.content.images import ImageRemoved
 from server.store.content.responses import NewResponse, StoredResponse
+from server.store.content.stored_items import NewItem
 from server.store.database import Connection, Database, clock
 
 StoredStart = tuple[Run, list[Event]]
@@ -73,7 +74,9 @@ class ResponseWriter:
         self._claim_key(connection, new[0])
         return clock(connection)
 
-    def write(self, connection: Connection, new: NewRun, *, again: bool) -> StoredStart:
+    def write(
+        self, connection: Connection, new: NewRun, input_items: Sequence[NewItem], *, again: bool
+    ) -> StoredStart:
         """Write one response. `again` marks a retry: an earlier commit that was not confirmed is looked up.
 
         Raises KeyTaken, ConversationChanged and ApiError.
@@ -84,8 +87,8 @@ class ResponseWriter:
         run = self.make_run(new, created_at)
         first_events = run.accept() if run.facts.echo.background else run.accept() + run.start()
         if stored is None:
-            input_items = [stored_item(item) for item in new.resolved_input.new]
             stored_items.insert_items(connection, tenant, new.response, stored_items.INPUT, input_items)
+            insert_images(connection, tenant, new.response, input_items)
             batch = log_append.encode_rows(tenant, new.response, run.facts.attempt, first_events, [])
             log_append.append(connection, batch)
         crashpoint("accept.written")
@@ -153,6 +156,14 @@ class ResponseWriter:
             choice=request.choice if isinstance(request, ChoiceRequest) else None,
             lifetime=lifetime(request, self._retention_days),
         )
+
+
+def insert_images(connection: Connection, tenant: str, owner: UUID, new: Sequence[NewItem]) -> None:
+    """Insert the pictures of a response's new items. Raises NotFound if one was deleted since it was read."""
+    try:
+        images.insert(connection, tenant, owner, [(item.id, image) for item in new for image in item.images])
+    except ImageRemoved:
+        raise removed_image() from None
 
 
 def find_previous_attempt(

@@ -39,6 +39,7 @@ from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
 from server.recording.recorder import Recorder
+from server.store.content.item_rows import stored_items_of
 from server.store.database import Connection, Database
 from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
@@ -220,10 +221,15 @@ class Admission:
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
         """Commit the responses with their input and first events."""
         attempts = itertools.count()
+        rows = stored_items_of([item for new in prepared for item in new.resolved_input.new])
+        starts = list(itertools.accumulate((len(new.resolved_input.new) for new in prepared), initial=0))
 
         def write(connection: Connection) -> list[StoredStart]:
             again = next(attempts) > 0
-            return [self._writer.write(connection, new, again=again) for new in prepared]
+            return [
+                self._writer.write(connection, new, rows[begin:end], again=again)
+                for new, (begin, end) in zip(prepared, itertools.pairwise(starts), strict=True)
+            ]
 
         accepted = self._database.retry(write)
         crashpoint("accept.committed")

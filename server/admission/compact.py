@@ -6,7 +6,7 @@ response that is not stored.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import msgspec
@@ -16,10 +16,13 @@ from server.admission.parse_input import read_request_input
 from server.admission.request_validation import validate_request
 from server.admission.resolve_input import reading_input, with_own_id
 from server.compaction.summary import RETAINED_SHARE, Summary, pending_calls, retained_messages, transcript
+from server.delivery.image_urls import items_with_image_urls
 from server.errors import InvalidRequest
 from server.prompting.loaded_model import LoadedModel
 from server.protocol import ids
 from server.protocol.decode import decode_as
+from server.protocol.list_pages import MAX_BYTES
+from server.protocol.responses.item_images import images_of
 from server.protocol.responses.items import Compaction, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CompactedResponse, Usage, make_usage
@@ -73,7 +76,13 @@ def start_compaction(
     request, input_items = read_request_input(request)
 
     with reading_input(database, history, served, tenant, request, input_items, compaction_id) as resolved:
-        return _divide(served, tenant, request, resolved.items, compaction_id)
+        divided = _divide(served, tenant, request, resolved.items, compaction_id)
+    if not any(part.content for item in divided.retained for part in images_of(item)):
+        return divided
+    whole = database.read(
+        lambda connection: items_with_image_urls(connection, tenant, divided.retained, MAX_BYTES)
+    )
+    return replace(divided, retained=whole)
 
 
 def _divide(

@@ -8,6 +8,7 @@ import msgspec
 
 from server.admission import resolve_input
 from server.admission.history import MAX_ITEMS, check_history_size
+from server.delivery.image_urls import page_with_image_urls, with_image_urls
 from server.errors import ConversationLocked, InvalidRequest, NotFound
 from server.protocol import ids
 from server.protocol.conversations import Conversation, CreateConversation
@@ -20,7 +21,8 @@ from server.sealing.cipher import Seal
 from server.store.content import conversations as store
 from server.store.content import stored_items
 from server.store.content.conversations import StoredConversation
-from server.store.content.item_rows import stored_item
+from server.store.content.images import ImageRemoved, StoredImage
+from server.store.content.item_rows import stored_items_of
 from server.store.content.stored_items import CONVERSATION_LIST, ItemPage, NewItem, measure_conversation
 from server.store.database import Connection, Database
 
@@ -67,12 +69,18 @@ def add_items(
     parsed = _read_items(items)
     source = ids.new_uuid()
 
-    def work(connection: Connection) -> list[NewItem]:
+    def work(connection: Connection) -> list[str]:
         new = _resolve_items(connection, tenant, parsed, source, seal)
         _append(connection, tenant, conversation, new)
-        return new
+        known = {
+            image.digest: StoredImage(image.media_type, image.data)
+            for item in new
+            for image in item.images
+            if image.data is not None
+        }
+        return with_image_urls(connection, tenant, [item.payload for item in new], known=known)
 
-    return [item.payload.encode() for item in database.retry(work)]
+    return [payload.encode() for payload in database.retry(work)]
 
 
 def find_item(database: Database, tenant: str, conversation: UUID, item_id: str) -> bytes:
@@ -83,7 +91,8 @@ def find_item(database: Database, tenant: str, conversation: UUID, item_id: str)
         payload = store.get_item(connection, tenant, item_id, conversation)
         if payload is None:
             raise unknown_item(item_id)
-        return payload
+        (whole,) = with_image_urls(connection, tenant, [payload])
+        return whole
 
     return with_logprobs(database.retry(work)).encode()
 
@@ -112,7 +121,7 @@ def list_items(
                     f"after must be the id of an item of this conversation, not '{after[:100]}'.",
                     param="after",
                 )
-        return stored_items.item_page(
+        page = stored_items.item_page(
             connection,
             CONVERSATION_LIST,
             tenant,
@@ -122,6 +131,7 @@ def list_items(
             newest_first=newest_first,
             most_bytes=MAX_BYTES,
         )
+        return page_with_image_urls(connection, tenant, page)
 
     page = database.read(work)
     return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
@@ -183,9 +193,7 @@ def _resolve_items(
 ) -> list[NewItem]:
     """The items as stored. Their ids are derived from `source`, so that a retry has the same ones."""
     resolved = resolve_input.resolve_references(connection, tenant, items)
-    return [
-        stored_item(item) for item in resolve_input.with_own_ids(items, resolved, source, "c", seal, tenant)
-    ]
+    return stored_items_of(resolve_input.with_own_ids(items, resolved, source, "c", seal, tenant))
 
 
 def _append(
@@ -197,7 +205,10 @@ def _append(
         size = measure_conversation(connection, tenant, conversation, MAX_ITEMS)
         added = sum(len(item.for_model or item.payload) for item in new)
         check_history_size(size.bytes + added, size.items + len(new))
-        store.append(connection, tenant, locked, new)
+        try:
+            store.append(connection, tenant, locked, new)
+        except ImageRemoved:
+            raise resolve_input.removed_image() from None
     return locked
 
 

@@ -176,7 +176,7 @@ def with_own_ids(
 def read_history(
     connection: Connection, tenant: str, response: UUID, reserve: Reserve = unbounded
 ) -> list[Item]:
-    """Every item up to a response's end, oldest first, without image data."""
+    """Every item up to a response's end, oldest first, without the bytes of pictures."""
     if reserve is not unbounded:
         reserve(stored_items.measure_chain(connection, tenant, response, MAX_ITEMS))
     return [decode_item(payload) for payload in stored_items.chain_items(connection, tenant, response)]
@@ -185,7 +185,7 @@ def read_history(
 def read_conversation(
     connection: Connection, tenant: str, conversation: UUID, reserve: Reserve = unbounded
 ) -> list[Item]:
-    """Every item of a conversation, oldest first, without image data."""
+    """Every item of a conversation, oldest first, without the bytes of pictures."""
     if reserve is not unbounded:
         reserve(stored_items.measure_conversation(connection, tenant, conversation, MAX_ITEMS))
     payloads = stored_items.conversation_items(connection, tenant, conversation)
@@ -344,6 +344,13 @@ def _read_previous(
             param="previous_response_id",
         )
     return found, read_history(connection, tenant, found, reserve)
+
+
+def removed_image() -> NotFound:
+    """An item that the input refers to was deleted while the request was prepared."""
+    return NotFound(
+        "An item that the input refers to has just been deleted.", param="input", code="item_not_found"
+    )
 
 
 def unknown_previous(given: str) -> NotFound:

@@ -14,11 +14,12 @@ import msgspec
 
 from server.completions.chat import chat_choice, chat_completion, chat_format, chat_tool, format_of
 from server.completions.chunk_stream import FinalChoice
+from server.delivery.image_urls import items_with_image_urls
 from server.delivery.stored_responses import as_response, bad_cursor, page_cursor, with_last_event
 from server.errors import NotFound
 from server.generation.response_builder import may_have_stop_reason, wants_token_dump
 from server.protocol import ids
-from server.protocol.completions.chat_messages import stored_messages
+from server.protocol.completions.chat_messages import items_by_message, stored_message
 from server.protocol.completions.objects import StoredCompletion
 from server.protocol.completions.requests import (
     MAX_CHOICES,
@@ -26,7 +27,7 @@ from server.protocol.completions.requests import (
 )
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES, Page, make_page, within_page_bytes
-from server.protocol.responses.items import decode_item
+from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import Metadata
 from server.protocol.responses.response import Echo, Response
 from server.store.content import deletion, response_pages, responses, stored_items
@@ -113,21 +114,31 @@ def list_messages(
 ) -> Page[msgspec.Raw]:
     """A page of a completion's input messages. Raises NotFound, or InvalidRequest for a bad cursor."""
 
-    def work(connection: Connection) -> list[str]:
+    def work(connection: Connection) -> tuple[list[bytes], bool]:
         _require_answered(responses.get_choices(connection, tenant, _candidates(first)), first)
-        return stored_items.input_items(connection, tenant, first)
+        payloads = stored_items.input_items(connection, tenant, first)
+        groups = items_by_message(map(decode_item, payloads))
+        named = [(f"{ids.completion_id(first)}-{index}", group) for index, group in enumerate(groups)]
+        rest = _after(named[::-1] if newest_first else named, after)
+        page = within_page_bytes(
+            msgspec.json.encode(stored_message(items_with_image_urls(connection, tenant, group), message_id))
+            for message_id, group in rest[:limit]
+        )
+        encoded = list(page)
+        return encoded, len(rest) > len(encoded)
 
-    messages = stored_messages(map(decode_item, database.read(work)), ids.completion_id(first))
-    messages = messages[::-1] if newest_first else messages
-    begin = 0
-    if after is not None:
-        message_ids = [message.id for message in messages]
-        if after not in message_ids:
-            raise bad_cursor(after, "a message of this completion")
-        begin = message_ids.index(after) + 1
-    rest = messages[begin:]
-    page = list(within_page_bytes(msgspec.json.encode(message) for message in rest[:limit]))
-    return make_page(page, limit, more=len(rest) > len(page))
+    page, more = database.read(work)
+    return make_page(page, limit, more=more)
+
+
+def _after(messages: list[tuple[str, list[Item]]], after: str | None) -> list[tuple[str, list[Item]]]:
+    """The messages behind the one with that id. Raises InvalidRequest if there is none."""
+    if after is None:
+        return messages
+    message_ids = [message_id for message_id, _ in messages]
+    if after not in message_ids:
+        raise bad_cursor(after, "a message of this completion")
+    return messages[message_ids.index(after) + 1 :]
 
 
 def unknown(first: UUID) -> NotFound:

@@ -16,6 +16,7 @@ from server.delivery.frames import (
     with_function_names,
 )
 from server.delivery.hub import TAIL_FRAMES, Published
+from server.delivery.image_urls import page_with_image_urls, with_image_urls, without_image_urls
 from server.errors import InvalidRequest
 from server.generation.response_builder import build_response, restore_token_dump, wants_token_dump
 from server.protocol import ids
@@ -53,7 +54,7 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
         return None
     if stored.status not in TERMINAL_STATUSES:  # its end may be committed before the next query
         return as_response(stored, [])
-    output = stored_items.output_items(connection, tenant, response)
+    output = with_image_urls(connection, tenant, stored_items.output_items(connection, tenant, response))
     whole = as_response(stored, output)
     if wants_token_dump(stored.asked):
         return with_last_event(connection, stored, whole)
@@ -234,7 +235,11 @@ def list_responses(
             listed = [
                 whole
                 for stored in rows
-                if (whole := _encoded(connection, stored, outputs.get(stored.id, ())))
+                if (
+                    whole := _encoded(
+                        connection, stored, with_image_urls(connection, tenant, outputs.get(stored.id, ()))
+                    )
+                )
             ]
             if listed or not more:
                 return listed, more
@@ -264,12 +269,20 @@ def page_cursor(
 
 
 def list_input_items(
-    database: Database, tenant: str, response: UUID, after: str | None, limit: int, *, newest_first: bool
+    database: Database,
+    tenant: str,
+    response: UUID,
+    after: str | None,
+    limit: int,
+    *,
+    newest_first: bool,
+    image_urls: bool = False,
 ) -> Page[msgspec.Raw] | None:
     """A page of a response's own input items; None without such a response. Raises InvalidRequest for a bad
     cursor.
 
-    Items that came through `previous_response_id` are listed with the responses that they belong to.
+    Without `image_urls`, the URLs of pictures are null. Items that came through `previous_response_id` are
+    listed with the responses that they belong to.
     """
 
     def work(connection: Connection) -> ItemPage | None:
@@ -280,7 +293,7 @@ def list_input_items(
             cursor = stored_items.item_position(connection, INPUT_LIST, tenant, response, after)
             if cursor is None:
                 raise bad_cursor(after, "an input item of this response")
-        return stored_items.item_page(
+        page = stored_items.item_page(
             connection,
             INPUT_LIST,
             tenant,
@@ -290,6 +303,9 @@ def list_input_items(
             newest_first=newest_first,
             most_bytes=MAX_BYTES,
         )
+        if image_urls:
+            return page_with_image_urls(connection, tenant, page)
+        return ItemPage(without_image_urls(page.payloads), page.more)
 
     page = database.read(work)
     if page is None:

@@ -1,4 +1,4 @@
-"""The retention thread: purges expired responses and idempotency keys, and folds storage counters.
+"""The retention thread: purges expired responses, idempotency keys and unused pictures; folds counters.
 
 Any number of replicas may run one at the same time.
 """
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
-from server.store.content import deletion, idempotency_keys, storage_usage
+from server.store.content import deletion, idempotency_keys, image_removal, storage_usage
+from server.store.content.image_removal import UseKey
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk, Shortage
@@ -76,7 +77,21 @@ def purge(
             keys = idempotency_keys.delete_old_keys(connection)
         done += Purged(batch.responses, keys)
         if not (batch.moved or keys) or pause(time.monotonic() - began):
-            return done
+            break
+    remove_images(database, pause)
+    return done
+
+
+def remove_images(database: Database, pause: Callable[[float], bool] = lambda _seconds: False) -> int:
+    """Removes pictures that no item names any more; returns how many. Raises DatabaseError."""
+    removed = 0
+    while True:
+        began = time.monotonic()
+        with database.begin() as connection:
+            batch = image_removal.remove_unused(connection)
+        removed += batch.images
+        if not batch.more or pause(time.monotonic() - began):
+            return removed
 
 
 def fold(database: Database) -> None:
@@ -88,7 +103,7 @@ def fold(database: Database) -> None:
 
 
 class Retention:
-    """Purges every `purge_seconds`, folds every FOLD_SECONDS."""
+    """Purges every `purge_seconds`; folds counters and removes unused pictures every FOLD_SECONDS."""
 
     def __init__(self, database: Database, disk: Disk, config: Config) -> None:
         self._database = database
@@ -96,6 +111,7 @@ class Retention:
         self._every = config.purge_seconds
         self._quiet = quiet_seconds(config)
         self._purged_at = time.monotonic()
+        self._scanned: UseKey | None = None
         self.thread = SupervisedThread("retention", self._turn, retry=Retry(max_failures=None))
 
     def start(self) -> None:
@@ -113,6 +129,7 @@ class Retention:
             if until_purge <= FOLD_SECONDS:
                 self._purge()
             if self._disk.shortage() is None:
+                remove_images(self._database, self.thread.wait)
                 fold(self._database)
         except DatabaseError as error:
             log.warning("purge failed, trying again later: %s", type(error).__name__)
@@ -126,3 +143,5 @@ class Retention:
         else:
             if done != Purged():
                 log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)
+            with self._database.begin() as connection:
+                self._scanned = image_removal.mark_orphans(connection, self._scanned)

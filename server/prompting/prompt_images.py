@@ -9,19 +9,13 @@ from server.input_images.image_reader import ImageReader, NormalisedImage
 from server.prompting.engine_parameters import cache_salt
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.input_images import ImageError, data_url_bytes, is_data_url
-from server.protocol.responses.items import (
-    Detail,
-    InputImage,
-    Item,
-    PreparedImage,
-    image_parts,
-    replace_images,
-)
+from server.protocol.responses.item_images import images_of, with_images
+from server.protocol.responses.items import Detail, InputImage, Item, PreparedImage
 from server.protocol.responses.request import CreateResponse
+from server.store.content.images import parse_content
 
 MAX_PROMPT_IMAGE_BYTES = 128 * 1024 * 1024
 """Of the normalised pictures of one prompt."""
-STORED_PREFIX = "sha256:"
 
 PromptImages = Mapping[tuple[str, Detail], PreparedImage]
 """By source and detail."""
@@ -29,12 +23,8 @@ PromptImages = Mapping[tuple[str, Detail], PreparedImage]
 
 def stored_digests(items: Iterable[Item]) -> set[bytes]:
     """The digests of the pictures of these items whose bytes are in the store."""
-    sources = {image.source for item in items for image in image_parts(item)}
-    return {
-        bytes.fromhex(source.removeprefix(STORED_PREFIX))
-        for source in sources
-        if source is not None and source.startswith(STORED_PREFIX)
-    }
+    digests = {parse_content(image.content) for item in items for image in images_of(item)}
+    return {digest for digest in digests if digest is not None}
 
 
 def prompt_images(
@@ -57,7 +47,7 @@ def prompt_images(
     salt = cache_salt(tenant, request)
     images: dict[tuple[str, Detail], PreparedImage] = {}
     size = 0
-    for image in (image for item in items for image in image_parts(item)):
+    for image in (image for item in items for image in images_of(item)):
         content = _content(image, stored)
         key = (image.source or "", image.detail)
         if content is None or key in images:
@@ -93,19 +83,20 @@ def with_prompt_images(items: Sequence[Item], images: PromptImages) -> Sequence[
     """The items with the pictures that the prompt has. Raises InvalidRequest for more than `MAX_IMAGES`."""
     if not images:
         return items
-    if sum(len(image_parts(item)) for item in items) > MAX_IMAGES:
+    if sum(len(images_of(item)) for item in items) > MAX_IMAGES:
         raise InvalidRequest(f"A prompt may have {MAX_IMAGES} pictures.", param="input", code="invalid_value")
     return [
-        replace_images(item, lambda image: images.get((image.source or "", image.detail), image))
+        with_images(item, lambda image: images.get((image.source or "", image.detail), image))
         for item in items
     ]
 
 
 def _content(image: InputImage, stored: Mapping[bytes, bytes]) -> bytes | None:
     """The picture's file; None if the server has none, as of URLs that were not fetched."""
+    digest = parse_content(image.content)
+    if digest is not None:
+        return stored.get(digest)
     source = image.source or ""
-    if source.startswith(STORED_PREFIX):
-        return stored.get(bytes.fromhex(source.removeprefix(STORED_PREFIX)))
     if not is_data_url(source):
         return None
     try:

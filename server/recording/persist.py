@@ -3,7 +3,7 @@
 What writes runs within the transaction of the recorder or the side writer, after the fence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -15,9 +15,11 @@ from server.protocol.responses.response import Echo, Ending
 from server.recording.messages import RunUpdate
 from server.store import log_append, log_read
 from server.store.cluster import claims
-from server.store.content import conversations, deletion, responses, stored_items
+from server.store.content import conversations, deletion, images, responses, stored_items
+from server.store.content.images import ImageUse
 from server.store.content.item_rows import stored_item
 from server.store.content.responses import Owner, ResponseKey
+from server.store.content.stored_items import NewItem
 from server.store.database import Connection, commit_synchronously
 from server.store.log_append import NewLogRow
 
@@ -42,15 +44,18 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
         commit_synchronously(connection)
     if chunks := log_chunks(updates):
         log_append.append(connection, chunks)
-    for update in updates:
-        if update.run.ending is not None:
-            _write_end(connection, replica, update.run, update.run.ending)
+    ended = [update.run for update in updates if update.run.ending is not None]
+    outputs = {run.facts.id: [stored_item(item) for item in run.output] for run in ended if run.stored}
+    images.insert_all(connection, [use for run in ended for use in _uses(run, outputs)])
+    for run in ended:
+        if run.ending is not None:
+            _write_end(connection, replica, run, run.ending, outputs.get(run.facts.id, ()))
     if released := [update for update in updates if update.released and update.run.ending is None]:
         for engine_died in (False, True):
             keys = [_key(update.run) for update in released if update.engine_died is engine_died]
             claims.release(connection, replica, keys, died=engine_died)
         crashpoint("release.written")
-    if any(update.run.ending is not None for update in updates):
+    if ended:
         crashpoint("end.written")
 
 
@@ -103,7 +108,15 @@ def _key(run: Run) -> ResponseKey:
     return ResponseKey(run.facts.tenant, run.facts.id)
 
 
-def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) -> None:
+def _uses(run: Run, outputs: Mapping[UUID, Sequence[NewItem]]) -> list[ImageUse]:
+    facts = run.facts
+    output = outputs.get(facts.id, ())
+    return [ImageUse(facts.tenant, facts.id, item.id, image) for item in output for image in item.images]
+
+
+def _write_end(
+    connection: Connection, replica: UUID, run: Run, ending: Ending, output: Sequence[NewItem]
+) -> None:
     """Updates the row first: if it is locked or another replica's, there is no work to undo yet."""
     facts = run.facts
     if run.stored:
@@ -121,7 +134,7 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
             facts.tenant,
             facts.id,
             stored_items.OUTPUT,
-            [stored_item(item) for item in run.output],
+            output,
         )
         log_append.compact(connection, facts.tenant, facts.id)
         if finished.deleted:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Column,
     DateTime,
     Double,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -31,6 +32,7 @@ NAMING = {
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
     "ck": "ck_%(table_name)s_%(constraint_name)s",
     "pk": "pk_%(table_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
 }
 
 metadata = MetaData(naming_convention=NAMING)
@@ -224,6 +226,36 @@ conversation_items = Table(
     *_sizes(),
     UniqueConstraint("tenant", "id"),
 )
+
+images = Table(
+    "images",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("digest", LargeBinary, primary_key=True, comment="SHA-256 of data"),
+    Column("media_type", Text, nullable=False, comment="as its first data URL names it"),
+    Column("size", Integer, nullable=False, comment="bytes of data"),
+    Column("data", LargeBinary, nullable=False, comment="compressed already, so stored as it is"),
+    _time("created_at", required=True),
+)
+
+item_images = Table(
+    "item_images",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("owner", Uuid, primary_key=True, comment="the response or conversation that has the item"),
+    Column("item_id", Text, primary_key=True),
+    Column("digest", LargeBinary, primary_key=True),
+    _time("removed_at"),
+    ForeignKeyConstraint(["tenant", "digest"], ["images.tenant", "images.digest"]),
+    Index("ix_item_images_digest", "tenant", "digest"),
+    Index(
+        "ix_item_images_removed_at",
+        "removed_at",
+        postgresql_where=text("removed_at is not null"),
+    ),
+)
+"""`removed_at` is the time at which the item was removed. The row stays until it is certain whether it was
+the last that names the picture, which is then removed with it."""
 
 prompts = Table(
     "prompts",

@@ -12,18 +12,15 @@ from typing import Any, NamedTuple
 import httpx
 import psycopg
 import pytest
-from openai import OpenAI
-from websockets.sync.client import connect
-
 from demo.vision.pictures import Picture, random_picture
 from demo.vision.questions import Sight
-from server.configuration.shipped_files import REPOSITORY
+from openai import OpenAI
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.fix_server import StartServerOn, _running
 from tests.support.eventually import eventually
 from tests.support.hostile_pictures import READABLE, UNREADABLE, encoded, square
-from tests.support.server_process import ServerProcess, run_command
+from tests.support.server_process import REPOSITORY, ServerProcess, run_command
 from tests.support.web_server import Page, WebServer
 
 MODEL = "holdfast-vision"
@@ -294,15 +291,16 @@ def test_hostile_pictures_are_refused_by_name_and_delay_nobody(server: ServerPro
 
     with ThreadPoolExecutor(5) as pool:
         watching = pool.submit(watch)
-        refused = dict(zip(UNREADABLE, pool.map(lambda name: ask(server, UNREADABLE[name][0]()), UNREADABLE)))
-        read = dict(zip(READABLE, pool.map(lambda name: ask(server, READABLE[name]()), READABLE)))
+        files = {name: make() for name, (make, _) in UNREADABLE.items()} | {
+            name: make() for name, make in READABLE.items()
+        }
+        answers = dict(zip(files, pool.map(lambda content: ask(server, content), files.values()), strict=True))
         done.set()
         watching.result()
-    assert {name: answer.status_code for name, answer in refused.items()} == dict.fromkeys(UNREADABLE, 400)
-    assert {answer.json()["error"]["param"] for answer in refused.values()} == {
-        "input[0].content[0].image_url"
-    }
-    assert {name: answer.status_code for name, answer in read.items()} == dict.fromkeys(READABLE, 200)
+    statuses = {name: answer.status_code for name, answer in answers.items()}
+    assert statuses == dict.fromkeys(UNREADABLE, 400) | dict.fromkeys(READABLE, 200)
+    params = {answers[name].json()["error"]["param"] for name in UNREADABLE}
+    assert params == {"input[0].content[0].image_url"}
     assert slowest < 1.0, "beside nine other processes on two cores; 0.1 s is what `make faults` holds"
 
 

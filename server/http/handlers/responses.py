@@ -48,6 +48,8 @@ from server.store.content.response_pages import Filters
 CANCEL_SECONDS = 10.0
 """How long a cancel waits for the end that it asked for; then it answers with what there is."""
 MAX_KEY_LENGTH = 255
+IMAGE_URLS = "message.input_image.image_url"
+"""The value of `include` with which input items have the URLs of their pictures."""
 EVENT_NAMES = "Holdfast-Event-Names"
 """The request header that chooses the names of stream events."""
 
@@ -185,7 +187,7 @@ def list_stored(services: Services, caller: Caller, request: Request, _body: byt
 
 
 def input_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/responses/{response_id}/input_items; `include` changes nothing: items are given as they came"""
+    """GET /v1/responses/{response_id}/input_items; pictures' URLs only if `include` names them"""
     asked = query_and_headers.page_request(request)
     page = list_input_items(
         services.database,
@@ -194,6 +196,7 @@ def input_items(services: Services, caller: Caller, request: Request, _body: byt
         asked.after,
         asked.limit,
         newest_first=asked.newest_first,
+        image_urls=IMAGE_URLS in query_and_headers.include_values(request),
     )
     if page is None:
         raise response_not_found(request)

@@ -126,16 +126,18 @@ def _part(part: Any, text_type: str) -> Any:
             return part
 
 
-def stored_messages(items: Iterable[Item], completion: str) -> list[StoredMessage]:
-    """The messages that these items were decoded from, with ids made of the completion's id and the index.
+def items_by_message(items: Iterable[Item]) -> list[list[Item]]:
+    """The items grouped by the message that they were decoded from.
 
-    An assistant's reasoning, text and calls become one message. A single text part becomes a string, as the
-    original form is not stored.
+    An assistant's reasoning, text and calls become one message.
     """
-    messages: list[StoredMessage] = []
-    for group in _grouped(items):
-        messages.append(_stored_message(group, f"{completion}-{len(messages)}"))
-    return messages
+    groups: list[list[Item]] = []
+    for item in items:
+        if groups and _is_same_message(groups[-1][-1], item):
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
 
 
 def answer_role(items: Sequence[InputItem], request: CreateResponse) -> str:
@@ -155,17 +157,6 @@ def echo_text(items: Sequence[InputItem], role: str) -> str:
     return plain_text(items[-1].content)
 
 
-def _grouped(items: Iterable[Item]) -> list[list[Item]]:
-    """The items grouped by message."""
-    groups: list[list[Item]] = []
-    for item in items:
-        if groups and _is_same_message(groups[-1][-1], item):
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-    return groups
-
-
 def _is_same_message(before: Item, item: Item) -> bool:
     """Whether the item belongs to the message of the one before, in the order of `_assistant`."""
     match before, item:
@@ -180,7 +171,11 @@ def _is_same_message(before: Item, item: Item) -> bool:
     return False
 
 
-def _stored_message(group: Sequence[Item], message_id: str) -> StoredMessage:
+def stored_message(group: Sequence[Item], message_id: str) -> StoredMessage:
+    """The message of one of the groups of `items_by_message`.
+
+    A single text part becomes a string, as the original form is not stored.
+    """
     match group[0]:
         case FunctionCallOutput(_, _, call_id, output) | CustomToolCallOutput(_, _, call_id, output):
             parts = [] if isinstance(output, str) else output

@@ -3,7 +3,7 @@
 Optional fields are absent rather than null.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, get_args
 
@@ -45,14 +45,17 @@ class InputText(_Part, frozen=True, tag="input_text"):
 
 
 class InputImage(_Part, frozen=True, tag="input_image"):
-    """A picture. `image_url` is a data URL or an https URL."""
+    """A picture, in a data URL or at an address.
+
+    `content` is the server's own, never read from a client nor sent to one: where the picture's bytes are. It
+    is unset while a data URL in `image_url` has them. Of a picture that was fetched from an address it is a
+    data URL. As stored it is "sha256:" and 64 hex digits, and `image_url` is None unless it is an address.
+    """
 
     image_url: str | None = None
     file_id: str | None = None
     detail: Detail = "auto"
     content: str | UnsetType = UNSET
-    """Where the server has the bytes; not sent to clients. `sha256:` and the hex digest of a stored picture,
-    or the data URL of one that was fetched from `image_url`."""
 
     @property
     def source(self) -> str | None:
@@ -333,33 +336,6 @@ def _text_of(part: ContentPart) -> str:
         case InputFile(filename):
             data = part.file_data if isinstance(part.file_data, str) else ""
             return f"[File {filename or 'without a name'}]\n{file_text(data)}\n[End of file]\n"
-
-
-def image_parts(item: Item) -> list[InputImage]:
-    """The pictures of a message or a tool's output, in order."""
-    match item:
-        case (
-            Message(content=parts)
-            | FunctionCallOutput(output=list(parts))
-            | CustomToolCallOutput(output=list(parts))
-        ):
-            return [part for part in parts if isinstance(part, InputImage)]
-    return []
-
-
-def replace_images(item: Item, change: Callable[[InputImage], InputImage]) -> Item:
-    """The item with every picture replaced; the same object if it has none."""
-    if not image_parts(item):
-        return item
-    match item:
-        case Message(content=parts):
-            field = "content"
-        case FunctionCallOutput(output=list(parts)) | CustomToolCallOutput(output=list(parts)):
-            field = "output"
-        case _:
-            return item
-    changed = [change(part) if isinstance(part, InputImage) else part for part in parts]
-    return msgspec.structs.replace(item, **{field: changed})
 
 
 def item_type(item: Item) -> str:

@@ -11,6 +11,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from server.store.content import images
+from server.store.content.image_removal import MARK_USES
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added, count_removed
 from server.store.content.stored_items import NEW_ITEMS, NewItem, item_columns
 
@@ -100,7 +102,11 @@ _APPEND_RESPONSE = text(
             update conversations set next_position = next_position + (
                 select count(*) from items i where i.tenant = :tenant and i.response_id = :response)
             where tenant = :tenant and id = :id
-            returning next_position)
+            returning next_position
+        ), named as (
+            insert into item_images (tenant, owner, item_id, digest)
+            select u.tenant, :id, u.item_id, u.digest from place p, item_images u
+            where u.tenant = :tenant and u.owner = :response and u.removed_at is null)
         """,
     )
 )
@@ -136,9 +142,10 @@ def update_metadata(
 
 
 def append(connection: Connection, tenant: str, held: StoredConversation, new: Sequence[NewItem]) -> None:
-    """Appends items to a locked conversation."""
+    """Appends items, with their pictures, to a locked conversation. Raises ImageRemoved."""
     place = {"tenant": tenant, "id": held.id, "next": held.next_position}
     connection.execute(_APPEND, {**place, **item_columns(new)})
+    images.insert(connection, tenant, held.id, [(item.id, image) for item in new for image in item.images])
     _advance_position(connection, tenant, held.id, len(new))
 
 
@@ -153,9 +160,18 @@ def _advance_position(connection: Connection, tenant: str, conversation: UUID, c
 
 
 _DELETE_ITEMS_SQL = "delete from conversation_items where tenant = :tenant and conversation_id = :id"
-_DELETE_ITEMS = text(count_removed(f"{_DELETE_ITEMS_SQL} returning tenant, {ITEM_BYTES} as bytes"))
+_UNUSED_SQL = f"unused as ({MARK_USES} tenant = :tenant and owner = :id"
+_DELETE_ITEMS = text(
+    count_removed(
+        f"{_DELETE_ITEMS_SQL} returning tenant, {ITEM_BYTES} as bytes",
+        before=f"{_UNUSED_SQL})",
+    )
+)
 _DELETE_ITEM = text(
-    count_removed(f"{_DELETE_ITEMS_SQL} and id = :item returning tenant, {ITEM_BYTES} as bytes")
+    count_removed(
+        f"{_DELETE_ITEMS_SQL} and id = :item returning tenant, {ITEM_BYTES} as bytes",
+        before=f"{_UNUSED_SQL} and item_id = :item)",
+    )
 )
 _DELETE = text(
     count_removed(

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
+from server.store.content.image_removal import MARK_USES
 from server.store.content.responses import ResponseKey
 from server.store.content.storage_usage import ITEM_BYTES, count_removed
 
@@ -44,14 +45,17 @@ _STREAMS = (
 )
 _ITEMS = count_removed(
     f"delete from items where (tenant, response_id) in THESE"  # noqa: S608 - a constant of ours
-    f" returning tenant, {ITEM_BYTES} as bytes"
+    f" returning tenant, {ITEM_BYTES} as bytes",
+    before=f"unused as ({MARK_USES} (tenant, owner) in THESE)",
 )
 """Deletions of what belongs to responses, for `_for_key` and `_for_keys`."""
 
 
 def _for_key(statement: str) -> TextClause:
     """The statement for the items or streams of one response."""
-    return text(statement.replace("(tenant, response_id) in THESE", "tenant = :tenant and response_id = :id"))
+    for column in ("response_id", "owner"):
+        statement = statement.replace(f"(tenant, {column}) in THESE", f"tenant = :tenant and {column} = :id")
+    return text(statement)
 
 
 def _for_keys(statement: str) -> TextClause:

@@ -1,32 +1,40 @@
-"""`stored_item`: the row of an item, with a shorter JSON without image data for prompts (`for_model`).
+"""`stored_item`: the row of an item, whose pictures are stored beside it, with a shorter JSON for prompts.
 
-No model here reads images. Where a row has `for_model`, prompts are made from it.
+Where a row has `for_model`, prompts are made from it: it has no long fields of unsupported items, and no data
+that looks like a picture's but cannot be decoded.
 """
 
-import msgspec
+import base64
+import hashlib
+from collections.abc import Sequence
+from string import ascii_lowercase, digits
 
-from server.protocol.responses.items import (
-    CustomToolCallOutput,
-    FunctionCallOutput,
-    InputImage,
-    Item,
-    Message,
-    OtherItem,
-    encode_item,
-    item_type,
-)
+import msgspec
+from msgspec import UNSET
+
+from server.protocol.responses.item_images import with_images
+from server.protocol.responses.items import InputImage, Item, OtherItem, encode_item, item_type
+from server.store.content.images import NewImage, content_of, parse_content
 from server.store.content.stored_items import NewItem
 
 MIN_SHORTENED_BYTES = 4096
 """Smaller items have no copy without image data."""
 MAX_FIELD = 64 * 1024
 OMITTED_URL = "data:,"
+_SCHEME = "data:"
+_MAX_MEDIA_TYPE = 64
+_MEDIA_TYPE_CHARACTERS = frozenset(ascii_lowercase + digits + "/.+-")
+
+ImagesByUrl = dict[str, NewImage | None]
+"""Pictures by data URL; None for one that is no picture's."""
 
 
-def stored_item(item: Item) -> NewItem:
-    """The row of an item."""
-    payload = encode_item(item)
-    shorter = _without_image_data(item) if len(payload) > MIN_SHORTENED_BYTES else item
+def stored_item(item: Item, decoded: ImagesByUrl | None = None) -> NewItem:
+    """The row of an item. `decoded` has the pictures of items before it, and gets this one's."""
+    images: list[NewImage] = []
+    stored = with_images(item, lambda part: _stored_image(part, {} if decoded is None else decoded, images))
+    payload = encode_item(stored)
+    shorter = _without_image_data(stored) if len(payload) > MIN_SHORTENED_BYTES else stored
     return NewItem(
         id=item.id,
         type=item_type(item),
@@ -35,36 +43,69 @@ def stored_item(item: Item) -> NewItem:
         name=getattr(item, "name", None),
         call_id=getattr(item, "call_id", None),
         payload=payload.decode(),
-        for_model=None if shorter is item else encode_item(shorter).decode(),
+        for_model=None if shorter is stored else encode_item(shorter).decode(),
+        images=tuple({image.digest: image for image in images}.values()),
     )
 
 
+def stored_items_of(items: Sequence[Item]) -> list[NewItem]:
+    """The rows of items; a picture that several of them have is decoded once."""
+    decoded: ImagesByUrl = {}
+    return [stored_item(item, decoded) for item in items]
+
+
+def _stored_image(part: InputImage, decoded: ImagesByUrl, images: list[NewImage]) -> InputImage:
+    """The part with its picture's digest, which is appended to `images`; the same part if it has no data."""
+    if (digest := parse_content(part.content)) is not None:
+        images.append(NewImage(digest, "", None))
+        return part
+    source = part.image_url if part.content is UNSET else part.content
+    if source is None:
+        return part
+    if source not in decoded:
+        decoded[source] = decode_image(source)
+    image = decoded[source]
+    if image is None:
+        return part if part.content is UNSET else msgspec.structs.replace(part, content=UNSET)
+    images.append(image)
+    url = None if part.content is UNSET else part.image_url
+    return msgspec.structs.replace(part, image_url=url, content=content_of(image.digest))
+
+
+def decode_image(url: str) -> NewImage | None:
+    """The picture of a base64 data URL of an image type; None for any other URL."""
+    if url[: len(_SCHEME)].lower() != _SCHEME:
+        return None
+    head, _, body = url.partition(",")
+    media_type, *parameters = head[len(_SCHEME) :].lower().split(";")
+    if not media_type.startswith("image/") or "base64" not in parameters or not _is_media_type(media_type):
+        return None
+    try:
+        data = base64.b64decode("".join(body.split()), validate=True)
+    except ValueError:  # binascii.Error among them
+        return None
+    return NewImage(hashlib.sha256(data).digest(), media_type, data) if data else None
+
+
+def _is_media_type(text: str) -> bool:
+    return len(text) <= _MAX_MEDIA_TYPE and set(text) <= _MEDIA_TYPE_CHARACTERS
+
+
 def _without_image_data(item: Item) -> Item:
-    """The item without image data and long fields; the same object if it has none."""
-    match item:
-        case Message(content=list(parts)) if any(map(_has_image_data, parts)):
-            return msgspec.structs.replace(item, content=[_without_data(part) for part in parts])
-        case FunctionCallOutput(output=list(parts)) | CustomToolCallOutput(output=list(parts)) if any(
-            map(_has_image_data, parts)
-        ):
-            return msgspec.structs.replace(item, output=[_without_data(part) for part in parts])
-        case OtherItem(fields=fields) if any(map(_is_long, fields.values())):
-            short = {name: OMITTED_URL if _is_long(value) else value for name, value in fields.items()}
-            return msgspec.structs.replace(item, fields=short)
-    return item
+    """The item without undecodable image data and long fields; the same object if it has none."""
+    if isinstance(item, OtherItem):
+        if not any(map(_is_long, item.fields.values())):
+            return item
+        short = {name: OMITTED_URL if _is_long(value) else value for name, value in item.fields.items()}
+        return msgspec.structs.replace(item, fields=short)
+    return with_images(item, _without_data)
 
 
 def _is_long(value: object) -> bool:
     return isinstance(value, str) and len(value) > MAX_FIELD
 
 
-def _has_image_data(part: object) -> bool:
-    return (
-        isinstance(part, InputImage) and part.image_url is not None and len(part.image_url) > len(OMITTED_URL)
-    )
-
-
-def _without_data(part: object) -> object:
-    if isinstance(part, InputImage) and _has_image_data(part):
-        return msgspec.structs.replace(part, image_url=OMITTED_URL)
-    return part
+def _without_data(part: InputImage) -> InputImage:
+    url = part.image_url or ""
+    is_data = url[: len(_SCHEME)].lower() == _SCHEME and len(url) > len(OMITTED_URL)
+    return msgspec.structs.replace(part, image_url=OMITTED_URL) if is_data or _is_long(url) else part

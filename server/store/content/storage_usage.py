@@ -19,6 +19,8 @@ FOLD_ROWS = 64
 _MAX_FOLDED = 10_000
 """The most changes that are folded in one transaction."""
 
+IMAGE_BYTES: Final = f"size + {ROW_BYTES}"
+"""SQL of a picture's size."""
 ITEM_BYTES: Final = "size + coalesce(octet_length(for_model), 0)"
 """SQL of an item's size. Postgres knows the length of a TOASTed value without reading it."""
 
@@ -32,9 +34,9 @@ def count_added(change: str, *, before: str = "", gives: str = "count(*)") -> st
     return _with_change_row(change, "sum(bytes)", before, gives)
 
 
-def count_removed(change: str, *, gives: str = "count(*)") -> str:
+def count_removed(change: str, *, before: str = "", gives: str = "count(*)") -> str:
     """SQL of `change` that also records the bytes it removes."""
-    return _with_change_row(change, "-sum(bytes)", "", gives)
+    return _with_change_row(change, "-sum(bytes)", before, gives)
 
 
 def _with_change_row(change: str, bytes_: str, before: str, gives: str) -> str:

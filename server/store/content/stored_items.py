@@ -10,6 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, select, text
 
+from server.store.content.images import NewImage
 from server.store.content.storage_usage import ITEM_BYTES, count_added
 from server.store.tables import items, responses
 
@@ -30,6 +31,8 @@ class NewItem:
     payload: str
     for_model: str | None = None
     """The JSON that prompts use, if it is shorter than the payload."""
+    images: Sequence[NewImage] = ()
+    """The pictures that it names, which `insert_items` does not insert."""
 
 
 _ITEM_SEPARATOR = "\x1e"

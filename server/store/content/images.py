@@ -1,0 +1,190 @@
+"""Pictures of items, stored once for each tenant by their SHA-256: insert with their uses, load, sizes.
+
+A use is a row that says that an item of a response or conversation names a picture. It is inserted in the
+item's transaction, which locks the picture's row: `image_removal` cannot remove the picture meanwhile.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from server.store.content.storage_usage import IMAGE_BYTES, count_added
+from server.store.timeout_connection import psycopg_connection
+
+CONTENT_PREFIX: Final = "sha256:"
+"""With the digest in hex: the `content` of a stored picture."""
+MAX_STATEMENT_BYTES = 16 * 1024 * 1024
+"""Bytes of pictures that one statement sends, unless one picture has more: statements have a timeout."""
+_DIGEST_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """A picture as it was sent."""
+
+    media_type: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NewImage:
+    """A picture that an item names. `data` is None if the item was read from the store, which has it."""
+
+    digest: bytes
+    media_type: str
+    data: bytes | None
+
+
+class ImageUse(NamedTuple):
+    """An item of a response or conversation, `owner`, and a picture that it names."""
+
+    tenant: str
+    owner: UUID
+    item_id: str
+    image: NewImage
+
+
+class ImageRemoved(Exception):
+    """The picture of an item that was read from the store has been removed since."""
+
+
+def content_of(digest: bytes) -> str:
+    """The `content` of an item's picture."""
+    return CONTENT_PREFIX + digest.hex()
+
+
+def parse_content(content: object) -> bytes | None:
+    """The digest in a stored picture's `content`; None if it is no such."""
+    if not isinstance(content, str) or len(content) != len(CONTENT_PREFIX) + _DIGEST_CHARACTERS:
+        return None
+    prefix, digest = content[: len(CONTENT_PREFIX)], content[len(CONTENT_PREFIX) :]
+    if prefix != CONTENT_PREFIX or not set(digest) <= set("0123456789abcdef"):
+        return None
+    return bytes.fromhex(digest)
+
+
+_LOCK = text(
+    """
+    select digest from images where tenant = :tenant and digest = any(cast(:digests as bytea[]))
+    order by digest for key share
+    """
+)
+_INSERT = text(
+    count_added(
+        f"""
+        insert into images (tenant, digest, media_type, size, data)
+        select :tenant, digest, media_type, size, substring(cast(:joined as bytea) from begin for size)
+        from unnest(cast(:digests as bytea[]), cast(:media_types as text[]), cast(:begins as integer[]),
+            cast(:sizes as integer[])) as new (digest, media_type, begin, size)
+        order by digest
+        on conflict (tenant, digest) do update set size = excluded.size where false
+        returning tenant, {IMAGE_BYTES} as bytes
+        """  # noqa: S608 - a constant of ours
+    )
+)
+"""A picture that another transaction has inserted since is not changed, but its row is locked as by an
+UPDATE, so that it is not removed before this one ends."""
+_INSERT_USES = text(
+    """
+    insert into item_images (tenant, owner, item_id, digest)
+    select :tenant, * from unnest(
+        cast(:owners as uuid[]), cast(:item_ids as text[]), cast(:digests as bytea[]))
+    """
+)
+
+
+def insert(connection: Connection, tenant: str, owner: UUID, uses: Iterable[tuple[str, NewImage]]) -> None:
+    """Inserts uses by a response's or conversation's items, and the pictures that the tenant has not stored.
+
+    Raises ImageRemoved.
+    """
+    insert_all(connection, [ImageUse(tenant, owner, item_id, image) for item_id, image in uses])
+
+
+def insert_all(connection: Connection, uses: Sequence[ImageUse]) -> None:
+    """The same of several owners. Without uses there is no statement. Raises ImageRemoved.
+
+    Transactions that lock several pictures lock them in the order of tenant and digest, and lock all of them
+    here at once, so that they cannot deadlock.
+    """
+    for tenant, group in groupby(sorted(uses, key=lambda use: use.tenant), key=lambda use: use.tenant):
+        own = list(group)
+        _store(connection, tenant, [use.image for use in own])
+        named = sorted({(use.owner, use.item_id, use.image.digest) for use in own})
+        owners, item_ids, digests = (list(column) for column in zip(*named, strict=True))
+        place = {"tenant": tenant, "owners": owners, "item_ids": item_ids, "digests": digests}
+        connection.execute(_INSERT_USES, place)
+
+
+def _store(connection: Connection, tenant: str, wanted: Iterable[NewImage]) -> None:
+    """Locks the pictures, and inserts those that are not there."""
+    by_digest: dict[bytes, NewImage] = {}
+    for image in wanted:
+        if image.data is not None or image.digest not in by_digest:
+            by_digest[image.digest] = image
+    digests = sorted(by_digest)
+    stored = set(connection.scalars(_LOCK, {"tenant": tenant, "digests": digests}))
+    missing = [(by_digest[digest], by_digest[digest].data) for digest in digests if digest not in stored]
+    with_data = [(image, data) for image, data in missing if data is not None]
+    if len(with_data) < len(missing):
+        raise ImageRemoved
+    for batch in _batches(with_data):
+        connection.execute(_INSERT, {"tenant": tenant, **_image_columns(batch)})
+
+
+def _batches(images: Sequence[tuple[NewImage, bytes]]) -> Iterator[list[tuple[NewImage, bytes]]]:
+    batch: list[tuple[NewImage, bytes]] = []
+    size = 0
+    for image, data in images:
+        if batch and size + len(data) > MAX_STATEMENT_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append((image, data))
+        size += len(data)
+    if batch:
+        yield batch
+
+
+def _image_columns(images: Sequence[tuple[NewImage, bytes]]) -> dict[str, Any]:
+    """The pictures as parameters: joined, as the driver sends one value in binary and an array in hex."""
+    sizes = [len(data) for _, data in images]
+    return {
+        "digests": [image.digest for image, _ in images],
+        "media_types": [image.media_type for image, _ in images],
+        "begins": [1 + sum(sizes[:index]) for index in range(len(sizes))],
+        "sizes": sizes,
+        "joined": b"".join(data for _, data in images),
+    }
+
+
+_LOAD = (
+    "select digest, media_type, data from images"
+    " where tenant = %(tenant)s and digest = any(%(digests)s::bytea[])"
+)
+_SIZES = text(
+    """
+    select digest, size from images
+    where tenant = :tenant and digest = any(cast(:digests as bytea[]))
+    """
+)
+
+
+def load(connection: Connection, tenant: str, digests: Collection[bytes]) -> dict[bytes, StoredImage]:
+    """The pictures of these digests that are there. The caller bounds their bytes, which `sizes` says."""
+    if not digests:
+        return {}
+    with psycopg_connection(connection) as raw, raw.cursor(binary=True) as cursor:
+        cursor.execute(_LOAD, {"tenant": tenant, "digests": list(digests)})
+        return {digest: StoredImage(media_type, data) for digest, media_type, data in cursor}
+
+
+def sizes(connection: Connection, tenant: str, digests: Collection[bytes]) -> dict[bytes, int]:
+    """The bytes of those of these pictures that are there."""
+    if not digests:
+        return {}
+    place = {"tenant": tenant, "digests": list(digests)}
+    return {row.digest: row.size for row in connection.execute(_SIZES, place)}
