@@ -299,8 +299,5 @@ def _context_length(hf_config: PretrainedConfig) -> int:
 
 def _say(error: Exception) -> str:
     """The message, with the type of the error unless it is one with clear messages."""
-    return (
-        str(error)
-        if isinstance(error, OSError | ValueError | ImportError | ModelRefused)
-        else describe(error, 1000)
-    )
+    is_clear = isinstance(error, OSError | ValueError | ImportError | ModelRefused)
+    return str(error) if is_clear else describe(error, 1000)

@@ -22,8 +22,8 @@ SERVED_FAMILIES = frozenset({
     "gemma3", "gemma4", "glm4v", "glm4v_moe", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl",
     "qwen3_vl", "qwen3_vl_moe", "smolvlm",
 })  # fmt: skip
-"""The `model_type`s whose answers about pictures the tests compare with transformers' own. Others may attend to
-pictures, or number them, in ways that are not known here."""
+"""The `model_type`s whose answers about pictures the tests compare with transformers' own. Others may attend
+to pictures, or number them, in ways that are not known here."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 

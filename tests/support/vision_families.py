@@ -1,4 +1,4 @@
-"""One family's random vision model as transformers runs it, and requests for the engine on the same folder."""
+"""One family's random vision model as transformers runs it, and requests with pictures for the engine."""
 
 import functools
 import hashlib
