@@ -29,6 +29,7 @@ from engine.executor import EngineFault
 from engine.model.prepacked_linear import prepack_weights
 from engine.model.quantization import load_options, refuse_unknown_format, refuse_unused_scales
 from engine.request import ModelInfo, describe
+from engine.vision.image_encoder import check_encoder
 from engine.vision.image_processor import ImageProcessor
 from engine.vocabulary import Vocabulary, read_vocabulary
 
@@ -83,10 +84,13 @@ def _image_processor(
     if not hasattr(getattr(network, "model", None), "get_image_features"):
         return None
     try:
-        return ImageProcessor.load(folder, hf_config)
-    except ModelRefused as error:
-        progress(f"pictures are not served: {error}")
+        processor = ImageProcessor.load(folder, hf_config)
+        progress("checking that a picture can be encoded")
+        check_encoder(network, processor)
+    except Exception as error:  # noqa: BLE001 - whatever a folder's processor raises, it can answer text
+        progress(f"pictures are not served: {_say(error)}")
         return None
+    return processor
 
 
 @contextmanager
@@ -295,4 +299,5 @@ def _context_length(hf_config: PretrainedConfig) -> int:
 
 def _say(error: Exception) -> str:
     """The message, with the type of the error unless it is one with clear messages."""
-    return str(error) if isinstance(error, OSError | ValueError | ImportError) else describe(error, 1000)
+    is_clear = isinstance(error, OSError | ValueError | ImportError | ModelRefused)
+    return str(error) if is_clear else describe(error, 1000)

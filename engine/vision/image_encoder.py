@@ -5,14 +5,18 @@ dimensions (time, height, width) have `get_rope_index`, too.
 """
 
 import inspect
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.config import ModelRefused
 from engine.request import PromptImage
+from engine.vision.image_processor import ImageProcessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class ImageEncoder:
 
     def __init__(self, network: PreTrainedModel) -> None:
         self._model = network.model
-        self._device = network.device
+        self._device, self._dtype = network.device, network.dtype
         self._takes = frozenset(inspect.signature(self._model.get_image_features).parameters)
         self.image_token_id: int = network.config.image_token_id
         """The token whose embedding is replaced."""
@@ -55,10 +59,13 @@ class ImageEncoder:
 
     def encode(self, tensors: Mapping[str, Tensor]) -> EncodedImage:
         """`tensors` are those of one `ProcessedImage`."""
-        arguments = {name: value.to(self._device) for name, value in tensors.items() if name in self._takes}
+        arguments = {name: self._moved(value) for name, value in tensors.items() if name in self._takes}
         output = self._model.get_image_features(**arguments, return_dict=True)
         layers = getattr(output, "deepstack_features", None) or ()
         return EncodedImage(_rows(output.pooler_output), tuple(map(_rows, layers)))
+
+    def _moved(self, value: Tensor) -> Tensor:
+        return value.to(self._device, self._dtype if value.is_floating_point() else value.dtype)
 
     def rope_positions(
         self, token_ids: Sequence[int], images: Sequence[PromptImage], grids: Sequence[Tensor]
@@ -80,6 +87,23 @@ class ImageEncoder:
             begin, offset = image.end, int(parts[-1].max()) + 1
         rest = torch.arange(offset, offset + len(prompt) - begin)
         return RopePositions(torch.cat([*parts, rest.expand(3, -1)], dim=1), offset - begin)
+
+
+def check_encoder(network: PreTrainedModel, processor: ImageProcessor) -> None:
+    """Encodes one picture. Raises `ModelRefused` unless the model has a row for each token of its text."""
+    processed = processor.process(_probe_picture())
+    with torch.inference_mode():
+        rows = ImageEncoder(network).encode(processed.tensors).embeddings
+    if len(rows) != processed.layout.text.tokens:
+        raise ModelRefused(
+            f"For a picture of {processed.layout.text.tokens} tokens it has {len(rows)} rows of embeddings."
+        )
+
+
+def _probe_picture() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (96, 64), (40, 90, 160)).save(file, "PNG")
+    return file.getvalue()
 
 
 def _rows(features: Tensor | Sequence[Tensor]) -> Tensor:

@@ -18,6 +18,13 @@ from transformers.models.auto import processing_auto
 from engine.config import ModelRefused
 from engine.request import MAX_IMAGE_PIXELS, ImageText, describe, one_line
 
+SERVED_FAMILIES = frozenset({
+    "gemma3", "gemma4", "glm4v", "glm4v_moe", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl",
+    "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+})  # fmt: skip
+"""The `model_type`s whose answers about pictures the tests compare with transformers' own. Others may attend
+to pictures, or number them, in ways that are not known here."""
+
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 PIXTRAL_PROCESSOR = "PixtralProcessor"
@@ -79,6 +86,8 @@ class ImageProcessor:
     @staticmethod
     def load(folder: Path, hf_config: PretrainedConfig) -> "ImageProcessor":
         """Raises `ModelRefused` if the folder has no image processor that can be used here."""
+        if hf_config.model_type not in SERVED_FAMILIES:
+            raise ModelRefused(f"Pictures are not served for models of the family {hf_config.model_type}.")
         try:
             return _load(folder, hf_config)
         except Exception as error:

@@ -46,8 +46,11 @@ QWEN_TOKENS = {
     "vision_start_token_id": 192,
     "vision_end_token_id": 193,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
 BY_ID = {"image_token_id": IMAGE_TOKEN}
 BY_INDEX = {"image_token_index": IMAGE_TOKEN}
+
+PIXTRAL = "LlavaConfig with Pixtral"
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2VLConfig": {
@@ -57,13 +60,33 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Qwen2_5_VLConfig": {
         "text_config": {**TEXT, **ROPE_SECTIONS},
-        "vision_config": QWEN_TOWER,
+        # Windows of two by two tokens in the first layer.
+        "vision_config": {**QWEN_TOWER, "depth": 2, "fullatt_block_indexes": [1], "window_size": 56},
         **QWEN_TOKENS,
     },
     "Qwen3VLConfig": {
         "text_config": {**TEXT, **HEADS, **ROPE_SECTIONS},
+        "vision_config": {**QWEN_TOWER, "depth": 2, "deepstack_visual_indexes": [0, 1]},
+        **QWEN_TOKENS,
+    },
+    "Qwen3VLMoeConfig": {
+        "text_config": {**TEXT, **HEADS, **ROPE_SECTIONS, **EXPERTS},
         "vision_config": {**QWEN_TOWER, "deepstack_visual_indexes": [0]},
         **QWEN_TOKENS,
+    },
+    "Glm4vMoeConfig": {
+        "text_config": {
+            **TEXT,
+            **HEADS,
+            **EXPERTS,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**ROPE_SECTIONS["rope_parameters"], "partial_rotary_factor": 1.0},
+        },
+        "vision_config": {**QWEN_TOWER, "image_size": 28, "patch_size": 14},
+        **BY_ID,
     },
     "Glm4vConfig": {
         "text_config": {
@@ -112,6 +135,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "clip_vision_model", **SQUARES, "num_hidden_layers": 2},
         **BY_INDEX,
     },
+    PIXTRAL: {
+        "text_config": {"model_type": "mistral", **TEXT, **HEADS},
+        "vision_config": {"model_type": "pixtral", **SQUARES},
+        "vision_feature_select_strategy": "full",
+        "vision_feature_layer": -1,
+        **BY_INDEX,
+    },
     "InternVLConfig": {
         "text_config": {"model_type": "qwen2", **TEXT},
         "vision_config": {**TOWER, "image_size": [28, 28], "patch_size": [14, 14]},
@@ -139,7 +169,7 @@ def save_random_vision_model(config_name: str) -> Path:
 
     torch.set_num_threads(1)
     torch.manual_seed(7)
-    config = getattr(transformers, config_name)(**FAMILIES[config_name])
+    config = getattr(transformers, config_name.split()[0])(**FAMILIES[config_name])
     model: Any = transformers.AutoModelForImageTextToText.from_config(  # type: ignore[no-untyped-call]
         config, dtype=torch.float32
     )
@@ -185,7 +215,11 @@ MEDIA: dict[str, Media] = {
     "Qwen3VLConfig": Media(
         "Qwen3VL", "Qwen2VL", {**QWEN_SIZES, "patch_size": 16}, special_tokens=QWEN_MARKUP
     ),
+    "Qwen3VLMoeConfig": Media(
+        "Qwen3VL", "Qwen2VL", {**QWEN_SIZES, "patch_size": 16}, special_tokens=QWEN_MARKUP
+    ),
     "Glm4vConfig": Media("Glm4v", "Glm4v", QWEN_SIZES, special_tokens=GLM_MARKUP),
+    "Glm4vMoeConfig": Media("Glm4v", "Glm4v", QWEN_SIZES, special_tokens=GLM_MARKUP),
     "Gemma3Config": Media("Gemma3", "Gemma3", SQUARE, {"image_seq_length": 4}, GEMMA_MARKUP, GEMMA_NAMES),
     "Gemma4Config": Media(
         "Gemma4",
@@ -208,6 +242,13 @@ MEDIA: dict[str, Media] = {
         {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
         {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
         {IMAGE_TOKEN: "<image>"},
+    ),
+    PIXTRAL: Media(
+        "Pixtral",
+        "Pixtral",
+        {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}},
+        {"patch_size": 14},
+        {IMAGE_TOKEN: "[IMG]", 191: "[IMG_BREAK]", 192: "[IMG_END]"},
     ),
     "InternVLConfig": Media(
         "InternVL",
