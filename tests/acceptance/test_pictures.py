@@ -1,7 +1,6 @@
 """A model that reads pictures answers about them by every API, after other turns, and after a crash."""
 
 import base64
-import json
 import random
 import threading
 import time
@@ -12,9 +11,10 @@ from typing import Any, NamedTuple
 import httpx
 import psycopg
 import pytest
+from openai import OpenAI
+
 from demo.vision.pictures import Picture, random_picture
 from demo.vision.questions import Sight
-from openai import OpenAI
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.fix_server import StartServerOn, _running
@@ -22,6 +22,7 @@ from tests.support.eventually import eventually
 from tests.support.hostile_pictures import READABLE, UNREADABLE, encoded, square
 from tests.support.server_process import REPOSITORY, ServerProcess, run_command
 from tests.support.web_server import Page, WebServer
+from tests.support.websocket import WebSocket
 
 MODEL = "holdfast-vision"
 SETTINGS: dict[str, object] = {"model": REPOSITORY / "demo" / MODEL, "engine": "model"}
@@ -120,7 +121,7 @@ def by_chat_stream(client: OpenAI, case: Case) -> str:
         messages=chat_question(case.url),  # type: ignore[arg-type]
         stream=True,
     )
-    return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream)  # type: ignore[union-attr]
 
 
 def in_a_conversation(client: OpenAI, case: Case) -> str:
@@ -136,23 +137,12 @@ def two_turns_later(client: OpenAI, case: Case) -> str:
 
 
 def by_websocket(client: OpenAI, case: Case) -> str:
-    url = str(client.base_url).replace("http", "ws", 1) + "responses"
-    with connect(url, max_size=None) as socket:
-        message = {"type": "response.create", "model": MODEL, "input": question(case.url), "store": False}
-        socket.send(json.dumps(message))
-        first = _socket_end(socket)
-        message |= {"input": QUESTION, "previous_response_id": first["id"]}
-        socket.send(json.dumps(message))
-        return str(_socket_end(socket)["output"][0]["content"][0]["text"])
-
-
-def _socket_end(socket: Any) -> dict[str, Any]:
-    while True:
-        event = json.loads(socket.recv())
-        assert event["type"] != "error", event
-        if event["type"] == "response.completed":
-            response: dict[str, Any] = event["response"]
-            return response
+    with WebSocket(str(client.base_url).removesuffix("/v1/")) as socket:
+        first = socket.turn({"model": MODEL, "input": question(case.url), "store": False})
+        previous = first[-1]["response"]["id"]
+        more = {"model": MODEL, "input": QUESTION, "previous_response_id": previous, "store": False}
+        second = socket.turn(more)[-1]["response"]
+        return str(second["output"][0]["content"][0]["text"])
 
 
 WAYS: tuple[Callable[[OpenAI, Case], str], ...] = (
@@ -206,7 +196,7 @@ def test_a_picture_is_stored_once_and_given_back_as_it_came(client: OpenAI, data
     ids = [client.responses.create(model=MODEL, input=question(case.url)).id for _ in range(2)]  # type: ignore[arg-type]
     assert [image_urls(client, response) for response in ids] == [[case.url]] * 2
     listed = client.responses.input_items.list(ids[0]).data[0]
-    assert listed.content[0].image_url is None  # type: ignore[union-attr]
+    assert listed.content[0].image_url is None  # type: ignore[union-attr,index]
     content = base64.b64decode(case.url.partition(",")[2])
     with psycopg.connect(database, autocommit=True) as connection:
         query = "select count(*) from images where digest = sha256(%s)"
@@ -294,7 +284,9 @@ def test_hostile_pictures_are_refused_by_name_and_delay_nobody(server: ServerPro
         files = {name: make() for name, (make, _) in UNREADABLE.items()} | {
             name: make() for name, make in READABLE.items()
         }
-        answers = dict(zip(files, pool.map(lambda content: ask(server, content), files.values()), strict=True))
+        answers = dict(
+            zip(files, pool.map(lambda content: ask(server, content), files.values()), strict=True)
+        )
         done.set()
         watching.result()
     statuses = {name: answer.status_code for name, answer in answers.items()}
@@ -340,7 +332,7 @@ def test_pictures_of_a_tools_output_are_seen(client: OpenAI) -> None:
     with_it = client.responses.input_tokens.count(model=MODEL, input=asked).input_tokens  # type: ignore[arg-type]
     without = client.responses.input_tokens.count(
         model=MODEL,
-        input=[*asked[:2], {**output, "output": "Seen."}],  # type: ignore[arg-type,list-item]
+        input=[*asked[:2], {**output, "output": "Seen."}],  # type: ignore[list-item]
     ).input_tokens
     assert with_it > without + 16
 
