@@ -86,7 +86,7 @@ def _keyed_route(
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
         if method == "POST":
             require_json(request.headers, body)
-            input_images.CHECK.set(services.model.image_check(caller.tenant))
+            input_images.SOURCE.set(services.model.image_source(caller.tenant))
         return handler(services, caller, request, body)
 
     ends_others = method == "DELETE" or path.endswith("/cancel")

@@ -1,7 +1,8 @@
 """`ImageReader`: the pictures of requests, fetched from allowed hosts and normalised in a subprocess.
 
-Pictures are untrusted, so they are decoded by `image_worker` with limits of time and memory. The engine gets
-its PNG only. What was read is cached by tenant, so no tenant can tell what another one has sent.
+Pictures and PDFs are untrusted, so they are decoded by `image_worker` and drawn by `pdf_page_worker` with
+limits of time and memory. The engine gets their PNGs only. What was read is cached by tenant, so no tenant
+can tell what another one has sent.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from engine.fair_limit import FairLimit
 from server.errors import Overloaded
@@ -36,17 +37,29 @@ MAX_CONCURRENT = 2
 """Pictures read at the same time, at most one per tenant."""
 CACHE_BYTES = 256 * 1024 * 1024
 """Of normalised pictures."""
+MAX_PDF_PAGES = 20
+"""Of a PDF whose pages are drawn."""
+MAX_PAGES_BYTES = 32 * 1024 * 1024
+"""Of these pages as PNG."""
+MAX_PAGE_PIXELS = 1_500_000
 FETCH = FetchLimits(size=MAX_FILE_BYTES, seconds=10.0, redirects=3)
 _WALL_SECONDS = 30.0
 """Timeout for a busy machine; `CPU_SECONDS` limits the work."""
 _WAIT_SECONDS = 30.0
 _WORKER = Path(__file__).with_name("image_worker.py")
+_PAGE_WORKER = Path(__file__).with_name("pdf_page_worker.py")
 _MESSAGES = {
     "type": ("A picture is a PNG, JPEG, WebP or GIF file; this is none.", "unsupported_image_media_type"),
     "broken": ("The picture cannot be read: it is damaged or incomplete.", "image_parse_error"),
     "large": (f"A picture may have {MAX_READ_PIXELS} pixels; this has more.", "image_too_large"),
     "narrow": ("One side of a picture may be 100 times as long as the other.", "invalid_image"),
     "empty": ("The picture is empty.", "empty_image_file"),
+}
+_PAGE_MESSAGES = {
+    "encrypted": "The PDF is encrypted: send it without a password.",
+    "pages": f"Up to {MAX_PDF_PAGES} pages are read as pictures; the PDF has more: send no `detail`.",
+    "large": f"The pages of the PDF have more than {MAX_PAGES_BYTES} bytes as pictures.",
+    "broken": "The PDF's pages cannot be drawn.",
 }
 _HEAVY = ("The picture takes too much time or memory to be read.", "image_too_large")
 
@@ -151,12 +164,34 @@ class ImageReader:
             self._cache.put(key, image)
         return image
 
+    def pages(self, tenant: str, pdf: bytes, detail: Literal["low", "high"]) -> list[InputImage]:
+        """The pages of a PDF. Raises ImageError and Overloaded."""
+        side = LOW_SIDE if detail == "low" else MAX_SIDE
+        pixels = min(MAX_PAGE_PIXELS, self._most_pixels)
+        output = self._run(tenant, _PAGE_WORKER, pdf, MAX_PDF_PAGES, MAX_PAGES_BYTES, pixels, side)
+        head, _, files = output.partition(b"\n")
+        answer = json.loads(head)
+        if "error" in answer:
+            raise ImageError(_PAGE_MESSAGES[answer["error"]], "unsupported_value")
+        images = []
+        for size in answer["sizes"]:
+            images.append(InputImage(detail=detail, content=data_url("image/png", files[:size])))
+            files = files[size:]
+        return images
+
     def _run_worker(self, tenant: str, content: bytes, most_side: int) -> bytes:
-        limits = map(str, (CPU_SECONDS, MEMORY, MAX_READ_PIXELS, self._most_pixels, most_side))
+        output = self._run(tenant, _WORKER, content, MAX_READ_PIXELS, self._most_pixels, most_side)
+        if output.startswith(b"{"):
+            raise ImageError(*_MESSAGES[json.loads(output)["error"]])
+        return output
+
+    def _run(self, tenant: str, worker: Path, content: bytes, *bounds: int) -> bytes:
+        """The output of a worker. Raises ImageError if it took too much, Overloaded if it did not begin."""
+        limits = map(str, (CPU_SECONDS, MEMORY, *bounds))
         try:
             with self._limit.hold(tenant, _WAIT_SECONDS):
                 ran = subprocess.run(
-                    [sys.executable, "-I", str(_WORKER), *limits],
+                    [sys.executable, "-I", str(worker), *limits],
                     input=content,
                     capture_output=True,
                     env={},
@@ -167,6 +202,17 @@ class ImageReader:
             raise Overloaded("Too many pictures are being read; try again later.") from None
         if ran.returncode != 0 or not ran.stdout:
             raise ImageError(*_HEAVY)
-        if ran.stdout.startswith(b"{"):
-            raise ImageError(*_MESSAGES[json.loads(ran.stdout)["error"]])
         return ran.stdout
+
+
+class TenantImages(NamedTuple):
+    """An `input_images.ImageSource`: a reader for one tenant."""
+
+    reader: ImageReader
+    tenant: str
+
+    def check(self, image: InputImage) -> InputImage:
+        return self.reader.check(self.tenant, image)
+
+    def pages(self, pdf: bytes, detail: Literal["low", "high"]) -> list[InputImage]:
+        return self.reader.pages(self.tenant, pdf, detail)

@@ -1,17 +1,16 @@
 """`LoadedModel`: the engine and the model format of this process, and its limit on long prompts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 from engine.fair_limit import FairLimit
 from engine.request import Engine, ModelInfo
 from engine.vocabulary import Vocabulary
 from server.errors import Overloaded, TooManyRequests
-from server.input_images.image_reader import ImageReader
+from server.input_images.image_reader import ImageReader, TenantImages
 from server.model_formats.interface import ModelFormat
-from server.protocol.responses.items import InputImage
+from server.protocol.input_images import ImageSource
 from server.sealing.cipher import Seal
 
 LONG_CHARACTERS = 65_536
@@ -84,6 +83,6 @@ class LoadedModel:
         object.__setattr__(self, "model_info", self.engine.model_info)
         object.__setattr__(self, "names", (self.name, *self.model_info.adapters))
 
-    def image_check(self, tenant: str) -> Callable[[InputImage], InputImage] | None:
-        """The check of a tenant's pictures, for `input_images.CHECK`; None if the model reads text only."""
-        return None if self.images is None else partial(self.images.check, tenant)
+    def image_source(self, tenant: str) -> ImageSource | None:
+        """What reads a tenant's pictures, for `input_images.SOURCE`; None if the model reads text only."""
+        return None if self.images is None else TenantImages(self.images, tenant)

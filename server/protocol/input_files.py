@@ -41,7 +41,8 @@ _CACHE_SIZE = 8
 _ERROR_MESSAGES = {
     "encrypted": "The PDF is encrypted: send it without a password.",
     "pages": f"The PDF has more than {MAX_PAGES} pages.",
-    "empty": "The PDF has no text in it, as of scanned pages: send their text.",
+    "empty": "The PDF has no text in it, as of scanned pages: send their text, or to a model that reads "
+    "pictures the file's `detail`.",
     "broken": "The file is not a PDF that can be read.",
 }
 _LIMIT_MESSAGE = "The PDF takes too much time or memory to be read: send its text."
@@ -75,19 +76,20 @@ _cache: OrderedDict[bytes, dict[str, str]] = OrderedDict()
 _cache_lock = threading.Lock()
 
 
-def storable_file_data(data: str) -> str:
+def storable_file_data(data: str, *, needs_text: bool = True) -> str:
     """`file_data` in the form that is stored: of a PDF, its text as a data URL.
 
-    So a PDF is parsed once, however many later requests include it. Raises FileError or ExtractionBusy.
+    So a PDF is parsed once, however many later requests include it. Raises FileError or ExtractionBusy. A PDF
+    without text, as of scanned pages, is refused if `needs_text`.
     """
-    content = _content(data)
+    content = file_content(data)
     if data.startswith(_PDF_TYPE) and not is_pdf(content):
         raise FileError("The file is not a PDF that can be read.")
     if not is_pdf(content):
         file_text(data)
         return data
     try:
-        text = pdf_text(content, MAX_FILE_TEXT)
+        text = pdf_text(content, MAX_FILE_TEXT, needs_text=needs_text)
     except PdfError as error:
         raise FileError(str(error)) from error
     return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
@@ -95,7 +97,7 @@ def storable_file_data(data: str) -> str:
 
 def file_text(data: str) -> str:
     """The text in `file_data`. Raises FileError unless it is UTF-8."""
-    content = _content(data)
+    content = file_content(data)
     if len(content) > MAX_FILE_TEXT:
         raise FileError(f"The file is larger than {MAX_FILE_TEXT} bytes.")
     try:
@@ -107,7 +109,8 @@ def file_text(data: str) -> str:
     return text
 
 
-def _content(data: str) -> bytes:
+def file_content(data: str) -> bytes:
+    """The bytes of `file_data`, a data URL or base64. Raises FileError."""
     if not data.startswith("data:"):
         return _from_base64(data)
     head, comma, body = data.partition(",")
@@ -128,8 +131,8 @@ def is_pdf(content: bytes) -> bool:
     return content[:1024].lstrip().startswith(b"%PDF-")
 
 
-def pdf_text(content: bytes, most_bytes: int) -> str:
-    """The text of all pages, at most `most_bytes` in UTF-8. Blocks.
+def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str:
+    """The text of all pages, at most `most_bytes` in UTF-8; without `needs_text` perhaps none. Blocks.
 
     Raises PdfError, or ExtractionBusy if no slot is free in time.
     """
@@ -146,6 +149,8 @@ def pdf_text(content: bytes, most_bytes: int) -> str:
                 _cache.popitem(last=False)
     if "text" in answer:
         return answer["text"]
+    if answer["error"] == "empty" and not needs_text:
+        return ""
     if answer["error"] == "long":
         raise PdfError(f"The text of the PDF is larger than {most_bytes} bytes.")
     raise PdfError(_ERROR_MESSAGES.get(answer["error"], _LIMIT_MESSAGE))

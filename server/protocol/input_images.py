@@ -1,19 +1,29 @@
-"""Pictures of requests: data URLs decoded, and the check of a picture while the request is decoded.
+"""Pictures of requests: data URLs, and the check of a picture while the request is decoded.
 
-The check is the served model's: a model that reads text only takes pictures unread.
+A model that reads text only takes pictures unread.
 """
 
 import base64
 import binascii
-from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Literal, Protocol
 
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import InputImage
 
-CHECK: ContextVar[Callable[[InputImage], InputImage] | None] = ContextVar("check", default=None)
-"""Returns the picture, with `content` if it was fetched; raises ImageError. None if pictures are not read.
-Set for the request of this thread."""
+
+class ImageSource(Protocol):
+    """Reads the pictures of one tenant's requests. Its methods raise ImageError, and ApiError if too busy."""
+
+    def check(self, image: InputImage) -> InputImage:
+        """The picture, which can be read; with `content` if it was fetched."""
+
+    def pages(self, pdf: bytes, detail: Literal["low", "high"]) -> list[InputImage]:
+        """The pages of a PDF."""
+
+
+SOURCE: ContextVar[ImageSource | None] = ContextVar("source", default=None)
+"""Set for the request of this thread; None if its model reads text only."""
 
 
 class ImageError(ValueError):
@@ -26,15 +36,26 @@ class ImageError(ValueError):
 
 
 def check_image(image: InputImage, path: str) -> InputImage:
-    """The picture as `CHECK` returns it. Raises DecodeFailure with the path of its URL."""
-    check = CHECK.get()
-    if check is None:
+    """The picture as `SOURCE` returns it. Raises DecodeFailure with the path of its URL."""
+    source = SOURCE.get()
+    if source is None:
         return image
     try:
-        return check(image)
+        return source.check(image)
     except ImageError as error:
         where = "image_url" if image.image_url else "file_id"
         raise DecodeFailure(str(error), f"{path}.{where}", error.code) from error
+
+
+def page_images(pdf: bytes, detail: Literal["low", "high"], path: str) -> list[InputImage]:
+    """The pages of a PDF; none if the model reads text only. Raises DecodeFailure with the data's path."""
+    source = SOURCE.get()
+    if source is None:
+        return []
+    try:
+        return source.pages(pdf, detail)
+    except ImageError as error:
+        raise DecodeFailure(str(error), f"{path}.file_data", error.code) from error
 
 
 def is_data_url(url: str) -> bool:

@@ -51,7 +51,7 @@ _GUIDED = {
     name: Row("works", f"vLLM's older name of `structured_outputs.{name.removeprefix('guided_')}`.")
     for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
 }
-_NO_MEDIA = "No model here reads pictures, sound or video, so there is nothing that it could change."
+_MEDIA_SETTINGS = "Pictures are read as the model's folder says; the operator bounds their pixels."
 _CHATS_ALONE = "/v1/chat/completions"
 _RENDER_ONLY = "vLLM has it for its render endpoints; where text is generated it does nothing there, either."
 
@@ -92,8 +92,8 @@ _COMMON: Rows = {
     "vllm_xargs": _refused("There are no extensions that would read it.", {}),
     "kv_transfer_params": _refused("Caches are not passed between servers.", {}),
     "ec_transfer_params": _refused("Caches are not passed between servers.", {}),
-    "media_io_kwargs": _ignored(_NO_MEDIA),
-    "mm_processor_kwargs": _ignored(_NO_MEDIA),
+    "media_io_kwargs": _refused(_MEDIA_SETTINGS, {}),
+    "mm_processor_kwargs": _refused(_MEDIA_SETTINGS, {}),
     "mm_payload": _ignored(_RENDER_ONLY),
     "return_mm_kwargs": _ignored(_RENDER_ONLY),
     "session_id": _ignored("vLLM routes requests by it; here every replica can answer every request."),
@@ -152,7 +152,7 @@ _RESPONSES: Rows = {
     "stream_options": _ignored("Its one field, `include_obfuscation`, adds padding that nobody reads."),
     "moderation": _MODERATION,
     "access_programs": _ignored("There are no programs by which models are made available."),
-    "image": _ignored(_NO_MEDIA),
+    "image": _ignored("It is about pictures that a model makes; none here makes any."),
     "use_beam_search": _refused(f"A response has one answer; {_CHATS_ALONE} has beam search.", False),
     "length_penalty": _ignored("Only beam search reads it, which is refused."),
     "early_stopping": _ignored("Only beam search reads it, which is refused."),

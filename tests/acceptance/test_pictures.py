@@ -12,6 +12,7 @@ import httpx
 import psycopg
 import pytest
 from openai import OpenAI
+from PIL import Image
 
 from demo.vision.pictures import Picture, random_picture
 from demo.vision.questions import Sight
@@ -19,7 +20,7 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.fix_server import StartServerOn, _running
 from tests.support.eventually import eventually
-from tests.support.hostile_pictures import READABLE, UNREADABLE, encoded, square
+from tests.support.hostile_pictures import READABLE, UNREADABLE, encoded
 from tests.support.server_process import REPOSITORY, ServerProcess, run_command
 from tests.support.web_server import Page, WebServer
 from tests.support.websocket import WebSocket
@@ -83,7 +84,7 @@ def database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]
 
 @pytest.fixture(scope="module")
 def server(database: str, web: WebServer) -> Iterator[ServerProcess]:
-    yield from _running(database, {**SETTINGS, "image_hosts": f"http://{web.host}", "lease_seconds": 2})
+    yield from _running(database, {**SETTINGS, "image_hosts": f"http://{web.host}", "purge_seconds": 0.2})
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +205,7 @@ def test_a_picture_is_stored_once_and_given_back_as_it_came(client: OpenAI, data
         client.responses.delete(ids[0])
         assert connection.execute(query, (content,)).fetchone() == (1,)
         client.responses.delete(ids[1])
-        assert connection.execute(query, (content,)).fetchone() == (0,)
+        eventually(lambda: connection.execute(query, (content,)).fetchone() == (0,))
 
 
 def test_pictures_are_counted_as_input_tokens_and_cached_with_their_prefix(client: OpenAI) -> None:
@@ -221,7 +222,7 @@ def test_pictures_are_counted_as_input_tokens_and_cached_with_their_prefix(clien
     assert again.output_text == response.output_text
 
 
-@pytest.mark.parametrize("where", ["accept.committed", "recorder.committed:3", "end.written"])
+@pytest.mark.parametrize("where", ["accept.committed", "recorder.committed", "end.written"])
 def test_an_answer_about_a_picture_goes_on_after_kill_9_with_the_same_text(
     database_url: str, start_server_on: StartServerOn, client: OpenAI, where: str
 ) -> None:
@@ -314,7 +315,7 @@ def ask(server: ServerProcess, content: bytes) -> httpx.Response:
 def test_a_url_that_is_not_allowed_is_refused_by_every_api(server: ServerProcess, url: str) -> None:
     asked = {
         "responses": ({"input": question(url)}, "input[0].content[0].image_url"),
-        "chat/completions": ({"messages": chat_question(url)}, "messages[0].content[0].image_url.url"),
+        "chat/completions": ({"messages": chat_question(url)}, "messages[0].content[0].image_url"),
         "conversations": ({"items": question(url)}, "items[0].content[0].image_url"),
         "responses/input_tokens": ({"input": question(url)}, "input[0].content[0].image_url"),
     }
@@ -339,4 +340,4 @@ def test_pictures_of_a_tools_output_are_seen(client: OpenAI) -> None:
 
 def test_a_picture_of_one_pixel_and_a_large_one_are_read(server: ServerProcess) -> None:
     for size in ((1, 1), (1, 90), (3000, 2000)):
-        assert ask(server, encoded(square(size=(max(2, size[0]), size[1])))).status_code == 200
+        assert ask(server, encoded(Image.new("RGB", size, "red"))).status_code == 200

@@ -122,7 +122,7 @@ class SocketSession:
         services, message = self._services, _validated(wanted.message)
         # Again: the key may have been revoked meanwhile.
         caller = services.authenticator.authenticate(self._websocket)
-        input_images.CHECK.set(services.model.image_check(caller.tenant))
+        input_images.SOURCE.set(services.model.image_source(caller.tenant))
         retained = self._retained.get(message.previous_response_id or "")
         size = wanted.size + (retained.size if retained else 0)
         if retained and message.store is not False:

@@ -1,7 +1,7 @@
 """Decodes content parts of messages and tool outputs: text under several type names, images, files."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -10,9 +10,11 @@ from server.protocol.decode import convert
 from server.protocol.error_object import DecodeFailure
 from server.protocol.input_files import (
     FileError,
+    file_content,
+    is_pdf,
     storable_file_data,
 )
-from server.protocol.input_images import check_image
+from server.protocol.input_images import check_image, page_images
 from server.protocol.responses.items import (
     ContentPart,
     Detail,
@@ -60,10 +62,21 @@ class _File(msgspec.Struct, kw_only=True):
     file_data: str | None = None
     file_id: str | None = None
     file_url: str | None = None
+    detail: Literal["auto", "low", "high"] | None = None
 
 
-def read_part(part: dict[str, Any], path: str) -> ContentPart:
-    """The content part. Raises DecodeFailure with its path."""
+def read_parts(parts: Sequence[dict[str, Any]], path: str) -> list[ContentPart]:
+    """The content parts, and after a PDF with a `detail` its pages as pictures.
+
+    Raises DecodeFailure with the path of a part.
+    """
+    read: list[ContentPart] = []
+    for index, part in enumerate(parts):
+        read += _read_part(part, f"{path}[{index}]")
+    return read
+
+
+def _read_part(part: dict[str, Any], path: str) -> list[ContentPart]:
     kind = part.get("type")
     reader = CONTENT_READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
@@ -72,8 +85,8 @@ def read_part(part: dict[str, Any], path: str) -> ContentPart:
             f"{path}.type",
             "unsupported_value",
         )
-    read: ContentPart = reader.read(part, path)
-    return read
+    read: ContentPart | list[ContentPart] = reader.read(part, path)
+    return read if isinstance(read, list) else [read]
 
 
 def _read_text(part: dict[str, Any], path: str) -> InputText:
@@ -105,7 +118,7 @@ def _read_output_text(part: dict[str, Any], path: str) -> OutputText:
     return OutputText(param.text, annotations)
 
 
-def _read_file(part: dict[str, Any], path: str) -> InputFile:
+def _read_file(part: dict[str, Any], path: str) -> list[ContentPart]:
     file: _File = convert(part, _File, path)
     if file.file_data is None:
         where = "file_url" if file.file_url is not None else "file_id"
@@ -115,10 +128,14 @@ def _read_file(part: dict[str, Any], path: str) -> InputFile:
             "unsupported_value",
         )
     try:
-        data = storable_file_data(file.file_data)
+        content = file_content(file.file_data)
+        pages: list[InputImage] = []
+        if file.detail in ("low", "high") and is_pdf(content):
+            pages = page_images(content, file.detail, path)
+        data = storable_file_data(file.file_data, needs_text=not pages)
     except FileError as error:
         raise DecodeFailure(str(error), f"{path}.file_data", "unsupported_value") from error
-    return InputFile(file.filename if file.filename is not None else UNSET, data)
+    return [InputFile(file.filename if file.filename is not None else UNSET, data), *pages]
 
 
 CONTENT_READERS: dict[str, TypeReader] = {

@@ -18,7 +18,7 @@ from server.protocol.responses.content_parts import (
     TypeReader,
     abbreviated,
     is_nested_deeper,
-    read_part,
+    read_parts,
 )
 from server.protocol.responses.items import (
     CallStatus,
@@ -196,7 +196,7 @@ def _read_content(message: _Message, path: str) -> list[ContentPart]:
         if message.role == "assistant":
             return [OutputText(text=message.content)]
         return [InputText(text=message.content)]
-    return [read_part(part, f"{path}.content[{index}]") for index, part in enumerate(message.content)]
+    return read_parts(message.content, f"{path}.content")
 
 
 def _read_reasoning(element: dict[str, Any], path: str) -> Item:
@@ -233,11 +233,8 @@ def _read_output(
 ) -> Callable[[dict[str, Any], str], Item]:
     def read(element: dict[str, Any], path: str) -> Item:
         param: _Output = convert(element, _Output, path)
-        output: str | list[ContentPart]
-        if isinstance(param.output, str):
-            output = param.output
-        else:
-            output = [read_part(part, f"{path}.output[{n}]") for n, part in enumerate(param.output)]
+        text = param.output
+        output = text if isinstance(text, str) else read_parts(text, f"{path}.output")
         return kind("", param.status or "completed", param.call_id, output)
 
     return read

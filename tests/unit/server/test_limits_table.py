@@ -66,6 +66,8 @@ def test_the_table_names_the_bounds_of_pictures() -> None:
     )
     assert f"with `detail: low` to {reader.LOW_SIDE} a side |" in TABLE
     assert f"only; {reader.FETCH.seconds:g} s, {reader.FETCH.redirects} redirects |" in TABLE
+    pages = f"{reader.MAX_PDF_PAGES} pages, {reader.MAX_PAGES_BYTES >> 20} MiB as PNG"
+    assert f"| {pages}, {reader.MAX_PAGE_PIXELS:,} pixels a page |" in TABLE
     assert f"| {MAX_IMAGES}, and {prompt_images.MAX_PROMPT_IMAGE_BYTES >> 20} MiB as PNG |" in TABLE
 
 

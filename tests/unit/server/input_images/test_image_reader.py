@@ -9,14 +9,22 @@ import pytest
 from PIL import Image
 
 from server.input_images import image_reader
-from server.input_images.image_reader import MAX_FILE_BYTES, MAX_READ_PIXELS, ImageReader
+from server.input_images.image_reader import (
+    MAX_FILE_BYTES,
+    MAX_PDF_PAGES,
+    MAX_READ_PIXELS,
+    ImageReader,
+    TenantImages,
+)
 from server.input_images.image_worker import normalised
 from server.outbound_http.allowed_addresses import read_allowed
 from server.protocol import input_images
 from server.protocol.error_object import DecodeFailure
-from server.protocol.input_images import ImageError
-from server.protocol.responses.content_parts import read_part
-from server.protocol.responses.items import InputImage
+from server.protocol.input_files import file_text
+from server.protocol.input_images import ImageError, data_url_bytes
+from server.protocol.responses.content_parts import read_parts
+from server.protocol.responses.items import InputFile, InputImage, InputText
+from tests.support import pdfs
 from tests.support.hostile_pictures import READABLE, UNREADABLE, encoded, png, square
 from tests.support.web_server import Page, WebServer
 
@@ -120,8 +128,9 @@ def checked(part: dict[str, object], reader: ImageReader | None) -> object:
 
     def decode() -> object:
         if reader is not None:
-            input_images.CHECK.set(lambda image: reader.check("one", image))
-        return read_part({"type": "input_image", **part}, "input[0].content[2]")
+            input_images.SOURCE.set(TenantImages(reader, "one"))
+        (read,) = read_parts([{"type": "input_image", **part}], "input[0].content")
+        return read
 
     return Context().run(decode)
 
@@ -146,7 +155,7 @@ def test_a_picture_that_cannot_be_used_is_refused_with_its_path(
 ) -> None:
     with pytest.raises(DecodeFailure) as failure:
         checked(part, ImageReader(PIXELS))
-    assert failure.value.param == f"input[0].content[2].{where}"
+    assert failure.value.param == f"input[0].content[0].{where}"
     assert failure.value.code == code
 
 
@@ -160,6 +169,64 @@ def test_a_model_that_reads_text_only_takes_pictures_unread() -> None:
     assert checked({"image_url": "https://example.com/a.png"}, None) == InputImage(
         "https://example.com/a.png", None, "auto"
     )
+
+
+def file_parts(pdf: bytes, detail: str | None, reader: ImageReader | None) -> list[object]:
+    def decode() -> list[object]:
+        if reader is not None:
+            input_images.SOURCE.set(TenantImages(reader, "one"))
+        data = url(pdf, "application/pdf")
+        part = {"type": "input_file", "filename": "a.pdf", "file_data": data, "detail": detail}
+        return [*read_parts([part, {"type": "input_text", "text": "?"}], "input[0].content")]
+
+    return Context().run(decode)
+
+
+@pytest.mark.parametrize(("detail", "side"), [("low", 512), ("high", 1225)])
+def test_pages_of_a_pdf_are_pictures_after_its_text_when_they_are_asked_for(detail: str, side: int) -> None:
+    file, first, second, text = file_parts(pdfs.saying("One", "Two"), detail, ImageReader(PIXELS))
+    assert isinstance(file, InputFile)
+    assert isinstance(file.file_data, str)
+    assert file_text(file.file_data) == "One\n\nTwo"
+    assert text == InputText("?")
+    for page in (first, second):
+        assert isinstance(page, InputImage)
+        assert page.image_url is None
+        image = opened(data_url_bytes(str(page.content)))
+        assert image.size == (side, side)
+        assert image.convert("L").getextrema() == (0, 255)
+    assert first != second
+
+
+@pytest.mark.parametrize(("detail", "reader"), [(None, True), ("auto", True), ("high", False)])
+def test_pages_of_a_pdf_are_not_drawn_unasked_or_for_a_model_that_reads_text_only(
+    detail: str | None, reader: bool
+) -> None:
+    parts = file_parts(pdfs.saying("One"), detail, ImageReader(PIXELS) if reader else None)
+    assert [type(part) for part in parts] == [InputFile, InputText]
+
+
+def test_a_scanned_pdf_has_its_pages_alone() -> None:
+    scanned = pdfs.with_pages(pdfs.stream(b"0 0 100 100 re f"))
+    file, page, _ = file_parts(scanned, "low", ImageReader(PIXELS))
+    assert isinstance(file, InputFile)
+    assert file_text(str(file.file_data)) == ""
+    assert isinstance(page, InputImage)
+    with pytest.raises(DecodeFailure, match="no text in it"):
+        file_parts(scanned, None, ImageReader(PIXELS))
+
+
+@pytest.mark.parametrize(
+    ("pdf", "message"),
+    [
+        (pdfs.saying(*["Page"] * (MAX_PDF_PAGES + 1)), "has more"),
+        (b"%PDF-1.7 nothing of it", "cannot be drawn"),
+    ],
+)
+def test_pages_that_cannot_be_drawn_are_refused_with_the_path_of_the_file(pdf: bytes, message: str) -> None:
+    with pytest.raises(DecodeFailure, match=message) as failure:
+        file_parts(pdf, "high", ImageReader(PIXELS))
+    assert failure.value.param == "input[0].content[0].file_data"
 
 
 @pytest.fixture
@@ -202,4 +269,4 @@ def test_a_picture_that_may_not_or_cannot_be_fetched_is_refused_with_its_path(
 ) -> None:
     with pytest.raises(DecodeFailure, match=message) as failure:
         fetched(web, path, hosts)
-    assert failure.value.param == "input[0].content[2].image_url"
+    assert failure.value.param == "input[0].content[0].image_url"
