@@ -14,8 +14,10 @@ from server.cli.command import Subcommands, add_command, opened_database, print_
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance import audit_responses as invariants
+from server.maintenance.audit_images import check_conversation, check_image
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
 from server.protocol.ids import response_id
+from server.store import audit_images
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.content import responses
@@ -49,7 +51,9 @@ def add_commands(commands: Subcommands) -> None:
         "--since", type=_since, help="only responses created since: 90m, 24h, 7d, or 2026-11-20T08:00 (UTC)"
     )
     command.add_argument("--limit", type=_count, help="only the newest N responses of each tenant")
-    command.add_argument("--quick", action="store_true", help="do not replay streams from the middle")
+    command.add_argument(
+        "--quick", action="store_true", help="neither replay streams from the middle nor hash pictures"
+    )
     command.add_argument("--json", action="store_true", help="one JSON object a line, the summary last")
 
 
@@ -109,11 +113,25 @@ def _violations(connection: Connection, scope: Scope, limits: Limits, tally: Tal
             tally.unfinished += invariants.is_unfinished(response)
             tally.served = moment.served_since is not None
             yield from invariants.check(response, moment, limits)
+    yield from _image_violations(connection, scope)
     yield from invariants.check_orphans(store.orphans(connection, scope.tenant))
     yield from invariants.check_keys(
         store.shared_keys(connection, scope.tenant),
         store.lost_keys(connection, scope.tenant, limits.key_seconds),
     )
+
+
+def _image_violations(connection: Connection, scope: Scope) -> Iterator[Violation]:
+    """Violations by pictures and by conversations, which a bound on the number of responses leaves out."""
+    if scope.limit is not None:
+        return
+    names = [scope.tenant] if scope.tenant is not None else audit_images.tenants(connection)
+    for tenant in names:
+        for conversation in audit_images.conversations(connection, tenant):
+            yield from invariants.check_images(tenant, check_conversation(conversation))
+        found = map(check_image, audit_images.unsound_images(connection, tenant, scope))
+        yield from invariants.check_images(tenant, found)
+        yield from invariants.check_orphans(audit_images.orphans(connection, tenant))
 
 
 def _require_current(url: str) -> None:
@@ -133,9 +151,9 @@ def _scope(connection: Connection, options: argparse.Namespace) -> Scope:
 
 
 def _line(violation: Violation, *, as_json: bool) -> str:
-    name = response_id(violation.response_id)
+    name = response_id(violation.response_id) if violation.response_id is not None else None
     if not as_json:
-        return f"{violation.invariant}\t{violation.tenant}\t{name}\t{violation.sentence}"
+        return f"{violation.invariant}\t{violation.tenant}\t{name or '-'}\t{violation.sentence}"
     return msgspec.json.encode(
         {
             "invariant": violation.invariant,

@@ -215,6 +215,7 @@ class _Schemas:
         found, self._components = msgspec.json.schema_components(
             [*used, *shapes], ref_template=_SCHEMAS + "{name}"
         )
+        del self._components["InputImage"]["properties"]["content"]  # which is never sent
         self._found = dict(zip(map(repr, [*used, *shapes]), found, strict=True))
         self._unions = {name: self._found[repr(kind)] for name, kind in _NAMED_UNIONS.items()}
 

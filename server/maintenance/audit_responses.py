@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from server.maintenance.audit_event_log import SLACK, Finding, check_log
+from server.maintenance.audit_images import check_uses
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.responses.items import Message, decode_item
@@ -38,6 +39,7 @@ INVARIANTS = {
     "I12": "attempts at it never go back",
     "I14": "its times are in order",
     "I16": "nothing is kept of a deleted response but what a later one needs",
+    "I17": "every picture that an item names is there and unchanged, and goes with the last such item",
 }
 """The missing numbers are invariants that the database alone cannot show."""
 
@@ -60,7 +62,8 @@ class Violation:
 
     invariant: str
     tenant: str
-    response_id: UUID
+    response_id: UUID | None
+    """None if it concerns no response."""
     sentence: str
 
 
@@ -72,6 +75,7 @@ def check(response: AuditedResponse, moment: PageTime, limits: Limits) -> list[V
         *_check_metering(response),
         *_check_previous(response),
         *_check_items(response),
+        *check_uses([(item.id, item.payload) for item in response.items], response.image_uses),
         *_check_columns(response),
         *_check_times(response, moment),
         *_check_deleted(response, moment),
@@ -90,6 +94,11 @@ def check_orphans(orphans: Iterable[Orphan]) -> list[Violation]:
         )
         for orphan in orphans
     ]
+
+
+def check_images(tenant: str, found: Iterable[Finding]) -> list[Violation]:
+    """Violations that concern no response, but a tenant's pictures or conversations."""
+    return [Violation(invariant, tenant, None, sentence) for invariant, sentence in found]
 
 
 def check_keys(shared: Iterable[KeyViolation], lost: Iterable[KeyViolation]) -> list[Violation]:

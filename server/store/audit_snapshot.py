@@ -5,7 +5,7 @@ long audit keeps no old row versions alive. Bodies are streamed: of a page's log
 at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -131,6 +131,8 @@ class AuditedResponse:
     hot: Sequence[HotRow]
     compacted: CompactedStream | None
     replays: Sequence[Replay]
+    image_uses: Collection[tuple[str, bytes]] = ()
+    """Ids of items, each with the digest of a picture that is kept for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +178,8 @@ _PAGE = text(
     """  # noqa: S608 - names of our own columns
 )
 _ITEMS = text(
-    """
-    select response_id, side, idx, id, type, role, status, payload::text as payload from items
-    where tenant = :tenant and response_id = any(:ids) order by response_id desc, side, idx
-    """
+    "select response_id, side, idx, id, type, role, status, payload::text as payload from items"
+    " where tenant = :tenant and response_id = any(:ids) order by response_id desc, side, idx"
 )
 _HOT = text(
     """
@@ -194,6 +194,13 @@ _COMPACTED = text(
     where tenant = :tenant and response_id = any(:ids) order by response_id desc
     """
 )
+_IMAGE_USES = text(
+    """
+    select owner as response_id, item_id, digest from item_images
+    where tenant = :tenant and owner = any(:ids) and removed_at is null order by owner desc
+    """
+)
+_OF_RESPONSES = (_ITEMS, _HOT, _COMPACTED, _IMAGE_USES)
 _PAGE_TIME = text(
     """
     select clock_timestamp(), min(started_at) from replicas
@@ -238,7 +245,7 @@ def _audited_responses(
     connection: Connection, tenant: str, rows: Sequence[Row[Any]], *, replays: bool
 ) -> Iterator[AuditedResponse]:
     place: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
-    items, hot, compacted = (_GroupedRows(connection, query, place) for query in (_ITEMS, _HOT, _COMPACTED))
+    items, hot, compacted, uses = (_GroupedRows(connection, query, place) for query in _OF_RESPONSES)
     for row in rows:
         log = [HotRow(_log_row(part), part.attempt) for part in hot.of(row.id)]
         stream = next((_from_row(CompactedStream, part) for part in compacted.of(row.id)), None)
@@ -252,6 +259,7 @@ def _audited_responses(
             hot=log,
             compacted=stream,
             replays=_replays(connection, tenant, row.id, log, stream) if replays else (),
+            image_uses={(use.item_id, use.digest) for use in uses.of(row.id)},
         )
 
 
@@ -288,7 +296,7 @@ def _replays(
     hot: Sequence[HotRow],
     compacted: CompactedStream | None,
 ) -> list[Replay]:
-    """The log as the server reads it, from the start, just after it, the middle and the last event.
+    """The log as read from the start, just after it, the middle and the last event.
 
     None of a log that cannot be read at all: whoever looks at its rows finds that.
     """

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import httpx
 
+from server.http.handlers.responses import IMAGE_URLS
 from tests.acceptance.error_object import check_error
 from tests.support.server_process import MODEL, ServerProcess
 
@@ -118,7 +119,8 @@ def kept(*items: Body, **sent: Any) -> Check:
 
     def check(api: Api) -> None:
         made = api.create(input=[*items, USER], **sent)
-        listed = api.send("GET", f"responses/{made['id']}/input_items?order=asc").json()["data"]
+        query = f"order=asc&include={IMAGE_URLS}"
+        listed = api.send("GET", f"responses/{made['id']}/input_items?{query}").json()["data"]
         assert [item["type"] for item in listed] == [*(item["type"] for item in items), "message"]
         for item, back in zip(items, listed, strict=False):
             assert {k: v for k, v in item.items() if k != "id"}.items() <= back.items()

@@ -19,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 from server.protocol.responses import response as states
 from server.protocol.responses.response import Ending
 from server.store.content.idempotency_keys import FirstUse
+from server.store.content.images import StoredImage
 from server.store.content.responses import StoredResponse
 from server.store.log_append import NewLogRow
 
@@ -54,6 +55,7 @@ class Memory:
     locked: set[UUID] = field(default_factory=set)
     """Responses whose rows somebody holds; whoever runs them cannot end them meanwhile."""
     keys: dict[str, FirstUse] = field(default_factory=dict)
+    images: dict[tuple[str, bytes], StoredImage] = field(default_factory=dict)
     undo: list[Callable[[], None]] = field(default_factory=list)
 
     @property

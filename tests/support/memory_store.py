@@ -21,12 +21,13 @@ from server.protocol.responses.response import TERMINAL_STATUSES, Ending, column
 from server.recording import committer, persist, side_writer
 from server.store import log_append, log_read
 from server.store.cluster import claims, leases
-from server.store.content import deletion, idempotency_keys, responses, storage_usage, stored_items
+from server.store.content import deletion, idempotency_keys, images, responses, storage_usage, stored_items
 from server.store.content.idempotency_keys import FirstUse
 from server.store.content.responses import FinishedRow, NewResponse, Owner, ResponseKey, StoredResponse
 from server.store.content.stored_items import NewItem
 from server.store.log_append import NewLogRow
 from server.store.log_read import LogProgress, Subscription, SubscriptionUpdate
+from tests.support import memory_images
 from tests.support.memory import Memory, MemoryConnection, Row
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---
@@ -372,6 +373,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "input_items": input_items,
         "output_items": output_items,
     },
+    images: {name: getattr(memory_images, name) for name in ("insert_all", "load", "sizes")},
     deletion: {"delete": delete, "remove_if_unneeded": remove_if_unneeded},
     storage_usage: {"total": stored_bytes},
     idempotency_keys: {"find": find, "claim": claim, "release_lost": release_lost},

@@ -1,89 +1,37 @@
-"""Pictures in the store: kept once for each tenant, counted once, gone with the last item that names them."""
+"""Pictures in the store: kept once for each tenant, counted once, loaded by their hash."""
 
-import base64
-import hashlib
-import threading
-from collections.abc import Sequence
-from datetime import timedelta
 from uuid import UUID
 
 import pytest
+from sqlalchemy import event
 
 from server.maintenance.retention import remove_images
 from server.protocol.ids import new_uuid
-from server.protocol.responses.items import ContentPart, InputImage, InputText, Message
+from server.protocol.responses.items import ContentPart, InputImage, Message
 from server.store.content import (
     conversations,
     deletion,
-    image_removal,
     images,
     responses,
-    storage_usage,
     stored_items,
 )
-from server.store.content.image_removal import RemovedImages
 from server.store.content.images import ImageRemoved, NewImage, StoredImage
 from server.store.content.item_rows import stored_item, stored_items_of
-from server.store.content.storage_usage import ROW_BYTES
-from server.store.content.stored_items import NewItem
-from server.store.database import Connection, Database
-from server.store.database_errors import DatabaseError
+from server.store.database import Database
 from tests.support.builders import CREATED, TENANT, insert_response, make_ending, register
-from tests.support.eventually import eventually
+from tests.support.stored_images import (
+    PNG,
+    add,
+    content,
+    count,
+    delete,
+    digest_of,
+    store,
+    stored_bytes,
+    url_of,
+)
 
 OTHER = "other"
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20
-
-
-def digest_of(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-def url_of(data: bytes, media_type: str = "image/png") -> str:
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
-
-
-def picture_item(response: UUID, index: int, *pictures: bytes) -> NewItem:
-    parts: list[ContentPart] = [InputText("Look:"), *(InputImage(url_of(data)) for data in pictures)]
-    return stored_item(Message(f"msg_{response.hex}i{index}", "completed", "user", parts))
-
-
-def store(
-    connection: Connection,
-    replica: UUID,
-    *pictures: bytes,
-    tenant: str = TENANT,
-    lifetime: timedelta | None = None,
-    previous: UUID | None = None,
-) -> UUID:
-    """A response whose only input item has these pictures, ended."""
-    node = new_uuid()
-    insert_response(connection, replica, id=node, tenant=tenant, lifetime=lifetime, previous=previous)
-    add(connection, node, [picture_item(node, 0, *pictures)], tenant)
-    responses.finish(connection, tenant, node, replica, 1, make_ending(finished_at=CREATED))
-    return node
-
-
-def add(connection: Connection, node: UUID, new: Sequence[NewItem], tenant: str = TENANT) -> None:
-    stored_items.insert_items(connection, tenant, node, stored_items.INPUT, new)
-    images.insert(connection, tenant, node, [(item.id, image) for item in new for image in item.images])
-
-
-def count(database: Database, table: str = "images", tenant: str = TENANT) -> int:
-    with database.begin() as connection:
-        statement = f"select count(*) from {table} where tenant = %(tenant)s"  # noqa: S608 - names of ours
-        found: int = connection.exec_driver_sql(statement, {"tenant": tenant}).scalar_one()
-    return found
-
-
-def stored_bytes(database: Database, tenant: str = TENANT) -> int:
-    with database.begin() as connection:
-        return storage_usage.total(connection, tenant)
-
-
-def delete(database: Database, node: UUID, tenant: str = TENANT) -> None:
-    with database.begin() as connection:
-        assert deletion.delete(connection, tenant, node) is False
 
 
 @pytest.fixture
@@ -170,260 +118,6 @@ def test_items_that_are_read_again_name_the_same_picture_without_its_bytes(
     assert count(database, "item_images") == 0
 
 
-def content(data: bytes) -> str:
-    return images.content_of(digest_of(data))
-
-
-def test_a_picture_goes_with_the_last_item_of_a_chain_of_tombstones(
-    database: Database, replica: UUID
-) -> None:
-    with database.begin() as connection:
-        first = store(connection, replica, PNG)
-        second = store(connection, replica, PNG + b"2", previous=first)
-    delete(database, first)
-    assert remove_images(database) == 0, "it is history"
-    delete(database, second)
-    assert remove_images(database) == 2
-    assert count(database, "item_images") == 0
-
-
-def test_a_purge_removes_the_pictures_of_what_it_removes(database: Database, replica: UUID) -> None:
-    expired = timedelta(days=-1)
-    with database.begin() as connection:
-        parent = store(connection, replica, PNG, lifetime=expired)
-        store(connection, replica, PNG + b"2", lifetime=expired, previous=parent)
-        store(connection, replica, PNG, tenant=OTHER, lifetime=expired)
-        store(connection, replica, PNG + b"3")
-    moved = True
-    while moved:
-        with database.begin() as connection:
-            moved = deletion.purge_batch(connection, 0).moved
-    assert remove_images(database) == 3
-    assert (count(database), count(database, tenant=OTHER)) == (1, 0)
-
-
-def test_the_pictures_of_a_conversation_go_with_its_items(database: Database, replica: UUID) -> None:
-    conversation, source = new_uuid(), new_uuid()
-    made = [picture_item(source, index, PNG + bytes([index])) for index in range(3)]
-    with database.begin() as connection:
-        conversations.create(connection, TENANT, conversation, "{}")
-        held = conversations.lock_for_update(connection, TENANT, conversation)
-        assert held
-        conversations.append(connection, TENANT, held, made)
-        node = store(connection, replica, PNG + b"answer")
-        conversations.append_response(connection, TENANT, conversation, node)
-    delete(database, node)
-    assert remove_images(database) == 0, "the conversation keeps it"
-    with database.begin() as connection:
-        assert conversations.delete_item(connection, TENANT, conversation, made[1].id)
-    assert remove_images(database) == 1
-    assert count(database) == 3
-    with database.begin() as connection:
-        conversations.delete(connection, TENANT, conversation)
-    assert remove_images(database) == 3
-    assert (count(database), count(database, "item_images"), stored_bytes(database)) == (0, 0, 0)
-
-
-def test_what_is_undone_stores_and_removes_no_picture(database: Database, replica: UUID) -> None:
-    with database.begin() as connection:
-        store(connection, replica, PNG + b"never")
-        connection.get_transaction().rollback()  # type: ignore[union-attr]
-    with database.begin() as connection:
-        node = store(connection, replica, PNG)
-    with database.begin() as connection:
-        deletion.delete(connection, TENANT, node)
-        connection.get_transaction().rollback()  # type: ignore[union-attr]
-    assert remove_images(database) == 0
-    assert count(database) == 1
-
-
-def test_a_picture_whose_last_two_uses_go_at_the_same_time_is_removed(
-    database: Database, replica: UUID
-) -> None:
-    with database.begin() as connection:
-        first, second = (store(connection, replica, PNG) for _ in range(2))
-    with database.begin() as one, database.begin() as two:
-        deletion.delete(one, TENANT, first)
-        deletion.delete(two, TENANT, second)
-        assert remove_images(database) == 0
-    assert remove_images(database) == 1
-    assert count(database, "item_images") == 0
-
-
-def test_two_removals_at_the_same_time_leave_no_picture_without_a_use(
-    database: Database, replica: UUID
-) -> None:
-    with database.begin() as connection:
-        nodes = [store(connection, replica, PNG) for _ in range(4)]
-    for node in nodes[:2]:
-        delete(database, node)
-    with database.begin() as one:
-        assert image_removal.remove_unused(one) == RemovedImages(0, False), "two items name it"
-        for node in nodes[2:]:
-            delete(database, node)
-        with database.begin() as two:
-            assert image_removal.remove_unused(two).images == 0
-    assert remove_images(database) == 1
-
-
-def test_a_removal_neither_waits_for_an_insert_of_a_use_nor_removes_its_picture(
-    database: Database, replica: UUID
-) -> None:
-    with database.begin() as connection:
-        node = store(connection, replica, PNG)
-    delete(database, node)
-    with database.begin() as connection:
-        store(connection, replica, PNG)
-        assert remove_images(database) == 0
-    assert remove_images(database) == 0
-    assert count(database) == 1
-
-
-def test_a_use_of_a_picture_that_is_being_removed_stores_it_again(database: Database, replica: UUID) -> None:
-    with database.begin() as connection:
-        node = store(connection, replica, PNG)
-    delete(database, node)
-    done: list[UUID] = []
-
-    def insert() -> None:
-        with database.begin() as connection:
-            done.append(store(connection, replica, PNG))
-
-    with database.begin() as connection:
-        assert image_removal.remove_unused(connection).images == 1
-        inserting = threading.Thread(target=insert)
-        inserting.start()
-        eventually(lambda: waiting(database))
-        assert not done
-    inserting.join(10)
-    assert len(done) == 1
-    assert remove_images(database) == 0
-    with database.begin() as connection:
-        assert images.load(connection, TENANT, [digest_of(PNG)])[digest_of(PNG)].data == PNG
-
-
-def test_two_that_store_the_same_picture_first_store_it_once_and_hold_it_both(
-    database: Database, replica: UUID
-) -> None:
-    with database.begin() as connection:
-        gone = store(connection, replica, PNG + b"gone")
-    second_holds, may_commit = threading.Event(), threading.Event()
-
-    def insert() -> None:
-        with database.begin() as connection:
-            images.insert(connection, TENANT, gone, [("msg_second", picture_item(gone, 0, PNG).images[0])])
-            second_holds.set()
-            may_commit.wait(10)
-
-    with database.begin() as connection:
-        first = store(connection, replica, PNG)
-        inserting = threading.Thread(target=insert)
-        inserting.start()
-        eventually(lambda: waiting(database))
-    assert second_holds.wait(10)
-    delete(database, first)
-    assert remove_images(database) == 0, "the second one's use is not committed, but holds the picture"
-    may_commit.set()
-    inserting.join(10)
-    assert remove_images(database) == 0
-    assert count(database) == 2
-
-
-def waiting(database: Database) -> bool:
-    with database.begin() as connection:
-        return bool(connection.exec_driver_sql("select count(*) from pg_locks where not granted").scalar())
-
-
-def test_many_that_store_and_delete_the_same_pictures_never_deadlock(
-    database: Database, replica: UUID
-) -> None:
-    pictures = [PNG + bytes([number]) for number in range(6)]
-    failures: list[BaseException] = []
-    stop = threading.Event()
-
-    def churn(seed: int) -> None:
-        try:
-            for turn in range(25):
-                chosen = [pictures[(seed * turn + 5 * step) % 6] for step in range(4)]
-                with database.begin() as connection:
-                    node = store(connection, replica, *chosen)
-                if (seed + turn) % 5:
-                    delete(database, node)
-        except DatabaseError as error:
-            failures.append(error)
-
-    def clean() -> None:
-        try:
-            while not stop.is_set():
-                remove_images(database)
-        except DatabaseError as error:
-            failures.append(error)
-
-    workers = [threading.Thread(target=churn, args=(seed,)) for seed in range(1, 5)]
-    cleaners = [threading.Thread(target=clean) for _ in range(2)]
-    for thread in (*workers, *cleaners):
-        thread.start()
-    for thread in workers:
-        thread.join(120)
-    stop.set()
-    for thread in cleaners:
-        thread.join(30)
-    assert failures == []
-    remove_images(database)
-    with database.begin() as connection:
-        used = connection.exec_driver_sql("select distinct digest from item_images order by 1").all()
-        assert used == connection.exec_driver_sql("select digest from images order by 1").all()
-        missing = connection.exec_driver_sql(
-            "select count(*) from items i where not exists (select from item_images u where u.item_id = i.id)"
-        ).scalar()
-        assert missing == 0
-
-
-def test_a_batch_removes_no_more_uses_and_bytes_than_it_may(
-    database: Database, replica: UUID, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(image_removal, "MAX_BATCH_BYTES", 2 * len(PNG) + 2)
-    with database.begin() as connection:
-        node = store(connection, replica, *(PNG + bytes([number]) for number in range(5)))
-    delete(database, node)
-    batches = []
-    while True:
-        with database.begin() as connection:
-            batch = image_removal.remove_unused(connection)
-        if not batch.more:
-            break
-        batches.append(batch.images)
-    assert batches == [2, 2, 1]
-    with database.begin() as connection:
-        nodes = [store(connection, replica, PNG) for _ in range(7)]
-    for node in nodes:
-        delete(database, node)
-    monkeypatch.setattr(image_removal, "MAX_BATCH_USES", 3)
-    assert remove_images(database) == 1
-    assert count(database, "item_images") == 0
-
-
-def test_uses_of_items_that_an_earlier_release_deleted_are_found_page_by_page(
-    database: Database, replica: UUID, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with database.begin() as connection:
-        for number in range(3):
-            store(connection, replica, PNG + bytes([number]))
-        connection.exec_driver_sql(
-            "delete from items where response_id = (select max(id::text)::uuid from responses)"
-        )
-    key, pages = None, 0
-    while True:
-        with database.begin() as connection:
-            key = image_removal.mark_orphans(connection, key)
-        pages += 1
-        if key is None:
-            break
-    assert pages == 2
-    assert remove_images(database) == 1
-    assert count(database) == 2
-
-
 def test_pictures_are_stored_as_they_are_not_compressed_again(database: Database) -> None:
     with database.begin() as connection:
         storage = connection.exec_driver_sql(
@@ -447,4 +141,18 @@ def test_the_view_of_pictures_says_how_many_items_name_them(database: Database, 
         assert tuple(connection.exec_driver_sql(view).one()) == (content(PNG), "image/png", len(PNG), 2, 2)
         deletion.delete(connection, TENANT, gone)
         assert connection.exec_driver_sql(view).one().items == 1
-    assert ROW_BYTES > 0
+
+
+def test_items_without_pictures_cost_no_statement(database: Database) -> None:
+    sent: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        sent.append(statement)
+
+    with database.begin() as connection:
+        event.listen(connection, "before_cursor_execute", note)
+        images.insert(connection, TENANT, new_uuid(), [])
+        images.insert_all(connection, [])
+        assert images.load(connection, TENANT, []) == {}
+        assert images.sizes(connection, TENANT, []) == {}
+    assert sent == []

@@ -204,6 +204,7 @@ WOUNDS: list[tuple[str, str, Wound]] = [
     ("I14", "an event is in the future", with_rows(lambda rows: rows[-1].__setitem__(5, AFTER.timestamp()))),
     ("I16", "it is deleted and nothing needs it", on_standing(deleted_at=LATER)),
     ("I16", "it is deleted and its stream is kept", on_standing(deleted_at=LATER, has_next=True)),
+    ("I17", "a picture is kept for no item", lambda response: replace(response, image_uses={("msg_1", b"")})),
 ]  # fmt: skip
 
 RUNNING_WOUNDS: list[tuple[str, str, Wound]] = [
