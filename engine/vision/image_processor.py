@@ -79,6 +79,8 @@ class ImageProcessor:
         self._texts = texts
         self._arguments = arguments
         self._token = token
+        # The vision tower of Mistral 3 raises for a picture of one token.
+        self._min_tokens = 2 if isinstance(texts, _PixtralText) and texts.is_merged else 1
         self.token_id = token_id
         self.placeholder: str = texts.image_token
         """The text that chat templates write for a picture."""
@@ -110,7 +112,7 @@ class ImageProcessor:
             raise BadImage(f"The model does not take this picture: {one_line(str(error))}") from error
         tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
         image_text = ImageText(text, text.count(self._token))
-        if image_text.tokens == 0:
+        if image_text.tokens < self._min_tokens:
             raise BadImage("The model does not take this picture: it is too small.")
         return ProcessedImage(ImageLayout(image_text, tensors.get(GRID)), tensors)
 
@@ -179,7 +181,8 @@ class _PixtralText:
         self.image_token = settings.get("image_token", "[IMG]")
         self._break = settings.get("image_break_token", "[IMG_BREAK]")
         self._end = settings.get("image_end_token", "[IMG_END]")
-        merged = settings.get("spatial_merge_size") or getattr(hf_config, "spatial_merge_size", 1)
+        merged = int(settings.get("spatial_merge_size") or getattr(hf_config, "spatial_merge_size", 0) or 1)
+        self.is_merged = merged > 1
         self._patch = (settings.get("patch_size") or hf_config.vision_config.patch_size) * merged
 
     def replace_image_token(self, image_inputs: Mapping[str, Any], image_idx: int) -> str:

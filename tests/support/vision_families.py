@@ -66,6 +66,8 @@ class VisionFamily:
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=request.max_tokens,
             do_sample=False,
+            num_beams=1 if request.beams is None else request.beams.width,
+            length_penalty=1.0 if request.beams is None else request.beams.length_penalty,
             pad_token_id=0,
             **tensors,
         )

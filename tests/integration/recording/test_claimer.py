@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.request import EngineRequest, Finished, ImageText, ModelInfo, RequestRefused, Tokens, Usage
-from engine.statistics import Stats
+from engine.request import EngineRequest, Finished, ModelInfo, RequestRefused, Tokens, Usage
 from server.configuration.shipped_files import demo_model_folder
 from server.delivery.stored_responses import read_response
 from server.generation.event_log import texts
@@ -66,6 +65,7 @@ class StillEngine:
     model_info: ModelInfo = ModelInfo(
         vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1.0, top_p=1.0
     )
+    image_text: Any = None
 
     def check(self, request: Any) -> Any: ...
 
@@ -78,11 +78,8 @@ class StillEngine:
 
     def set_paused(self, held: bool) -> None: ...
 
-    def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:  # noqa: ARG002
-        raise RequestRefused("bad_image", "The model reads no pictures.")
-
-    def stats(self) -> Stats:
-        return Stats(running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=1, steps=0, tokens=0, alive=True)
+    def stats(self) -> Any:
+        return type("Stats", (), {"alive": True})
 
     def close(self, *, drain: bool) -> None: ...
 

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
-from engine.request import EngineRequest
-from tests.support.engines import Bench, make_prompt, make_request
+from engine.request import Beams, EngineRequest, Failed, Finished, RequestRefused
+from engine.runner import prompt_images
+from engine.vision.image_encoder import EncodedImage
+from tests.support.engines import Bench, make_prompt, make_request, start_model, tiny_model
 from tests.support.vision_families import COUNT, VisionFamily, vision_family
-from tests.support.vision_models import FAMILIES, picture
+from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, picture
 
 BLOCK = 4
 WIDE = (112, 60)
@@ -124,4 +128,158 @@ def test_static_and_pipelined_steps_give_the_same(model: VisionFamily, settings:
         model.request("one", "m", picture(4, *TALL), "n"),
         make_request("text", [token % 90 for token in make_prompt(37, 3)], COUNT),
     )
+    bench.engine.close(drain=True)
+
+
+# Failures
+
+
+@pytest.fixture
+def llava() -> VisionFamily:
+    return vision_family("LlavaConfig")
+
+
+def fail_encoding(bench: Bench, error: Exception, *, times: int = 1000) -> list[int]:
+    """The vision tower raises the error so many times; returns a list that gets an entry for each call."""
+    images: Any = bench.engine._executor._images  # type: ignore[attr-defined]
+    encode, calls = images._encoder.encode, list[int]()
+
+    def sabotaged(tensors: Any) -> Any:
+        calls.append(len(calls))
+        if len(calls) <= times:
+            raise error
+        return encode(tensors)
+
+    images._encoder.encode = sabotaged
+    return calls
+
+
+def beside_text(model: VisionFamily, bench: Bench, **settings: Any) -> Finished | Failed:
+    """Runs a request with a picture beside two of text, which must be undisturbed; returns its end."""
+    texts = [make_request(f"text {n}", [t % 90 for t in make_prompt(30, n)], 20) for n in range(2)]
+    picture_request = model.request("picture", "a" * 30, picture(1), "b", **settings)
+    first, outcome, second = bench.run(texts[0], picture_request, texts[1])
+    for text, done in ((texts[0], first), (texts[1], second)):
+        assert done.tokens == model.generate(text)
+    (again,) = bench.run(replace(texts[0], request_id="later"))
+    assert again.tokens == first.tokens
+    if isinstance(outcome.last, Finished):
+        assert outcome.tokens == model.generate(picture_request)
+    return outcome.last
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_vision_tower_that_raises_fails_that_request_alone(llava: VisionFamily, pipelined: bool) -> None:
+    bench = llava.start(pipelined=pipelined)
+    fail_encoding(bench, RuntimeError("split_with_sizes"))
+    end = beside_text(llava, bench)
+    assert isinstance(end, Failed)
+    assert (end.code, end.message) == ("engine_error", "A picture: RuntimeError: split_with_sizes")
+    bench.engine.close(drain=True)
+
+
+def test_a_vision_tower_without_memory_is_tried_again_without_the_cached_pictures(
+    llava: VisionFamily,
+) -> None:
+    bench = llava.start()
+    calls = fail_encoding(bench, torch.OutOfMemoryError("none"), times=1)
+    assert isinstance(beside_text(llava, bench), Finished)
+    assert len(calls) == 2
+    bench.engine.close(drain=True)
+
+
+def test_a_picture_that_needs_more_memory_than_there_is_fails_that_request_alone(llava: VisionFamily) -> None:
+    bench = llava.start()
+    fail_encoding(bench, torch.OutOfMemoryError("none"))
+    end = beside_text(llava, bench)
+    assert isinstance(end, Failed)
+    assert end.code == "out_of_memory"
+    assert bench.engine.stats().preemptions == 0
+    bench.engine.close(drain=True)
+
+
+def test_a_picture_with_other_rows_than_tokens_fails_its_request_alone(llava: VisionFamily) -> None:
+    bench = llava.start()
+    images: Any = bench.engine._executor._images  # type: ignore[attr-defined]
+    encode = images._encoder.encode
+    images._encoder.encode = lambda tensors: EncodedImage(encode(tensors).embeddings[1:])
+    end = beside_text(llava, bench)
+    assert isinstance(end, Failed)
+    assert "3 rows of embeddings and 4 tokens" in end.message
+    bench.engine.close(drain=True)
+
+
+def test_a_broken_device_ends_the_engine_as_in_any_step(llava: VisionFamily) -> None:
+    bench = llava.start()
+    fail_encoding(bench, torch.AcceleratorError("CUDA error: an illegal memory access"))
+    request = llava.request("1", "a", picture(1), "b")
+    assert bench.run(request)[0].last.code == "engine_dead"  # type: ignore[union-attr]
+    bench.engine.close(drain=True)
+
+
+def test_a_picture_is_encoded_once_for_requests_of_one_salt(llava: VisionFamily) -> None:
+    bench = llava.start()
+    calls = fail_encoding(bench, RuntimeError(), times=0)
+    for name, salt in enumerate(("one", "one", "other")):
+        bench.run(llava.request(str(name), "a" * name, picture(1), "b", cache_salt=salt))
+    assert len(calls) == 2
+    bench.engine.close(drain=True)
+
+
+def test_pictures_that_left_the_caches_are_processed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PROCESSED_BYTES", "ENCODED_BYTES", "LAYOUT_BYTES"):
+        monkeypatch.setattr(prompt_images, name, 1)
+    model = vision_family("Qwen2VLConfig")
+    bench = model.start()
+    requests = [model.request(str(n), "ab", picture(n), "c", picture(n + 4), "d") for n in range(3)]
+    assert_equal_to_generate(model, bench, *requests)
+    bench.engine.close(drain=True)
+
+
+# Before a request is accepted
+
+
+def test_the_engine_says_how_a_picture_is_written(model: VisionFamily, bench: Bench) -> None:
+    text = bench.engine.image_text(picture(1, *WIDE))
+    assert model.tokenizer(text.text)["input_ids"].count(IMAGE_TOKEN) == text.tokens
+    assert bench.engine.model_info.image_token_id == IMAGE_TOKEN
+    assert bench.engine.model_info.image_placeholder == model.processor.placeholder
+    assert bench.engine.model_info.image_placeholder in text.text
+
+
+def test_a_request_whose_tokens_do_not_fit_its_picture_is_refused(model: VisionFamily, bench: Bench) -> None:
+    request = model.request("1", "ab", picture(1, *WIDE), "cd")
+    image = request.images[0]
+    bench.engine.check(request)
+    wrong = [
+        replace(request, images=(replace(image, length=image.length - 1),)),
+        replace(request, images=(replace(image, start=image.start + 1, length=image.length - 1),)),
+        replace(request, images=(replace(image, digest=bytes(32)),)),
+    ]
+    for bad in wrong:
+        with pytest.raises(RequestRefused) as caught:
+            bench.engine.check(bad)
+        assert caught.value.reason == "bad_image"
+
+
+def test_a_picture_longer_than_the_kv_cache_is_refused() -> None:
+    model = vision_family("Gemma4Config")
+    bench = model.start(kv_blocks=4, block_size=16)
+    with pytest.raises(RequestRefused, match="tokens; the model can hold 64 in all"):
+        bench.engine.image_text(picture(1, *WIDE))
+    bench.engine.close(drain=True)
+
+
+def test_a_model_without_a_vision_tower_takes_no_picture() -> None:
+    bench = start_model(tiny_model())
+    with pytest.raises(RequestRefused, match="The model reads no pictures"):
+        bench.engine.image_text(picture(1))
+    bench.engine.close(drain=True)
+
+
+def test_a_beam_search_about_a_picture_is_that_of_transformers() -> None:
+    model = vision_family("LlavaConfig")
+    bench = model.start()
+    request = model.request("1", "ab", picture(1), "cd", beams=Beams(width=3))
+    assert bench.run(request)[0].tokens == model.generate(request)
     bench.engine.close(drain=True)

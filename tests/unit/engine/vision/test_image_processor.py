@@ -1,0 +1,134 @@
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from engine.config import ModelRefused
+from engine.request import MAX_IMAGE_PIXELS
+from engine.vision.image_encoder import ImageEncoder
+from engine.vision.image_processor import BadImage, ImageProcessor
+from tests.support.engines import start_model
+from tests.support.vision_families import VisionFamily, vision_family
+from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, picture, save_random_vision_model
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> VisionFamily:
+    return vision_family(request.param)
+
+
+def saved(image: Image.Image, format_name: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format_name, **options)
+    return file.getvalue()
+
+
+BLOCKS = Image.open(io.BytesIO(picture(3, 64, 48)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        saved(BLOCKS, "JPEG"),
+        saved(BLOCKS, "WEBP"),
+        saved(BLOCKS.convert("P"), "GIF", save_all=True, append_images=[BLOCKS.convert("P")]),
+        saved(BLOCKS.convert("RGBA"), "PNG"),
+        saved(BLOCKS.convert("L"), "PNG"),
+        saved(BLOCKS.convert("CMYK"), "JPEG"),
+        saved(BLOCKS.convert("I;16"), "PNG"),
+        saved(BLOCKS.convert("1"), "PNG"),
+    ],
+    ids=["jpeg", "webp", "gif", "rgba", "grey", "cmyk", "16 bits", "1 bit"],
+)
+def test_pictures_of_all_formats_are_read(data: bytes) -> None:
+    processed = vision_family("Qwen2VLConfig").processor.process(data)
+    assert processed.layout.text.tokens == 4
+    assert processed.layout.grid is not None
+    assert processed.layout.grid.tolist() == [[1, 4, 4]]
+
+
+@pytest.mark.parametrize("size", [(60, 44), (112, 60), (33, 110), (1, 1), (3, 2), (2000, 40), (100, 900)])
+def test_the_text_has_a_token_for_each_row_of_embeddings_or_the_picture_is_refused(
+    model: VisionFamily, size: tuple[int, int]
+) -> None:
+    try:
+        processed = model.processor.process(picture_of(size))
+    except BadImage as error:
+        assert str(error).startswith("The model does not take this picture")  # noqa: PT017
+        return
+    with torch.inference_mode():
+        rows = ImageEncoder(model.reference).encode(processed.tensors).embeddings
+    text = processed.layout.text
+    assert model.tokenizer(text.text)["input_ids"].count(IMAGE_TOKEN) == text.tokens == len(rows)
+    assert processed.nbytes > 0
+
+
+def picture_of(size: tuple[int, int]) -> bytes:
+    return saved(Image.new("RGB", size, (90, 20, 160)), "PNG")
+
+
+def bomb() -> bytes:
+    """A small file that says that it is large."""
+    file = bytearray(saved(Image.new("1", (MAX_IMAGE_PIXELS // 1024 + 1, 1024)), "PNG", optimize=True))
+    assert len(file) < 50_000
+    return bytes(file)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: b"", "no PNG, JPEG, WebP or GIF"),
+        (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no PNG, JPEG, WebP or GIF"),
+        (lambda: saved(BLOCKS, "BMP"), "no PNG, JPEG, WebP or GIF"),
+        (lambda: saved(BLOCKS, "TIFF"), "no PNG, JPEG, WebP or GIF"),
+        (lambda: saved(BLOCKS, "PDF"), "no PNG, JPEG, WebP or GIF"),
+        (lambda: saved(BLOCKS, "PNG")[:900], "cannot be read"),
+        (lambda: saved(BLOCKS, "JPEG")[:900], "cannot be read"),
+        (bomb, "16777216 are allowed"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(make: Callable[[], bytes], sentence: str) -> None:
+    with pytest.raises(BadImage, match=sentence):
+        vision_family("LlavaConfig").processor.process(make())
+
+
+def test_every_prefix_of_a_file_is_read_or_refused() -> None:
+    data = saved(BLOCKS, "PNG")
+    processor = vision_family("LlavaConfig").processor
+    for end in range(0, len(data), 7):
+        try:
+            processor.process(data[:end])
+        except BadImage:
+            continue
+
+
+def test_a_family_that_is_not_compared_with_generate_answers_text_only() -> None:
+    class Unknown:
+        model_type = "paligemma"
+
+    with pytest.raises(ModelRefused, match="paligemma"):
+        ImageProcessor.load(vision_family("LlavaConfig").folder, Unknown())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", ["no processor", "another size"])
+def test_a_folder_whose_processor_does_not_fit_answers_text_only(damage: str) -> None:
+    folder = save_random_vision_model("LlavaConfig")
+    if damage == "no processor":
+        (folder / "preprocessor_config.json").unlink()
+    else:
+        settings = folder / "processor_config.json"
+        settings.write_text(settings.read_text().replace('"patch_size": 14', '"patch_size": 7'))
+    bench = start_model(folder)
+    assert bench.engine.model_info.image_placeholder is None
+    assert bench.engine.model_info.image_token_id is None
+    bench.engine.close(drain=True)
+
+
+def test_the_model_says_its_placeholder_and_token(model: VisionFamily) -> None:
+    assert model.processor.token_id == IMAGE_TOKEN
+    gemma = model.model_type == "gemma3"
+    expected = "<boi>" if gemma else model.tokenizer.convert_ids_to_tokens(IMAGE_TOKEN)
+    assert model.processor.placeholder == expected
