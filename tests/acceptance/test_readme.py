@@ -23,7 +23,7 @@ import pytest
 from tests.support.documents import README, pages
 from tests.support.eventually import eventually
 from tests.support.invariants import check
-from tests.support.server_process import ServerProcess, free_port, run_command
+from tests.support.server_process import REPOSITORY, ServerProcess, free_port, run_command
 
 
 class Block(NamedTuple):
@@ -106,8 +106,21 @@ def at(server: ServerProcess, text: str) -> str:
     return text.replace("localhost:8000", address).replace("127.0.0.1:8000", address)
 
 
+@pytest.fixture(scope="module")
+def vision_server(module_database: str) -> Iterator[ServerProcess]:
+    """The demo model that reads pictures."""
+    process = ServerProcess(module_database, settings={"model": REPOSITORY / "demo" / "holdfast-vision"})
+    try:
+        process.start()
+        yield process
+    finally:
+        process.stop()
+
+
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_the_python_examples_of_a_page_run_in_order(server: ServerProcess, page: str) -> None:
+def test_the_python_examples_of_a_page_run_in_order(page: str, request: pytest.FixtureRequest) -> None:
+    name = "vision_server" if page == "pictures.md" else "server"
+    server: ServerProcess = request.getfixturevalue(name)
     names: dict[str, Any] = {}
     for block in BLOCKS[page]:
         if block.kind != "python" or block not in blocks("python"):
@@ -121,7 +134,7 @@ def test_the_python_examples_of_a_page_run_in_order(server: ServerProcess, page:
 
 def test_the_examples_are_where_a_reader_looks_for_them() -> None:
     assert [block.prints for block in BLOCKS[README.name] if block.kind == "python"] == [SAID]
-    assert {"README.md", "guides.md"} <= set(WITH_PYTHON)
+    assert {"README.md", "guides.md", "pictures.md"} <= set(WITH_PYTHON)
     assert len(blocks("python")) >= 12
     guides = [block.text for block in BLOCKS["guides.md"] if block.kind == "console"]
     assert any("holdfast prompts put greeting greeting.txt" in text for text in guides)

@@ -9,7 +9,6 @@ from server.maintenance.retention import remove_images
 from server.protocol.ids import new_uuid
 from server.protocol.responses.items import ContentPart, InputImage, Message
 from server.store.content import (
-    conversations,
     deletion,
     images,
     responses,
