@@ -117,7 +117,10 @@ OTHER = {
     "chat_template.jinja": "how a conversation is written for the demo model",
     "config.json": "the demo model's architecture",
     "generation_config.json": "its default sampling parameters",
+    "demo/holdfast-vision": "the demo model that reads pictures, a Hugging Face folder, too",
     "model.safetensors": "its weights",
+    "preprocessor_config.json": "how its image processor resizes and scales pictures",
+    "processor_config.json": "which token stands for pictures, and how many",
     "tokenizer.json": "its vocabulary",
     "tokenizer_config.json": "its special tokens",
 }

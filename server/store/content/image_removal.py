@@ -126,11 +126,11 @@ def _within_bytes(images: Sequence[Row[Any]]) -> _ImageKeys:
     """The keys of the first pictures, whose bytes fit into a batch."""
     chosen = _ImageKeys()
     total = 0
-    for tenant, digest, size in images:
-        total += size
+    for image in images:
+        total += image.size
         if chosen and total > MAX_BATCH_BYTES:
             break
-        chosen.append((tenant, digest))
+        chosen.append((image.tenant, image.digest))
     return chosen
 
 
