@@ -134,13 +134,13 @@ def _within_bytes(images: Sequence[Row[Any]]) -> _ImageKeys:
     return chosen
 
 
+_LOWEST = UseKey("", UUID(int=0), "", b"")
 _MARK_ORPHANS = text(
     f"""
     with page as (
         select tenant, owner, item_id, digest, removed_at from item_images
-        where cast(:tenant as text) is null
-           or (tenant, owner, item_id, digest)
-              > (:tenant, cast(:owner as uuid), :item_id, cast(:digest as bytea))
+        where (tenant, owner, item_id, digest)
+            > (:tenant, cast(:owner as uuid), :item_id, cast(:digest as bytea))
         order by tenant, owner, item_id, digest limit {MAX_SCANNED_USES}
     ), marked as (
         update item_images u set removed_at = clock_timestamp() from page p
@@ -164,6 +164,5 @@ def mark_orphans(connection: Connection, after: UseKey | None) -> UseKey | None:
     Looks at the next MAX_SCANNED_USES uses after that key, of all tenants; returns the last one's key, None
     at the end.
     """
-    place = after._asdict() if after else dict.fromkeys(UseKey._fields)
-    row = connection.execute(_MARK_ORPHANS, place).first()
+    row = connection.execute(_MARK_ORPHANS, (after or _LOWEST)._asdict()).first()
     return UseKey(*row) if row else None
