@@ -13,6 +13,7 @@ from server.outbound_http import guarded_http
 from server.prompting import engine_parameters, turns
 from server.protocol import input_files, list_pages
 from server.protocol.responses.request import MAX_TEMPLATE
+from server.store.content import image_removal
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
 NAMED = sorted(set(re.findall(r"`(max_[a-z_]+)`", TABLE)))
@@ -36,6 +37,11 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     assert f"| {history.MAX_TENANT_BYTES >> 20} MiB | {history.MAX_TOTAL_BYTES >> 20} MiB |" in TABLE
     assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
     assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
+    assert f"that a compaction gives back | {list_pages.MAX_BYTES >> 20} MiB a request" in TABLE
+    removed = (
+        f"{image_removal.MAX_BATCH_USES:,} uses and {image_removal.MAX_BATCH_BYTES >> 20} MiB of pictures"
+    )
+    assert f"| {removed} a transaction |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
