@@ -222,9 +222,11 @@ def resolve_references(
             resolved.append(item)
             continue
         payload = _referenced_payload(connection, tenant, item)
+        referred += len(payload)
+        check_history_size(referred)
         found = decode_item(payload)
         image_bytes = sum(images.sizes(connection, tenant, _stored_images(found)).values())
-        referred += len(payload) + image_bytes
+        referred += image_bytes
         check_history_size(referred)
         reserve(HistorySize(len(payload), 1, image_bytes))
         resolved.append(found)

@@ -38,10 +38,8 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
     assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
     assert f"that a compaction gives back | {list_pages.MAX_BYTES >> 20} MiB a request" in TABLE
-    removed = (
-        f"{image_removal.MAX_BATCH_USES:,} uses and {image_removal.MAX_BATCH_BYTES >> 20} MiB of pictures"
-    )
-    assert f"| {removed} a transaction |" in TABLE
+    uses, size = image_removal.MAX_BATCH_USES, image_removal.MAX_BATCH_BYTES >> 20
+    assert f"| {uses:,} uses and {size} MiB of pictures a transaction |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
