@@ -8,6 +8,8 @@ from server.store.audit_images import ConversationImages, UnsoundImage
 from server.store.content.images import content_of
 
 ONE, TWO = bytes(32), bytes([1] * 32)
+LOST = f"its item msg_1 names {content_of(ONE)}, which is not kept for it."
+LEFT = f"{content_of(TWO)} is kept for its item msg_1, which does not name it."
 CONVERSATION = UUID("01890000-0000-7000-8000-0000000000cd")
 
 
@@ -22,11 +24,11 @@ def item(*digests: bytes) -> str:
     [
         (item(), set(), []),
         (item(ONE, TWO, ONE), {("msg_1", ONE), ("msg_1", TWO)}, []),
-        (item(ONE), set(), [f"its item msg_1 names {content_of(ONE)}, which is not kept for it."]),
+        (item(ONE), set(), [LOST]),
         (
             item(),
             {("msg_1", TWO)},
-            [f"{content_of(TWO)} is kept for its item msg_1, which does not name it."],
+            [LEFT],
         ),
         ('{"type":"message","content":"sha256:"', set(), []),
     ],
