@@ -249,10 +249,12 @@ def resolve_references(
             resolved.append(item)
             continue
         payload = _referenced_payload(connection, tenant, item)
-        referred += len(payload)
+        item_read = decode_item(payload)
+        pictures = images.sizes(connection, tenant, stored_digests([item_read]))
+        referred += len(payload) + sum(pictures.values())  # an answer may give them back
         check_history_size(referred)
         reserve(HistorySize(len(payload), 1))
-        resolved.append(decode_item(payload))
+        resolved.append(item_read)
     return resolved
 
 

@@ -144,4 +144,4 @@ class Retention:
             if done != Purged():
                 log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)
             with self._database.begin() as connection:
-                self._scanned = image_removal.mark_orphans(connection, self._scanned)
+                self._scanned = image_removal.repair_uses(connection, self._scanned)

@@ -129,3 +129,36 @@ def test_a_page_of_responses_has_no_more_bytes_than_it_may(
         listed += [response["id"] for response in page["data"]]
         more = page["has_more"]
     assert listed == made
+
+
+def test_pictures_of_items_that_a_request_refers_to_count_as_what_it_reads(
+    start_server: StartServer,
+) -> None:
+    """Otherwise the answer, which has their pictures again, could be of any size."""
+    server = start_server()
+    there = conversation(server)
+    added = add(server, there, picture(6 * MEBIBYTE)).json()["data"][0]["id"]
+    many = [{"type": "item_reference", "id": added}] * 200
+    refused = check_error(ask(server, input=many), 400, "invalid_request_error")
+    assert refused["code"] == "context_length_exceeded"
+    again = httpx.post(f"{server.api}/conversations/{there}/items", json={"items": many[:20]}, timeout=60)
+    check_error(again, 400, "invalid_request_error")
+    assert ask(server, input=many[:2]).status_code == 200
+    assert peak_memory(server) < 400 * MEBIBYTE
+
+
+def test_a_picture_that_a_client_sends_in_every_turn_is_stored_once(
+    start_server: StartServer, database_url: str
+) -> None:
+    server = start_server()
+    there = conversation(server)
+    for _ in range(6):
+        assert add(server, there, picture(5 * MEBIBYTE)).status_code == 200
+        assert ask(server, input=[picture(5 * MEBIBYTE)]).status_code == 200
+    with psycopg.connect(database_url) as connection:
+        sizes = connection.execute(
+            "select sum(size), pg_total_relation_size('images') from images"
+        ).fetchone()
+    assert sizes is not None
+    assert sizes[0] == 5 * MEBIBYTE * 3 // 4
+    assert sizes[1] < 6 * MEBIBYTE

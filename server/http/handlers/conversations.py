@@ -66,7 +66,7 @@ def create_items(services: Services, caller: Caller, request: Request, body: byt
 
 
 def list_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
-    """GET /v1/conversations/{conversation_id}/items; `include` changes nothing, everything is given"""
+    """GET /v1/conversations/{conversation_id}/items; `include` changes nothing, URLs are given always"""
     page = query_and_headers.page_request(request)
     listed = conversations.list_items(
         services.database,

@@ -81,10 +81,16 @@ def decode_image(url: str) -> NewImage | None:
     if not media_type.startswith("image/") or "base64" not in parameters or not _is_media_type(media_type):
         return None
     try:
-        data = base64.b64decode("".join(body.split()), validate=True)
+        data = base64.b64decode(_without_white_space(body), validate=True)
     except ValueError:  # binascii.Error among them
         return None
     return NewImage(hashlib.sha256(data).digest(), media_type, data) if data else None
+
+
+def _without_white_space(text: str) -> str:
+    for character in " \t\r\n":
+        text = text.replace(character, "")
+    return text
 
 
 def _is_media_type(text: str) -> bool:

@@ -15,6 +15,7 @@ from server.store.content import (
     images,
 )
 from server.store.content.image_removal import RemovedImages
+from server.store.content.images import ImageUse
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
 from tests.support.builders import TENANT, register
@@ -278,10 +279,60 @@ def test_uses_of_items_that_an_earlier_release_deleted_are_found_page_by_page(
     key, pages = None, 0
     while True:
         with database.begin() as connection:
-            key = image_removal.mark_orphans(connection, key)
+            key = image_removal.repair_uses(connection, key)
         pages += 1
         if key is None:
             break
     assert pages == 2
     assert remove_images(database) == 1
     assert count(database) == 2
+
+
+def test_pictures_of_several_owners_are_locked_in_one_order(database: Database, replica: UUID) -> None:
+    """A transaction that waits for a picture holds none that comes after it."""
+    low, high = sorted((PNG, PNG + b"2"), key=digest_of)
+    with database.begin() as connection:
+        first, second = (store(connection, replica) for _ in range(2))
+    uses = [
+        ImageUse(TENANT, owner, "msg_x", picture_item(owner, 0, data).images[0])
+        for owner, data in ((first, high), (second, low))
+    ]
+
+    def insert() -> None:
+        with database.begin() as connection:
+            images.insert_all(connection, uses)
+
+    with database.begin() as connection:
+        store(connection, replica, low)
+        inserting = threading.Thread(target=insert)
+        inserting.start()
+        eventually(lambda: waiting(database))
+        store(connection, replica, high)
+    inserting.join(10)
+    assert (count(database), count(database, "item_images")) == (2, 4)
+
+
+APPENDED_EARLIER = """
+    insert into conversation_items (tenant, conversation_id, position, id, type, payload)
+    select tenant, %(conversation)s, 0, id, type, payload from items where response_id = %(response)s
+"""
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_a_conversation_keeps_pictures_of_items_that_an_earlier_release_appended(
+    database: Database, replica: UUID, *, repaired: bool
+) -> None:
+    conversation = new_uuid()
+    with database.begin() as connection:
+        node = store(connection, replica, PNG)
+        conversations.create(connection, TENANT, conversation, "{}")
+        place = {"conversation": conversation, "response": node}
+        connection.exec_driver_sql(APPENDED_EARLIER, place)
+        if repaired:
+            image_removal.repair_uses(connection, None)
+    delete(database, node)
+    assert remove_images(database) == 0
+    assert (count(database), count(database, "item_images")) == (1, 1)
+    with database.begin() as connection:
+        conversations.delete(connection, TENANT, conversation)
+    assert remove_images(database) == 1

@@ -16,6 +16,7 @@ from server.outbound_http import guarded_http
 from server.prompting import engine_parameters, prompt_images, turns
 from server.protocol import input_files, list_pages
 from server.protocol.responses.request import MAX_TEMPLATE
+from server.store.content import image_removal
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
 NAMED = sorted(set(re.findall(r"`(max_[a-z_]+)`", TABLE)))
@@ -39,6 +40,9 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     assert f"| {history.MAX_TENANT_BYTES >> 20} MiB | {history.MAX_TOTAL_BYTES >> 20} MiB |" in TABLE
     assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
     assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
+    assert f"that a compaction gives back | {list_pages.MAX_BYTES >> 20} MiB a request" in TABLE
+    uses, size = image_removal.MAX_BATCH_USES, image_removal.MAX_BATCH_BYTES >> 20
+    assert f"| {uses:,} uses and {size} MiB of pictures a transaction |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
