@@ -17,7 +17,7 @@ from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, TEXT, picture, sa
 
 COUNT = 8
 TEXT_TOKENS = 100
-OUTPUT = 32
+OUTPUT = 128
 ROUNDS = 9
 SIDE = 224
 """Pixels: 64 tokens for both families."""

@@ -235,7 +235,7 @@ MEDIA: dict[str, Media] = {
     "Mistral3Config": Media(
         "Pixtral",
         "Pixtral",
-        {"size": {"longest_edge": 112}, "patch_size": {"height": 28, "width": 28}},
+        {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}},
         {"patch_size": 14, "spatial_merge_size": 2},
         {IMAGE_TOKEN: "[IMG]", 191: "[IMG_BREAK]", 192: "[IMG_END]"},
     ),
