@@ -21,6 +21,7 @@ BENCHES = (
     "engine_resume",
     "engine_adapters",
     "engine_grammars",
+    "images",
     "engine_gpu",
 )
 """Each is a module here with a `run`, which says in its docstring what it shows and what it costs."""

@@ -150,8 +150,35 @@ class EngineSubject:
             request_id=f"j{self._count}", prompt=tuple(prompt), max_tokens=limit, sampling=sampling, **fields
         )
 
-    def run_requests(self, requests: Sequence[EngineRequest], gaps: Sequence[float] = ()) -> Prompts:
-        """Submits the requests, so many seconds apart as `gaps` says, and waits for all."""
+    def first_and_last_tokens(self, requests: Sequence[EngineRequest]) -> tuple[list[float], list[float]]:
+        """CPU seconds from the first step to each request's first and last token."""
+        firsts: dict[str, float] = {}
+        lasts: dict[str, float] = {}
+        began = 0.0
+
+        def note(message: Outbound) -> None:
+            if isinstance(message, Tokens):
+                lasts[message.request_id] = time.process_time() - began
+                firsts.setdefault(message.request_id, lasts[message.request_id])
+
+        def begin() -> None:
+            nonlocal began
+            began = time.process_time()
+            self.engine.set_paused(False)
+
+        self.when_told = note
+        self.engine.set_paused(True)
+        self.run_requests(requests, begin=begin)
+        self.when_told = lambda _message: None
+        return [firsts[each.request_id] for each in requests], [lasts[each.request_id] for each in requests]
+
+    def run_requests(
+        self,
+        requests: Sequence[EngineRequest],
+        gaps: Sequence[float] = (),
+        begin: Callable[[], None] = lambda: None,
+    ) -> Prompts:
+        """Submits the requests, so many seconds apart as `gaps` says, calls `begin`, and waits for all."""
         self._outputs = {request.request_id: [] for request in requests}
         self._left = len(requests)
         self._ended.clear()
@@ -159,6 +186,7 @@ class EngineSubject:
             if gaps:
                 time.sleep(gaps[row])
             self.engine.submit(request)
+        begin()
         assert self._ended.wait(600)
         return list(self._outputs.values())
 

@@ -84,6 +84,10 @@ class EngineConfig(SchedulerSettings):
     """Bytes for the KV cache; None chooses by model and free memory (`engine.kv_cache.count_blocks`)."""
     kv_blocks: int | None = None
     """Size of the KV cache in blocks, instead of `kv_memory`."""
+    max_image_tokens: int | None = None
+    """Larger pictures are shrunk to this many tokens, by models whose pictures have more tokens the more
+    pixels they have (the families of Qwen-VL, GLM-V and Pixtral). None is 4096 on a GPU and 1024 on a CPU: a
+    vision tower runs for a whole picture in one step, and its time grows with the square of the tokens."""
     torch_threads: int | None = None
     """Intra-op CPU threads; None is 1 for a small model and torch's default otherwise."""
     decode: DecodeName = "auto"
@@ -110,6 +114,10 @@ class EngineConfig(SchedulerSettings):
         )
         _require(self.kv_memory is None or self.kv_blocks is None, "set kv_memory or kv_blocks, not both")
         _require(self.kv_memory is None or self.kv_memory >= 1, "kv_memory must be at least 1")
+        _require(
+            self.max_image_tokens is None or self.max_image_tokens >= 16,
+            "max_image_tokens must be at least 16",
+        )
         adapters = [name for name, _ in self.adapters]
         _require(all(adapters), "an adapter in adapters has no name")
         _require(len(set(adapters)) == len(adapters), "two adapters in adapters have one name")

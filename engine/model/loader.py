@@ -42,6 +42,10 @@ LENGTH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
 length. Up to that length they are constant, so the context is limited to it."""
 
 
+MAX_IMAGE_TOKENS = {"cpu": 1024, "cuda": 4096}
+"""Default of `EngineConfig.max_image_tokens`."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """The model with the engine's attention, and its properties."""
@@ -74,17 +78,21 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     except ValueError as error:
         progress(f"stop strings and grammars are not served: {error}")
         vocabulary = None
-    images = _image_processor(config.model, hf_config, network, progress)
+    images = _image_processor(config, hf_config, network, progress)
     return LoadedModel(network, device, dtype, layers, model_info, vocabulary, images)
 
 
 def _image_processor(
-    folder: Path, hf_config: PretrainedConfig, network: PreTrainedModel, progress: Callable[[str], None]
+    config: EngineConfig,
+    hf_config: PretrainedConfig,
+    network: PreTrainedModel,
+    progress: Callable[[str], None],
 ) -> ImageProcessor | None:
     if not hasattr(getattr(network, "model", None), "get_image_features"):
         return None
     try:
-        processor = ImageProcessor.load(folder, hf_config)
+        default = MAX_IMAGE_TOKENS["cuda" if network.device.type == "cuda" else "cpu"]
+        processor = ImageProcessor.load(config.model, hf_config, config.max_image_tokens or default)
         progress("checking that a picture can be encoded")
         check_encoder(network, processor)
     except Exception as error:  # noqa: BLE001 - whatever a folder's processor raises, it can answer text

@@ -5,6 +5,7 @@ out: they need torchvision or torchaudio, and nothing here sends them anything.
 """
 
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,12 +87,15 @@ class ImageProcessor:
         """The text that chat templates write for a picture."""
 
     @staticmethod
-    def load(folder: Path, hf_config: PretrainedConfig) -> "ImageProcessor":
-        """Raises `ModelRefused` if the folder has no image processor that can be used here."""
+    def load(folder: Path, hf_config: PretrainedConfig, max_tokens: int) -> "ImageProcessor":
+        """Raises `ModelRefused` if the folder has no image processor that can be used here.
+
+        Where the tokens of a picture grow with its pixels, larger pictures are shrunk to `max_tokens`.
+        """
         if hf_config.model_type not in SERVED_FAMILIES:
             raise ModelRefused(f"Pictures are not served for models of the family {hf_config.model_type}.")
         try:
-            return _load(folder, hf_config)
+            return _load(folder, hf_config, max_tokens)
         except Exception as error:
             raise ModelRefused(
                 f"The image processor of {folder} cannot be used: {describe(error, 500)}"
@@ -100,9 +104,9 @@ class ImageProcessor:
     def process(self, data: bytes) -> ProcessedImage:
         """`data` is a picture file. Raises `BadImage`.
 
-        5 to 50 ms of CPU for a usual picture. At most `MAX_IMAGE_PIXELS` are decoded (50 MB), and what the
-        model's own settings leave of them becomes tensors: 300 MB in float32 where they leave all (Qwen2-VL
-        has 12.8 million pixels, each of which it takes twice), 0.2 to 30 MB for models with a fixed size.
+        5 to 50 ms of CPU for a usual picture, 0.5 to 1 s for one of `MAX_IMAGE_PIXELS`, which takes 230 MB
+        while it is shrunk to what the model takes. The tensors have 0.2 to 30 MB for models with a fixed
+        size, else up to 24 kB for each of the picture's tokens. Holds the GIL for 20 ms at a time.
         """
         pixels = _decode(data)
         try:
@@ -132,7 +136,7 @@ def _decode(data: bytes) -> Image.Image:
         raise BadImage(f"The picture cannot be read: {one_line(str(error))}") from error
 
 
-def _load(folder: Path, hf_config: PretrainedConfig) -> ImageProcessor:
+def _load(folder: Path, hf_config: PretrainedConfig, max_tokens: int) -> ImageProcessor:
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     images: Any = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
         folder, backend="pil", **options
@@ -142,14 +146,30 @@ def _load(folder: Path, hf_config: PretrainedConfig) -> ImageProcessor:
     token = str(tokenizer.convert_ids_to_tokens(token_id))
     name, settings = _processor_class_name(folder, hf_config)
     if name == PIXTRAL_PROCESSOR:
-        return ImageProcessor(images, _PixtralText(hf_config, settings), {}, token_id, token)
+        text = _PixtralText(hf_config, settings)
+        arguments = {"patch_size": {"height": text.patch, "width": text.patch}}
+        most = min(images.size["longest_edge"], math.isqrt(max_tokens) * text.patch)
+        arguments["size"] = {"longest_edge": most}
+        return ImageProcessor(images, text, arguments, token_id, token)
     processor_class = _without_other_media(processing_auto.processor_class_from_name(name))
     parts = {"image_processor": images, "tokenizer": tokenizer}
     processor = processor_class.from_args_and_dict(
         [parts.get(part) for part in processor_class.get_attributes()], settings
     )
     arguments = processor._merge_kwargs(processor.valid_processor_kwargs, tokenizer_init_kwargs={})
-    return ImageProcessor(images, processor, arguments["images_kwargs"], token_id, token)
+    arguments = {**arguments["images_kwargs"], **_bounded_area(images, max_tokens)}
+    return ImageProcessor(images, processor, arguments, token_id, token)
+
+
+def _bounded_area(images: Any, max_tokens: int) -> Mapping[str, Any]:
+    """The size of the families of Qwen-VL and GLM-V, which is an area in pixels; empty for others."""
+    if not hasattr(images, "merge_size"):
+        return {}
+    pixels_per_token = (images.patch_size * images.merge_size) ** 2
+    if type(images).__name__.startswith("Glm4v"):  # counts a picture as so many frames
+        pixels_per_token *= images.temporal_patch_size
+    most = max_tokens * pixels_per_token
+    return {"size": {edge: min(images.size[edge], most) for edge in ("shortest_edge", "longest_edge")}}
 
 
 def _processor_class_name(folder: Path, hf_config: PretrainedConfig) -> tuple[str, Mapping[str, Any]]:
@@ -183,9 +203,9 @@ class _PixtralText:
         self._end = settings.get("image_end_token", "[IMG_END]")
         merged = int(settings.get("spatial_merge_size") or getattr(hf_config, "spatial_merge_size", 0) or 1)
         self.is_merged = merged > 1
-        self._patch = (settings.get("patch_size") or hf_config.vision_config.patch_size) * merged
+        self.patch: int = (settings.get("patch_size") or hf_config.vision_config.patch_size) * merged
 
     def replace_image_token(self, image_inputs: Mapping[str, Any], image_idx: int) -> str:
         height, width = (int(pixels) for pixels in image_inputs["image_sizes"][image_idx])
-        row = self.image_token * (width // self._patch)
-        return str(self._break.join([row] * (height // self._patch)) + self._end)
+        row = self.image_token * (width // self.patch)
+        return str(self._break.join([row] * (height // self.patch)) + self._end)

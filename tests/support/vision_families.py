@@ -27,7 +27,7 @@ class VisionFamily:
         self.folder: Path = save_random_vision_model(name)
         config = AutoConfig.from_pretrained(self.folder)
         self.model_type: str = config.model_type
-        self.processor = ImageProcessor.load(self.folder, config)
+        self.processor = ImageProcessor.load(self.folder, config, max_tokens=1024)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(self.folder)
         self.reference: Any = AutoModelForImageTextToText.from_pretrained(
             self.folder, dtype=torch.float32, attn_implementation="eager"

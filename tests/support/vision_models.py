@@ -5,6 +5,7 @@ import io
 import json
 import random
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,10 +157,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def save_random_vision_model(config_name: str) -> Path:
+def save_random_vision_model(
+    config_name: str, settings: Mapping[str, Any] = {}, image_settings: Mapping[str, Any] = {}
+) -> Path:
     """Writes a model of one of `FAMILIES` with its tokenizer and image processor, and returns the folder.
 
-    It is deleted when the process ends.
+    It is deleted when the process ends. The settings replace those of `FAMILIES` and `MEDIA`.
 
     All matrices but the embeddings are large: a small random model otherwise repeats one token whatever it is
     given.
@@ -169,7 +172,7 @@ def save_random_vision_model(config_name: str) -> Path:
 
     torch.set_num_threads(1)
     torch.manual_seed(7)
-    config = getattr(transformers, config_name.split()[0])(**FAMILIES[config_name])
+    config = getattr(transformers, config_name.split()[0])(**{**FAMILIES[config_name], **settings})
     model: Any = transformers.AutoModelForImageTextToText.from_config(  # type: ignore[no-untyped-call]
         config, dtype=torch.float32
     )
@@ -180,7 +183,7 @@ def save_random_vision_model(config_name: str) -> Path:
     directory = tempfile.TemporaryDirectory(prefix="holdfast-model-")
     atexit.register(directory.cleanup)
     model.save_pretrained(directory.name)
-    save_processor(config_name, Path(directory.name))
+    save_processor(config_name, Path(directory.name), image_settings)
     return Path(directory.name)
 
 
@@ -232,7 +235,7 @@ MEDIA: dict[str, Media] = {
     "Mistral3Config": Media(
         "Pixtral",
         "Pixtral",
-        {"size": {"longest_edge": 112}, "patch_size": {"height": 28, "width": 28}},
+        {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}},
         {"patch_size": 14, "spatial_merge_size": 2},
         {IMAGE_TOKEN: "[IMG]", 191: "[IMG_BREAK]", 192: "[IMG_END]"},
     ),
@@ -279,7 +282,7 @@ MEDIA: dict[str, Media] = {
 }
 
 
-def save_processor(config_name: str, folder: Path) -> None:
+def save_processor(config_name: str, folder: Path, image_settings: Mapping[str, Any] = {}) -> None:
     """Writes the tokenizer, a character a token, and the files of the family's processor."""
     import transformers
 
@@ -294,7 +297,9 @@ def save_processor(config_name: str, folder: Path) -> None:
     tokenizers(
         tokenizer_object=tokenizer, pad_token="<x96>", extra_special_tokens=media.named_tokens
     ).save_pretrained(folder)
-    images: Any = getattr(transformers, f"{media.images}ImageProcessorPil")(**media.image_settings)
+    images: Any = getattr(transformers, f"{media.images}ImageProcessorPil")(
+        **{**media.image_settings, **image_settings}
+    )
     images.save_pretrained(folder)
     settings = {"processor_class": f"{media.processor}Processor", **media.settings}
     (folder / "processor_config.json").write_text(json.dumps(settings), encoding="utf-8")

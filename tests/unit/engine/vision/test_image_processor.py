@@ -1,10 +1,12 @@
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoConfig
 
 from engine.config import ModelRefused
 from engine.request import MAX_IMAGE_PIXELS
@@ -12,7 +14,17 @@ from engine.vision.image_encoder import ImageEncoder
 from engine.vision.image_processor import BadImage, ImageProcessor
 from tests.support.engines import start_model
 from tests.support.vision_families import VisionFamily, vision_family
-from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, picture, save_random_vision_model
+from tests.support.vision_models import (
+    FAMILIES,
+    IMAGE_TOKEN,
+    PIXTRAL,
+    picture,
+    save_processor,
+    save_random_vision_model,
+)
+
+WITHOUT_PROCESSOR = ("Mistral3Config", PIXTRAL)
+"""transformers cannot import `PixtralProcessor` without torchvision."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -110,7 +122,7 @@ def test_a_family_that_is_not_compared_with_generate_answers_text_only() -> None
         model_type = "paligemma"
 
     with pytest.raises(ModelRefused, match="paligemma"):
-        ImageProcessor.load(vision_family("LlavaConfig").folder, Unknown())  # type: ignore[arg-type]
+        ImageProcessor.load(vision_family("LlavaConfig").folder, Unknown(), 1024)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("damage", ["no processor", "another size"])
@@ -132,3 +144,59 @@ def test_the_model_says_its_placeholder_and_token(model: VisionFamily) -> None:
     gemma = model.model_type == "gemma3"
     expected = "<boi>" if gemma else model.tokenizer.convert_ids_to_tokens(IMAGE_TOKEN)
     assert model.processor.placeholder == expected
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # transformers' own, GLM-4V
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WITHOUT_PROCESSOR])
+def test_text_and_tensors_are_those_of_the_whole_processor(name: str) -> None:
+    model = vision_family(name)
+    texts: Any = model.processor._texts
+    data = picture(5, 112, 60)
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    expected = texts(text=[f"a{model.processor.placeholder}b"], images=[[image]], return_tensors="pt")
+    processed = model.processor.process(data)
+    assert (
+        model.tokenizer(f"a{processed.layout.text.text}b")["input_ids"] == expected["input_ids"][0].tolist()
+    )
+    for name in set(expected) & set(processed.tensors):
+        assert torch.equal(processed.tensors[name], expected[name]), name
+    assert "pixel_values" in set(expected) & set(processed.tensors)
+
+
+def test_rows_of_a_pixtral_picture_are_broken() -> None:
+    text = vision_family("Mistral3Config").processor.process(picture(5, 112, 60)).layout.text
+    assert text.text == "[IMG_BREAK]".join(["[IMG]" * 4] * 3) + "[IMG_END]"
+    assert text.tokens == 12
+    text = vision_family("LlavaConfig with Pixtral").processor.process(picture(5, 112, 60)).layout.text
+    assert text.text == "[IMG_BREAK]".join(["[IMG]" * 4] * 3) + "[IMG_END]"
+
+
+AREA = {"shortest_edge": 28 * 28 * 4, "longest_edge": 12_845_056}
+EDGE = {"longest_edge": 1540}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("Qwen2VLConfig", AREA),
+        ("Qwen3VLConfig", AREA),
+        ("Glm4vConfig", AREA),
+        ("Mistral3Config", EDGE),
+        (PIXTRAL, EDGE),
+    ],
+)
+def test_a_large_picture_is_shrunk_to_the_most_tokens(
+    name: str, size: dict[str, int], tmp_path: Path
+) -> None:
+    save_processor(name, tmp_path, {"size": size})
+    config = AutoConfig.from_pretrained(vision_family(name).folder)
+    processor, unbounded = (ImageProcessor.load(tmp_path, config, most) for most in (50, 10_000))
+    for side in ((700, 700), (150, 900), (900, 150)):
+        tokens = processor.process(picture_of(side)).layout.text.tokens
+        assert 4 <= tokens <= 50
+        assert unbounded.process(picture_of(side)).layout.text.tokens > tokens
+
+
+def test_settings_of_the_folder_count_where_they_are_smaller() -> None:
+    model = vision_family("Qwen2VLConfig")
+    assert model.processor.process(picture_of((900, 900))).layout.text.tokens == 16
