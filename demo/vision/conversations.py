@@ -81,15 +81,15 @@ class _Writer:
         is_shown = bool(self.sights)
         kinds: list[tuple[Callable[[], None], float]] = [
             (self._new_picture, 0.35 if is_shown else 0.9),
-            (self._old_picture, 0.5 if is_shown else 0.06),
-            (self._small_talk, 0.08),
+            (self._old_picture, 0.5 if is_shown else 0.25),
+            (self._small_talk, 0.15),
             (self._beyond, 0.1),
             (self._tool_result, 0.03),
         ]
         if not is_shown:
-            kinds.append((self._two_pictures, 0.1))
+            kinds.append((self._two_pictures, 0.25))
         if len(self.sights) == len(questions.ORDINALS):
-            kinds.append((self._ordinal, 0.4))
+            kinds.append((self._ordinal, 0.5))
         return kinds
 
     def _say(self, request: str, answer: str) -> None:
@@ -104,6 +104,7 @@ class _Writer:
                 ((questions.COLOUR, Sight.coloured), 3),
                 ((questions.SHAPE, Sight.shaped), 2),
                 ((questions.DIGIT, Sight.read), 2),
+                ((questions.STORY, Sight.told), 0.5),
             )
         )
         return question(self.vocabulary, patterns), answer(sight) if sight else questions.NO_PICTURE

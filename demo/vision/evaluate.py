@@ -28,7 +28,7 @@ from demo.vision.questions import Sight
 DEFAULT_SEED = 987_654_321
 DEFAULT_CASES = 50
 _FORMATS = ("PNG", "JPEG", "WEBP")
-_LONGEST_ANSWER = 40
+_LONGEST_ANSWER = 400
 
 #: The questions of the evaluation, and how each is answered.
 QUESTIONS: tuple[tuple[str, Callable[[Sight], str]], ...] = (
@@ -186,12 +186,17 @@ def _beyond(chooser: random.Random) -> Case:
     return Case([user(text.format(chooser.choice(subjects)))], [], questions.FALLBACK)
 
 
+def _story(chooser: random.Random) -> Case:
+    return _about_one(chooser, "Tell me a story about it.", Sight.told)
+
+
 KINDS = (
     Kind("any question", 0.95, _any_question),
     Kind("what there is", 0.94, _asking(0)),
     Kind("colour", 0.94, _asking(2)),
     Kind("shape", 0.94, _asking(3)),
     Kind("digit", 0.94, _asking(4)),
+    Kind("story", 0.94, _story),
     Kind("two turns later", 0.94, _turns_later),
     Kind("newest of two", 0.94, _newest_of_two),
     Kind("one of two", 0.8, _one_of_two),

@@ -41,7 +41,7 @@ class Recipe:
 FULL = Recipe(
     shape=Shape(),
     tower=TowerStage(pictures=100_000, steps=3600, batch=128, learning_rate=3e-3, seed=1),
-    talk=TalkStage(pictures=20_000, tokens=8_000_000, batch_tokens=4096, learning_rate=3e-3, seed=2),
+    talk=TalkStage(pictures=20_000, tokens=3_500_000, batch_tokens=4096, learning_rate=3e-3, seed=2),
     kinds=KINDS,
 )
 

@@ -14,6 +14,17 @@ FAREWELL = "Goodbye!"
 NO_PICTURE = "I see no picture here. Please send me one."
 FALLBACK = "I only name colours, shapes and digits in drawn pictures."
 
+_STORY = (
+    "Once upon a time there was {one}. It lived alone in a picture. Every morning it looked around and "
+    "saw nothing at all. One day a pencil came by and asked: Who are you? I am {one}, it said, and I am "
+    "looking for a friend. The pencil thought for a while. Then it drew a house, a tree and the sun. "
+    "From that day on the {named} was never alone again. The end."
+)
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -34,7 +45,8 @@ class Sight:
         """Return the answer to what there is to see."""
         if self.is_digit:
             return f"The digit {self.thing}, in {self.colour}."
-        return f"{'An' if self.colour[0] in 'aeiou' else 'A'} {self.colour} {self.thing}."
+        described = _with_article(f"{self.colour} {self.thing}")
+        return f"{described[0].upper()}{described[1:]}."
 
     def coloured(self) -> str:
         """Return the answer to which colour it is."""
@@ -42,14 +54,18 @@ class Sight:
 
     def shaped(self) -> str:
         """Return the answer to which shape it is."""
-        article = "an" if self.thing[0] in "aeiou" else "a"
-        return f"It is the digit {self.thing}." if self.is_digit else f"It is {article} {self.thing}."
+        return f"It is the digit {self.thing}." if self.is_digit else f"It is {_with_article(self.thing)}."
 
     def read(self) -> str:
         """Return the answer to which digit it is."""
         if self.is_digit:
             return f"The digit is {self.thing}."
         return f"There is no digit. {self.shaped()}"
+
+    def told(self) -> str:
+        """Return a story about it, which is long enough to be interrupted."""
+        named = f"{self.colour} {'digit ' if self.is_digit else ''}{self.thing}"
+        return _STORY.format(one=_with_article(named), named=named)
 
 
 #: Questions about what there is to see; {picture} is one of ``PICTURE_WORDS``.
@@ -147,6 +163,14 @@ DIGIT = (
     "And the {digit}?",
     "Which {digit} was it?",
     "What {digit} was in the {picture}?",
+)
+STORY = (
+    "Tell me a story about it.",
+    "Tell me a story about the {picture}.",
+    "Tell me a story about this {picture}.",
+    "Write a story about the {picture}.",
+    "Tell a story about what you see.",
+    "Tell me a long story about it.",
 )
 #: About one of two pictures.
 ORDINAL = (
