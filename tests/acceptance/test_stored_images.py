@@ -7,6 +7,7 @@ import zlib
 from typing import Any
 
 import httpx
+import msgspec
 import psycopg
 import pytest
 
@@ -16,6 +17,7 @@ from tests.fix_server import StartServer
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.tenants import make_tenant_key, sent
+from tests.support.websocket import WebSocket
 
 Body = dict[str, Any]
 WEB = "https://example.com/cat.png"
@@ -179,36 +181,83 @@ def test_a_picture_is_gone_soon_after_the_last_item(start_server: StartServer, d
     eventually(lambda: stored(database_url) == 1, within=60)
 
 
-def test_the_hash_of_a_picture_is_told_nowhere(client: Client) -> None:
-    conversation = client.post("conversations", items=[look(url(50))])["id"]
+def visit_responses(client: Client) -> str:
+    """Asks every address of responses with pictures; returns one that goes on from another."""
     first = client.ask(look(url(51), WEB))
     second = client.ask(look(url(51)), previous_response_id=first)
     background = client.ask(look(url(52)), background=True)
-    client.ask(look(url(53)), conversation=conversation)
     for response in (first, second, background):
         client.get(f"responses/{response}")
-        client.urls(f"responses/{response}/input_items")
-        client.urls(f"responses/{response}/input_items?include={IMAGE_URLS}")
+        client.get(f"responses/{response}/input_items")
+        client.get(f"responses/{response}/input_items?include={IMAGE_URLS}")
         client.send("GET", f"responses/{response}?stream=true")
         client.send("POST", f"responses/{response}/cancel")
     streamed = {"model": MODEL, "input": "Go on.", "previous_response_id": second, "stream": True}
     client.send("POST", "responses", {**streamed, "enable_response_messages": True})
     client.get("responses")
-    item = client.get(f"conversations/{conversation}/items")["data"][0]["id"]
-    client.get(f"conversations/{conversation}/items/{item}")
-    client.get(f"conversations/{conversation}")
-    told = client.post("responses/compact", model=MODEL, previous_response_id=second)
-    assert [one for each in told["output"] for one in image_urls(each)] == [url(51), WEB, url(51)]
-    again = client.ask(*told["output"])
-    assert client.urls(f"responses/{again}/input_items?include={IMAGE_URLS}") == [url(51), WEB, url(51)]
     client.post("responses/input_tokens", model=MODEL, previous_response_id=second)
+    compacted = client.ask({"type": "compaction_trigger"}, previous_response_id=second)
+    client.get(f"responses/{compacted}")
+    client.ask(look(url(52)), previous_response_id=compacted)
+    return second
+
+
+def visit_conversations(client: Client) -> None:
+    made = client.post("conversations", items=[look(url(50))])["id"]
+    client.post(f"conversations/{made}/items", items=[look(url(53), WEB)])
+    client.ask(look(url(53)), conversation=made)
+    item = client.get(f"conversations/{made}/items")["data"][0]["id"]
+    client.get(f"conversations/{made}/items/{item}")
+    client.get(f"conversations/{made}")
+    client.send("DELETE", f"conversations/{made}/items/{item}")
+    client.send("DELETE", f"conversations/{made}")
+
+
+def visit_chats(client: Client) -> None:
+    part = {"type": "image_url", "image_url": {"url": url(50)}}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": [part]}], "max_completion_tokens": 2}
+    made = client.post("chat/completions", **chat, store=True)["id"]
+    client.send("POST", "chat/completions", {**chat, "stream": True})
+    eventually(lambda: client.send("GET", f"chat/completions/{made}").status_code == 200)
+    client.get(f"chat/completions/{made}/messages")
+    client.get("chat/completions")
+
+
+def visit_websocket(client: Client, server: ServerProcess, response: str) -> None:
+    for stored in (True, False):
+        with WebSocket(server.url) as socket:
+            told = socket.turn({"model": MODEL, "input": [look(url(50))], "previous_response_id": response})
+            name = told[-1]["response"]["id"]
+            told += socket.turn({"model": MODEL, "input": [look(WEB)], "store": stored})
+            told += socket.turn({"model": MODEL, "input": "Go on.", "previous_response_id": name})
+        client.answers.append(msgspec.json.encode(told))
+
+
+def test_the_hash_of_a_picture_is_told_nowhere(start_server: StartServer) -> None:
+    server = start_server()
+    client = Client(server)
+    response = visit_responses(client)
+    visit_conversations(client)
+    visit_chats(client)
+    visit_websocket(client, server, response)
     document = client.get("../openapi.json")["components"]["schemas"]
     assert set(document["InputImage"]["properties"]) == {"type", "image_url", "file_id", "detail"}
-    assert len(client.answers) > 25
+    assert len(client.answers) > 35
     assert [answer for answer in client.answers if b'"content":"sha256:' in answer] == []
     assert [answer for answer in client.answers if b'"content":"data:' in answer] == []
     digests = [hashlib.sha256(png(shade)).hexdigest().encode() for shade in range(50, 54)]
     assert [digest for digest in digests if digest in b"".join(client.answers)] == []
+
+
+def test_a_compaction_gives_the_pictures_of_what_it_retains(client: Client) -> None:
+    first = client.ask(look(url(55), WEB))
+    second = client.ask(look(url(56)), previous_response_id=first)
+    told = client.post("responses/compact", model=MODEL, previous_response_id=second)
+    expected = [url(55), WEB, url(56)]
+    assert [one for item in told["output"] for one in image_urls(item)] == expected
+    assert b"sha256:" not in client.answers[-1]
+    again = client.ask(*told["output"])
+    assert client.urls(f"responses/{again}/input_items?include={IMAGE_URLS}") == expected
 
 
 def test_content_that_a_client_sends_is_ignored(client: Client) -> None:
