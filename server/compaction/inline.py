@@ -27,6 +27,7 @@ from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, 
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import moment_of, write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
+from server.protocol.responses.item_images import with_images
 from server.protocol.responses.items import InputText, Item, Message, plain_text
 from server.protocol.responses.request import ContextManagement
 from server.sealing.sealed_items import SealedContext, seal_context, unseal_items
@@ -149,7 +150,7 @@ def _unanswered_from(items: Sequence[Item]) -> int:
 
 
 def _text_only(item: Item) -> Item:
-    """A message with its text alone: a sealed item carries no images."""
-    if not isinstance(item, Message) or item.role == "assistant":
-        return item
-    return msgspec.structs.replace(item, content=[InputText(plain_text(item.content))])
+    """A message or a tool's output with its text alone: a sealed item carries no images."""
+    if isinstance(item, Message) and item.role != "assistant":
+        return msgspec.structs.replace(item, content=[InputText(plain_text(item.content))])
+    return with_images(item, lambda image: InputText(plain_text([image])))

@@ -7,6 +7,7 @@ can tell what another one has sent.
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -33,8 +34,8 @@ LOW_SIDE = 512
 CPU_SECONDS = 10
 MEMORY = 1024 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
-MAX_CONCURRENT = 2
-"""Pictures read at the same time, at most one per tenant."""
+MAX_CONCURRENT = max(2, (os.cpu_count() or 1) // 2)
+"""Pictures read at the same time, at most half of them of one tenant."""
 CACHE_BYTES = 256 * 1024 * 1024
 """Of normalised pictures."""
 MAX_PDF_PAGES = 20
@@ -112,7 +113,7 @@ class ImageReader:
         self._most_pixels = most_pixels
         self._allowed = allowed
         self._lookup = lookup
-        self._limit = FairLimit(MAX_CONCURRENT)
+        self._limit = FairLimit(MAX_CONCURRENT, MAX_CONCURRENT // 2)
         self._cache = _Cache()
 
     def check(self, tenant: str, image: InputImage) -> InputImage:

@@ -58,7 +58,7 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
 def test_the_table_names_the_bounds_of_pictures() -> None:
     reader = image_reader
     assert (
-        f"| 1 | {reader.MAX_CONCURRENT}, each in a process of its own with {reader.CPU_SECONDS} s of a core"
+        f"2 at least, each in a process of its own with {reader.CPU_SECONDS} s of a core"
         f" and {reader.MEMORY >> 20} MiB |" in TABLE
     )
     assert f"in the cache | | {reader.CACHE_BYTES >> 20} MiB |" in TABLE

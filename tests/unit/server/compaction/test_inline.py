@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from engine.request import Usage
+from server.compaction.inline import _text_only
 from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.generation.run import Run
 from server.protocol.responses.events import Event
-from server.protocol.responses.items import Compaction
+from server.protocol.responses.items import Compaction, FunctionCallOutput, InputText, Message, PreparedImage
 from tests.support.builders import LATER, RESPONSE, SpelledParser, make_facts, rendered, say, think
 from tests.support.event_order import EventOrder
 
@@ -76,3 +77,11 @@ def test_short_context_is_told_before_the_first_token_of_the_answer() -> None:
     order.take_all(rendered(RESPONSE, events))
     assert [item["type"] for item in order.items] == ["compaction", "message"]
     assert order.items[0]["encrypted_content"] == f"{order.items[0]['id']}: "
+
+
+def test_a_sealed_context_has_no_bytes_of_pictures() -> None:
+    image = PreparedImage(data=b"the bytes", digest=b"digest", text="<image>", tokens=1)
+    message = Message("msg_1", "completed", "user", [InputText("Look: "), image])
+    output = FunctionCallOutput("fco_1", "completed", "call_1", [image])
+    assert _text_only(message) == Message("msg_1", "completed", "user", [InputText("Look: [An image]")])
+    assert _text_only(output) == FunctionCallOutput("fco_1", "completed", "call_1", [InputText("[An image]")])
