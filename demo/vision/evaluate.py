@@ -199,7 +199,7 @@ KINDS = (
     Kind("story", 0.94, _story),
     Kind("two turns later", 0.94, _turns_later),
     Kind("newest of two", 0.94, _newest_of_two),
-    Kind("one of two", 0.8, _one_of_two),
+    Kind("one of two", 0.94, _one_of_two),
     Kind("without a picture", 0.94, _without_picture),
     Kind("greeting", 1.0, _greeting),
     Kind("beyond it", 0.9, _beyond),

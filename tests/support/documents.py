@@ -113,6 +113,7 @@ OTHER = {
     "migrations/versions": "one file a step of the schema",
     "migrations/views": "the views that migrations create",
     "demo/holdfast-demo": "the demo model, an ordinary Hugging Face folder",
+    "demo/holdfast-vision": "the demo's vision-language model, the same",
     "script.py.mako": "the template of a new migration",
     "chat_template.jinja": "how a conversation is written for the demo model",
     "config.json": "the demo model's architecture",
@@ -123,6 +124,8 @@ OTHER = {
     "processor_config.json": "which token stands for pictures, and how many",
     "tokenizer.json": "its vocabulary",
     "tokenizer_config.json": "its special tokens",
+    "preprocessor_config.json": "how a picture becomes numbers for it",
+    "processor_config.json": "how many tokens a picture takes",
 }
 """Purposes of files and folders that have no docstring."""
 
