@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.request import Beams, EngineRequest, Failed, Finished, RequestRefused
+from engine.request import Beams, EngineRequest, Failed, Finished, PromptLogprobs, RequestRefused
 from engine.runner import prompt_images
 from engine.vision.image_encoder import EncodedImage
 from tests.support.engines import Bench, make_prompt, make_request, start_model, tiny_model
@@ -128,6 +128,28 @@ def test_static_and_pipelined_steps_give_the_same(model: VisionFamily, settings:
         model.request("one", "m", picture(4, *TALL), "n"),
         make_request("text", [token % 90 for token in make_prompt(37, 3)], COUNT),
     )
+    bench.engine.close(drain=True)
+
+
+@pytest.mark.parametrize("name", ["Qwen3VLConfig", "Gemma4Config", "LlavaConfig"])
+def test_logprobs_of_a_prompt_with_a_picture_are_those_of_the_model(name: str) -> None:
+    model = vision_family(name)
+    bench = model.start()
+    request = model.request("1", "a" * 20, picture(1, *WIDE), "cdef", prompt_logprobs=0)
+    bench.run(request)
+    bench.engine.close(drain=True)
+    parts = [m for m in bench.listener.of("1") if isinstance(m, PromptLogprobs)]
+    chosen = [each.chosen for part in parts for each in part.logprobs]
+    expected = model.prompt_logits(request).log_softmax(dim=1)[:-1]
+    assert chosen == pytest.approx(
+        expected.gather(1, torch.tensor(request.prompt[1:])[:, None])[:, 0], abs=1e-3
+    )
+
+
+def test_pictures_are_read_in_half_precision(model: VisionFamily) -> None:
+    bench = model.start(dtype="bfloat16")
+    request = model.request("1", "ab", picture(1, *WIDE), "cd")
+    assert len(bench.run(request)[0].tokens) == COUNT
     bench.engine.close(drain=True)
 
 
