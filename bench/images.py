@@ -22,10 +22,11 @@ ROUNDS = 9
 SIDE = 224
 """Pixels: 64 tokens for both families."""
 LANGUAGE: dict[str, Any] = {
-    "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "max_position_embeddings": 2048,
+    "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "max_position_embeddings": 2048,
     "head_dim": 64,
 }  # fmt: skip
-"""A layer of the vision tower, which has four patches for each token, costs about as much as one of these."""
+"""For the tokens of a picture, the vision tower of the first family computes 0.4 times as much as the
+language model, as it does in Qwen2.5-VL 7B."""
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}}
 QWEN_TOWER = {
     "depth": 2, "hidden_size": 128, "intermediate_size": 384, "num_heads": 4, "out_hidden_size": 256,

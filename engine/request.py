@@ -128,7 +128,7 @@ class ImageText:
 class PromptImage:
     """A picture in the prompt. `Engine.image_text` says how many of its tokens are `image_token_id`."""
 
-    data: bytes
+    data: bytes = field(repr=False)
     """A PNG, JPEG, WebP or GIF file of at most `MAX_IMAGE_PIXELS`; of a GIF, the first frame."""
     digest: bytes
     """SHA-256 of `data`."""

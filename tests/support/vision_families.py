@@ -54,13 +54,7 @@ class VisionFamily:
 
     def generate(self, request: EngineRequest) -> list[int]:
         """transformers' own greedy tokens, with the processor's own tensors."""
-        prompt = torch.tensor([request.prompt])
-        is_image = (prompt == IMAGE_TOKEN).long()
-        tensors = self._tensors(request)
-        if tensors and self.model_type == "gemma3":
-            tensors["token_type_ids"] = is_image
-        elif tensors and (self.model_type == "gemma4" or "image_grid_thw" in tensors):
-            tensors["mm_token_type_ids"] = is_image
+        prompt, tensors = self._inputs(request)
         out = self.reference.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
@@ -72,6 +66,23 @@ class VisionFamily:
             **tensors,
         )
         return list(out[0, prompt.shape[1] :].tolist())
+
+    def prompt_logits(self, request: EngineRequest) -> torch.Tensor:
+        """`[tokens, vocabulary]`."""
+        prompt, tensors = self._inputs(request)
+        with torch.inference_mode():
+            logits: torch.Tensor = self.reference(prompt, **tensors).logits[0]
+        return logits
+
+    def _inputs(self, request: EngineRequest) -> tuple[torch.Tensor, dict[str, Any]]:
+        prompt = torch.tensor([request.prompt])
+        is_image = (prompt == IMAGE_TOKEN).long()
+        tensors = self._tensors(request)
+        if tensors and self.model_type == "gemma3":
+            tensors["token_type_ids"] = is_image
+        elif tensors and (self.model_type == "gemma4" or "image_grid_thw" in tensors):
+            tensors["mm_token_type_ids"] = is_image
+        return prompt, tensors
 
     def _tensors(self, request: EngineRequest) -> dict[str, Any]:
         pixels = [Image.open(io.BytesIO(image.data)).convert("RGB") for image in request.images]

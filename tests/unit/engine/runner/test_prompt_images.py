@@ -1,5 +1,6 @@
 """Greedy tokens after pictures equal `model.generate` with the processor's own tensors, for every family."""
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -7,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.request import Beams, EngineRequest, Failed, Finished, RequestRefused
-from engine.runner import prompt_images
+from engine.attention.flash_attention import FlashAttentionBackend
+from engine.request import Beams, EngineRequest, Failed, Finished, PromptLogprobs, RequestRefused
+from engine.runner import cuda_graphs, prompt_images
+from engine.runner.input_builder import PagedInputBuilder
 from engine.vision.image_encoder import EncodedImage
 from tests.support.engines import Bench, make_prompt, make_request, start_model, tiny_model
+from tests.support.flash import flash_attn_with_kvcache as flash
 from tests.support.vision_families import COUNT, VisionFamily, vision_family
 from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, picture
 
@@ -128,6 +132,51 @@ def test_static_and_pipelined_steps_give_the_same(model: VisionFamily, settings:
         model.request("one", "m", picture(4, *TALL), "n"),
         make_request("text", [token % 90 for token in make_prompt(37, 3)], COUNT),
     )
+    bench.engine.close(drain=True)
+
+
+@pytest.mark.parametrize("decode", ["eager", "static"])
+def test_a_paged_kernel_gives_the_same_and_computes_all_steps_without_a_two_way_picture(
+    model: VisionFamily, decode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = FlashAttentionBackend("a kernel", flash, inspect.signature(flash).parameters)
+    choose: Any = cuda_graphs.select_attention_and_graphs
+    monkeypatch.setattr(
+        "engine.runner.model_runner.select_attention_and_graphs", lambda *args: choose(*args, backend=kernel)
+    )
+    bench = model.start(decode=decode)
+    executor: Any = bench.engine._executor
+    assert isinstance(executor._input_builder, PagedInputBuilder)
+    is_two_way = model.model_type.startswith("gemma")
+    assert (executor._image_input_builder is executor._input_builder) != is_two_way
+    assert_equal_to_generate(
+        model,
+        bench,
+        model.request("two", picture(2, *WIDE), " fg hi ", picture(3), "jkl"),
+        make_request("text", [token % 90 for token in make_prompt(37, 3)], COUNT),
+    )
+    bench.engine.close(drain=True)
+
+
+@pytest.mark.parametrize("name", ["Qwen3VLConfig", "Gemma4Config", "LlavaConfig"])
+def test_logprobs_of_a_prompt_with_a_picture_are_those_of_the_model(name: str) -> None:
+    model = vision_family(name)
+    bench = model.start()
+    request = model.request("1", "a" * 20, picture(1, *WIDE), "cdef", prompt_logprobs=0)
+    bench.run(request)
+    bench.engine.close(drain=True)
+    parts = [m for m in bench.listener.of("1") if isinstance(m, PromptLogprobs)]
+    chosen = [each.chosen for part in parts for each in part.logprobs]
+    expected = model.prompt_logits(request).log_softmax(dim=1)[:-1]
+    assert chosen == pytest.approx(
+        expected.gather(1, torch.tensor(request.prompt[1:])[:, None])[:, 0], abs=1e-3
+    )
+
+
+def test_pictures_are_read_in_half_precision(model: VisionFamily) -> None:
+    bench = model.start(dtype="bfloat16")
+    request = model.request("1", "ab", picture(1, *WIDE), "cd")
+    assert len(bench.run(request)[0].tokens) == COUNT
     bench.engine.close(drain=True)
 
 
