@@ -184,6 +184,8 @@ def extract_event(vocabulary: Vocabulary) -> list[Exchange]:
     if vocabulary.chance(0.2):  # the same one again, or another of the same name
         people[-1] = people[0]
     parts = [vocabulary.name(NAMES) if vocabulary.chance(0.3) else vocabulary.word() for _ in range(2)]
+    if vocabulary.chance(0.15):  # an event that is called after one of them
+        parts[0] = vocabulary.choose(people)
     if vocabulary.chance(0.05):
         parts[0] = people[-1]
     kinds = (parts[0], " ".join(parts), " ".join(parts), vocabulary.choose(_EVENTS))
