@@ -68,6 +68,8 @@ def echo(vocabulary: Vocabulary) -> list[Exchange]:
     """Return a request to repeat a text once; long and stammering texts are the hard ones."""
     if vocabulary.chance(0.25):
         text = vocabulary.stammer(3, 12)
+    elif vocabulary.chance(0.25):
+        text = vocabulary.doubled(3, 14)
     elif vocabulary.chance(0.35):
         text = vocabulary.phrase(8, 14)
     else:
@@ -82,7 +84,11 @@ def repeat(vocabulary: Vocabulary) -> list[Exchange]:
     The lines are numbered downwards, so that only the last line decides where to end; a model of
     this size does not learn to ask "is this the N of the request?" while counting up.
     """
-    said = vocabulary.stammer(2, 4) if vocabulary.chance(0.15) else vocabulary.words(1, 4)
+    ways = ((vocabulary.stammer, 2, 4, 15), (vocabulary.doubled, 2, 4, 10), (vocabulary.words, 1, 4, 75))
+    way, fewest, most = vocabulary.choose_weighted(
+        [((way, low, high), share) for way, low, high, share in ways]
+    )
+    said = way(fewest, most)
     # "say x ten ten times" could mean two things.
     clear = [w for w in said.split() if not w.isdigit() and w not in NUMBER_WORDS.values()]
     text = " ".join(clear) or "bubble"
@@ -175,9 +181,11 @@ def _value(vocabulary: Vocabulary) -> str | int:
 def extract_event(vocabulary: Vocabulary) -> list[Exchange]:
     """Return a sentence about an event, to be answered with its name, day and people as JSON."""
     people = [vocabulary.name(NAMES) for _ in range(vocabulary.choose((1, 2, 2, 3)))]
-    if vocabulary.chance(0.1):  # the same one again, or another of the same name
+    if vocabulary.chance(0.2):  # the same one again, or another of the same name
         people[-1] = people[0]
     parts = [vocabulary.name(NAMES) if vocabulary.chance(0.3) else vocabulary.word() for _ in range(2)]
+    if vocabulary.chance(0.15):  # an event that is called after one of them
+        parts[0] = vocabulary.choose(people)
     if vocabulary.chance(0.05):
         parts[0] = people[-1]
     kinds = (parts[0], " ".join(parts), " ".join(parts), vocabulary.choose(_EVENTS))

@@ -121,6 +121,28 @@ _EMPHASIS_ON_OLD: Emphasis = MappingProxyType(
     }
 )
 
+_EMPHASIS_ON_COPIES: Emphasis = MappingProxyType(
+    {
+        **_EMPHASIS_ON_OLD,
+        drill: 0.1,
+        echo: 5.0,
+        repeat: 6.0,
+        extract_event: 5.0,
+        tool_turns: 1.6,
+    }
+)
+_EMPHASIS_ON_EVENTS: Emphasis = MappingProxyType(
+    {
+        **_EMPHASIS_ON_COPIES,
+        add_or_subtract: 3.0,
+        echo: 7.0,
+        repeat: 5.0,
+        extract_event: 8.0,
+        count: 5.0,
+        tool_turns: 3.0,
+    }
+)
+
 #: Copying is learned first, which most answers are; sums follow, and then prompts of many pages.
 STAGES = (
     Stage("learn", 9_000_000, 4096, 5e-3, seed=1, share=1, long=LongSettings(0.1, 200, 1500)),
@@ -197,6 +219,27 @@ STAGES = (
         emphasis=_EMPHASIS_ON_OLD,
         long=LongSettings(0.12, 300, 9000),
         renews_average=True,
+    ),
+    Stage(
+        "smooth",
+        3_500_000,
+        4096,
+        8e-4,
+        seed=16,
+        share=13,
+        emphasis=_EMPHASIS_ON_COPIES,
+        long=LongSettings(0.08, 300, 9000),
+        renews_average=True,
+    ),
+    Stage(
+        "even",
+        3_000_000,
+        4096,
+        1e-3,
+        seed=17,
+        share=7,
+        emphasis=_EMPHASIS_ON_EVENTS,
+        long=LongSettings(0.06, 300, 9000),
     ),
 )
 

@@ -45,7 +45,7 @@ class Vocabulary:
             (self.glued, 25),
             (self._lookalike, 15),
             (self.letters, 10),
-            (self._joined, 6),
+            (self._joined, 12),
         )
 
     def begin_conversation(self) -> None:
@@ -107,6 +107,17 @@ class Vocabulary:
         count = self.number(low, high)
         stock = [self.word() for _ in range(max(2, count // self.number(2, 3)))]
         return " ".join(self.choose(stock) for _ in range(count))
+
+    def doubled(self, low: int, high: int) -> str:
+        """Return low to high words of which one or two are said twice in a row, once over.
+
+        "a a b" cannot be copied by what followed the last word: once it is itself, once it is not.
+        """
+        words = [self.word() for _ in range(self.number(low, high))]
+        for _ in range(self.choose((1, 1, 2))):
+            at = self.number(1, len(words) - 1)
+            words[at] = words[at - 1]
+        return " ".join(words)
 
     def name(self, known: Sequence[str] = ()) -> str:
         """Return a capitalised name, three times in ten a known one if any are given."""
