@@ -132,7 +132,9 @@ def _decode(data: bytes) -> Image.Image:
             return image.convert("RGB")
     except UnidentifiedImageError as error:
         raise BadImage("The picture is no PNG, JPEG, WebP or GIF file.") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # as Pillow says it
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImage(f"The picture has more than {MAX_IMAGE_PIXELS} pixels.") from error
+    except (OSError, SyntaxError, ValueError) as error:  # as Pillow's readers raise them
         raise BadImage(f"The picture cannot be read: {one_line(str(error))}") from error
 
 

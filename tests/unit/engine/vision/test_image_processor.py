@@ -1,4 +1,6 @@
 import io
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,14 @@ def bomb() -> bytes:
     return bytes(file)
 
 
+def claimed_size(width: int, height: int) -> bytes:
+    """A small file whose header says another size."""
+    file = bytearray(saved(BLOCKS, "PNG"))
+    file[16:24] = struct.pack(">II", width, height)
+    file[29:33] = struct.pack(">I", zlib.crc32(file[12:29]))
+    return bytes(file)
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -100,6 +110,10 @@ def bomb() -> bytes:
         (lambda: saved(BLOCKS, "PNG")[:900], "cannot be read"),
         (lambda: saved(BLOCKS, "JPEG")[:900], "cannot be read"),
         (bomb, "16777216 are allowed"),
+        (lambda: claimed_size(5000, 4000), "16777216 are allowed"),
+        (lambda: claimed_size(10_000, 10_000), "more than 16777216 pixels"),
+        (lambda: claimed_size(2**31 - 1, 2**31 - 1), "pixels"),
+        (lambda: claimed_size(0, 7), "cannot be read|no PNG"),
     ],
 )
 def test_what_cannot_be_read_is_refused(make: Callable[[], bytes], sentence: str) -> None:
