@@ -24,9 +24,10 @@ from demo.evaluate import DEFAULT_CASES, KINDS, evaluate, is_good_enough
 from demo.evaluation_cases import Kind
 from demo.export import describe, export
 from demo.growth import deepened
+from demo.stages import STAGES, Stage
 from demo.threads import one_thread
 from demo.tokenizer import VOCABULARY_SIZE, shipped_tokenizer, train_tokenizer
-from demo.train import STAGES, Average, Shape, Stage, new_model, train_stage
+from demo.train import Average, Shape, new_model, train_stage
 
 _SEED = 1
 _TOKENIZER_SEED = 11
