@@ -163,6 +163,12 @@ class Config:
         low=1024,
         high=50_000_000,
     )
+    max_image_tokens: int | None = _setting(
+        None,
+        "the tokens of one picture, for models that make more of a larger one; larger pictures are shrunk; "
+        "default: 1024 on a CPU, 4096 on a GPU",
+        low=16,
+    )
     max_body_bytes: int = _setting(10 * 1024 * 1024, "the maximum size of a request body", low=1024)
     body_memory: int = _setting(
         256 * 1024 * 1024,

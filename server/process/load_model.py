@@ -116,6 +116,7 @@ def _load_checkpoint(
             max_running=config.max_running,
             max_waiting=config.max_waiting,
             max_per_key=config.max_of_tenant,
+            max_image_tokens=config.max_image_tokens,
             hang_seconds=config.hang_seconds,
             torch_threads=config.torch_threads,
             attention=config.attention,

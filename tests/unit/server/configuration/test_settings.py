@@ -51,6 +51,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "tool_token": ("city=secret", "city=secret"),
     "image_hosts": ("*.town", "*.town"),
     "max_image_pixels": ("65536", 65536),
+    "max_image_tokens": ("256", 256),
     "mcp_hosts": ("*.city", "*.city"),
     "event_names": ("open-responses", "open-responses"),
     "reasoning_summary": ("off", "off"),
