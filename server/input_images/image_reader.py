@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from engine.fair_limit import FairLimit
+from engine.request import Engine, RequestRefused
 from server.errors import Overloaded
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused
 from server.outbound_http.guarded_http import FetchLimits, Lookup, Unreachable, fetch, look_up
@@ -116,18 +117,14 @@ class ImageReader:
         self._limit = FairLimit(MAX_CONCURRENT, MAX_CONCURRENT // 2)
         self._cache = _Cache()
 
-    def check(self, tenant: str, image: InputImage) -> InputImage:
-        """The picture of a request, which can be read; fetched, if it is a URL.
-
-        Raises ImageError, or Overloaded while too many pictures are being read.
-        """
+    def with_content(self, image: InputImage) -> InputImage:
+        """The picture of a request, fetched if it is at a URL. Raises ImageError."""
         if image.image_url is None:
             raise ImageError(
                 "There are no uploaded files here: send the picture as image_url.", "image_file_not_found"
             )
         if not is_data_url(image.image_url):
-            image = self._fetched(image, image.image_url)
-        self.normalised(tenant, data_url_bytes(image.source or ""), image.detail)
+            return self._fetched(image, image.image_url)
         return image
 
     def _fetched(self, image: InputImage, url: str) -> InputImage:
@@ -207,13 +204,21 @@ class ImageReader:
 
 
 class TenantImages(NamedTuple):
-    """An `input_images.ImageSource`: a reader for one tenant."""
+    """An `input_images.ImageSource`: a reader for one tenant, and the engine that gets what it reads."""
 
     reader: ImageReader
     tenant: str
+    engine: Engine
 
     def check(self, image: InputImage) -> InputImage:
-        return self.reader.check(self.tenant, image)
+        image = self.reader.with_content(image)
+        content = data_url_bytes(image.source or "")
+        data = self.reader.normalised(self.tenant, content, image.detail).data
+        try:
+            self.engine.image_text(data, self.tenant)
+        except RequestRefused as refused:
+            raise ImageError(str(refused), "invalid_image") from refused
+        return image
 
     def pages(self, pdf: bytes, detail: Literal["low", "high"]) -> list[InputImage]:
         return self.reader.pages(self.tenant, pdf, detail)

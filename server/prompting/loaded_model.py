@@ -85,4 +85,4 @@ class LoadedModel:
 
     def image_source(self, tenant: str) -> ImageSource | None:
         """What reads a tenant's pictures, for `input_images.SOURCE`; None if the model reads text only."""
-        return None if self.images is None else TenantImages(self.images, tenant)
+        return None if self.images is None else TenantImages(self.images, tenant, self.engine)

@@ -8,6 +8,8 @@ from contextvars import Context
 import pytest
 from PIL import Image
 
+from engine.request import ImageText, RequestRefused
+from engine.scripted_engine import ScriptedEngine
 from server.input_images import image_reader
 from server.input_images.image_reader import (
     MAX_FILE_BYTES,
@@ -123,12 +125,23 @@ def test_the_cache_drops_what_was_not_used_for_the_longest_time(monkeypatch: pyt
     assert reader.normalised("one", pictures[0], "auto") is not old
 
 
+class SmallEyes(ScriptedEngine):
+    """An engine whose model cannot read a picture of one pixel."""
+
+    def __init__(self) -> None: ...
+
+    def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
+        if opened(data).size == (1, 1):
+            raise RequestRefused("bad_image", "The picture is too small.")
+        return ImageText(cache_salt, 1)
+
+
 def checked(part: dict[str, object], reader: ImageReader | None) -> object:
     """The part, decoded in a request of a tenant."""
 
     def decode() -> object:
         if reader is not None:
-            input_images.SOURCE.set(TenantImages(reader, "one"))
+            input_images.SOURCE.set(TenantImages(reader, "one", SmallEyes()))
         (read,) = read_parts([{"type": "input_image", **part}], "input[0].content")
         return read
 
@@ -148,6 +161,7 @@ def checked(part: dict[str, object], reader: ImageReader | None) -> object:
         ({"image_url": "file:///etc/passwd"}, "image_url", "invalid_image_url"),
         ({"image_url": "https://example.com/a.png"}, "image_url", "invalid_image_url"),
         ({"file_id": "file-1"}, "file_id", "image_file_not_found"),
+        ({"image_url": url(encoded(Image.new("RGB", (1, 1))))}, "image_url", "invalid_image"),
     ],
 )
 def test_a_picture_that_cannot_be_used_is_refused_with_its_path(
@@ -174,7 +188,7 @@ def test_a_model_that_reads_text_only_takes_pictures_unread() -> None:
 def file_parts(pdf: bytes, detail: str | None, reader: ImageReader | None) -> list[object]:
     def decode() -> list[object]:
         if reader is not None:
-            input_images.SOURCE.set(TenantImages(reader, "one"))
+            input_images.SOURCE.set(TenantImages(reader, "one", SmallEyes()))
         data = url(pdf, "application/pdf")
         part = {"type": "input_file", "filename": "a.pdf", "file_data": data, "detail": detail}
         return [*read_parts([part, {"type": "input_text", "text": "?"}], "input[0].content")]
