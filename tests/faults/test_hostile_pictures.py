@@ -20,8 +20,11 @@ from tests.support.hostile_pictures import READABLE, UNREADABLE, encoded
 from tests.support.raw_client import resident_bytes
 from tests.support.server_process import REPOSITORY, ServerProcess
 
+pytestmark = pytest.mark.faults
 MODEL = "holdfast-vision"
+HELLO = {"model": MODEL, "input": "Hello"}
 MOST_DELAY_S = 0.1
+"""Or twice what the check takes beside a request without a picture, on a machine that is busy otherwise."""
 MOST_GROWTH = 384 * 2**20
 """Bytes by which the server's memory may grow: the pictures in its cache, and what two requests hold."""
 TRIES = 4
@@ -119,10 +122,12 @@ def test_no_picture_delays_the_health_check(server: ServerProcess, name: str) ->
     expected = 400 if name in UNREADABLE else 200
     delays = []
     for _ in range(TRIES):
-        with watching(server) as seconds:
+        with watching(server) as without:
+            assert httpx.post(f"{server.api}/responses/input_tokens", json=HELLO).status_code == 200
+        with watching(server) as beside:
             assert ask(server, content).status_code == expected
-        delays.append(max(seconds, default=0.0))
-        if delays[-1] < MOST_DELAY_S:
+        delays.append((max(beside, default=0.0), max(without, default=0.0)))
+        if delays[-1][0] < max(MOST_DELAY_S, 2 * delays[-1][1]):
             return
         content = _other(content)
     raise AssertionError(delays)
