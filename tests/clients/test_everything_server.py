@@ -80,7 +80,7 @@ def test_demo_model_uses_both_in_one_background_stream_that_a_kill_during_a_call
         )
         body = {
             "model": MODEL,
-            "input": "What is the weather in 6 * 7 and 3?",
+            "input": "Use python for 6 * 7 and wait for 3.",
             "tools": [
                 {
                     "type": "mcp",
