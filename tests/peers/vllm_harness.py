@@ -56,6 +56,8 @@ class Servers:
                 settings["adapters"] = ",".join(f"{name}={folder}" for name in adapters)
             self._server, self._names = ServerProcess(settings=settings), (model, *adapters)
             self._server.start()
+            atexit.unregister(self.end)
+            atexit.register(self.end)  # after the process that servers are forked from, so called before it
         return self._server
 
     def end(self) -> None:
@@ -67,7 +69,6 @@ class Servers:
 
 
 servers = Servers()
-atexit.register(servers.end)
 
 
 class RemoteOpenAIServer:
