@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
+from engine.request import MAX_IMAGE_PIXELS
 from server.configuration.origins import read_allowed_hosts, read_cors_origins
 from server.errors import ConfigError
 
@@ -161,7 +162,7 @@ class Config:
         4 * 1024 * 1024,
         "the pixels of a picture that the model gets; larger pictures are scaled down",
         low=1024,
-        high=50_000_000,
+        high=MAX_IMAGE_PIXELS,
     )
     max_image_tokens: int | None = _setting(
         None,

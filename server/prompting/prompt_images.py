@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from engine.request import MAX_IMAGES, RequestRefused
+from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES, RequestRefused
 from server.errors import InvalidRequest, Overloaded
 from server.input_images.image_reader import ImageReader, NormalisedImage
 from server.prompting.engine_parameters import cache_salt
@@ -13,9 +13,6 @@ from server.protocol.responses.item_images import images_of, with_images
 from server.protocol.responses.items import Detail, InputImage, Item, PreparedImage
 from server.protocol.responses.request import CreateResponse
 from server.store.content.images import parse_content
-
-MAX_PROMPT_IMAGE_BYTES = 128 * 1024 * 1024
-"""Of the normalised pictures of one prompt."""
 
 PromptImages = Mapping[tuple[str, Detail], PreparedImage]
 """By source and detail."""
@@ -58,9 +55,9 @@ def prompt_images(
         except (ImageError, RequestRefused) as error:
             raise InvalidRequest(str(error), param="input", code="invalid_image") from error
         size += len(data)
-        if size > MAX_PROMPT_IMAGE_BYTES:
+        if size > MAX_IMAGE_BYTES:
             raise InvalidRequest(
-                f"The pictures of a prompt may have {MAX_PROMPT_IMAGE_BYTES} bytes as PNG; these have more.",
+                f"The pictures of a prompt may have {MAX_IMAGE_BYTES} bytes as PNG; these have more.",
                 param="input",
                 code="image_too_large",
             )

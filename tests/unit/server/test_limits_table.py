@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.request import MAX_IMAGES
+from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES
 from server import limits
 from server.admission import history
 from server.configuration.settings import settings
@@ -13,7 +13,7 @@ from server.hosted_tools import mcp_client, mcp_session, tool_lists
 from server.http.asgi import request_body
 from server.input_images import image_reader, image_worker
 from server.outbound_http import guarded_http
-from server.prompting import engine_parameters, prompt_images, turns
+from server.prompting import engine_parameters, turns
 from server.protocol import input_files, list_pages
 from server.protocol.responses.request import MAX_TEMPLATE
 from server.store.content import image_removal
@@ -72,7 +72,7 @@ def test_the_table_names_the_bounds_of_pictures() -> None:
     assert f"only; {reader.FETCH.seconds:g} s, {reader.FETCH.redirects} redirects |" in TABLE
     pages = f"{reader.MAX_PDF_PAGES} pages, {reader.MAX_PAGES_BYTES >> 20} MiB as PNG"
     assert f"| {pages}, {reader.MAX_PAGE_PIXELS:,} pixels a page |" in TABLE
-    assert f"| {MAX_IMAGES}, and {prompt_images.MAX_PROMPT_IMAGE_BYTES >> 20} MiB as PNG |" in TABLE
+    assert f"| {MAX_IMAGES}, and {MAX_IMAGE_BYTES >> 20} MiB as PNG |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_what_mcp_servers_send() -> None:
