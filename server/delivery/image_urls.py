@@ -3,7 +3,6 @@
 `content`, by which items name stored pictures, is removed from all of them.
 """
 
-import base64
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -11,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 from msgspec import UNSET
 
+from server.protocol.input_images import data_url
 from server.protocol.list_pages import MAX_BYTES
 from server.protocol.responses.item_images import images_of, with_images
 from server.protocol.responses.items import (
@@ -147,13 +147,10 @@ def _with_urls(
         if allowed is not None and digest not in allowed:
             return InputText(IMAGE_OMITTED)
         image = loaded.get(digest)
-        return msgspec.structs.replace(part, image_url=_data_url(image) if image else None, content=UNSET)
+        url = data_url(image.media_type, image.data) if image else None
+        return msgspec.structs.replace(part, image_url=url, content=UNSET)
 
     return with_images(item, with_url)
-
-
-def _data_url(image: StoredImage) -> str:
-    return f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
 
 
 def _without_urls(payload: str) -> str:

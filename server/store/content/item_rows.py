@@ -59,7 +59,7 @@ def _stored_image(part: InputImage, decoded: ImagesByUrl, images: list[NewImage]
     if (digest := parse_content(part.content)) is not None:
         images.append(NewImage(digest, "", None))
         return part
-    source = part.image_url if part.content is UNSET else part.content
+    source = part.source
     if source is None:
         return part
     if source not in decoded:
