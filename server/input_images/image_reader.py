@@ -24,6 +24,8 @@ from server.outbound_http.guarded_http import FetchLimits, Lookup, Unreachable, 
 from server.protocol.input_images import ImageError, data_url, data_url_bytes, is_data_url
 from server.protocol.responses.items import Detail, InputImage
 
+MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+"""Of pictures that can be read; a web server may call them anything."""
 MAX_FILE_BYTES = 20 * 1024 * 1024
 """Of one picture as it is sent or fetched."""
 MAX_READ_PIXELS = 50_000_000
@@ -146,7 +148,7 @@ class ImageReader:
                 f"The picture could not be fetched: its server answered {fetched.status}.",
                 "failed_to_download_image",
             )
-        media_type = fetched.media_type if fetched.media_type.startswith("image/") else "image/png"
+        media_type = fetched.media_type if fetched.media_type in MEDIA_TYPES else "image/png"
         return InputImage(image.image_url, None, image.detail, data_url(media_type, fetched.body))
 
     def normalised(self, tenant: str, content: bytes, detail: Detail) -> NormalisedImage:

@@ -248,6 +248,7 @@ def web() -> Iterator[WebServer]:
     pages = {
         "/square.png": Page(encoded(square()), "image/png"),
         "/mislabelled.jpg": Page(encoded(square()), "text/html"),
+        "/odd": Page(encoded(square()), f"image/{'x' * 300}"),
         "/page": Page(b"<html></html>", "text/html"),
         "/long": Page(bytes(MAX_FILE_BYTES + 1), "image/png"),
         "/away": Page(b"", "", status=302, location="http://169.254.169.254/latest"),
@@ -262,7 +263,7 @@ def fetched(web: WebServer, path: str, hosts: str) -> object:
 
 
 def test_a_picture_is_fetched_from_an_allowed_host_and_kept_beside_its_url(web: WebServer) -> None:
-    for path in ("/square.png", "/mislabelled.jpg"):
+    for path in ("/square.png", "/mislabelled.jpg", "/odd"):
         image = fetched(web, path, "http://{}")
         assert image == InputImage(f"http://{web.host}{path}", None, "auto", url(encoded(square())))
 
