@@ -1,0 +1,201 @@
+"""`EngineProtocol`: how one kind of engine server is spoken to; calls, chunks, probes and faults. No I/O.
+
+An implementation (`vllm_protocol`, `llama_protocol`) writes HTTP requests and reads answers. `http_client`
+sends them, `generation` decides which call comes next, `router` which server gets it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from engine.request import EngineRequest, TokenLogprobs
+
+EngineFaultKind = Literal["refused", "overloaded", "failed"]
+"""`refused`: the server understands the call and will never run it (a 400); `overloaded`: it has no room now
+(429, 503); `failed`: everything else, such as a lost connection, a 500, silence, or an answer that is none.
+"""
+
+
+class EngineFault(Exception):
+    """A call failed. `str()` is for the log."""
+
+    def __init__(self, kind: EngineFaultKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class EngineMismatch(Exception):
+    """The server cannot be used: another model or vocabulary, or a version without what is needed.
+
+    `str()` is a sentence for the operator.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFeatures:
+    """What a kind of server computes by itself; the rest is done by `generation` with further calls."""
+
+    grammars: bool
+    """Takes llguidance's Lark source (`GenerateCall.lark`)."""
+    allowed_token_ids: bool
+    """Applies `SamplingParams.allowed_token_ids`."""
+    prompt_logprobs: bool
+    """Answers `GenerateCall.score_prompt`."""
+    logprob_token_ids: bool
+    """Returns logprobs of `EngineRequest.logprob_token_ids`."""
+    adapters: bool
+    """Serves LoRA adapters by name."""
+    cache_salts: bool
+    """Shares no cached prefix between requests of different `cache_salt`."""
+    priorities: bool
+    max_logprobs: int
+    """The most top logprobs of a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """One HTTP request to a server: continue `tokens`."""
+
+    call_id: str
+    """Names the request at the server, for `abort_request`."""
+    request: EngineRequest
+    """Its sampling parameters, adapter, salt, priority, stop ids and number of logprobs. Not its `prompt`,
+    `max_tokens`, `min_tokens`, stop strings, grammar or seed: those of the call count."""
+    tokens: Sequence[int]
+    """The prompt and all output so far."""
+    max_tokens: int
+    seed: int
+    min_tokens: int = 0
+    """Of this call: until it has generated this many, `request`'s stop ids are masked."""
+    lark: str | None = None
+    """The grammar of the output, as llguidance's Lark source, that the server applies from the first token.
+    Only if `EngineFeatures.grammars`."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these ids are sampled, in place of `request.sampling.allowed_token_ids`. Such a call has
+    `max_tokens=1`."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """In place of `request.sampling.logit_bias`."""
+    score_prompt: bool = False
+    """The call is not streamed; its answer has `prompt_logprobs` for tokens 1 and later of `tokens`.
+    `max_tokens` is 1. Only if `EngineFeatures.prompt_logprobs`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A part of a server's answer."""
+
+    token_ids: tuple[int, ...] = ()
+    """New tokens, a stop token included."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of `token_ids`, if the request has `logprobs`: `top` as `TokenLogprobs` says."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of a `score_prompt` call: for tokens 1 and later."""
+    finish_reason: Literal["stop", "length", "abort"] | None = None
+    """Set in the last chunk with tokens."""
+    cached_tokens: int | None = None
+    """Tokens of the call that the server's prefix cache had, where it says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    method: Literal["GET", "POST"]
+    path: str
+    """Relative to the server's URL, with a leading slash."""
+    body: bytes = b""
+    """JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDescription:
+    """What a server says of itself when it is probed. Equal descriptions are the same model."""
+
+    version: str = field(compare=False)
+    model: str
+    """The name of the model at the server, or the file that it serves."""
+    context_length: int
+    """Prompt and output tokens together."""
+    vocabulary: str
+    """A digest of what the server says about its vocabulary, such as the text of sampled tokens."""
+    adapters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """A server's own figures; None where it does not say."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_cache_usage: float | None = None
+    """0 to 1."""
+
+
+class ProbeClient(Protocol):
+    """Sends one request to one server, with its API key and a timeout."""
+
+    async def fetch(self, request: HttpRequest) -> tuple[int, bytes]:
+        """Status and body. Raises `EngineFault` if there is no answer or a body above a few MiB."""
+
+
+class ExpectedModel(Protocol):
+    """What the folder of `--model` says, to compare a server with."""
+
+    @property
+    def name(self) -> str | None:
+        """The model's name at the server, if the operator set one; None is the server's only model."""
+
+    @property
+    def tokens(self) -> Sequence[bytes]:
+        """The bytes of each token id; empty if the folder has no tokenizer.json."""
+
+    @property
+    def special(self) -> frozenset[int]:
+        """Ids of special tokens."""
+
+
+class EngineProtocol(Protocol):
+    """One kind of server. Stateless; any thread."""
+
+    @property
+    def name(self) -> str:
+        """For sentences and logs: `vLLM`, `llama-server`."""
+
+    @property
+    def features(self) -> EngineFeatures: ...
+
+    async def probe(self, client: ProbeClient, expected: ExpectedModel) -> EngineDescription:
+        """Asks the server who it is. Raises `EngineFault` if it does not answer, `EngineMismatch` if it
+        cannot serve `expected`.
+        """
+
+    def generate_request(self, call: GenerateCall, model: str) -> HttpRequest:
+        """`model` is `EngineDescription.model`."""
+
+    def read_event(self, data: bytes, call: GenerateCall) -> Chunk | None:
+        """One server-sent event's data; None if it has nothing for us or is the end mark.
+
+        Raises `EngineFault` for an error event, and for data that is not what this server sends.
+        """
+
+    def read_answer(self, body: bytes, call: GenerateCall) -> Chunk:
+        """The whole answer of a `score_prompt` call. Raises `EngineFault`."""
+
+    def read_error(self, status: int, body: bytes) -> EngineFault:
+        """For an answer whose status is not 200."""
+
+    def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
+        """Ends these calls at the server; None if that is done by closing their connections."""
+
+    def load_request(self) -> HttpRequest | None:
+        """Asks for the server's load; None if it has no such figures."""
+
+    def read_load(self, body: bytes) -> EngineLoad:
+        """Never raises; unknown figures are None."""
+
+
+def split_events(buffer: bytearray) -> Iterator[bytes]:
+    """Takes complete server-sent events out of `buffer` and yields their data; the rest stays in it."""
+    while (end := buffer.find(b"\n\n")) >= 0:
+        event = bytes(buffer[:end])
+        del buffer[: end + 2]
+        if event.startswith(b"data:"):
+            yield event[5:].strip()
