@@ -41,8 +41,8 @@ class EngineFeatures:
     """Applies `SamplingParams.allowed_token_ids`."""
     prompt_logprobs: bool
     """Answers `GenerateCall.score_prompt`."""
-    logprob_token_ids: bool
-    """Returns logprobs of `EngineRequest.logprob_token_ids`."""
+    max_logprob_token_ids: int
+    """How many of `EngineRequest.logprob_token_ids` it returns logprobs of; 0 if of none."""
     adapters: bool
     """Serves LoRA adapters by name."""
     cache_salts: bool
