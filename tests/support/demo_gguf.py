@@ -1,4 +1,4 @@
-"""`write_gguf`: a Qwen3 model folder as one GGUF file in float32, for llama-server; torch is not imported.
+"""`write_gguf`: a Qwen3 model folder as one GGUF file in float32, for llama-server; without torch.
 
 llama.cpp's own converter refuses tokenizers that it does not know. Only token ids are exchanged with the
 server, so the pre-tokenizer that is named here is never used.
@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.vocabulary import read_vocabulary
+from engine.vocabulary import Vocabulary, read_vocabulary
 
 UINT32, FLOAT32, BOOL, STRING, ARRAY, INT32 = 4, 6, 7, 8, 9, 5
 """Types of metadata."""
 NORMAL_TOKEN, CONTROL_TOKEN, USER_DEFINED_TOKEN, UNUSED_TOKEN = 1, 3, 4, 5
 ALIGNMENT = 32
+NO_TOKENIZER: dict[str, Any] = {"added_tokens": [], "model": {"merges": []}}
 F32 = 0
 """The type of the tensors."""
 
@@ -45,8 +46,9 @@ LAYER_NAMES = {
 
 
 def write_gguf(folder: Path, file: Path) -> None:
-    """Writes `file`; `folder` has config.json, tokenizer.json and one model.safetensors in bfloat16."""
-    metadata = [*_architecture(json.loads((folder / "config.json").read_bytes())), *_tokenizer(folder)]
+    """Writes `file`; `folder` has config.json, one model.safetensors, and perhaps a tokenizer.json."""
+    config = json.loads((folder / "config.json").read_bytes())
+    metadata = [*_architecture(config), *_tokenizer(folder, config)]
     tensors = dict(_tensors(folder / "model.safetensors"))
     header = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
     header += b"".join(_string(key) + struct.pack("<I", kind) + value for key, kind, value in metadata)
@@ -84,14 +86,15 @@ def _architecture(config: dict[str, Any]) -> list[tuple[str, int, bytes]]:
     ]
 
 
-def _tokenizer(folder: Path) -> list[tuple[str, int, bytes]]:
-    config = json.loads((folder / "config.json").read_bytes())
-    tokenizer = json.loads((folder / "tokenizer.json").read_bytes())
-    vocabulary = read_vocabulary(folder, config["vocab_size"])
-    assert vocabulary is not None
+def _tokenizer(folder: Path, config: dict[str, Any]) -> list[tuple[str, int, bytes]]:
+    """Without a tokenizer.json, the text of each token is `[PADid]`."""
+    size = config["vocab_size"]
+    vocabulary = read_vocabulary(folder, size) or Vocabulary((b"",) * size)
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_bytes()) if file.is_file() else NO_TOKENIZER
     added = {token["id"] for token in tokenizer["added_tokens"]}
     texts, kinds = [], []
-    for token_id in range(config["vocab_size"]):
+    for token_id in range(size):
         text = vocabulary.piece(token_id)
         texts.append(text or f"[PAD{token_id}]")
         if not text:
@@ -100,6 +103,7 @@ def _tokenizer(folder: Path) -> list[tuple[str, int, bytes]]:
             kinds.append(CONTROL_TOKEN)
         else:
             kinds.append(USER_DEFINED_TOKEN if token_id in added else NORMAL_TOKEN)
+    end = size - 1 if config["eos_token_id"] is None else config["eos_token_id"]
     merges = [one if isinstance(one, str) else " ".join(one) for one in tokenizer["model"]["merges"]]
     return [
         ("tokenizer.ggml.model", STRING, _string("gpt2")),
@@ -107,7 +111,7 @@ def _tokenizer(folder: Path) -> list[tuple[str, int, bytes]]:
         ("tokenizer.ggml.tokens", ARRAY, _array(STRING, [_string(text) for text in texts])),
         ("tokenizer.ggml.token_type", ARRAY, _array(INT32, [struct.pack("<i", kind) for kind in kinds])),
         ("tokenizer.ggml.merges", ARRAY, _array(STRING, [_string(merge) for merge in merges])),
-        ("tokenizer.ggml.eos_token_id", UINT32, struct.pack("<I", config["eos_token_id"])),
+        ("tokenizer.ggml.eos_token_id", UINT32, struct.pack("<I", end)),
         ("tokenizer.ggml.add_bos_token", BOOL, b"\0"),
     ]
 
@@ -120,10 +124,13 @@ def _tensors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
     for name, entry in entries.items():
         if name == "__metadata__":
             continue
-        assert entry["dtype"] == "BF16", f"{name} is not in bfloat16"
-        begin, end = entry["data_offsets"]
-        halves = np.frombuffer(content, np.uint16, (end - begin) // 2, 8 + length + begin)
-        values = (halves.astype(np.uint32) << 16).view(np.float32)  # bfloat16 is a float32's upper half
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        if entry["dtype"] == "F32":
+            values = np.frombuffer(content[begin:end], np.float32)
+        else:
+            assert entry["dtype"] == "BF16", f"{name} is {entry['dtype']}"
+            halves = np.frombuffer(content[begin:end], np.uint16)
+            values = (halves.astype(np.uint32) << 16).view(np.float32)  # bfloat16 is float32's upper half
         yield _gguf_name(name), values.reshape(entry["shape"])
 
 
