@@ -11,6 +11,9 @@ Usually one call generates the whole output. Further calls continue the tokens s
 - where only one token may come, there is no call at all, unless its logprobs are requested.
 - where a server has not sent a token that it generated: for a few tokens, in an answer that has them all.
 
+A grammar that the server applies is followed here, too: releases of llguidance differ in details, such as
+whitespace between the parts of JSON.
+
 A call that continues output has another seed, a function of the request's and the position, since the
 server's generator starts anew with each call.
 """
@@ -50,7 +53,7 @@ class LocalMasks:
         self._rules = rules
 
     def of(self, sequence: TokenSequence) -> bytes | None:
-        """The mask for the next token; None if any may come. Raises `ValueError` if none may."""
+        """The mask for the next token; None if any may come. Raises ValueError if none may."""
         masks: Masks | None = self._matchers.masks([sequence])
         masks = self._rules.restrict([sequence], masks)
         if masks is None:
@@ -58,6 +61,10 @@ class LocalMasks:
         if masks.failed:
             raise ValueError(next(iter(masks.failed.values())))
         return masks.of.get(0)
+
+    def allows(self, sequence: TokenSequence, token_id: int) -> bool:
+        """Whether the grammar of the request allows this token next."""
+        return self._matchers.allows(sequence, token_id)
 
 
 class Generation:
@@ -216,6 +223,7 @@ class Generation:
         for token_id in chunk.token_ids:
             if not self._may_come(token_id):
                 self._rejected = self.call_over = True
+                self._native_grammar = False  # the server takes it otherwise than we do
                 break
             self._ended = sequence.append(token_id)
             if self._ended is not None or self._restricted is not None:
@@ -279,6 +287,8 @@ class Generation:
             if token_id not in self._restricted:
                 raise EngineFault("failed", "its answer has a token that the call does not allow")
             return True
+        if self.sequence.request.grammar is not None and not self._has_rules:
+            return self._masks.allows(self.sequence, token_id)
         if not self._checks_tokens():
             return True
         mask = self._current_mask()
@@ -298,21 +308,27 @@ class Generation:
     def _checks_tokens(self) -> bool:
         """Whether sampled tokens are checked here, because the server does not apply all of the rules."""
         request = self.sequence.request
-        if request.thinking_budget is not None or request.sampling.bad_words:
-            return True
         if request.grammar is not None:
             return not self._native_grammar
+        if request.thinking_budget is not None or request.sampling.bad_words:
+            return True
         return bool(request.sampling.allowed_token_ids) and not self._features.allowed_token_ids
 
+    @property
+    def _has_rules(self) -> bool:
+        """The request has rules beside its grammar."""
+        request = self.sequence.request
+        sampling = request.sampling
+        return bool(sampling.allowed_token_ids or sampling.bad_words or request.thinking_budget)
+
     def _takes_native_grammar(self) -> bool:
-        """The grammar is the only rule, since servers weigh rules against each other otherwise than we do."""
+        """The grammar is the only rule: servers weigh rules against each other otherwise than we do."""
         request = self.sequence.request
         return (
             request.grammar is not None
             and self._features.grammars
             and self.sequence.output_position == 0
-            and not (request.sampling.allowed_token_ids or request.sampling.bad_words)
-            and request.thinking_budget is None
+            and not self._has_rules
             and not request.stop_token_ids
             and not request.ignore_eos
         )

@@ -59,8 +59,14 @@ class RemoteEngine:
         self._features = protocol.features
         self._on_dead = on_dead
         self._model_info = folder.model_info
+        self._grammars = None
+        if folder.vocabulary is not None:
+            vocabulary = folder.vocabulary
+            if protocol.features.grammars:
+                self._model_info = replace(folder.model_info, grammar_token_ids=vocabulary.markup)
+                vocabulary = replace(vocabulary, special=vocabulary.special | vocabulary.markup)
+            self._grammars = GrammarCompiler(vocabulary)
         vocab_size = folder.model_info.vocab_size
-        self._grammars = None if folder.vocabulary is None else GrammarCompiler(folder.vocabulary)
         self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
         self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, BLOCK_SIZE)
         self._metrics = RemoteMetrics()

@@ -38,6 +38,7 @@ def load_model(
             tool_parser=config.tool_parser,
             image_placeholder=model_info.image_placeholder,
             image_token_id=model_info.image_token_id,
+            grammar_token_ids=model_info.grammar_token_ids,
         )
     except (OSError, ValueError) as error:
         engine.close(drain=False)
