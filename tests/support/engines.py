@@ -20,7 +20,7 @@ from engine.request import EngineRequest, Failed, Finished, OnEngineDeath, Outbo
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scripted_engine import Script, ScriptedConfig, ScriptedEngine
 
-PATIENCE = 8.0
+PATIENCE = 60.0
 """Seconds after which a test gives up waiting for what must come; never a time that a test needs."""
 
 VOCABULARY = 97
