@@ -9,6 +9,7 @@ Usually one call generates the whole output. Further calls continue the tokens s
   the distribution of masked sampling: p(t) + (1 - Z) p(t) / Z = p(t) / Z, where Z is the allowed tokens'
   probability. (Truncation by top_p, top_k or min_p is of the unmasked distribution first.)
 - where only one token may come, there is no call at all, unless its logprobs are requested.
+- where a server has not sent a token that it generated: for a few tokens, in an answer that has them all.
 
 A grammar that the server applies is followed here, too: releases of llguidance differ in details, such as
 whitespace between the parts of JSON.
@@ -38,6 +39,8 @@ from engine.scheduling.sequence import TokenSequence
 MAX_BARREN_CALLS = 8
 """Successive calls without a new token, each of which the server has answered; then the request fails."""
 MAX_BIAS = 100.0
+UNSTREAMED_TOKENS = 16
+"""Of a call that is not streamed: text in which servers miss a token often comes in parts of this size."""
 SEED_BITS = 63
 """Of the seeds of calls: servers take signed numbers of 64 bits."""
 
@@ -95,6 +98,8 @@ class Generation:
         """The output is complete; the end of the answer, with its usage, is awaited."""
         self._length_at_call = 0
         self._barren_calls = 0
+        self._missed_token = False
+        """The server has not sent a token of the current call."""
 
     # Calls
 
@@ -128,16 +133,19 @@ class Generation:
         compiled = sequence.compiled
         self._native_grammar = self._native_grammar and sequence.output_position == 0
         checks_end = request.grammar is not None or self._restricted is not None
+        streamed, self._missed_token = not self._missed_token, False
+        most = left if streamed else min(left, UNSTREAMED_TOKENS)
         return GenerateCall(
             call_id=request.request_id,
             request=request,
             tokens=tuple(sequence.tokens),
-            max_tokens=left if self._restricted is None else 1,
+            max_tokens=most if self._restricted is None else 1,
             seed=self._seed(),
             min_tokens=0 if checks_end else max(0, min(request.min_tokens - sequence.output_position, left)),
             lark=compiled.source if self._native_grammar and compiled is not None else None,
             allowed_token_ids=self._restricted,
             logit_bias=self._logit_bias(),
+            streamed=streamed,
         )
 
     def _seed(self) -> int:
@@ -175,6 +183,9 @@ class Generation:
         if self._scoring:
             self._receive_prompt_logprobs(chunk.prompt_logprobs)
             return
+        if self._ended is None and self._misses_token(chunk):
+            self._missed_token = self.call_over = True
+            return
         if chunk.token_ids and self._ended is None:
             self._receive_tokens(chunk)
         if chunk.finish_reason == "abort" and self._ended is None:
@@ -196,6 +207,14 @@ class Generation:
                 raise EngineFault("refused", f"it has answered {MAX_BARREN_CALLS} calls without a token")
         else:
             self._barren_calls = 0
+
+    def _misses_token(self, chunk: Chunk) -> bool:
+        """Whether the server has generated more tokens than it has sent."""
+        if chunk.generated_tokens is None:
+            return False
+        return (
+            len(self.sequence.tokens) + len(chunk.token_ids) < self._length_at_call + chunk.generated_tokens
+        )
 
     def _receive_tokens(self, chunk: Chunk) -> None:
         sequence = self.sequence

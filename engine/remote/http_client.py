@@ -90,7 +90,7 @@ class EngineClient:
             if response.status != 200:
                 body = await _read(response, ERROR_BYTES, cut=True)
                 raise self._protocol.read_error(response.status, body)
-            if call.score_prompt:
+            if not request.streamed:
                 count = 2 + (call.request.prompt_logprobs or 0)
                 limit = PROBE_BYTES + len(call.tokens) * count * BYTES_PER_LOGPROB
                 yield self._protocol.read_answer(await _read(response, limit), call)
@@ -131,6 +131,7 @@ class EngineClient:
                 request.method,
                 url.rstrip("/") + request.path,
                 data=request.body or None,
+                headers=None if request.keep_alive else {"Connection": "close"},
                 timeout=limits,
                 allow_redirects=False,
             )

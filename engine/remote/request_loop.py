@@ -145,7 +145,10 @@ class RequestLoop:
             sequence = self._waiting.peek()
             self._waiting.pop(sequence, len(sequence.request.prompt))
             request_id = sequence.request.request_id
-            task = asyncio.get_running_loop().create_task(self._serve(self._generations[request_id]))
+            generation = self._generations[request_id]
+            task = asyncio.get_running_loop().create_task(self._serve(generation))
+            # Not the task's own last act: one that is cancelled before it starts has none.
+            task.add_done_callback(lambda _task, ended=generation: self._end(ended, waiting=False))
             self._tasks[request_id] = task
 
     def _cancel(self, request_id: str) -> None:
@@ -170,7 +173,7 @@ class RequestLoop:
             task.cancel()
 
     async def _serve(self, generation: Generation) -> None:
-        """The task of a request; always ends it."""
+        """The task of a request; the generation is done after it."""
         try:
             await self._generate(generation)
         except asyncio.CancelledError:
@@ -178,8 +181,6 @@ class RequestLoop:
         except Exception as error:
             log.exception("request %s cannot be handled", generation.sequence.request.request_id)
             generation.fail("engine_error", describe(error))
-        finally:
-            self._end(generation, waiting=False)
 
     def _end(self, generation: Generation, *, waiting: bool) -> None:
         request_id = generation.sequence.request.request_id

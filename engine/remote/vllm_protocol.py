@@ -165,7 +165,7 @@ class VllmProtocol:
             body["cache_salt"] = request.cache_salt
         if not call.score_prompt:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return HttpRequest("POST", GENERATE, msgspec.json.encode(body))
+        return HttpRequest("POST", GENERATE, msgspec.json.encode(body), streamed=not call.score_prompt)
 
     def read_event(self, data: bytes, call: GenerateCall) -> Chunk | None:
         if data == b"[DONE]":

@@ -15,7 +15,8 @@ def connect(
     """Waits until a first server can be used. Raises ConfigError if none can."""
     # Parts that other engines do without.
     from engine.remote.config import RemoteConfig
-    from engine.remote.interface import EngineFault, EngineMismatch
+    from engine.remote.interface import EngineFault, EngineMismatch, EngineProtocol
+    from engine.remote.llama_protocol import LlamaProtocol
     from engine.remote.model_folder import read_model_folder
     from engine.remote.remote_engine import RemoteEngine
     from engine.remote.vllm_protocol import VllmProtocol
@@ -35,8 +36,11 @@ def connect(
         silence_seconds=config.hang_seconds,
         outage_seconds=config.engine_outage_seconds,
     )
+    protocol: EngineProtocol = VllmProtocol()
+    if config.engine == "llama-server":
+        protocol = LlamaProtocol(model_folder.model_info.vocab_size)
     try:
-        engine = RemoteEngine(settings, VllmProtocol(), model_folder, deliver, on_dead)
+        engine = RemoteEngine(settings, protocol, model_folder, deliver, on_dead)
         engine.start(say)
     except (OSError, ValueError, EngineFault, EngineMismatch) as error:
         raise ConfigError(f"engine-url {config.engine_url}: {error}.") from error
