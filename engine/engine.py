@@ -5,8 +5,7 @@ scripted engine, the same class with another executor, starts without it.
 """
 
 import hashlib
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
@@ -30,13 +29,7 @@ from engine.request import (
 )
 from engine.scheduling.block_pool import extend_chain
 from engine.statistics import Stats
-from engine.validation import (
-    refuse_bad_beams,
-    refuse_bad_images,
-    refuse_bad_output,
-    refuse_bad_sampling,
-    refuse_unknown_adapter,
-)
+from engine.validation import refuse_bad_images, refuse_bad_request
 
 
 class ThreadedEngine:
@@ -75,32 +68,8 @@ class ThreadedEngine:
         Any thread; compiles a new grammar.
         """
         model_info = self.model_info
-        if not request.prompt:
-            raise RequestRefused("bad_token", "The prompt is empty.")
-        if not _are_ids(request.prompt, model_info.vocab_size):
-            raise RequestRefused("bad_token", f"Token ids must be 0 to {model_info.vocab_size - 1}.")
-        if request.max_tokens < 1:
-            raise RequestRefused("bad_limit", "max_tokens must be at least 1.")
-        if not _are_ids((abs(request.priority),), 2**31):
-            raise RequestRefused("bad_limit", "priority must be a number of 32 bits.")
-        # `not >` instead of `<=` refuses NaN, too.
-        if request.deadline_seconds is not None and not request.deadline_seconds > 0:
-            raise RequestRefused("bad_limit", "deadline_seconds must be above 0.")
-        refuse_unknown_adapter(request.adapter, model_info.adapters)
-        refuse_bad_sampling(request.sampling, model_info.vocab_size)
-        refuse_bad_output(
-            request,
-            vocab_size=model_info.vocab_size,
-            has_vocabulary=self._executor.vocabulary is not None,
-        )
-        refuse_bad_beams(request)
+        refuse_bad_request(request, model_info, has_vocabulary=self._executor.vocabulary is not None)
         total = len(request.prompt) + request.max_tokens
-        if total > model_info.context_length:
-            raise RequestRefused(
-                "too_long",
-                f"{len(request.prompt)} prompt tokens and {request.max_tokens} to generate are more than "
-                f"the {model_info.context_length} that the model can hold.",
-            )
         if self._limits.blocks_for(total) > self._limits.kv_blocks:
             raise RequestRefused(
                 "too_long",
@@ -206,11 +175,3 @@ def load(
 
     executor, limits = ModelRunner.load(config, progress)
     return ThreadedEngine(executor, limits, deliver, on_dead)
-
-
-def _are_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
-    try:
-        numbers = array("q", token_ids)
-    except (TypeError, OverflowError):
-        return False
-    return min(numbers) >= 0 and max(numbers) < vocab_size

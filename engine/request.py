@@ -356,6 +356,9 @@ class ModelInfo:
     """What chat templates write for a picture; None if the model reads text only."""
     image_token_id: int | None = None
     """The token in place of which the model takes a row of a picture; None if the model reads text only."""
+    grammar_token_ids: frozenset[int] = frozenset()
+    """Tokens that are not special, but whose text a grammar matches by the token alone, as that of a special
+    one. Empty for an engine that applies grammars itself."""
     attention: str = ""
     """The attention backend: `sdpa` (torch's own) or the name of a kernel."""
     decode: str = ""

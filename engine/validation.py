@@ -1,10 +1,11 @@
-"""Validation of a request's parameters: sampling, output, beams, adapter. Pure functions; any thread.
+"""Validation of requests: prompt, limits, sampling, output, beams, adapter, pictures. Pure; any thread.
 
-Limits of context length and KV memory are checked in `engine`.
+Whether a request fits into the KV cache is checked in `engine`.
 """
 
 import hashlib
 import math
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, pairwise
 from typing import Any
@@ -43,6 +44,31 @@ RANGES = {
     "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (0.01, 100.0),  # beyond these, logits would leave float32
 }
+
+
+def refuse_bad_request(request: EngineRequest, model_info: ModelInfo, *, has_vocabulary: bool) -> None:
+    """Raises `RequestRefused` for a request that this model can never run, pictures and grammar aside."""
+    if not request.prompt:
+        raise RequestRefused("bad_token", "The prompt is empty.")
+    if not _are_ids(request.prompt, model_info.vocab_size):
+        raise RequestRefused("bad_token", f"Token ids must be 0 to {model_info.vocab_size - 1}.")
+    if request.max_tokens < 1:
+        raise RequestRefused("bad_limit", "max_tokens must be at least 1.")
+    if not _are_ids((abs(request.priority),), 2**31):
+        raise RequestRefused("bad_limit", "priority must be a number of 32 bits.")
+    # `not >` instead of `<=` refuses NaN, too.
+    if request.deadline_seconds is not None and not request.deadline_seconds > 0:
+        raise RequestRefused("bad_limit", "deadline_seconds must be above 0.")
+    refuse_unknown_adapter(request.adapter, model_info.adapters)
+    refuse_bad_sampling(request.sampling, model_info.vocab_size)
+    refuse_bad_output(request, vocab_size=model_info.vocab_size, has_vocabulary=has_vocabulary)
+    refuse_bad_beams(request)
+    if len(request.prompt) + request.max_tokens > model_info.context_length:
+        raise RequestRefused(
+            "too_long",
+            f"{len(request.prompt)} prompt tokens and {request.max_tokens} to generate are more than "
+            f"the {model_info.context_length} that the model can hold.",
+        )
 
 
 def refuse_bad_sampling(sampling: SamplingParams, vocab_size: int) -> None:
@@ -180,6 +206,14 @@ def _refuse_bad_budget(budget: ThinkingBudget | None, vocab_size: int) -> None:
         raise RequestRefused(
             "bad_limit", "A thinking budget needs the tokens that begin and end the reasoning."
         )
+
+
+def _are_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
+    try:
+        numbers = array("q", token_ids)
+    except (TypeError, OverflowError):
+        return False
+    return min(numbers) >= 0 and max(numbers) < vocab_size
 
 
 def _are_tokens(ids: Any, most: int, vocab_size: int) -> bool:

@@ -27,6 +27,9 @@ class Vocabulary:
     """By id. A special token has the bytes of its text; an unused id is empty."""
     special: frozenset[int] = frozenset()
     """Special tokens, such as the end of a turn; not part of the visible text."""
+    markup: frozenset[int] = frozenset()
+    """Added tokens of the form <...> that are not special, such as `<tool_call>` of Qwen. Llguidance's own
+    reader of tokenizers (toktrie_hf_tokenizers), which servers use, takes them for special ones."""
     pieces: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """By id: the token as tokenizer.json writes it; empty without such a file."""
 
@@ -66,7 +69,12 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary | None:
             whole = token_id in added
             tokens[token_id] = added[token_id].content.encode() if whole else _bytes_of(text, kinds)
     special = frozenset(token_id for token_id, token in added.items() if token.special and token_id < size)
-    return Vocabulary(tuple(tokens), special, tuple(pieces))
+    markup = frozenset(
+        token_id
+        for token_id, token in added.items()
+        if token_id < size and token.content.startswith("<") and token.content.endswith(">")
+    )
+    return Vocabulary(tuple(tokens), special, markup - special, tuple(pieces))
 
 
 def _kinds(decoder: dict[str, Any]) -> Iterator[str]:

@@ -49,6 +49,8 @@ class CompiledGrammar:
     def __init__(self, start: Any, source: str, digest: bytes, grammar: StructuredOutput) -> None:
         self.digest = digest
         """Of the grammar and the fairness key."""
+        self.source = source
+        """Llguidance's Lark source."""
         self.grammar = grammar
         self.is_recompiling = False
         self.successor: CompiledGrammar | None = None

@@ -41,8 +41,8 @@ class EngineFeatures:
     """Applies `SamplingParams.allowed_token_ids`."""
     prompt_logprobs: bool
     """Answers `GenerateCall.score_prompt`."""
-    logprob_token_ids: bool
-    """Returns logprobs of `EngineRequest.logprob_token_ids`."""
+    max_logprob_token_ids: int
+    """How many of `EngineRequest.logprob_token_ids` it returns logprobs of; 0 if of none."""
     adapters: bool
     """Serves LoRA adapters by name."""
     cache_salts: bool
@@ -78,6 +78,9 @@ class GenerateCall:
     score_prompt: bool = False
     """The call is not streamed; its answer has `prompt_logprobs` for tokens 1 and later of `tokens`.
     `max_tokens` is 1. Only if `EngineFeatures.prompt_logprobs`."""
+    streamed: bool = True
+    """False asks for an answer with all tokens, after one in which some were missing
+    (`Chunk.generated_tokens`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,8 @@ class Chunk:
     """Set in the last chunk with tokens."""
     cached_tokens: int | None = None
     """Tokens of the call that the server's prefix cache had, where it says so."""
+    generated_tokens: int | None = None
+    """Tokens that the call has generated so far, where the server does not send all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,10 @@ class HttpRequest:
     """Relative to the server's URL, with a leading slash."""
     body: bytes = b""
     """JSON."""
+    streamed: bool = True
+    """The answer to a call is server-sent events, for `read_event`; else one body, for `read_answer`."""
+    keep_alive: bool = True
+    """The server keeps the connection open after the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +186,7 @@ class EngineProtocol(Protocol):
         """
 
     def read_answer(self, body: bytes, call: GenerateCall) -> Chunk:
-        """The whole answer of a `score_prompt` call. Raises `EngineFault`."""
+        """The whole answer of a call that is not streamed. Raises `EngineFault`."""
 
     def read_error(self, status: int, body: bytes) -> EngineFault:
         """For an answer whose status is not 200."""

@@ -75,6 +75,17 @@ class GrammarMatchers:
                 masks.failed[row] = str(error) if isinstance(error, _NoToken) else describe(error)
         return masks
 
+    def allows(self, sequence: TokenSequence, token_id: int) -> bool:
+        """Whether the grammar allows this token next; much faster than a mask. False if the grammar failed.
+
+        The sequence must have a grammar.
+        """
+        assert self._compiler is not None
+        matcher = self._advanced_matcher(self._compiler, sequence).ll_matcher
+        if token_id in sequence.request.stop_ids:
+            return bool(matcher.is_accepting())
+        return bool(matcher.validate_tokens([token_id]) == 1)
+
     def _compute(self, compiler: GrammarCompiler, sequence: TokenSequence) -> bytes:
         """The mask for the next token, with a bit for the end after the last token. Raises `_NoToken`.
 

@@ -20,6 +20,9 @@ MAX_SECONDS = 365 * 24 * 3600.0
 """A year: the longest time of a setting. Longer ones overflow timeouts of the kernel and of Postgres."""
 SEAL_KEY_BYTES = 32
 
+EngineName = Literal["model", "vllm", "llama-server", "scripted"]
+REMOTE_ENGINES = ("vllm", "llama-server")
+
 
 def _setting(default: object, help_text: str, *, low: float | None = None, high: float | None = None) -> Any:
     if isinstance(default, float) and high is None:
@@ -66,8 +69,27 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto", "the data type of the weights"
     )
-    engine: Literal["model", "scripted"] = _setting(
-        "model", "`scripted` generates random words without a model, for tests and drills"
+    engine: EngineName = _setting(
+        "model",
+        "what runs the model: this process (`model`), or servers at engine-url; `scripted` generates random "
+        "words without a model, for tests and drills",
+    )
+    engine_url: str | None = _setting(
+        None,
+        "servers of `vllm` or `llama-server`: http://host:port, comma-separated; dns:http://host:port for "
+        "every address of a name; file:/path for a file with a URL a line",
+    )
+    engine_model: str | None = _setting(
+        None, "the model's name at the servers; default: the only one that they serve"
+    )
+    engine_api_key: str | None = _setting(
+        None, "the API key of the servers; a flag is visible in `ps`, the variable is not"
+    )
+    engine_ca: Path | None = _setting(
+        None, "a file with the certificates of the servers' authority; default: the machine's authorities"
+    )
+    engine_outage_seconds: float = _setting(
+        300.0, "seconds that a response waits while no server can take it", low=0
     )
     scripted_tokens: int = _setting(32, "tokens of each answer of the scripted engine", low=1)
     scripted_step_seconds: float = _setting(0.0, "seconds between two tokens of the scripted engine", low=0)
@@ -258,18 +280,28 @@ class Config:
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )
+        self._check_engine()
         if self.database_url is not None and not _is_postgres_url(self.database_url):
             raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
         _ = self.seal_keys  # raises ConfigError for malformed keys
         read_allowed_hosts(self.allowed_hosts)
         read_cors_origins(self.cors_origins)
 
+    def _check_engine(self) -> None:
+        remote = self.engine in REMOTE_ENGINES
+        if remote and self.engine_url is None:
+            raise ConfigError(f"engine {self.engine} needs engine-url, such as http://127.0.0.1:8001.")
+        if not remote and self.engine_url is not None:
+            raise ConfigError(f"engine-url is for engine {' or '.join(REMOTE_ENGINES)}, not {self.engine}.")
+        if remote and self.adapters is not None:
+            raise ConfigError("adapters are loaded by the servers at engine-url, not here.")
+
     def __repr__(self) -> str:
         """The settings without passwords, keys, tokens and the secrets in tool servers' URLs."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         if self.database_url is not None:
             shown["database_url"] = _without_password(self.database_url)
-        for secret in ("seal_key", "tool_token"):
+        for secret in ("seal_key", "tool_token", "engine_api_key"):
             if shown[secret] is not None:
                 shown[secret] = "***"
         if self.tool_server is not None:

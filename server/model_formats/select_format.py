@@ -90,12 +90,14 @@ def load_model_format(
     tool_parser: str | None = None,
     image_placeholder: str | None = None,
     image_token_id: int | None = None,
+    grammar_token_ids: frozenset[int] = frozenset(),
 ) -> ModelFormat:
     """The model format of the model in `folder`, whose generation ends with one of `stop_ids`.
 
     `places` lists further locations of gpt-oss's vocabulary. `tool_parser` is a key of `TOOL_CALL_FORMATS`;
-    by default the format is detected from the chat template. The image parameters are those of the engine's
-    ModelInfo. Raises FileNotFoundError or ValueError, naming the file or the setting, for an unusable folder.
+    by default the format is detected from the chat template. The image parameters and `grammar_token_ids` are
+    those of the engine's ModelInfo. Raises FileNotFoundError or ValueError, naming the file or the setting,
+    for an unusable folder.
     """
     if tool_parser is not None and tool_parser not in TOOL_CALL_FORMATS:
         known = ", ".join(sorted(TOOL_CALL_FORMATS))
@@ -111,7 +113,7 @@ def load_model_format(
         call_format: type[ToolCallFormat] | None = TOOL_CALL_FORMATS[tool_parser]
     else:
         call_format = detect_tool_call_format(template.source, model_type)
-    return ChatTemplateFormat(template, stop_ids, call_format, image_token_id)
+    return ChatTemplateFormat(template, stop_ids, call_format, image_token_id, grammar_token_ids)
 
 
 def detect_tool_call_format(template: str, model_type: object) -> type[ToolCallFormat] | None:

@@ -6,7 +6,7 @@ the tokenizer is matched as plain text.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tokenizers import Tokenizer
 
@@ -18,13 +18,16 @@ _ANY = re.compile("[\ud800-\udfff]")
 class Markup:
     """The special tokens of one tokenizer; those that a format names get a sign."""
 
-    def __init__(self, special: Mapping[str, int]) -> None:
-        """`special` maps the texts of special tokens to their ids."""
+    def __init__(self, special: Mapping[str, int], in_grammars: Mapping[str, int] | None = None) -> None:
+        """`special` maps the texts of special tokens to their ids; `in_grammars` those of further tokens that
+        grammars name by id.
+        """
         self.special = dict(special)
+        self._in_grammars = {**self.special, **(in_grammars or {})}
         self.signs: dict[int, str] = {}
         """Signs by token id."""
-        longest_first = sorted(special, key=lambda text: (-len(text), text))
-        self._find = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._find = _any_of(self.special)
+        self._find_in_grammars = _any_of(self._in_grammars)
         self._texts: dict[str, str] = {}
 
     def sign(self, text: str) -> str:
@@ -44,12 +47,11 @@ class Markup:
 
     def pieces(self, text: str) -> list[str | int]:
         """The text split at special tokens: strings, and ids of special tokens."""
-        split: list[str | int] = []
-        start = 0
-        for token in self._find.finditer(text):
-            split += [text[start : token.start()], self.special[token[0]]]
-            start = token.end()
-        return [piece for piece in [*split, text[start:]] if piece != ""]
+        return _split(text, self._find, self.special)
+
+    def grammar_pieces(self, text: str) -> list[str | int]:
+        """The text split at tokens that grammars name by id."""
+        return _split(text, self._find_in_grammars, self._in_grammars)
 
     def _sign_of(self, text: str) -> str:
         token = self.special[text]
@@ -60,6 +62,23 @@ class Markup:
         return self.signs[token]
 
 
-def markup_of(tokenizer: Tokenizer) -> Markup:
-    added = tokenizer.get_added_tokens_decoder().items()
-    return Markup({token.content: token_id for token_id, token in added if token.special and token.content})
+def markup_of(tokenizer: Tokenizer, grammar_token_ids: Collection[int] = ()) -> Markup:
+    """`grammar_token_ids` is that of `ModelInfo`."""
+    added = [(token_id, token) for token_id, token in tokenizer.get_added_tokens_decoder().items()]
+    special = {token.content: token_id for token_id, token in added if token.special and token.content}
+    named = {token.content: token_id for token_id, token in added if token_id in grammar_token_ids}
+    return Markup(special, named)
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(texts, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _split(text: str, find: re.Pattern[str], ids: Mapping[str, int]) -> list[str | int]:
+    split: list[str | int] = []
+    start = 0
+    for token in find.finditer(text):
+        split += [text[start : token.start()], ids[token[0]]]
+        start = token.end()
+    return [piece for piece in [*split, text[start:]] if piece != ""]

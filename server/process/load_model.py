@@ -6,13 +6,14 @@ from pathlib import Path
 from engine.request import Deliver, Engine, OnEngineDeath
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.environment import tiktoken_folders
-from server.configuration.settings import Config
+from server.configuration.settings import REMOTE_ENGINES, Config
 from server.configuration.shipped_files import model_folder
 from server.errors import ConfigError
 from server.input_images.image_reader import ImageReader
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import load_model_format
 from server.outbound_http.allowed_addresses import read_allowed
+from server.process.connect_engine import connect
 from server.process.open_database import data_dir
 from server.prompting.loaded_model import LoadedModel
 
@@ -24,6 +25,8 @@ def load_model(
     folder = model_folder(config)
     if config.engine == "scripted":
         engine = _load_scripted(config, folder, deliver, on_dead)
+    elif config.engine in REMOTE_ENGINES:
+        engine = connect(config, folder, deliver, say, on_dead)
     else:
         engine = _load_checkpoint(config, folder, deliver, say, on_dead)
     model_info = engine.model_info
@@ -35,6 +38,7 @@ def load_model(
             tool_parser=config.tool_parser,
             image_placeholder=model_info.image_placeholder,
             image_token_id=model_info.image_token_id,
+            grammar_token_ids=model_info.grammar_token_ids,
         )
     except (OSError, ValueError) as error:
         engine.close(drain=False)

@@ -1,10 +1,11 @@
-"""Both engines, for suites that hold whatever computes the tokens."""
+"""All engines, for suites that hold whatever computes the tokens."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.contract import llama_server
 from tests.support.engines import Bench, start_model, start_scripted, tiny_model
 
 Start = Callable[..., Bench]
@@ -14,6 +15,12 @@ STARTS: dict[str, Start] = {
     "model": lambda **settings: start_model(tiny_model(), **settings),
     "as on a GPU": lambda **settings: start_model(tiny_model(), decode="static", pipelined=True, **settings),
 }
+if llama_server.IS_BUILT:
+    STARTS[llama_server.NAME] = llama_server.start(tiny_model)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    llama_server.mark_exceptions(items)
 
 
 @pytest.fixture(params=STARTS)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.request import EngineRequest, Failed, Finished, Outbound, RequestRefused, Tokens
 from engine.scripted_engine import Script
+from tests.contract import llama_server
 from tests.support.engines import Bench, Outcome, make_request, start_model, start_scripted
 from tests.support.grammars import (
     CALL,
@@ -48,6 +49,8 @@ STARTS: dict[str, Start] = {
     "model": lambda **more: start_model(readable_model(), **more),
     "as on a GPU": lambda **more: start_model(readable_model(), decode="static", pipelined=True, **more),
 }
+if llama_server.IS_BUILT:
+    STARTS[llama_server.NAME] = llama_server.start(readable_model)
 
 
 @pytest.fixture(params=STARTS, scope="module")

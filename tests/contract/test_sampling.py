@@ -22,6 +22,7 @@ from engine.request import (
     Tokens,
 )
 from engine.scripted_engine import Script
+from tests.contract import llama_server
 from tests.support.engines import Bench, make_request, start_model, start_scripted
 from tests.support.grammars import SIZE, VOCABULARY, readable_model, text_of
 
@@ -56,6 +57,8 @@ def start_as_on_a_gpu(**more: Any) -> Bench:
 
 
 STARTS = {"scripted": start_spelling, "model": start_readable, "as on a GPU": start_as_on_a_gpu}
+if llama_server.IS_BUILT:
+    STARTS[llama_server.NAME] = llama_server.start(readable_model)
 
 
 @pytest.fixture(params=STARTS, scope="module")

@@ -30,6 +30,10 @@ PORTS = range(20000, 32000)
 MODEL = "holdfast-demo"
 """What the demo model is called, which the scripted engine takes its name and words from."""
 
+ENGINE_URL = "TEST_ENGINE_URL"
+ENGINE = "TEST_ENGINE"
+"""Environment: servers that run the demo model, and their kind; see `tests.support.engine_suite`."""
+
 NEW_PROCESS = ("tests.support.recorded_server",)
 """For a server that is not forked, but started with its imports before it."""
 
@@ -83,6 +87,15 @@ def run_module(arguments: Sequence[str], environment: Mapping[str, str]) -> subp
         return subprocess.CompletedProcess(arguments, code, output.read().decode(), errors.read().decode())
 
 
+def _engine_settings(flags: Sequence[str], settings: Mapping[str, object]) -> dict[str, object]:
+    """The remote engine that runs the demo model in this session, for a server that would run it itself."""
+    url = os.environ.get(ENGINE_URL)
+    own = {"engine", "model", "adapters", "device", "dtype"} & settings.keys()
+    if url is None or own or any(flag.startswith(("--model", "--engine", "--adapters")) for flag in flags):
+        return {}
+    return {"engine": os.environ.get(ENGINE, "vllm"), "engine_url": url}
+
+
 class ServerProcess:
     """One server, which may be stopped or killed and started again on the same port."""
 
@@ -104,7 +117,8 @@ class ServerProcess:
         is_scripted = (settings or {}).get("engine") == "scripted"
         self._fork_server = None if module else fork_server if is_scripted else model_fork_server
         self._arguments = [*(module or NEW_PROCESS), "serve", *flags]
-        self._environment = environment(database_url, {"port": self.port, **(settings or {})})
+        settings = {**_engine_settings(flags, settings or {}), **(settings or {})}
+        self._environment = environment(database_url, {"port": self.port, **settings})
         self._process: Process | None = None
         self._before = 0
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`

@@ -111,6 +111,9 @@ def _text_or_calls(
         text = lark.text_without(calls.openers)
         return f"({text} | {text} {lark.literal(opener)} {rest})?"
     start = f"[^\\s{_in_class(forbidden)}]" if forbidden else ""
+    if isinstance(calls.markup.grammar_pieces(opener)[0], int):
+        text = lark.rule("FREE", lark.text_body(calls.openers, start, empty=True))
+        return f"({text} | {text} {lark.literal(opener)} {rest})?"
     text = lark.rule("FREE", lark.text_body(calls.openers, start))
     before = lark.rule("BEFORE", lark.text_body(calls.openers[1:], start, empty=True))
     head = lark.rule("head[lazy]", f"{before} {json.dumps(opener)}")

@@ -1,7 +1,7 @@
 """The model format of every model with a Hugging Face chat template, whatever its family."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Self
 
@@ -55,15 +55,17 @@ class ChatTemplateFormat:
         stop_ids: frozenset[int],
         call_format: type[ToolCallFormat] | None,
         image_token_id: int | None = None,
+        grammar_token_ids: Collection[int] = (),
     ) -> None:
         """`call_format` is how the model writes tool calls; None if that is not known.
 
-        `image_token_id` is the token of pictures; None if the model reads none.
+        `image_token_id` is the token of pictures; None if the model reads none. `grammar_token_ids` are those
+        of `ModelInfo`.
         """
         self._image_token_id = image_token_id
         self._template = template
         self._stop_ids = stop_ids
-        self._markup = markup_of(self._template.tokenizer)
+        self._markup = markup_of(self._template.tokenizer, grammar_token_ids)
         self._calls = call_format(self._markup) if call_format else None
         reasoning_format = detect_reasoning_format(self._template.source)
         self._reasoning_format = reasoning_format.with_signs(self._markup) if reasoning_format else None

@@ -35,7 +35,7 @@ class GrammarBuilder:
 
     def literal(self, text: str) -> str:
         """The expression of exactly this text."""
-        pieces = self._markup.pieces(self._markup.restore(text))
+        pieces = self._markup.grammar_pieces(self._markup.restore(text))
         if not pieces:
             return '""'
         return " ".join(map(_piece, pieces))
@@ -48,15 +48,22 @@ class GrammarBuilder:
 
     def until(self, end: str) -> str:
         """Any text up to and including the first `end`."""
-        first, *rest = self._markup.pieces(self._markup.restore(end))
+        first, *rest = self._markup.grammar_pieces(self._markup.restore(end))
         if isinstance(first, int):
-            return f"TEXT? {self.literal(end)}"
+            return f"{self._text_before(end)}? {self.literal(end)}"
         name = self.shared_rule("until", f"ANY {json.dumps(first)}", "[lazy]")
         return " ".join([name, *map(_piece, rest)])
 
+    def _text_before(self, end: str) -> str:
+        """Some text without the end where that can be spelled by other tokens."""
+        spelled = self._markup.pieces(self._markup.restore(end))[0]
+        if isinstance(spelled, int):
+            return "TEXT"
+        return self.shared_rule("TEXT", f"/(.|\\n)+/ & ~/(.|\\n)*{regex_of(spelled)}(.|\\n)*/")
+
     def terminated_string(self, text: str, end: str, banned: str) -> str:
         """The terminal `text` without `banned` in it, followed by `end`."""
-        pieces = self._markup.pieces(self._markup.restore(end))
+        pieces = self._markup.grammar_pieces(self._markup.restore(end))
         stop = self._markup.pieces(self._markup.restore(banned))[0]
         apart = f" & ~/(.|\\n)*{regex_of(stop)}(.|\\n)*/" if isinstance(stop, str) else ""
         name = self.shared_rule("STRING", f"({text}){apart}")

@@ -1,0 +1,210 @@
+"""`Fleet`: the engine servers, as far as they can be used: discovery, probes, choice. Event loop.
+
+The I/O around `router` (which server) and `discovery` (which URLs). Other threads read `available`, `trouble`
+and wait for the first description.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+
+from engine.remote.config import RemoteConfig
+from engine.remote.discovery import Discovery
+from engine.remote.http_client import EngineClient
+from engine.remote.interface import (
+    EngineDescription,
+    EngineFault,
+    EngineLoad,
+    EngineMismatch,
+    EngineProtocol,
+    ExpectedModel,
+    HttpRequest,
+)
+from engine.remote.router import Endpoint, Router
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25
+"""How often servers are looked at: which of them a probe is due for."""
+LOST_PROBES = 3
+"""Probes without an answer after which the server's calls go on elsewhere. A busy server may be late once."""
+ABORT_SECONDS = 2.0
+"""How long a continued request waits until its former calls are ended everywhere."""
+MAX_ABANDONED = 4096
+"""Calls of one unreachable server that are ended there when it is back."""
+REPORT_SECONDS = 10.0
+
+
+class Fleet:
+    """Servers of one kind that serve the same model."""
+
+    def __init__(
+        self, config: RemoteConfig, protocol: EngineProtocol, client: EngineClient, expected: ExpectedModel
+    ) -> None:
+        """Raises ValueError for malformed URLs."""
+        self._config = config
+        self._protocol = protocol
+        self._client = client
+        self._expected = expected
+        self._router = Router()
+        self._discovery = Discovery(config.urls)
+        self._changed = asyncio.Event()
+        """Set when a server may have become usable."""
+        self._probes: dict[Endpoint, asyncio.Task[None]] = {}
+        self._missed_probes: dict[str, int] = {}
+        self._abandoned: dict[str, dict[str, None]] = {}
+        """By URL: ids of calls that were left to a server which did not answer."""
+        self._first = threading.Event()
+        self._mismatch: EngineMismatch | None = None
+
+    @property
+    def available(self) -> bool:
+        """Whether a server can take a call. Any thread."""
+        return self._router.available
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no server can be used, in a sentence; None if one can. Any thread."""
+        return None if self._router.available else self._router.trouble()
+
+    def wait_for_first(self, seconds: float, say: Callable[[str], None]) -> EngineDescription:
+        """Waits until a server has been probed. Any thread but the loop's.
+
+        Raises `EngineMismatch` if one answers that cannot be used, `EngineFault` if none does in time.
+        """
+        until, report = monotonic() + seconds, monotonic() + 1.0
+        while not self._first.wait(0.05):
+            now = monotonic()
+            if self._mismatch is not None:
+                raise self._mismatch
+            if now >= until:
+                raise EngineFault("failed", self.trouble or "no server answers")
+            if now >= report:
+                say(f"Waiting for {self._protocol.name}: {self.trouble or 'it is being asked'}")
+                report = now + REPORT_SECONDS
+        description = next(one.description for one in self._router.endpoints() if one.description)
+        assert description is not None
+        return description
+
+    # The loop
+
+    async def run(self) -> None:
+        """Follows the URLs and probes servers, until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._discovery.watch(self._set_urls))
+            while True:
+                for endpoint in self._router.needs_probe(monotonic()):
+                    if endpoint not in self._probes:
+                        probe = tasks.create_task(self._probe(endpoint))
+                        self._probes[endpoint] = probe
+                        probe.add_done_callback(partial(self._forget_probe, endpoint))
+                await asyncio.sleep(TICK_SECONDS)
+
+    def _forget_probe(self, endpoint: Endpoint, _probe: asyncio.Task[None]) -> None:
+        del self._probes[endpoint]
+
+    def _set_urls(self, urls: Sequence[str]) -> None:
+        self._router.set_urls(urls)
+        self._changed.set()
+
+    async def acquire(self, digests: Sequence[bytes], adapter: str, avoid: Collection[str]) -> Endpoint:
+        """A server for a call, whose begin is counted; waits until there is one.
+
+        Servers of `avoid` are taken only if there is no other. Raises `EngineFault` after `outage_seconds`.
+        """
+        until = monotonic() + self._config.outage_seconds
+        while True:
+            now = monotonic()
+            endpoint = self._router.choose(digests, adapter, now, avoid)
+            endpoint = endpoint or self._router.choose(digests, adapter, now)
+            if endpoint is not None:
+                self._router.begin(endpoint, digests)
+                return endpoint
+            if now >= until:
+                raise EngineFault("failed", self.trouble or "no server takes the request")
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(TICK_SECONDS, until - now))
+
+    def release(self, endpoint: Endpoint, fault: EngineFault | None) -> None:
+        """The call has ended."""
+        self._router.end(endpoint, fault, monotonic())
+        if fault is not None and fault.kind == "failed":
+            log.warning("engine %s: %s", endpoint.url, fault)
+        self._changed.set()
+
+    def abandon(self, endpoint: Endpoint, call_id: str) -> None:
+        """The call's connection was lost; the server may still generate for it."""
+        calls = self._abandoned.setdefault(endpoint.url, {})
+        if len(calls) < MAX_ABANDONED:
+            calls[call_id] = None
+
+    async def end_former_calls(self, call_id: str) -> None:
+        """Ends calls of this id at every server, as another process may have left them there."""
+        request = self._protocol.abort_request([call_id])
+        urls = [endpoint.url for endpoint in self._router.endpoints() if endpoint.description is not None]
+        if request is None or not urls:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ABORT_SECONDS):
+                await asyncio.gather(
+                    *(self._client.fetch(url, request) for url in urls), return_exceptions=True
+                )
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        client = _OneServer(self._client, endpoint.url)
+        try:
+            description = await self._protocol.probe(client, self._expected)
+            load = await self._read_load(client)
+        except EngineFault as fault:
+            self._router.probe_failed(endpoint, fault, monotonic())
+            self._count_missed(endpoint)
+            return
+        except EngineMismatch as mismatch:
+            if not self._first.is_set():
+                self._mismatch = EngineMismatch(f"{endpoint.url}: {mismatch}")
+            self._router.probe_failed(endpoint, mismatch, monotonic())
+            log.error("engine %s is not used: %s", endpoint.url, mismatch)
+            return
+        self._missed_probes.pop(endpoint.url, None)
+        self._router.probed(endpoint, description, load, monotonic())
+        await self._end_abandoned(endpoint)
+        if self._router.available:
+            self._first.set()
+            self._changed.set()
+
+    def _count_missed(self, endpoint: Endpoint) -> None:
+        missed = self._missed_probes.get(endpoint.url, 0) + 1
+        self._missed_probes[endpoint.url] = missed
+        if missed >= LOST_PROBES and endpoint.running:
+            log.error("engine %s does not answer; its calls go on elsewhere", endpoint.url)
+            self._client.drop(endpoint.url)
+
+    async def _read_load(self, client: "_OneServer") -> EngineLoad | None:
+        request = self._protocol.load_request()
+        if request is None:
+            return None
+        status, body = await client.fetch(request)
+        return self._protocol.read_load(body) if status == 200 else None
+
+    async def _end_abandoned(self, endpoint: Endpoint) -> None:
+        calls = self._abandoned.pop(endpoint.url, None)
+        request = self._protocol.abort_request(list(calls)) if calls else None
+        if request is not None:
+            with suppress(EngineFault):
+                await self._client.fetch(endpoint.url, request)
+
+
+class _OneServer:
+    """A `ProbeClient`."""
+
+    def __init__(self, client: EngineClient, url: str) -> None:
+        self._client = client
+        self._url = url
+
+    async def fetch(self, request: HttpRequest) -> tuple[int, bytes]:
+        return await self._client.fetch(self._url, request)

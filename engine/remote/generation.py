@@ -1,0 +1,362 @@
+"""`Generation`: one request's output over any number of calls to engine servers. Sans-IO.
+
+Usually one call generates the whole output. Further calls continue the tokens so far:
+
+- after a server was lost, on another one;
+- where a token may not come here. What a server cannot apply (a grammar that begins before the call, bad
+  words, a thinking budget) is applied to the tokens that it sampled: a token outside the mask is dropped,
+  with all after it, and a call for one token samples among the allowed ones. Rejecting and sampling again has
+  the distribution of masked sampling: p(t) + (1 - Z) p(t) / Z = p(t) / Z, where Z is the allowed tokens'
+  probability. (Truncation by top_p, top_k or min_p is of the unmasked distribution first.)
+- where only one token may come, there is no call at all, unless its logprobs are requested.
+- where a server has not sent a token that it generated: for a few tokens, in an answer that has them all.
+
+A grammar that the server applies is followed here, too: releases of llguidance differ in details, such as
+whitespace between the parts of JSON.
+
+A call that continues output has another seed, a function of the request's and the position, since the
+server's generator starts anew with each call.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
+from engine.request import (
+    Failed,
+    FailureCode,
+    Finished,
+    FinishReason,
+    Outbound,
+    PromptLogprobs,
+    TokenLogprobs,
+    Tokens,
+)
+from engine.sampling.token_masks import GrammarMatchers, Masks, TokenRules
+from engine.scheduling.sequence import TokenSequence
+
+MAX_BARREN_CALLS = 8
+"""Successive calls without a new token, each of which the server has answered; then the request fails."""
+MAX_BIAS = 100.0
+UNSTREAMED_TOKENS = 16
+"""Of a call that is not streamed: text in which servers miss a token often comes in parts of this size."""
+SEED_BITS = 63
+"""Of the seeds of calls: servers take signed numbers of 64 bits."""
+
+
+class LocalMasks:
+    """Masks of the tokens that may come next, computed here."""
+
+    def __init__(self, matchers: GrammarMatchers, rules: TokenRules) -> None:
+        self._matchers = matchers
+        self._rules = rules
+
+    def of(self, sequence: TokenSequence) -> bytes | None:
+        """The mask for the next token; None if any may come. Raises ValueError if none may."""
+        masks: Masks | None = self._matchers.masks([sequence])
+        masks = self._rules.restrict([sequence], masks)
+        if masks is None:
+            return None
+        if masks.failed:
+            raise ValueError(next(iter(masks.failed.values())))
+        return masks.of.get(0)
+
+    def allows(self, sequence: TokenSequence, token_id: int) -> bool:
+        """Whether the grammar of the request allows this token next."""
+        return self._matchers.allows(sequence, token_id)
+
+
+class Generation:
+    """The state of one request; `next_call`, then `receive` for each chunk and `end_call`, until `done`."""
+
+    def __init__(
+        self, sequence: TokenSequence, features: EngineFeatures, masks: LocalMasks, vocab_size: int
+    ) -> None:
+        self.sequence = sequence
+        self.messages: list[Outbound] = []
+        """Messages since they were last taken by the caller."""
+        self.done = False
+        """The last message is in `messages`."""
+        self.call_over = False
+        """Nothing more of the current call is wanted; it should be closed."""
+        self._features = features
+        self._masks = masks
+        self._vocab_size = vocab_size
+        self._native_grammar = self._takes_native_grammar()
+        """The server applies the grammar in the current call."""
+        self._restricted: tuple[int, ...] | None = None
+        """The allowed tokens of the current call, which is for one token; None allows all."""
+        self._rejected = False
+        """The last sampled token may not come; the next call is restricted."""
+        self._mask: bytes | None = None
+        self._mask_at = -1
+        """Length of the tokens that `_mask` is for."""
+        self._scoring = False
+        """The current call scores the prompt."""
+        self._ended: FinishReason | None = None
+        """The output is complete; the end of the answer, with its usage, is awaited."""
+        self._length_at_call = 0
+        self._barren_calls = 0
+        self._missed_token = False
+        """The server has not sent a token of the current call."""
+
+    # Calls
+
+    def next_call(self) -> GenerateCall | None:
+        """The next call; None if the request has ended, perhaps by tokens that only one choice allowed."""
+        self.call_over = False
+        self._scoring = bool(self.sequence.pending_prompt_logprobs)
+        self._restricted = None
+        if not self._scoring and self._checks_tokens():
+            self._append_forced()
+        if self.done:
+            return None
+        self._length_at_call = len(self.sequence.tokens)
+        return self._scoring_call() if self._scoring else self._sampling_call()
+
+    def _scoring_call(self) -> GenerateCall:
+        request = self.sequence.request
+        prompt = request.prompt[: len(request.prompt) - request.output_offset]
+        return GenerateCall(
+            call_id=request.request_id,
+            request=request,
+            tokens=prompt,
+            max_tokens=1,
+            seed=0,
+            score_prompt=True,
+        )
+
+    def _sampling_call(self) -> GenerateCall:
+        sequence, request = self.sequence, self.sequence.request
+        left = request.max_tokens - sequence.output_count
+        compiled = sequence.compiled
+        self._native_grammar = self._native_grammar and sequence.output_position == 0
+        checks_end = request.grammar is not None or self._restricted is not None
+        streamed, self._missed_token = not self._missed_token, False
+        most = left if streamed else min(left, UNSTREAMED_TOKENS)
+        return GenerateCall(
+            call_id=request.request_id,
+            request=request,
+            tokens=tuple(sequence.tokens),
+            max_tokens=most if self._restricted is None else 1,
+            seed=self._seed(),
+            min_tokens=0 if checks_end else max(0, min(request.min_tokens - sequence.output_position, left)),
+            lark=compiled.source if self._native_grammar and compiled is not None else None,
+            allowed_token_ids=self._restricted,
+            logit_bias=self._logit_bias(),
+            streamed=streamed,
+        )
+
+    def _seed(self) -> int:
+        """The request's own seed at the beginning of its output; else a function of it and the position."""
+        seed, position = self.sequence.request.sampling.seed, self.sequence.output_position
+        if position == 0 and self._restricted is None:
+            return seed
+        kind = "any" if self._restricted is None else "allowed"
+        mixed = hashlib.blake2b(f"{seed}:{position}:{kind}".encode(), digest_size=8).digest()
+        return int.from_bytes(mixed, "big") >> (64 - SEED_BITS)
+
+    def _logit_bias(self) -> tuple[tuple[int, float], ...]:
+        """The request's biases, and the penalties of earlier output, which the server takes for prompt.
+
+        A token of earlier output that comes again in this call has its presence penalty twice.
+        """
+        request = self.sequence.request
+        sampling = request.sampling
+        if not sampling.presence_penalty and not sampling.frequency_penalty:
+            return sampling.logit_bias
+        earlier = Counter(self.sequence.tokens[len(request.prompt) - request.output_offset :])
+        biases = dict(sampling.logit_bias)
+        for token_id, count in earlier.items():
+            penalty = sampling.presence_penalty + sampling.frequency_penalty * count
+            biases[token_id] = max(-MAX_BIAS, min(MAX_BIAS, biases.get(token_id, 0.0) - penalty))
+        return tuple(sorted(biases.items()))
+
+    # Answers
+
+    def receive(self, chunk: Chunk) -> None:
+        """Takes a part of the current call's answer. Raises `EngineFault` for tokens that cannot be."""
+        sequence = self.sequence
+        if chunk.cached_tokens is not None and sequence.cached is None:
+            sequence.cached = min(chunk.cached_tokens, len(sequence.request.prompt))
+        if self._scoring:
+            self._receive_prompt_logprobs(chunk.prompt_logprobs)
+            return
+        if self._ended is None and self._misses_token(chunk):
+            self._missed_token = self.call_over = True
+            return
+        if chunk.token_ids and self._ended is None:
+            self._receive_tokens(chunk)
+        if chunk.finish_reason == "abort" and self._ended is None:
+            raise EngineFault("failed", "it has ended the call before its time")
+        if chunk.finish_reason is not None and self._ended is None:
+            self.call_over = True
+
+    def end_call(self) -> None:
+        """The answer is complete. The request ends, or the next call continues it.
+
+        Raises `EngineFault` after too many calls without a token.
+        """
+        self.call_over = True
+        if self._ended is not None:
+            self._finish(self._ended)
+        elif len(self.sequence.tokens) == self._length_at_call and not self._scoring:
+            self._barren_calls += 1
+            if self._barren_calls > MAX_BARREN_CALLS:
+                raise EngineFault("refused", f"it has answered {MAX_BARREN_CALLS} calls without a token")
+        else:
+            self._barren_calls = 0
+
+    def _misses_token(self, chunk: Chunk) -> bool:
+        """Whether the server has generated more tokens than it has sent."""
+        if chunk.generated_tokens is None:
+            return False
+        return (
+            len(self.sequence.tokens) + len(chunk.token_ids) < self._length_at_call + chunk.generated_tokens
+        )
+
+    def _receive_tokens(self, chunk: Chunk) -> None:
+        sequence = self.sequence
+        self._check_chunk(chunk)
+        begin = len(sequence.tokens)
+        for token_id in chunk.token_ids:
+            if not self._may_come(token_id):
+                self._rejected = self.call_over = True
+                self._native_grammar = False  # the server takes it otherwise than we do
+                break
+            self._ended = sequence.append(token_id)
+            if self._ended is not None or self._restricted is not None:
+                self.call_over = self._ended is None
+                break
+        self._emit(begin, chunk.logprobs)
+        if self._ended is not None and (chunk.finish_reason is None or sequence.stop_match is not None):
+            self._finish(self._ended)  # the server would go on
+            self.call_over = True
+
+    def _check_chunk(self, chunk: Chunk) -> None:
+        if not all(0 <= token_id < self._vocab_size for token_id in chunk.token_ids):
+            raise EngineFault("failed", "its answer has a token that is not in the vocabulary")
+        wanted = self.sequence.request.logprobs is not None
+        if wanted and (chunk.logprobs is None or len(chunk.logprobs) != len(chunk.token_ids)):
+            raise EngineFault("failed", "its answer has no logprobs")
+
+    def _receive_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        pending = self.sequence.pending_prompt_logprobs
+        if len(logprobs) != len(pending):
+            raise EngineFault("failed", f"its answer has {len(logprobs)} prompt logprobs, not {len(pending)}")
+        self.sequence.num_prompt_logprobs_sent = pending.stop
+        self.messages.append(PromptLogprobs(self.sequence.request.request_id, pending.start, tuple(logprobs)))
+
+    # Tokens
+
+    def _emit(self, begin: int, logprobs: Sequence[TokenLogprobs] | None) -> None:
+        """Queues the tokens from index `begin` on, with the first of `logprobs`."""
+        token_ids = tuple(self.sequence.tokens[begin:])
+        if not token_ids:
+            return
+        wanted = logprobs is not None and self.sequence.request.logprobs is not None
+        tables = tuple(logprobs[: len(token_ids)]) if wanted and logprobs is not None else None
+        self.messages.append(Tokens(self.sequence.request.request_id, token_ids, tables))
+
+    def _append_forced(self) -> None:
+        """Appends tokens as long as the mask allows one only; restricts the call if one was rejected here."""
+        sequence = self.sequence
+        begin = len(sequence.tokens)
+        while self._ended is None and (only := self._only_token()) is not None:
+            if sequence.request.logprobs is not None:
+                self._restricted = (only,)
+                break
+            self._ended = sequence.append(only)
+        if self._rejected and self._restricted is None and len(sequence.tokens) == begin:
+            self._restricted = tuple(_token_ids(self._current_mask() or b"", self._vocab_size))
+        self._rejected = False
+        self._emit(begin, None)
+        if self._ended is not None:
+            self._finish(self._ended)
+
+    def _only_token(self) -> int | None:
+        """The only token that may come; None if there are several."""
+        mask = self._current_mask()
+        if mask is None or int.from_bytes(mask, "little").bit_count() != 1:
+            return None
+        return next(_token_ids(mask, self._vocab_size), None)
+
+    def _may_come(self, token_id: int) -> bool:
+        if self._restricted is not None:
+            if token_id not in self._restricted:
+                raise EngineFault("failed", "its answer has a token that the call does not allow")
+            return True
+        if self.sequence.request.grammar is not None and not self._has_rules:
+            return self._masks.allows(self.sequence, token_id)
+        if not self._checks_tokens():
+            return True
+        mask = self._current_mask()
+        return mask is None or bool(mask[token_id >> 3] >> (token_id & 7) & 1)
+
+    def _current_mask(self) -> bytes | None:
+        """The mask of the next token, computed once. Raises `EngineFault` if no token may come."""
+        length = len(self.sequence.tokens)
+        if self._mask_at != length:
+            try:
+                self._mask = self._masks.of(self.sequence)
+            except ValueError as error:
+                raise EngineFault("refused", str(error)) from error
+            self._mask_at = length
+        return self._mask
+
+    def _checks_tokens(self) -> bool:
+        """Whether sampled tokens are checked here, because the server does not apply all of the rules."""
+        request = self.sequence.request
+        if request.grammar is not None:
+            return not self._native_grammar
+        if request.thinking_budget is not None or request.sampling.bad_words:
+            return True
+        return bool(request.sampling.allowed_token_ids) and not self._features.allowed_token_ids
+
+    @property
+    def _has_rules(self) -> bool:
+        """The request has rules beside its grammar."""
+        request = self.sequence.request
+        sampling = request.sampling
+        return bool(sampling.allowed_token_ids or sampling.bad_words or request.thinking_budget)
+
+    def _takes_native_grammar(self) -> bool:
+        """The grammar is the only rule: servers weigh rules against each other otherwise than we do."""
+        request = self.sequence.request
+        return (
+            request.grammar is not None
+            and self._features.grammars
+            and self.sequence.output_position == 0
+            and not self._has_rules
+            and not request.stop_token_ids
+            and not request.ignore_eos
+        )
+
+    # Ends
+
+    def fail(self, code: FailureCode, message: str) -> None:
+        """Ends the request with `Failed`."""
+        self._end(Failed(self.sequence.request.request_id, code, message, self.sequence.usage))
+
+    def cancel(self) -> None:
+        """Ends the request with `Finished("cancelled")`."""
+        self._finish("cancelled")
+
+    def _finish(self, reason: FinishReason) -> None:
+        sequence = self.sequence
+        self._end(Finished(sequence.request.request_id, reason, sequence.usage, sequence.stop_match))
+
+    def _end(self, last: Failed | Finished) -> None:
+        if not self.done:
+            self.done = True
+            self.messages.append(last)
+
+
+def _token_ids(mask: bytes, vocab_size: int) -> Iterator[int]:
+    """The ids whose bits are set, ascending."""
+    for index, byte in enumerate(mask):
+        if byte:
+            for bit in range(8):
+                if byte >> bit & 1 and 8 * index + bit < vocab_size:
+                    yield 8 * index + bit

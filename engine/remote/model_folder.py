@@ -1,0 +1,93 @@
+"""`read_model_folder`: vocabulary and sampling defaults of a model folder, without weights, without torch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config import ModelRefused
+from engine.request import ModelInfo
+from engine.vocabulary import Vocabulary, read_vocabulary
+
+MAX_FILE_BYTES = 16 * 2**20
+"""Of config.json and generation_config.json; real ones have a few KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """What a folder says of the model that a server runs; a `remote.interface.ExpectedModel`."""
+
+    model_info: ModelInfo
+    """Its `context_length` is 0: the server's counts."""
+    vocabulary: Vocabulary | None
+    """None without a tokenizer.json, or if its tokens have no bytes of their own."""
+    name: str | None = None
+
+    @property
+    def tokens(self) -> Sequence[bytes]:
+        return self.vocabulary.tokens if self.vocabulary else ()
+
+    @property
+    def special(self) -> frozenset[int]:
+        return self.vocabulary.special if self.vocabulary else frozenset()
+
+
+def read_model_folder(folder: Path, name: str | None = None) -> ModelFolder:
+    """Reads config.json, generation_config.json and tokenizer.json. Raises `ModelRefused` with a sentence."""
+    config = _read_json(folder / "config.json")
+    if config is None:
+        raise ModelRefused("it has no config.json; a tokenizer and a chat template are not enough.")
+    text_config = config.get("text_config")
+    text = {**config, **text_config} if isinstance(text_config, dict) else config
+    vocab_size = text.get("vocab_size")
+    if not _is_count(vocab_size) or not vocab_size:
+        raise ModelRefused("its config.json has no vocab_size.")
+    defaults = _read_json(folder / "generation_config.json") or {}
+    try:
+        vocabulary = read_vocabulary(folder, vocab_size)
+    except ValueError:
+        vocabulary = None  # tokens without bytes of their own: no stop strings, grammars and logprobs
+    return ModelFolder(_model_info(text, defaults, vocab_size), vocabulary, name)
+
+
+def _model_info(text: Mapping[str, Any], defaults: Mapping[str, Any], vocab_size: int) -> ModelInfo:
+    eos = defaults.get("eos_token_id", text.get("eos_token_id"))
+    eos_ids = eos if isinstance(eos, list) else [eos]
+    max_new_tokens = defaults.get("max_new_tokens")
+    sampled = defaults if defaults.get("do_sample") else {"temperature": 0.0}
+    return ModelInfo(
+        vocab_size=vocab_size,
+        context_length=0,
+        stop_ids=frozenset(one for one in eos_ids if _is_count(one) and one < vocab_size),
+        temperature=_number(sampled, "temperature", 1.0),
+        top_p=_number(sampled, "top_p", 1.0),
+        top_k=int(_number(sampled, "top_k", 0)),
+        min_p=_number(sampled, "min_p", 0.0),
+        repetition_penalty=_number(defaults, "repetition_penalty", 1.0),
+        max_new_tokens=max_new_tokens if _is_count(max_new_tokens) and max_new_tokens else None,
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    """The object in the file; None if there is no such file. Raises `ModelRefused`."""
+    if not file.is_file():
+        return None
+    if file.stat().st_size > MAX_FILE_BYTES:
+        raise ModelRefused(f"its {file.name} has more than {MAX_FILE_BYTES} bytes.")
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelRefused(f"its {file.name} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelRefused(f"its {file.name} is not a JSON object.")
+    return content
+
+
+def _number(values: Mapping[str, Any], key: str, default: float) -> float:
+    value = values.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,223 @@
+"""`RemoteEngine`: `request.Engine` over engine servers, with one thread that runs an event loop.
+
+Any thread checks, submits and cancels; what happens on the event loop is in `request_loop` and `fleet`.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic
+
+from engine.core.beam_search import BeamRequests
+from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry
+from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, check_grammar
+from engine.remote.config import RemoteConfig
+from engine.remote.fleet import Fleet
+from engine.remote.generation import LocalMasks
+from engine.remote.http_client import EngineClient
+from engine.remote.interface import EngineProtocol
+from engine.remote.model_folder import ModelFolder
+from engine.remote.remote_metrics import RemoteMetrics
+from engine.remote.request_loop import RequestLoop
+from engine.request import (
+    Cancel,
+    CheckedRequest,
+    Deliver,
+    EngineRequest,
+    ImageText,
+    ModelInfo,
+    OnEngineDeath,
+    RequestRefused,
+    describe,
+)
+from engine.sampling.token_masks import GrammarMatchers, TokenRules
+from engine.scheduling.block_pool import extend_chain
+from engine.statistics import Stats
+from engine.validation import refuse_bad_request
+
+log = logging.getLogger(__name__)
+
+BLOCK_SIZE = 16
+"""Tokens of a block, whose digest stands for the prefix that ends with it."""
+
+
+class RemoteEngine:
+    """Implements `request.Engine`. The constructor raises ValueError for malformed URLs."""
+
+    def __init__(
+        self,
+        config: RemoteConfig,
+        protocol: EngineProtocol,
+        folder: ModelFolder,
+        deliver: Deliver,
+        on_dead: OnEngineDeath = lambda _why: None,
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._features = protocol.features
+        self._on_dead = on_dead
+        self._model_info = folder.model_info
+        self._grammars = None
+        if folder.vocabulary is not None:
+            vocabulary = folder.vocabulary
+            if protocol.features.grammars:
+                self._model_info = replace(folder.model_info, grammar_token_ids=vocabulary.markup)
+                vocabulary = replace(vocabulary, special=vocabulary.special | vocabulary.markup)
+            self._grammars = GrammarCompiler(vocabulary)
+        vocab_size = folder.model_info.vocab_size
+        self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
+        self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, BLOCK_SIZE)
+        self._metrics = RemoteMetrics()
+        self._client = EngineClient(protocol, config.api_key, config.ca_file, config.silence_seconds)
+        self._fleet = Fleet(config, protocol, self._client, folder)
+        self._requests = RequestLoop(
+            self._registry,
+            self._fleet,
+            self._client,
+            protocol.features,
+            LocalMasks(GrammarMatchers(self._grammars), TokenRules(vocab_size)),
+            folder.vocabulary,
+            vocab_size,
+            config.max_running,
+            self._beam_requests.deliver,
+            self._metrics,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
+
+    def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
+        """Starts the thread and waits until a server can be used.
+
+        Raises `EngineMismatch`, or `EngineFault` if none answers in time.
+        """
+        self._thread.start()
+        try:
+            description = self._fleet.wait_for_first(self._config.start_seconds, say)
+        except BaseException:
+            self.close(drain=False)
+            raise
+        self._model_info = replace(
+            self._model_info,
+            context_length=description.context_length,
+            adapters=description.adapters,
+        )
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return self._model_info
+
+    def check(self, request: EngineRequest) -> CheckedRequest:
+        """The request for `submit`. Raises `RequestRefused` if it could never run.
+
+        Any thread; compiles a new grammar.
+        """
+        has_vocabulary = self._folder.vocabulary is not None
+        refuse_bad_request(request, self._model_info, has_vocabulary=has_vocabulary)
+        self._refuse_missing_features(request)
+        if request.images:
+            raise RequestRefused("bad_image", "The model reads no pictures.")
+        if request.grammar is None:
+            return CheckedRequest(request)
+        return CheckedRequest(request, check_grammar(request, self._grammars))
+
+    def _refuse_missing_features(self, request: EngineRequest) -> None:
+        features = self._features
+        if request.prompt_logprobs is not None and not features.prompt_logprobs:
+            raise RequestRefused("bad_limit", "The engine returns no logprobs of prompts.")
+        wanted = 2 * request.beams.width if request.beams is not None else request.logprobs or 0
+        if max(wanted, request.prompt_logprobs or 0) > features.max_logprobs:
+            raise RequestRefused(
+                "bad_limit", f"The engine returns at most {features.max_logprobs} top logprobs of a token."
+            )
+        most = features.max_logprob_token_ids
+        if len(request.logprob_token_ids) > most:
+            raise RequestRefused("bad_stop", f"The engine returns logprobs of at most {most} chosen tokens.")
+
+    def image_text(self, _data: bytes, _cache_salt: str = "") -> ImageText:
+        raise RequestRefused("bad_image", "The model reads no pictures.")
+
+    def submit(self, request: EngineRequest | CheckedRequest) -> None:
+        """Queues the request, which is checked first if it was not. Raises `RequestRefused`. Any thread."""
+        checked = request if isinstance(request, CheckedRequest) else self.check(request)
+        request = checked.request
+        if request.beams is not None:
+            self._beam_requests.submit(request)
+            return
+        self._registry.check(request)  # before its blocks are hashed
+        chain: list[bytes] = []
+        count = len(request.prompt) // BLOCK_SIZE
+        extend_chain(chain, request.cache_salt, request.prompt, count, BLOCK_SIZE, request.adapter)
+        self._accept(request, chain, checked.grammar)
+
+    def _accept(
+        self, request: EngineRequest, digests: list[bytes], grammar: CompiledGrammar | None = None
+    ) -> None:
+        due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
+        self._registry.accept(AcceptedRequest(request, digests, due, grammar))
+        self._wake()
+
+    def cancel(self, request_id: str) -> None:
+        """Cancels the request; unknown ids are ignored. Any thread."""
+        if not self._beam_requests.cancel(request_id):
+            self._cancel(request_id)
+
+    def _cancel(self, request_id: str) -> None:
+        self._registry.inbox.put(Cancel(request_id))
+        self._wake()
+
+    def set_paused(self, paused: bool) -> None:
+        """While paused, no answer is read and no call begins. Idempotent; any thread."""
+        self._registry.paused = paused
+        self._wake()
+
+    def stats(self) -> Stats:
+        """A snapshot; `waiting` counts accepted requests that are not running. Any thread."""
+        running = self._requests.running
+        return self._metrics.stats(
+            running=running,
+            waiting=max(0, len(self._registry) - running),
+            alive=self._thread.is_alive() and self._fleet.available,
+        )
+
+    def trouble(self) -> str | None:
+        """Why no server can be used, in a sentence; None if one can. Any thread."""
+        return self._fleet.trouble
+
+    def close(self, *, drain: bool) -> None:
+        """Ends the thread: after the accepted requests (`drain`), or after cancelling them. Idempotent."""
+        self._registry.close("The engine is closed.")
+        self._registry.inbox.put(Close(drain))
+        self._wake()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def _wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._requests.read_inbox)
+        except RuntimeError:
+            return  # the loop is closed, and with it the registry
+
+    def _run(self) -> None:
+        """The thread's body."""
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._main())
+        except BaseException as error:
+            log.exception("the engine's thread died")
+            self._registry.close("The engine is dead.")
+            self._requests.fail_all(error)
+            self._on_dead(describe(error))
+
+    async def _main(self) -> None:
+        self._client.open()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                fleet = tasks.create_task(self._fleet.run())
+                await self._requests.run()
+                fleet.cancel()
+        finally:
+            await self._client.close()

@@ -1,0 +1,313 @@
+"""`RequestLoop`: runs requests on engine servers, a task each, and delivers their messages. Event loop.
+
+A task makes calls until its `Generation` is done; after a fault the next call goes to another server. While
+the engine is paused tasks do not read, so that TCP slows the servers down.
+"""
+
+import asyncio
+import logging
+from contextlib import aclosing
+from math import inf
+from time import monotonic
+
+from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry, Resumed
+from engine.remote.fleet import Fleet
+from engine.remote.generation import Generation, LocalMasks
+from engine.remote.http_client import EngineClient
+from engine.remote.interface import EngineFault, EngineFeatures, GenerateCall
+from engine.remote.remote_metrics import RemoteMetrics
+from engine.remote.router import Endpoint
+from engine.request import Cancel, Deliver, Outbound, Tokens, describe
+from engine.scheduling.sequence import TokenSequence
+from engine.scheduling.waiting_queue import FairWaitingQueue
+from engine.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
+
+DELIVERY_SECONDS = 0.002
+"""Messages are delivered at most once in this interval: each delivery wakes the thread that commits them."""
+MAX_FAILURES = 4
+"""Faults of servers without a new token between them, after which a request fails: it may be the cause."""
+
+
+class RequestLoop:
+    """All methods run on the event loop, except `fail_all` after its end."""
+
+    def __init__(
+        self,
+        registry: RequestRegistry,
+        fleet: Fleet,
+        client: EngineClient,
+        features: EngineFeatures,
+        masks: LocalMasks,
+        vocabulary: Vocabulary | None,
+        vocab_size: int,
+        max_running: int,
+        deliver: Deliver,
+        metrics: RemoteMetrics,
+    ) -> None:
+        self._registry = registry
+        self._fleet = fleet
+        self._client = client
+        self._features = features
+        self._masks = masks
+        self._vocabulary = vocabulary
+        self._vocab_size = vocab_size
+        self._max_running = max_running
+        self._deliver = deliver
+        self._metrics = metrics
+        self._arrivals = 0
+        self._waiting = FairWaitingQueue()
+        self._generations: dict[str, Generation] = {}
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._closing: Close | None = None
+        self._idle = asyncio.Event()
+        self._outbox: list[Outbound] = []
+        self._tokens_at: dict[str, int] = {}
+        """By request: the index in the outbox of its `Tokens`, to which further tokens are added."""
+        self._ended: list[str] = []
+        self._delivery: asyncio.Handle | None = None
+        self._delivered_at = -inf
+
+    @property
+    def running(self) -> int:
+        """Requests that a server has, or that wait for one after a fault."""
+        return len(self._tasks)
+
+    async def run(self) -> None:
+        """Until closed and idle."""
+        self.read_inbox()
+        await self._idle.wait()
+        self._deliver_now()
+
+    def read_inbox(self) -> None:
+        """Handles all messages, and whether the engine is paused."""
+        inbox = self._registry.inbox
+        while not inbox.empty():
+            self._handle(inbox.get())
+        if self._registry.paused and self._closing is None:
+            self._resumed.clear()
+        else:
+            self._resumed.set()
+            self._start_waiting()
+        self._check_idle()
+
+    def fail_all(self, cause: BaseException) -> None:
+        """Delivers `Failed` to every unfinished request, those in the inbox included."""
+        for request in self._registry.remove_all():
+            generation = self._generations.get(request.request_id)
+            if generation is None:
+                generation = self._generation(TokenSequence(request, 0, self._vocabulary))
+            generation.fail("engine_dead", describe(cause))
+            self._outbox += generation.messages
+        self._ended.clear()
+        self._deliver_now()
+
+    # Requests
+
+    def _handle(self, message: AcceptedRequest | Cancel | Close | Resumed) -> None:
+        match message:
+            case AcceptedRequest():
+                self._admit(message)
+            case Cancel(request_id):
+                self._cancel(request_id)
+            case Close(drain):
+                self._closing = message
+                if not drain:
+                    for request_id in list(self._generations):
+                        self._cancel(request_id)
+            case Resumed():
+                pass
+
+    def _admit(self, accepted: AcceptedRequest) -> None:
+        self._arrivals += 1
+        request = accepted.request
+        sequence = TokenSequence(
+            request, self._arrivals, self._vocabulary, accepted.digests, accepted.grammar
+        )
+        self._generations[request.request_id] = self._generation(sequence)
+        self._waiting.push(sequence)
+        if accepted.due is not None:
+            loop = asyncio.get_running_loop()
+            delay = max(0.0, accepted.due - monotonic())
+            self._deadlines[request.request_id] = loop.call_later(
+                delay, self._end_overdue, request.request_id
+            )
+
+    def _generation(self, sequence: TokenSequence) -> Generation:
+        return Generation(sequence, self._features, self._masks, self._vocab_size)
+
+    def _start_waiting(self) -> None:
+        while len(self._waiting) and len(self._tasks) < self._max_running:
+            sequence = self._waiting.peek()
+            self._waiting.pop(sequence, len(sequence.request.prompt))
+            request_id = sequence.request.request_id
+            generation = self._generations[request_id]
+            task = asyncio.get_running_loop().create_task(self._serve(generation))
+            # Not the task's own last act: one that is cancelled before it starts has none.
+            task.add_done_callback(lambda _task, ended=generation: self._end(ended, waiting=False))
+            self._tasks[request_id] = task
+
+    def _cancel(self, request_id: str) -> None:
+        generation = self._generations.get(request_id)
+        if generation is not None:
+            generation.cancel()
+            self._stop(generation)
+
+    def _end_overdue(self, request_id: str) -> None:
+        generation = self._generations.get(request_id)
+        if generation is not None:
+            seconds = generation.sequence.request.deadline_seconds
+            generation.fail("deadline", f"The request was not done within {seconds} seconds.")
+            self._stop(generation)
+
+    def _stop(self, generation: Generation) -> None:
+        """Ends a request that is done: at once if it waits; else its task ends with its call."""
+        task = self._tasks.get(generation.sequence.request.request_id)
+        if task is None:
+            self._end(generation, waiting=True)
+        else:
+            task.cancel()
+
+    async def _serve(self, generation: Generation) -> None:
+        """The task of a request; the generation is done after it."""
+        try:
+            await self._generate(generation)
+        except asyncio.CancelledError:
+            generation.cancel()
+        except Exception as error:
+            log.exception("request %s cannot be handled", generation.sequence.request.request_id)
+            generation.fail("engine_error", describe(error))
+
+    def _end(self, generation: Generation, *, waiting: bool) -> None:
+        request_id = generation.sequence.request.request_id
+        self._waiting.remove(generation.sequence, waiting=waiting)
+        del self._generations[request_id]
+        self._tasks.pop(request_id, None)
+        if (deadline := self._deadlines.pop(request_id, None)) is not None:
+            deadline.cancel()
+        self._ended.append(request_id)
+        self._collect(generation)
+        if self._resumed.is_set():
+            self._start_waiting()
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        if self._closing is not None and not self._generations:
+            self._idle.set()
+
+    # Calls
+
+    async def _generate(self, generation: Generation) -> None:
+        sequence = generation.sequence
+        request = sequence.request
+        if request.output_offset:
+            await self._fleet.end_former_calls(request.request_id)
+        failures, avoid, length = 0, set[str](), 0
+        while (call := self._next_call(generation)) is not None:
+            await self._resumed.wait()
+            try:
+                endpoint = await self._fleet.acquire(sequence.digests, request.adapter, avoid)
+            except EngineFault as outage:
+                generation.fail("engine_dead", str(outage))
+                return
+            fault = await self._call(generation, endpoint, call)
+            if len(sequence.tokens) > length:
+                failures, length = 0, len(sequence.tokens)
+                avoid.clear()
+            if fault is None:
+                continue
+            if fault.kind == "refused":
+                generation.fail("engine_error", str(fault))
+                return
+            avoid.add(endpoint.url)
+            failures += fault.kind == "failed"
+            if failures >= MAX_FAILURES:
+                generation.fail("engine_error", f"{failures} engines failed in turn; at last: {fault}")
+                return
+
+    def _next_call(self, generation: Generation) -> GenerateCall | None:
+        try:
+            call = generation.next_call()
+        except EngineFault as fault:
+            generation.fail("engine_error", str(fault))
+            call = None
+        self._collect(generation)
+        return call
+
+    async def _call(
+        self, generation: Generation, endpoint: Endpoint, call: GenerateCall
+    ) -> EngineFault | None:
+        """Makes the call; returns why it failed."""
+        assert endpoint.description is not None
+        fault: EngineFault | None = None
+        try:
+            async with aclosing(
+                self._client.generate(endpoint.url, endpoint.description.model, call)
+            ) as answer:
+                async for chunk in answer:
+                    generation.receive(chunk)
+                    if generation.messages:
+                        self._collect(generation)
+                    if generation.done or generation.call_over:
+                        break
+                    if not self._resumed.is_set():
+                        await self._resumed.wait()
+            if not generation.done:
+                generation.end_call()
+                self._collect(generation)
+        except EngineFault as raised:
+            fault = raised
+            if fault.kind == "failed":
+                self._fleet.abandon(endpoint, call.call_id)
+        finally:
+            self._fleet.release(endpoint, fault)
+        return fault
+
+    # Delivery
+
+    def _collect(self, generation: Generation) -> None:
+        """Moves the request's messages to the outbox."""
+        messages, generation.messages = generation.messages, []
+        for message in messages:
+            if isinstance(message, Tokens):
+                self._collect_tokens(generation.sequence, message)
+            else:
+                self._outbox.append(message)
+        if (messages or self._ended) and self._delivery is None:
+            loop = asyncio.get_running_loop()
+            delay = self._delivered_at + DELIVERY_SECONDS - monotonic()
+            self._delivery = (
+                loop.call_later(delay, self._deliver_now) if delay > 0 else loop.call_soon(self._deliver_now)
+            )
+
+    def _collect_tokens(self, sequence: TokenSequence, message: Tokens) -> None:
+        for _ in message.token_ids:
+            self._waiting.charge(sequence)
+        self._metrics.count_tokens(len(message.token_ids))
+        index = self._tokens_at.get(message.request_id)
+        if index is None:
+            self._tokens_at[message.request_id] = len(self._outbox)
+            self._outbox.append(message)
+            return
+        earlier = self._outbox[index]
+        assert isinstance(earlier, Tokens)
+        logprobs = None if message.logprobs is None else (*(earlier.logprobs or ()), *message.logprobs)
+        self._outbox[index] = Tokens(message.request_id, earlier.token_ids + message.token_ids, logprobs)
+
+    def _deliver_now(self) -> None:
+        """Delivers the outbox. Ended requests leave the registry first: their ids are free."""
+        self._delivery, self._delivered_at = None, monotonic()
+        ended, self._ended = self._ended, []
+        for request_id in ended:
+            self._registry.remove(request_id)
+        messages, self._outbox = self._outbox, []
+        self._tokens_at.clear()
+        if messages:
+            try:
+                self._deliver(messages)
+            except Exception:
+                log.exception("the deliver callback failed on %d messages", len(messages))

@@ -1,0 +1,47 @@
+"""`connect`: the engine over servers of vLLM or llama.cpp, from the settings."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.config import ModelRefused
+from engine.request import Deliver, Engine, OnEngineDeath
+from server.configuration.settings import Config
+from server.errors import ConfigError
+
+
+def connect(
+    config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
+) -> Engine:
+    """Waits until a first server can be used. Raises ConfigError if none can."""
+    # Parts that other engines do without.
+    from engine.remote.config import RemoteConfig
+    from engine.remote.interface import EngineFault, EngineMismatch, EngineProtocol
+    from engine.remote.llama_protocol import LlamaProtocol
+    from engine.remote.model_folder import read_model_folder
+    from engine.remote.remote_engine import RemoteEngine
+    from engine.remote.vllm_protocol import VllmProtocol
+
+    assert config.engine_url is not None
+    try:
+        model_folder = read_model_folder(folder, config.engine_model)
+    except ModelRefused as error:
+        raise ConfigError(f"{folder} cannot be served: {error}") from error
+    settings = RemoteConfig(
+        urls=config.engine_url,
+        api_key=config.engine_api_key,
+        ca_file=config.engine_ca,
+        max_running=config.max_running,
+        max_waiting=config.max_waiting,
+        max_per_key=config.max_of_tenant,
+        silence_seconds=config.hang_seconds,
+        outage_seconds=config.engine_outage_seconds,
+    )
+    protocol: EngineProtocol = VllmProtocol()
+    if config.engine == "llama-server":
+        protocol = LlamaProtocol(model_folder.model_info.vocab_size)
+    try:
+        engine = RemoteEngine(settings, protocol, model_folder, deliver, on_dead)
+        engine.start(say)
+    except (OSError, ValueError, EngineFault, EngineMismatch) as error:
+        raise ConfigError(f"engine-url {config.engine_url}: {error}.") from error
+    return engine
