@@ -1,0 +1,386 @@
+"""Which server gets a call, and which gets none."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.remote.interface import EngineDescription, EngineFault, EngineLoad, EngineMismatch
+from engine.remote.router import (
+    FIRST_PAUSE_SECONDS,
+    LOAD_FACTOR,
+    LOAD_SLACK,
+    MAX_PAUSE_SECONDS,
+    OVERLOAD_PAUSE_SECONDS,
+    PROBE_SECONDS,
+    Endpoint,
+    Router,
+)
+from engine.scheduling.block_pool import extend_chain
+
+MODEL = EngineDescription(version="1", model="m", context_length=4096, vocabulary="v", adapters=("sql",))
+FAILED = EngineFault("failed", "The connection was lost.")
+OVERLOADED = EngineFault("overloaded", "429")
+REFUSED = EngineFault("refused", "400")
+
+
+def digests(name: str, blocks: int = 4) -> list[bytes]:
+    chain: list[bytes] = []
+    extend_chain(chain, name, list(range(16 * blocks)), blocks, 16)
+    return chain
+
+
+def router_of(count: int, *, max_calls: int | None = None, jitter: float = 1.0) -> Router:
+    router = Router(max_calls=max_calls, jitter=lambda: jitter)
+    router.set_urls([f"http://e{number}:8000" for number in range(count)])
+    for endpoint in router.needs_probe(0):
+        router.probed(endpoint, MODEL, None, 0)
+    return router
+
+
+def call(router: Router, chain: list[bytes], now: float = 0, adapter: str = "") -> Endpoint:
+    endpoint = router.choose(chain, adapter, now)
+    assert endpoint is not None
+    router.begin(endpoint, chain)
+    return endpoint
+
+
+# Affinity and load
+
+
+def test_a_conversation_goes_on_where_it_was() -> None:
+    router = router_of(3)
+    for number in range(12):
+        chain = digests(f"conversation {number}", 20)
+        first = call(router, chain[:3])
+        for length in (7, 8, 15, 20):
+            router.end(first, None, 0)
+            assert call(router, chain[:length]) is first
+
+
+def test_calls_without_a_known_prefix_are_spread_evenly() -> None:
+    router = router_of(4)
+    chosen = Counter(call(router, digests(f"{number}")).url for number in range(40))
+    assert set(chosen.values()) == {10}
+
+
+def test_routers_that_know_nothing_choose_the_same_server() -> None:
+    one, other = router_of(5), router_of(5)
+    names = [f"{number}" for number in range(30)]
+    chosen = [one.choose(digests(name), "", 0) for name in names]
+    again = [other.choose(digests(name), "", 0) for name in names]
+    assert [endpoint and endpoint.url for endpoint in chosen] == [
+        endpoint and endpoint.url for endpoint in again
+    ]
+    assert len({endpoint.url for endpoint in chosen if endpoint}) > 1
+
+
+def test_a_server_with_the_prefix_and_clearly_more_work_is_passed_over() -> None:
+    router = router_of(2)
+    chain = digests("system prompt")
+    chosen = [call(router, chain) for _ in range(100)]
+    assert len({endpoint.url for endpoint in chosen[:LOAD_SLACK]}) == 1
+    first, second = sorted((endpoint.running for endpoint in router.endpoints()), reverse=True)
+    assert first <= LOAD_FACTOR * (first + second) / 2 + LOAD_SLACK
+    assert second > 30
+
+
+def test_requests_of_others_count_as_work() -> None:
+    router = router_of(2)
+    one, other = router.endpoints()
+    router.begin(one, digests("a"))
+    router.probed(other, MODEL, EngineLoad(running=3, waiting=2), 0)
+    router.probed(one, MODEL, EngineLoad(running=1, waiting=0), 0)
+    assert (one.work, other.work) == (1, 5)
+    assert router.choose(digests("b"), "", 0) is one
+
+
+def test_a_server_has_no_more_calls_than_the_bound() -> None:
+    router = router_of(2, max_calls=3)
+    for _ in range(6):
+        call(router, digests("a"))
+    assert [endpoint.running for endpoint in router.endpoints()] == [3, 3]
+    assert router.choose(digests("a"), "", 0) is None
+
+
+def test_a_call_with_an_adapter_goes_to_a_server_that_has_it() -> None:
+    router = router_of(3)
+    for endpoint in router.endpoints()[:2]:
+        router.probed(endpoint, replace(MODEL, adapters=()), None, 0)
+    assert {call(router, digests(f"{n}"), adapter="sql").url for n in range(9)} == {"http://e2:8000"}
+    assert router.choose(digests("a"), "other", 0) is None
+
+
+def test_an_avoided_server_is_chosen_only_if_there_is_no_other() -> None:
+    router = router_of(2)
+    one, other = router.endpoints()
+    assert router.choose(digests("a"), "", 0, avoid={one.url}) is other
+    assert router.choose(digests("a"), "", 0, avoid={one.url, other.url}) is not None
+
+
+# Circuit breaker
+
+
+def test_a_server_gets_no_call_before_a_probe_succeeded() -> None:
+    router = Router()
+    router.set_urls(["http://a", "http://b"])
+    assert router.choose([], "", 0) is None
+    assert not router.available
+    assert router.trouble() == "The engine http://a has not answered its first probe yet."
+    one, other = router.needs_probe(0)
+    assert router.needs_probe(0) == []
+    router.probed(one, MODEL, None, 0)
+    assert router.choose([], "", 0) is one
+    router.probe_failed(other, FAILED, 0)
+    assert router.trouble() is None
+
+
+def test_a_server_that_failed_gets_no_call_until_a_probe_succeeds() -> None:
+    router = router_of(1)
+    endpoint = call(router, digests("a"))
+    router.end(endpoint, FAILED, 10)
+    assert router.choose(digests("a"), "", 10) is None
+    assert router.trouble() == "The engine http://e0:8000 cannot be used: The connection was lost."
+    assert router.needs_probe(10) == []
+    assert router.needs_probe(10 + FIRST_PAUSE_SECONDS) == [endpoint]
+    assert router.choose(digests("a"), "", 11) is None
+    router.probed(endpoint, MODEL, None, 11)
+    assert router.choose(digests("a"), "", 11) is endpoint
+
+
+def test_the_pause_grows_with_each_failure_in_a_row_to_its_bound() -> None:
+    router = router_of(1)
+    endpoint = call(router, digests("a"))
+    router.end(endpoint, FAILED, 0)
+    now, pauses = 0.0, []
+    for _ in range(10):
+        pauses.append(endpoint.probe_at - now)
+        now = endpoint.probe_at
+        assert router.needs_probe(now) == [endpoint]
+        router.probe_failed(endpoint, FAILED, now)
+    assert pauses[:4] == [0.5, 1, 2, 4]
+    assert pauses[-1] == MAX_PAUSE_SECONDS
+
+
+def test_the_pause_grows_for_a_server_that_answers_probes_and_fails_every_call() -> None:
+    router, now, pauses = router_of(1), 0.0, []
+    for _ in range(8):
+        router.end(call(router, digests("a"), now), FAILED, now)
+        (endpoint,) = router.endpoints()
+        pauses.append(endpoint.probe_at - now)
+        now = endpoint.probe_at
+        assert router.needs_probe(now)
+        router.probed(endpoint, MODEL, None, now)
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    router.end(call(router, digests("a"), now), None, now)
+    router.end(call(router, digests("a"), now), FAILED, now)
+    assert endpoint.probe_at - now == FIRST_PAUSE_SECONDS
+
+
+def test_many_calls_that_fail_together_open_the_circuit_once() -> None:
+    router = router_of(1)
+    (endpoint,) = router.endpoints()
+    for _ in range(32):
+        router.begin(endpoint, [])
+    for _ in range(31):
+        router.end(endpoint, FAILED, 0)
+    assert endpoint.probe_at == FIRST_PAUSE_SECONDS
+    router.needs_probe(1)
+    router.probed(endpoint, MODEL, None, 1)
+    router.end(endpoint, FAILED, 2)
+    assert endpoint.state == "up"
+
+
+def test_the_pause_has_full_jitter() -> None:
+    router = router_of(1, jitter=0.0)
+    endpoint = call(router, [])
+    router.end(endpoint, FAILED, 7)
+    assert endpoint.probe_at == 7
+
+
+def test_an_overloaded_server_gets_no_new_call_for_a_moment() -> None:
+    router = router_of(2)
+    one, other = router.endpoints()
+    router.begin(one, digests("a"))
+    router.end(one, OVERLOADED, 10)
+    assert one.state == "up"
+    assert router.choose(digests("a"), "", 10) is other
+    assert router.choose(digests("a"), "", 10 + OVERLOAD_PAUSE_SECONDS) is one
+    router.end(call(router, digests("b"), 10), OVERLOADED, 10)
+    assert router.choose(digests("a"), "", 10) is None
+    assert router.available
+
+
+def test_a_refused_call_is_no_failure_of_its_server() -> None:
+    router = router_of(1)
+    endpoint = call(router, digests("a"))
+    router.end(endpoint, REFUSED, 0)
+    assert router.choose(digests("a"), "", 0) is endpoint
+
+
+def test_a_server_that_failed_has_no_prefixes_when_it_comes_back() -> None:
+    router = router_of(2)
+    chain = digests("a", 30)
+    first = call(router, chain)
+    router.end(first, FAILED, 0)
+    second = call(router, chain)
+    assert second is not first
+    router.needs_probe(1)
+    router.probed(first, MODEL, None, 1)
+    assert call(router, chain, 1) is second
+
+
+def test_healthy_servers_are_probed_every_few_seconds() -> None:
+    router = router_of(2)
+    assert router.next_probe() == PROBE_SECONDS
+    assert router.needs_probe(PROBE_SECONDS - 0.1) == []
+    assert len(router.needs_probe(PROBE_SECONDS)) == 2
+    assert router.next_probe() is None
+
+
+def test_an_overloaded_probe_leaves_a_known_server_in_use() -> None:
+    router = router_of(1)
+    (endpoint,) = router.needs_probe(5)
+    router.probe_failed(endpoint, OVERLOADED, 5)
+    assert (endpoint.state, router.choose([], "", 5)) == ("up", None)
+    assert router.choose([], "", 6) is endpoint
+
+
+# Fleet
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (replace(MODEL, model="n"), "It serves n, and the other engines m."),
+        (replace(MODEL, vocabulary="w"), "Its m has another vocabulary than that of the other engines."),
+        (
+            replace(MODEL, context_length=64),
+            "Its context of 64 tokens is shorter than the 4096 of the other engines.",
+        ),
+    ],
+)
+def test_a_server_with_another_model_is_out_until_a_probe_fits(
+    other: EngineDescription, sentence: str
+) -> None:
+    router = router_of(2)
+    one, second = router.needs_probe(5)
+    router.probed(second, MODEL, None, 5)
+    router.probed(one, other, None, 5)
+    assert (one.state, one.trouble) == ("unfit", sentence)
+    assert {call(router, digests(f"{n}"), 5).url for n in range(5)} == {second.url}
+    assert one in router.needs_probe(6)
+    router.probed(one, MODEL, None, 6)
+    assert one.state == "up"
+
+
+def test_a_version_or_adapters_of_its_own_or_a_longer_context_are_no_mismatch() -> None:
+    router = router_of(2)
+    one, _ = router.needs_probe(5)
+    router.probed(one, replace(MODEL, version="2", adapters=(), context_length=8192), None, 5)
+    assert one.state == "up"
+
+
+def test_a_mismatch_is_said_in_a_sentence() -> None:
+    router = Router()
+    router.set_urls(["http://a", "http://b"])
+    for endpoint in router.needs_probe(0):
+        router.probe_failed(endpoint, EngineMismatch("Its version is too old."), 0)
+    assert router.trouble() == "None of 2 engines can be used; http://a: Its version is too old."
+    router.set_urls([])
+    assert router.trouble() == "There is no engine: no URL is known."
+
+
+def test_a_removed_server_ends_its_calls_and_gets_no_new_ones() -> None:
+    router = router_of(2)
+    one, other = router.endpoints()
+    router.begin(one, digests("a"))
+    router.set_urls([other.url])
+    assert one.state == "draining"
+    assert router.choose(digests("a"), "", 0) is other
+    router.set_urls([])
+    assert router.endpoints() == (one,)
+    assert not router.available
+    router.end(one, None, 0)
+    assert router.endpoints() == ()
+
+
+def test_a_removed_server_that_comes_back_in_time_goes_on() -> None:
+    router = router_of(1)
+    endpoint = call(router, digests("a"))
+    router.set_urls([])
+    router.set_urls([endpoint.url])
+    assert router.choose(digests("a"), "", 0) is endpoint
+    router.end(endpoint, None, 0)
+    assert router.endpoints() == (endpoint,)
+
+
+def test_the_probe_of_a_removed_server_changes_nothing() -> None:
+    router = Router()
+    router.set_urls(["http://a"])
+    (endpoint,) = router.needs_probe(0)
+    router.set_urls([])
+    router.probed(endpoint, MODEL, None, 0)
+    router.probe_failed(endpoint, FAILED, 0)
+    assert router.description is None
+    assert router.endpoints() == ()
+
+
+# Any order of events
+
+
+@dataclass
+class World:
+    """A router with the calls that run, as a caller of it would know them."""
+
+    router: Router = field(default_factory=lambda: Router(max_calls=4, jitter=lambda: 0.5))
+    now: float = 0.0
+    calls: list[Endpoint] = field(default_factory=list)
+
+    def step(self, event: str, number: int) -> None:
+        self.now += 0.3
+        endpoints = self.router.endpoints()
+        match event:
+            case "urls":
+                self.router.set_urls([f"http://e{bit}" for bit in range(4) if number >> bit & 1])
+            case "probe" | "probe fails" | "probe differs":
+                for endpoint in self.router.needs_probe(self.now):
+                    if event == "probe fails":
+                        self.router.probe_failed(endpoint, FAILED, self.now)
+                    else:
+                        model = MODEL if event == "probe" else replace(MODEL, vocabulary="w")
+                        self.router.probed(endpoint, model, EngineLoad(running=number), self.now)
+            case "call":
+                chain = digests(f"{number % 3}", 1 + number)
+                chosen = self.router.choose(chain, "", self.now, {e.url for e in endpoints[:1]})
+                if chosen is not None:
+                    assert chosen.state == "up"
+                    assert chosen.running < 4
+                    self.router.begin(chosen, chain)
+                    self.calls.append(chosen)
+            case _ if self.calls:
+                fault = {"ends": None, "fails": FAILED, "overloads": OVERLOADED, "refuses": REFUSED}[event]
+                self.router.end(self.calls.pop(number % len(self.calls)), fault, self.now)
+
+
+EVENTS = ["urls", "probe", "probe fails", "probe differs", "call", "call", "call", "ends", "fails"]
+EVENTS += ["overloads", "refuses"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 15)), max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_whatever_happens_calls_are_counted_and_go_to_servers_that_are_up(
+    events: list[tuple[str, int]],
+) -> None:
+    world = World()
+    world.step("urls", 15)
+    for event, number in events:
+        world.step(event, number)
+        running = Counter(endpoint.url for endpoint in world.calls)
+        assert {e.url: e.running for e in world.router.endpoints() if e.running} == running
+        assert all(e.running for e in world.router.endpoints() if e.draining)
+        assert world.router.available == (world.router.trouble() is None)
+        assert all(0 <= e.doomed <= e.running for e in world.router.endpoints())
+        assert all(e.probe_at <= world.now + MAX_PAUSE_SECONDS for e in world.router.endpoints())
