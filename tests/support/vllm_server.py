@@ -1,0 +1,125 @@
+"""A real vLLM server for CPUs, where one is installed; it takes a minute to start, so a session shares it."""
+
+import atexit
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx
+
+from tests.support.eventually import eventually
+from tests.support.server_process import free_port
+
+PROGRAM = Path(os.environ.get("TEST_VLLM", Path(__file__).parents[2] / ".vllm" / "bin" / "vllm"))
+"""`make vllm` installs it."""
+PATIENCE_S = 300.0
+FLAGS = (
+    "--host=127.0.0.1",
+    "--dtype=float32",
+    "--block-size=32",
+    "--max-num-seqs=64",
+    "--max-logprobs=20",
+    "--enable-scale-out",
+    "--enable-prompt-tokens-details",
+    "--disable-uvicorn-access-log",
+)
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+class VllmServer:
+    """One `vllm serve`, in a process group of its own."""
+
+    def __init__(self, model: Path, name: str, *flags: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [
+            str(PROGRAM), "serve", str(model), f"--served-model-name={name}", f"--port={self.port}",
+            *FLAGS, *flags,
+        ]  # fmt: skip
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        self._process = subprocess.Popen(
+            self._command,
+            env=os.environ | SETTINGS,
+            stdout=self._output,
+            stderr=self._output,
+            start_new_session=True,
+        )
+        eventually(self._is_ready, within=PATIENCE_S)
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.said()
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def said(self) -> str:
+        """The end of its output."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")[-10_000:]
+
+    def kill(self) -> None:
+        """SIGKILL to all of its processes."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        self.kill()
+        self._output.close()
+
+
+def installed() -> bool:
+    return PROGRAM.is_file()
+
+
+@functools.cache
+def shared_vllm(model: Path, *flags: str) -> VllmServer:
+    """The session's server with this model, which ends with the process."""
+    server = VllmServer(model, model.name, *flags)
+    server.start()
+    atexit.register(server.stop)
+    return server
+
+
+def main() -> int:
+    """`python -m tests.support.vllm_server MODEL COMMAND...`: runs the command with a server of that model.
+
+    Its URL is in the environment as TEST_ENGINE_URL.
+    """
+    model, *command = sys.argv[1:]
+    if not installed():
+        print(f"There is no {PROGRAM}: make vllm")  # noqa: T201
+        return 0
+    server = VllmServer(Path(model), Path(model).name)
+    server.start()
+    try:
+        environment = os.environ | {"TEST_ENGINE_URL": server.url, "TEST_VLLM": str(PROGRAM)}
+        return subprocess.run(command, env=environment, check=False).returncode
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
