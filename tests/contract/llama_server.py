@@ -65,9 +65,7 @@ def start(model: Callable[[], Path]) -> Callable[..., Bench]:
         folder = read_model_folder(model())
         server = start_llama_server(model())
         listener = Listener()
-        limits = {
-            key: settings[key] for key in ("max_running", "max_waiting", "max_per_key") if key in settings
-        }
+        limits = {key: settings[key] for key in LIMITS if key in settings}
         engine: Any = RemoteEngine(
             RemoteConfig(urls=server.url, **limits),
             LlamaProtocol(folder.model_info.vocab_size),
