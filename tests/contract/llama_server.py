@@ -24,6 +24,7 @@ STEPS = "the server's steps are neither seen nor broken from here"
 MEMORY = "the server's memory is not ours to limit or to count"
 SEED = "the server's generator begins anew in each call: a seeded output goes on as another, legal one"
 SALT = "the server shares cached prompts between all requests"
+ROUNDING = "sums are rounded otherwise in a larger batch, so that a sampled token may be another"
 PROMPT_LOGPROBS = "the server returns no logprobs of prompts"
 BATCHES = "tokens are delivered as they come over the network, any number at a time"
 
@@ -45,6 +46,7 @@ EXCEPTIONS = {
     "test_a_seeded_request_continues_when_it_is_cut_at_any_token": SEED,
     "test_a_request_goes_on_as_it_would_have_when_it_is_cut_at_any_token": SEED,
     "test_a_constrained_request_continues_when_it_is_cut_at_any_token": SEED,
+    "test_a_request_without_a_grammar_has_the_same_tokens_beside_one_with": ROUNDING,
     "test_a_second_turn_takes_nothing_from_the_cache_of_another_salt": SALT,
     "test_every_prompt_token_but_the_first_is_told_of_before_the_output": PROMPT_LOGPROBS,
     "test_earlier_output_is_no_prompt_to_tell_of": PROMPT_LOGPROBS,
@@ -65,9 +67,7 @@ def start(model: Callable[[], Path]) -> Callable[..., Bench]:
         folder = read_model_folder(model())
         server = start_llama_server(model())
         listener = Listener()
-        limits = {
-            key: settings[key] for key in ("max_running", "max_waiting", "max_per_key") if key in settings
-        }
+        limits = {key: settings[key] for key in LIMITS if key in settings}
         engine: Any = RemoteEngine(
             RemoteConfig(urls=server.url, **limits),
             LlamaProtocol(folder.model_info.vocab_size),
