@@ -18,7 +18,7 @@ from engine.remote.http_client import EngineClient
 from engine.remote.interface import EngineFault, EngineFeatures, GenerateCall
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.router import Endpoint
-from engine.request import Cancel, Deliver, Outbound, Tokens, describe
+from engine.request import Cancel, Deliver, Failed, Outbound, Tokens, Usage, describe
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue
 from engine.vocabulary import Vocabulary
@@ -126,10 +126,18 @@ class RequestLoop:
     def _admit(self, accepted: AcceptedRequest) -> None:
         self._arrivals += 1
         request = accepted.request
-        sequence = TokenSequence(
-            request, self._arrivals, self._vocabulary, accepted.digests, accepted.grammar
-        )
-        self._generations[request.request_id] = self._generation(sequence)
+        try:
+            sequence = TokenSequence(
+                request, self._arrivals, self._vocabulary, accepted.digests, accepted.grammar
+            )
+            self._generations[request.request_id] = self._generation(sequence)
+        except Exception as error:
+            log.exception("request %s cannot be handled", request.request_id)
+            usage = Usage(prompt=len(request.prompt))
+            self._outbox.append(Failed(request.request_id, "engine_error", describe(error), usage))
+            self._ended.append(request.request_id)
+            self._deliver_soon()
+            return
         self._waiting.push(sequence)
         if accepted.due is not None:
             loop = asyncio.get_running_loop()
@@ -281,7 +289,11 @@ class RequestLoop:
                 self._collect_tokens(generation.sequence, message)
             else:
                 self._outbox.append(message)
-        if (messages or self._ended) and self._delivery is None:
+        if messages or self._ended:
+            self._deliver_soon()
+
+    def _deliver_soon(self) -> None:
+        if self._delivery is None:
             loop = asyncio.get_running_loop()
             delay = self._delivered_at + DELIVERY_SECONDS - monotonic()
             self._delivery = (
