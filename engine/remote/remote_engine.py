@@ -7,6 +7,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 
@@ -146,10 +147,14 @@ class RemoteEngine:
             self._beam_requests.submit(request)
             return
         self._registry.check(request)  # before its blocks are hashed
+        self._accept(request, self._digest(request), checked.grammar)
+
+    def _digest(self, request: EngineRequest) -> list[bytes]:
         chain: list[bytes] = []
         count = len(request.prompt) // BLOCK_SIZE
-        extend_chain(chain, request.cache_salt, request.prompt, count, BLOCK_SIZE, request.adapter)
-        self._accept(request, chain, checked.grammar)
+        with suppress(AttributeError, TypeError):  # malformed: its call will fail
+            extend_chain(chain, request.cache_salt, request.prompt, count, BLOCK_SIZE, request.adapter)
+        return chain
 
     def _accept(
         self, request: EngineRequest, digests: list[bytes], grammar: CompiledGrammar | None = None

@@ -7,6 +7,7 @@ the engine is paused tasks do not read, so that TCP slows the servers down.
 import asyncio
 import logging
 from contextlib import aclosing
+from functools import partial
 from math import inf
 from time import monotonic
 
@@ -148,7 +149,7 @@ class RequestLoop:
             generation = self._generations[request_id]
             task = asyncio.get_running_loop().create_task(self._serve(generation))
             # Not the task's own last act: one that is cancelled before it starts has none.
-            task.add_done_callback(lambda _task, ended=generation: self._end(ended, waiting=False))
+            task.add_done_callback(partial(self._end_served, generation))
             self._tasks[request_id] = task
 
     def _cancel(self, request_id: str) -> None:
@@ -181,6 +182,9 @@ class RequestLoop:
         except Exception as error:
             log.exception("request %s cannot be handled", generation.sequence.request.request_id)
             generation.fail("engine_error", describe(error))
+
+    def _end_served(self, generation: Generation, _task: asyncio.Task[None]) -> None:
+        self._end(generation, waiting=False)
 
     def _end(self, generation: Generation, *, waiting: bool) -> None:
         request_id = generation.sequence.request.request_id

@@ -280,21 +280,11 @@ class Config:
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )
-        self._check_engine()
         if self.database_url is not None and not _is_postgres_url(self.database_url):
             raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
         _ = self.seal_keys  # raises ConfigError for malformed keys
         read_allowed_hosts(self.allowed_hosts)
         read_cors_origins(self.cors_origins)
-
-    def _check_engine(self) -> None:
-        remote = self.engine in REMOTE_ENGINES
-        if remote and self.engine_url is None:
-            raise ConfigError(f"engine {self.engine} needs engine-url, such as http://127.0.0.1:8001.")
-        if not remote and self.engine_url is not None:
-            raise ConfigError(f"engine-url is for engine {' or '.join(REMOTE_ENGINES)}, not {self.engine}.")
-        if remote and self.adapters is not None:
-            raise ConfigError("adapters are loaded by the servers at engine-url, not here.")
 
     def __repr__(self) -> str:
         """The settings without passwords, keys, tokens and the secrets in tool servers' URLs."""

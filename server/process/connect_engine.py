@@ -5,8 +5,19 @@ from pathlib import Path
 
 from engine.config import ModelRefused
 from engine.request import Deliver, Engine, OnEngineDeath
-from server.configuration.settings import Config
+from server.configuration.settings import REMOTE_ENGINES, Config
 from server.errors import ConfigError
+
+
+def check_engine_settings(config: Config) -> None:
+    """Raises ConfigError for settings of the engine that contradict each other."""
+    remote = config.engine in REMOTE_ENGINES
+    if remote and config.engine_url is None:
+        raise ConfigError(f"engine {config.engine} needs engine-url, such as http://127.0.0.1:8001.")
+    if not remote and config.engine_url is not None:
+        raise ConfigError(f"engine-url is for engine {' or '.join(REMOTE_ENGINES)}, not {config.engine}.")
+    if remote and config.adapters is not None:
+        raise ConfigError("adapters are loaded by the servers at engine-url, not here.")
 
 
 def connect(

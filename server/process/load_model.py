@@ -13,7 +13,7 @@ from server.input_images.image_reader import ImageReader
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import load_model_format
 from server.outbound_http.allowed_addresses import read_allowed
-from server.process.connect_engine import connect
+from server.process.connect_engine import check_engine_settings, connect
 from server.process.open_database import data_dir
 from server.prompting.loaded_model import LoadedModel
 
@@ -23,6 +23,7 @@ def load_model(
 ) -> LoadedModel:
     """Loads the configured model. Raises ConfigError if it cannot be served."""
     folder = model_folder(config)
+    check_engine_settings(config)
     if config.engine == "scripted":
         engine = _load_scripted(config, folder, deliver, on_dead)
     elif config.engine in REMOTE_ENGINES:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract import llama_server
+from tests.contract import llama_server, vllm_server
 from tests.support.engines import Bench, start_model, start_scripted, tiny_model
 
 Start = Callable[..., Bench]
@@ -17,10 +17,13 @@ STARTS: dict[str, Start] = {
 }
 if llama_server.IS_BUILT:
     STARTS[llama_server.NAME] = llama_server.start(tiny_model)
+if vllm_server.IS_WANTED:
+    STARTS[vllm_server.NAME] = vllm_server.start(tiny_model, "--skip-tokenizer-init")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     llama_server.mark_exceptions(items)
+    vllm_server.mark_exceptions(items)
 
 
 @pytest.fixture(params=STARTS)

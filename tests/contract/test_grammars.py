@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.request import EngineRequest, Failed, Finished, Outbound, RequestRefused, Tokens
 from engine.scripted_engine import Script
-from tests.contract import llama_server
+from tests.contract import llama_server, vllm_server
 from tests.support.engines import Bench, Outcome, make_request, start_model, start_scripted
 from tests.support.grammars import (
     CALL,
@@ -51,6 +51,8 @@ STARTS: dict[str, Start] = {
 }
 if llama_server.IS_BUILT:
     STARTS[llama_server.NAME] = llama_server.start(readable_model)
+if vllm_server.IS_WANTED:
+    STARTS[vllm_server.NAME] = vllm_server.start(readable_model)
 
 
 @pytest.fixture(params=STARTS, scope="module")

@@ -66,7 +66,7 @@ def ids_of(text: str) -> list[int]:
 def readable_model() -> Path:
     """A tiny random model whose tokenizer.json has the vocabulary above."""
     folder = save_random_model(
-        "Qwen3Config", num_hidden_layers=2, vocab_size=SIZE, max_position_embeddings=1024
+        "Qwen3Config", num_hidden_layers=2, head_dim=32, vocab_size=SIZE, max_position_embeddings=1024
     )
     from tokenizers import AddedToken, Tokenizer, decoders, models
 

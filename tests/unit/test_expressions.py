@@ -79,7 +79,7 @@ REACH = {
     "server/model_formats/harmony/tools.py:_LONG_WORD": TEXT,
     "server/model_formats/harmony/tools.py:_LONG_SPACE": TEXT,
     "server/model_formats/special_tokens.py:_ANY": TEXT,
-    "server/model_formats/special_tokens.py:self._find": TEXT,  # literals of a vocabulary
+    "server/model_formats/special_tokens.py:_any_of": TEXT,  # literals of a vocabulary
     "server/model_formats/chat_template/messages.py:_IMAGE_PART": TEXT,
     "server/model_formats/chat_template/messages.py:_NINE": TEXT,
     "server/model_formats/text_scanner.py:SPACE": OUTPUT,
