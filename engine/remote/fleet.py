@@ -149,11 +149,15 @@ class Fleet:
         urls = [endpoint.url for endpoint in self._router.endpoints() if endpoint.description is not None]
         if request is None or not urls:
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ABORT_SECONDS):
-                await asyncio.gather(
-                    *(self._client.fetch(url, request) for url in urls), return_exceptions=True
-                )
+        await asyncio.gather(*(self._end_calls(url, request) for url in urls))
+
+    async def _end_calls(self, url: str, request: HttpRequest) -> None:
+        """Tries twice: the first try may be on an idle connection that the network has lost."""
+        for _ in range(2):
+            with suppress(EngineFault, TimeoutError):
+                async with asyncio.timeout(ABORT_SECONDS / 2):
+                    await self._client.fetch(url, request)
+                return
 
     async def _probe(self, endpoint: Endpoint) -> None:
         client = _OneServer(self._client, endpoint.url)

@@ -28,7 +28,7 @@ PROBE_SECONDS = 5.0
 PROBE_BYTES = 4 * 2**20
 """/metrics of a server with many adapters has some hundred KiB."""
 EVENT_BYTES = 4 * 2**20
-"""One event; a token with 20 logprobs has 2 KiB."""
+"""One event, and all comments and empty events before it; a token with 20 logprobs has 2 KiB."""
 ERROR_BYTES = 16 * 2**10
 """Of an error's body, what is read."""
 BYTES_PER_LOGPROB = 160
@@ -108,16 +108,19 @@ class EngineClient:
     async def _events(self, response: aiohttp.ClientResponse, call: GenerateCall) -> AsyncIterator[Chunk]:
         buffer = bytearray()
         read_event = self._protocol.read_event
+        unread = 0
         while part := await response.content.readany():
             buffer += part
+            unread += len(part)
             for data in split_events(buffer):
                 chunk = read_event(data, call)
                 if chunk is not None:
                     if len(chunk.token_ids) > TOKENS_PER_CHUNK:
                         raise EngineFault("failed", f"one event has {len(chunk.token_ids)} tokens")
+                    unread = len(buffer)
                     yield chunk
-            if len(buffer) > EVENT_BYTES:
-                raise EngineFault("failed", f"one event has more than {EVENT_BYTES} bytes")
+            if unread > EVENT_BYTES:
+                raise EngineFault("failed", f"it sent more than {EVENT_BYTES} bytes without a token")
 
     @asynccontextmanager
     async def _send(

@@ -32,7 +32,8 @@ class FakeEngine:
         """New connections are taken and never read."""
         self.stalled = False
         self.health = 200
-        self.running: dict[str, Stream] = {}
+        self.running: dict[Stream, None] = {}
+        """In the order of their arrival; several may have the same id."""
         self.counts = dict.fromkeys(
             ("requests", "tokens", "finished", "aborted", "disconnected", "probes"), 0
         )
@@ -43,7 +44,7 @@ class FakeEngine:
     async def run(self) -> None:
         while True:
             await self._work.wait()
-            for stream in list(self.running.values()):
+            for stream in list(self.running):
                 if not self.stalled:
                     stream.step(self.step_tokens)
             if not self.running:
@@ -53,20 +54,21 @@ class FakeEngine:
     def start(self, stream: "Stream", salt: str) -> None:
         self.counts["requests"] += 1
         self.prefix_cache.look_up(stream.call, salt)
-        self.running[stream.call.request_id] = stream
+        self.running[stream] = None
         self._work.set()
 
     def end(self, stream: "Stream", how: str) -> None:
         """`how` is a name of `counts`."""
-        if self.running.pop(stream.call.request_id, None) is not None:
+        if stream in self.running:
+            del self.running[stream]
             self.counts[how] += 1
             record = {"id": stream.call.request_id, "how": how, "tokens": len(stream.call.tokens)}
             self.ended.append(record | {"time": monotonic()})
 
     def abort(self, ids: object) -> None:
-        for request_id in ids if isinstance(ids, list) else []:
-            stream = self.running.get(str(request_id))
-            if stream is not None:
+        named = set(map(str, ids)) if isinstance(ids, list) else set()
+        for stream in list(self.running):
+            if stream.call.request_id in named:
                 self.end(stream, "aborted")
                 stream.connection.write_event(stream.call.aborted_events())
                 stream.connection.end_stream()
@@ -102,7 +104,7 @@ class FakeEngine:
         return to_json(
             {
                 **self.counts,
-                "running": list(self.running),
+                "running": [stream.call.request_id for stream in self.running],
                 "ended": list(self.ended),
                 "connections": len(self.connections),
                 "prefix_queries": self.prefix_cache.queries,
@@ -114,7 +116,7 @@ class FakeEngine:
 
     def metrics(self) -> bytes:
         labels = f'{{engine="0",model_name="{self.model.name}"}}'
-        tokens = sum(len(one.call.prompt) + len(one.call.tokens) for one in self.running.values())
+        tokens = sum(len(one.call.prompt) + len(one.call.tokens) for one in self.running)
         rows = {
             "num_requests_running": len(self.running),
             "num_requests_waiting": 0,
