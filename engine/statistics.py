@@ -35,6 +35,9 @@ class Stats:
     tokens_per_second: float = 0.0
     """Generated tokens a second, over the last 10 s with work; 0 after 1 s without work."""
     step_seconds: StepSeconds = StepSeconds()
+    remote: bool = False
+    """Servers run the model: blocks, steps and what is computed in them are theirs and 0 here. `alive` is
+    whether one of them takes requests."""
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -15,13 +15,13 @@ from engine.core.beam_search import BeamRequests
 from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry
 from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, check_grammar
 from engine.remote.config import RemoteConfig
-from engine.remote.fleet import Fleet
 from engine.remote.generation import LocalMasks
-from engine.remote.http_client import EngineClient
 from engine.remote.interface import EngineProtocol
 from engine.remote.model_folder import ModelFolder
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.request_loop import RequestLoop
+from engine.remote.servers.fleet import Fleet
+from engine.remote.servers.http_client import EngineClient
 from engine.request import (
     Cancel,
     CheckedRequest,

@@ -47,6 +47,7 @@ class RemoteMetrics:
             steps=0,
             tokens=self._tokens,
             alive=alive,
+            remote=True,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             tokens_per_second=0.0 if idle else sum(tokens for _, tokens in recent) / (now - recent[0][0]),

@@ -12,12 +12,12 @@ from math import inf
 from time import monotonic
 
 from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry, Resumed
-from engine.remote.fleet import Fleet
 from engine.remote.generation import Generation, LocalMasks
-from engine.remote.http_client import EngineClient
 from engine.remote.interface import EngineFault, EngineFeatures, GenerateCall
 from engine.remote.remote_metrics import RemoteMetrics
-from engine.remote.router import Endpoint
+from engine.remote.servers.fleet import Fleet
+from engine.remote.servers.http_client import EngineClient
+from engine.remote.servers.router import Endpoint
 from engine.request import Cancel, Deliver, Failed, Outbound, Tokens, Usage, describe
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue
@@ -202,6 +202,7 @@ class RequestLoop:
         if (deadline := self._deadlines.pop(request_id, None)) is not None:
             deadline.cancel()
         self._ended.append(request_id)
+        self._metrics.count_request(generation.sequence.usage)
         self._collect(generation)
         if self._resumed.is_set():
             self._start_waiting()
@@ -222,7 +223,7 @@ class RequestLoop:
         while (call := self._next_call(generation)) is not None:
             await self._resumed.wait()
             try:
-                endpoint = await self._fleet.acquire(sequence.digests, request.adapter, avoid)
+                endpoint = await self._fleet.acquire(call.call_id, sequence.digests, request.adapter, avoid)
             except EngineFault as outage:
                 generation.fail("engine_dead", str(outage))
                 return
@@ -276,7 +277,7 @@ class RequestLoop:
             if fault.kind == "failed":
                 self._fleet.abandon(endpoint, call.call_id)
         finally:
-            self._fleet.release(endpoint, fault)
+            self._fleet.release(call.call_id, endpoint, fault)
         return fault
 
     # Delivery

@@ -27,10 +27,10 @@ def connect(
     # Parts that other engines do without.
     from engine.remote.config import RemoteConfig
     from engine.remote.interface import EngineFault, EngineMismatch, EngineProtocol
-    from engine.remote.llama_protocol import LlamaProtocol
     from engine.remote.model_folder import read_model_folder
+    from engine.remote.protocols.llama_protocol import LlamaProtocol
+    from engine.remote.protocols.vllm_protocol import VllmProtocol
     from engine.remote.remote_engine import RemoteEngine
-    from engine.remote.vllm_protocol import VllmProtocol
 
     assert config.engine_url is not None
     try:

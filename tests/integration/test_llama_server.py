@@ -13,11 +13,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.remote.config import RemoteConfig
-from engine.remote.http_client import EngineClient
 from engine.remote.interface import EngineFault, EngineLoad, EngineMismatch, HttpRequest
-from engine.remote.llama_protocol import LlamaProtocol
 from engine.remote.model_folder import ModelFolder, read_model_folder
+from engine.remote.protocols.llama_protocol import LlamaProtocol
 from engine.remote.remote_engine import RemoteEngine
+from engine.remote.servers.http_client import EngineClient
 from engine.request import EngineRequest, Finished, TokenLogprobs, Tokens
 from tests.support.engines import Listener, make_request, start_model
 from tests.support.llama_server import EXECUTABLE, MISSING, REPOSITORY, LlamaServer, llama_server

@@ -41,8 +41,9 @@ def version(_services: Services, request: Request, _body: bytes) -> Response:
 def _unready_reason(services: Services) -> str | None:
     if not services.admission.open:
         return "shutting down"
-    if not services.model.engine.stats().alive:
-        return "the engine is dead"
+    stats = services.model.engine.stats()
+    if not stats.alive:
+        return "no engine server answers" if stats.remote else "the engine is dead"
     for thread in services.threads:
         if (trouble := thread.trouble()) is not None:
             return trouble

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.remote import discovery, http_client
+from engine.remote.servers import discovery, http_client
 from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES
 from server import limits
 from server.admission import history

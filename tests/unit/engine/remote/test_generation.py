@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.grammar.compiler import GrammarCompiler
 from engine.remote.generation import MAX_BARREN_CALLS, Generation, LocalMasks
 from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
-from engine.remote.vllm_protocol import VllmProtocol
+from engine.remote.protocols.vllm_protocol import VllmProtocol
 from engine.request import (
     EngineRequest,
     Failed,

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from engine.remote.interface import EngineDescription, EngineFault, EngineLoad, EngineMismatch
-from engine.remote.prefix_index import PrefixIndex
+from engine.remote.servers.prefix_index import PrefixIndex
 from engine.request import one_line
 
 PROBE_SECONDS = 5.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.remote.interface import EngineFault, EngineMismatch, GenerateCall, HttpRequest
-from engine.remote.vllm_protocol import VllmProtocol
+from engine.remote.protocols.vllm_protocol import VllmProtocol
 from engine.request import TokenLogprobs
 from tests.support.engines import make_request
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.remote.discovery import (
+from engine.remote.servers.discovery import (
     MAX_FILE_BYTES,
     MAX_URL,
     MAX_URLS,

@@ -27,7 +27,7 @@ from engine.remote.interface import (
     HttpRequest,
     ProbeClient,
 )
-from engine.remote.llama_request import completion_body, first_repetition
+from engine.remote.protocols.llama_request import completion_body, first_repetition
 from engine.request import TokenLogprobs, one_line
 
 OLDEST_BUILD = 10760

@@ -326,6 +326,8 @@ async def _compare_vocabulary(client: ProbeClient, model: str, expected: Expecte
     sampled = sampled[:: max(1, len(sampled) // PROBED_TOKENS)]
     body = msgspec.json.encode({"model": model, "tokens": sampled})
     status, answer = await client.fetch(HttpRequest("POST", "/detokenize", body))
+    if status >= 500 or status == 429:
+        raise EngineFault("failed", f"it answered {status} to /detokenize")
     if status != 200:
         return ""  # a server without a tokenizer
     text = _decode(answer, _Detokenized, "/detokenize").prompt

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.remote.prefix_index import MAX_OWNERS, STRIDE, PrefixIndex
+from engine.remote.servers.prefix_index import MAX_OWNERS, STRIDE, PrefixIndex
 
 
 def chain(name: str, length: int) -> list[bytes]:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from engine.remote.interface import GenerateCall
-from engine.remote.llama_request import ALLOWED_BIAS, completion_body, first_repetition
+from engine.remote.protocols.llama_request import ALLOWED_BIAS, completion_body, first_repetition
 from engine.request import EngineRequest, SamplingParams
 
 VOCABULARY = 100

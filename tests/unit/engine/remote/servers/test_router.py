@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.remote.interface import EngineDescription, EngineFault, EngineLoad, EngineMismatch
-from engine.remote.router import (
+from engine.remote.servers.router import (
     FIRST_PAUSE_SECONDS,
     LOAD_FACTOR,
     LOAD_SLACK,

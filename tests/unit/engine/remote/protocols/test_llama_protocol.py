@@ -16,7 +16,7 @@ from engine.remote.interface import (
     GenerateCall,
     HttpRequest,
 )
-from engine.remote.llama_protocol import NO_LOGPROB, LlamaProtocol
+from engine.remote.protocols.llama_protocol import NO_LOGPROB, LlamaProtocol
 from engine.request import EngineRequest, SamplingParams, TokenLogprobs
 
 PROTOCOL = LlamaProtocol(1280)

@@ -13,8 +13,6 @@ from functools import partial
 from time import monotonic
 
 from engine.remote.config import RemoteConfig
-from engine.remote.discovery import Discovery
-from engine.remote.http_client import EngineClient
 from engine.remote.interface import (
     EngineDescription,
     EngineFault,
@@ -24,7 +22,9 @@ from engine.remote.interface import (
     ExpectedModel,
     HttpRequest,
 )
-from engine.remote.router import Endpoint, Router
+from engine.remote.servers.discovery import Discovery
+from engine.remote.servers.http_client import EngineClient
+from engine.remote.servers.router import Endpoint, Router
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class Fleet:
         self._missed_probes: dict[str, int] = {}
         self._abandoned: dict[str, dict[str, None]] = {}
         """By URL: ids of calls that were left to a server which did not answer."""
+        self._calls: dict[str, Endpoint] = {}
+        """By id: where the calls are that run now."""
         self._first = threading.Event()
         self._mismatch: EngineMismatch | None = None
 
@@ -96,13 +98,23 @@ class Fleet:
         """Follows the URLs and probes servers, until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._discovery.watch(self._set_urls))
+            was_available = False
             while True:
+                if self.available != was_available:
+                    was_available = self.available
+                    self._report(was_available)
                 for endpoint in self._router.needs_probe(monotonic()):
                     if endpoint not in self._probes:
                         probe = tasks.create_task(self._probe(endpoint))
                         self._probes[endpoint] = probe
                         probe.add_done_callback(partial(self._forget_probe, endpoint))
                 await asyncio.sleep(TICK_SECONDS)
+
+    def _report(self, available: bool) -> None:
+        if available:
+            log.info("engine servers answer")
+        elif self._first.is_set():
+            log.warning("no engine server answers: %s", self.trouble)
 
     def _forget_probe(self, endpoint: Endpoint, _probe: asyncio.Task[None]) -> None:
         del self._probes[endpoint]
@@ -111,7 +123,9 @@ class Fleet:
         self._router.set_urls(urls)
         self._changed.set()
 
-    async def acquire(self, digests: Sequence[bytes], adapter: str, avoid: Collection[str]) -> Endpoint:
+    async def acquire(
+        self, call_id: str, digests: Sequence[bytes], adapter: str, avoid: Collection[str]
+    ) -> Endpoint:
         """A server for a call, whose begin is counted; waits until there is one.
 
         Servers of `avoid` are taken only if there is no other. Raises `EngineFault` after `outage_seconds`.
@@ -123,6 +137,7 @@ class Fleet:
             endpoint = endpoint or self._router.choose(digests, adapter, now)
             if endpoint is not None:
                 self._router.begin(endpoint, digests)
+                self._calls[call_id] = endpoint
                 return endpoint
             if now >= until:
                 raise EngineFault("failed", self.trouble or "no server takes the request")
@@ -130,8 +145,9 @@ class Fleet:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), min(TICK_SECONDS, until - now))
 
-    def release(self, endpoint: Endpoint, fault: EngineFault | None) -> None:
+    def release(self, call_id: str, endpoint: Endpoint, fault: EngineFault | None) -> None:
         """The call has ended."""
+        del self._calls[call_id]
         self._router.end(endpoint, fault, monotonic())
         if fault is not None and fault.kind == "failed":
             log.warning("engine %s: %s", endpoint.url, fault)
@@ -196,8 +212,9 @@ class Fleet:
         return self._protocol.read_load(body) if status == 200 else None
 
     async def _end_abandoned(self, endpoint: Endpoint) -> None:
-        calls = self._abandoned.pop(endpoint.url, None)
-        request = self._protocol.abort_request(list(calls)) if calls else None
+        calls = self._abandoned.pop(endpoint.url, {})
+        left = [call_id for call_id in calls if self._calls.get(call_id) is not endpoint]
+        request = self._protocol.abort_request(left) if left else None
         if request is not None:
             with suppress(EngineFault):
                 await self._client.fetch(endpoint.url, request)

@@ -1,0 +1,1 @@
+"""How each kind of engine server is spoken to, as `remote.interface.EngineProtocol`."""

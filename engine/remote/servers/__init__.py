@@ -1,0 +1,1 @@
+"""The engine servers: where they are, whether they answer, which gets a call, and the calls themselves."""
