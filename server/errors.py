@@ -137,6 +137,16 @@ class Overloaded(ApiError, status=503, code="overloaded", retry=True):
     """Any caller may try again after a while."""
 
 
+class WorkerReplica(ApiError, status=503, code="worker_replica", retry=True):
+    """Not a 404, which would say of a stored response that it does not exist."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This replica is a worker, which serves nothing but /health; send requests to a replica with the "
+            "role api or all."
+        )
+
+
 class ToolServerDown(ApiError, status=503, code="tool_server_unavailable", retry=True):
     """The tool server of a requested OpenAI tool is unavailable."""
 

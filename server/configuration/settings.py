@@ -216,6 +216,11 @@ class Config:
         15.0, "seconds that a stored response runs on after its last reader has disconnected", low=0
     )
     websocket_seconds: float = _setting(3600.0, "the maximum lifetime of a WebSocket in seconds", low=1)
+    role: Literal["all", "api", "worker"] = _setting(
+        "all",
+        "`api` serves requests and leaves background responses to others, with an engine that is another "
+        "process; `worker` generates background responses and serves nothing but health; `all` does both",
+    )
     drain_seconds: float = _setting(20.0, "seconds that SIGTERM waits for running responses", low=0)
     lease_seconds: float = _setting(
         10.0, "seconds without a heartbeat after which a replica counts as dead", low=2
@@ -280,6 +285,10 @@ class Config:
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )
+        if self.role == "api" and self.engine == "model":
+            raise ConfigError(
+                "The role api loads no model: set engine to one of another process, or role to all or worker."
+            )
         if self.database_url is not None and not _is_postgres_url(self.database_url):
             raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
         _ = self.seal_keys  # raises ConfigError for malformed keys
@@ -311,6 +320,16 @@ class Config:
                 f"seal-key must be base64 of {SEAL_KEY_BYTES} bytes, or several with commas between."
             )
         return keys
+
+    @property
+    def serves_api(self) -> bool:
+        """Whether requests are served; otherwise health alone."""
+        return self.role != "worker"
+
+    @property
+    def generates_background(self) -> bool:
+        """Whether background responses are claimed and generated."""
+        return self.role != "api"
 
     @property
     def loopback(self) -> bool:

@@ -1,4 +1,7 @@
-"""`build` makes the Starlette application: endpoints of all routes, middleware, shared limits."""
+"""`build` makes the Starlette application: endpoints of all routes, middleware, shared limits.
+
+A worker's application has the routes of HEALTH alone and answers everything else with 503.
+"""
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -7,16 +10,17 @@ from starlette.routing import Route, WebSocketRoute
 
 from server.caller import Caller
 from server.configuration.origins import read_cors_origins, require_json
+from server.errors import WorkerReplica
 from server.http.asgi.answers import Answer
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
-from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, RouterRefusal
+from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, RefuseAll, RouterRefusal
 from server.http.asgi.request_body import LingeringClose
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
 from server.http.asgi.websocket import SocketEndpoint
 from server.http.handlers import health, models_and_tokenizer
 from server.http.handlers.websocket_session import SocketSession
 from server.http.json_responses import on_error
-from server.http.routes import PUBLIC_ROUTES, ROUTES, Handler, PublicHandler
+from server.http.routes import HEALTH, PUBLIC_ROUTES, ROUTES, Handler, PublicHandler
 from server.http.services import Services
 from server.limits import SharedLimit
 from server.protocol import input_images
@@ -30,6 +34,8 @@ _UNKNOWN_KEYS = ThreadShare("")
 def build(services: Services, connections: int) -> Starlette:
     """The ASGI application; `connections` is the most client connections that are open at a time."""
     threads = make_thread_pools(services.config.database_connections)
+    if not services.config.serves_api:
+        return _build_worker(services, threads, connections)
     context = _endpoint_context(services, threads, connections)
     keyed = [(route.method, route.path, route.handler) for route in ROUTES]
     if services.config.tokenizer_info == "on":
@@ -49,6 +55,22 @@ def build(services: Services, connections: int) -> Starlette:
         middleware=[Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins))],
     )
     app.router.redirect_slashes = False
+    return app
+
+
+def _build_worker(services: Services, threads: ThreadPools, connections: int) -> Starlette:
+    """The application of a worker, which serves health alone and authenticates nobody."""
+    context = _endpoint_context(services, threads, connections)
+    app = Starlette(
+        routes=[
+            Route(route.path, _public_endpoint(services, context, route.handler), methods=[route.method])
+            for route in PUBLIC_ROUTES
+            if route.handler in HEALTH
+        ],
+        middleware=[Middleware(CorsAndSlashes, read_cors_origins(None))],
+    )
+    app.router.redirect_slashes = False
+    app.router.default = RefuseAll(WorkerReplica(), context.lingering_close)
     return app
 
 

@@ -337,6 +337,9 @@ PUBLIC_ROUTES: list[Operation[PublicHandler]] = [
     ),
 ]
 
+HEALTH = (health.live, health.ready, health.version)
+"""The handlers of the only routes that a worker has."""
+
 
 @cache
 def _document() -> bytes:

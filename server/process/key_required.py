@@ -1,4 +1,7 @@
-"""Refuses to start without an API key where one is needed: beyond loopback, or with `stdio:` tools."""
+"""Refuses to start without an API key where one is needed: beyond loopback, or with `stdio:` tools.
+
+A worker serves nothing but health, so it may listen anywhere.
+"""
 
 from server.configuration.settings import Config
 from server.errors import ConfigError
@@ -12,12 +15,13 @@ def require_key(config: Config, database: Database) -> None:
     processes = [
         label for label, place in read_servers(config.tool_server).items() if place.startswith(COMMAND)
     ]
-    if config.loopback and not processes:
+    exposed = config.serves_api and not config.loopback
+    if not exposed and not processes:
         return
     with database.begin() as connection:
         if stored_keys.any_exist(connection):
             return
-    if not config.loopback:
+    if exposed:
         raise ConfigError(
             f"There is no API key yet, so the server listens on loopback only, not on {config.host}; "
             "make one with: holdfast keys create"

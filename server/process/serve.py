@@ -167,21 +167,12 @@ class _ServerProcess:
         hub = Hub(loop)
         model = self._load(opened)
         self._engine = model.engine
-        self._replica = self._register()  # after loading, which may take longer than a lease
+        self._replica = self._register(model.names)  # after loading, which may take longer than a lease
         self._mcp = _make_mcp_servers(config, model.seal)
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
         self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
-        self._claimer = Claimer(
-            database,
-            self._replica,
-            model,
-            self._recorder,
-            self._tool_loop,
-            max_running=config.max_running,
-            max_deaths=config.max_deaths,
-            on_fatal=self._fenced,
-        )
+        self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(model, hub, opened)
         self._standby = make_standby(database.url, self._replica, config.lease_seconds)
@@ -232,6 +223,16 @@ class _ServerProcess:
             ),
         )
 
+    def _make_claimer(self, model: LoadedModel) -> Claimer:
+        at = (self._database, self._replica, model, self._recorder, self._tool_loop)
+        return Claimer(
+            *at,
+            max_running=self._config.max_running,
+            max_deaths=self._config.max_deaths,
+            generates=self._config.generates_background,
+            on_fatal=self._fenced,
+        )
+
     def _make_admission(self, model: LoadedModel, hub: Hub, opened: OpenDatabase) -> Admission:
         return Admission(
             model,
@@ -267,7 +268,7 @@ class _ServerProcess:
             self._database,
             hub,
             is_here=self._recorder.produces,
-            on_queue=self._claimer.wake,
+            on_queue=self._wake_claimer,
             on_cancel=self._cancel_all,
             listen=self._config.delivery == "notify",
             on_fatal=self._fenced,
@@ -313,14 +314,15 @@ class _ServerProcess:
         except DatabaseError as error:
             log.warning("this replica's lease will expire: %s", type(error).__name__)
 
-    def _register(self) -> UUID:
+    def _register(self, models: Sequence[str]) -> UUID:
         with self._database.begin() as connection:
             return leases.register_replica(
                 connection,
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 version=VERSION,
-                model=model_name(self._config),
+                role=self._config.role,
+                models=models,
             )
 
     def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
@@ -337,13 +339,21 @@ class _ServerProcess:
 
     def _queued(self) -> None:
         """Called by a handler's thread after a background response was queued."""
-        self._claimer.wake()
+        self._wake_claimer()
         self._notifier.notify_queue()
+
+    def _wake_claimer(self) -> None:
+        """Called when the queue has grown, by this replica or another."""
+        if self._config.generates_background:
+            self._claimer.wake()
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         name = self._services.model.name
+        if not self._config.serves_api:
+            self._say(f"Ready: a worker for {name}, health at http://{shown}:{port}/health/ready .\n")
+            return
         self._say(f"Ready: {name} at http://{shown}:{port}/v1 . Try:\n")
         self._say(
             f"  curl http://{shown}:{port}/v1/responses -H 'Content-Type: application/json'"

@@ -1,7 +1,8 @@
 """The claimer thread: claims background responses and responses of dead replicas, and resumes or ends them.
 
 New and recovered background responses take the same path: claimed, rebuilt from the store, started,
-submitted to the engine. A new one has an empty event log.
+submitted to the engine. A new one has an empty event log. A replica with the role api claims only responses
+that are to be ended: a fleet without workers can still cancel what is queued, and fails what its dead left.
 """
 
 import logging
@@ -17,6 +18,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.recording.messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recording.recorder import Recorder
 from server.recovery.rebuild import Rebuilt, rebuild
+from server.recovery.unserved_queue import UnservedQueue
 from server.store.cluster import claims, leases
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
@@ -52,11 +54,13 @@ class Claimer:
         *,
         max_running: int,
         max_deaths: int,
+        generates: bool = True,
         on_fatal: Callable[[], None] = lambda: None,
     ) -> None:
         """A response is given up after `max_deaths` replicas died while they ran it.
 
-        `on_fatal` is called when the thread gives up.
+        Unless `generates`, only responses that are to be ended are claimed. `on_fatal` is called when the
+        thread gives up.
         """
         self._database = database
         self._replica = replica
@@ -65,6 +69,8 @@ class Claimer:
         self._tool_loop = tool_loop
         self._max_running = max_running
         self._max_deaths = max_deaths
+        self._generates = generates
+        self._unserved_queue = UnservedQueue(database)
         self.thread = SupervisedThread("claimer", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
     def start(self) -> None:
@@ -85,6 +91,7 @@ class Claimer:
             return
         try:
             self.claim_all()
+            self._unserved_queue.check()
         except DatabaseError as error:
             log.warning("nothing can be claimed at the moment: %s", type(error).__name__)
 
@@ -92,6 +99,8 @@ class Claimer:
         """Claims until nothing is left that this replica can run. Raises Fenced or DatabaseError."""
         while claimed := self._claim(self._claim_to_end):
             self._handle(claimed, self._end)
+        if not self._generates:
+            return
         full = self._recorder.capacity.full_tenants()
         with suppress(_NoRoom):
             while claimed := self._claim(partial(self._claim_waiting, full=full)):

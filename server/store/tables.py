@@ -79,7 +79,15 @@ replicas = Table(
         server_default="{}",
         comment="responses that run elsewhere and would end without their readers here",
     ),
+    Column(
+        "role",
+        Text,
+        nullable=False,
+        server_default="all",
+        comment="all; api: generates no background responses; worker: serves no requests",
+    ),
     CheckConstraint("state in ('alive', 'stopped', 'dead')", name="state"),
+    CheckConstraint("role in ('all', 'api', 'worker')", name="role"),
 )
 
 responses = Table(

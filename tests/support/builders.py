@@ -219,10 +219,10 @@ def make_message(response: UUID, index: int, text: str) -> Message:
     return Message(ids.item_id("msg", response, "i", index), "completed", "user", [InputText(text)])
 
 
-def register(database: Database, model: str = "model") -> UUID:
+def register(database: Database, model: str = "model", role: str = "all") -> UUID:
     """A replica that is alive."""
     with database.begin() as connection:
-        return leases.register_replica(connection, host="here", pid=1, version="0", model=model)
+        return leases.register_replica(connection, host="here", pid=1, version="0", role=role, models=[model])
 
 
 def kill(database: Database, replica: UUID) -> None:

@@ -26,7 +26,7 @@ GROUPS = {
     "hang_seconds": "Engine",
     "tool_server": "Tools",
     "max_body_bytes": "HTTP",
-    "drain_seconds": "Process and replicas",
+    "role": "Process and replicas",
     "retention_days": "Storage",
     "durability": "Durability and delivery",
     "event_names": "API behaviour",

@@ -13,8 +13,9 @@ from typing import Generic, TypeVar
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from server.errors import ClientGone, NotReady, Overloaded
+from server.errors import ApiError, ClientGone, NotReady, Overloaded
 from server.http.asgi.answers import Answer
 from server.http.asgi.request_body import LingeringClose, RequestBody, read_content_encoding
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
@@ -175,6 +176,22 @@ class RouterRefusal:
             await self._lingering_close.drain_and_answer(self._answer, scope, receive, send)
         else:
             await self._answer(scope, receive, send)
+
+
+class RefuseAll:
+    """An ASGI app that answers each request and WebSocket with one error, and reads no request's body."""
+
+    def __init__(self, error: ApiError, lingering: LingeringClose) -> None:
+        self._error = error
+        self._lingering = lingering
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            websocket = WebSocket(scope, receive, send)
+            await websocket.send_denial_response(on_error(websocket, self._error))
+        elif scope["type"] == "http":
+            answer = on_error(HTTPConnection(scope), self._error)
+            await RouterRefusal(answer, self._lingering)(scope, receive, send)
 
 
 async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:

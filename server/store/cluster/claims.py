@@ -159,6 +159,27 @@ def count_waiting_of_tenant(connection: Connection, tenant: str, most: int) -> i
     return count
 
 
+_UNSERVED = text(
+    f"""
+    select model, count(*) from (
+        select model from responses r
+        where {_UNOWNED} and background and cancel_requested_at is null and not exists (
+            select from replicas p
+            where p.state = 'alive' and p.role <> 'api' and r.model = any(p.models))
+        limit :most) as unserved
+    group by model order by 2 desc, 1
+    """  # noqa: S608 - constants of ours
+)
+
+
+def count_unserved(connection: Connection, most: int) -> list[tuple[str, int]]:
+    """Background responses in the queue that no living replica will generate, by model.
+
+    Counted up to `most` in all.
+    """
+    return [(model, count) for model, count in connection.execute(_UNSERVED, {"most": most})]
+
+
 _REQUEST_CANCEL = """
     update responses set cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
     where {which} and deleted_at is null and status in ('queued', 'in_progress')

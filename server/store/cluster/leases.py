@@ -27,16 +27,19 @@ class Fenced(Exception):
     """This replica was declared dead; its responses belong to other replicas."""
 
 
-def register_replica(connection: Connection, *, host: str, pid: int, version: str, model: str) -> UUID:
+_REGISTER = text(
+    "insert into replicas (id, state, host, pid, version, role, models)"
+    " values (:id, 'alive', :host, :pid, :version, :role, :models)"
+)
+
+
+def register_replica(
+    connection: Connection, *, host: str, pid: int, version: str, role: str, models: Sequence[str]
+) -> UUID:
     """Inserts the row of a new replica, which is alive from now on; returns its id."""
     replica = new_uuid()
-    connection.execute(
-        text(
-            "insert into replicas (id, state, host, pid, version, models)"
-            " values (:id, 'alive', :host, :pid, :version, array[:model])"
-        ),
-        {"id": replica, "host": host, "pid": pid, "version": version, "model": model},
-    )
+    row = {"host": host, "pid": pid, "version": version, "role": role, "models": list(models)}
+    connection.execute(_REGISTER, {"id": replica, **row})
     return replica
 
 

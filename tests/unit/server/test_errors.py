@@ -38,6 +38,7 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.BodyTooLarge(10), 413, "request_too_large"),
     (errors.TooManyRequests("No."), 429, "rate_limit_exceeded"),
     (errors.Overloaded("No."), 503, "overloaded"),
+    (errors.WorkerReplica(), 503, "worker_replica"),
     (errors.ToolServerDown("code_interpreter", "python", "gone."), 503, "tool_server_unavailable"),
     (errors.StorageFull(), 503, "storage_full"),
     (errors.StorageQuotaExceeded(1000), 429, "storage_quota_exceeded"),

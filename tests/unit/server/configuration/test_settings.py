@@ -37,6 +37,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "engine_model": ("qwen", "qwen"),
     "engine_api_key": ("secret", "secret"),
     "engine_ca": ("/etc/engine.pem", Path("/etc/engine.pem")),
+    "role": ("worker", "worker"),
     "durability": ("strict", "strict"),
     "delivery": ("poll", "poll"),
     "log_level": ("debug", "debug"),
@@ -357,3 +358,15 @@ def test_gpt_oss_vocabulary_is_looked_for_where_its_library_would(monkeypatch: p
     monkeypatch.delenv("TIKTOKEN_ENCODINGS_BASE")
     monkeypatch.delenv("TIKTOKEN_RS_CACHE_DIR")
     assert tiktoken_folders() == (None, Path(tempfile.gettempdir(), "tiktoken-rs-cache"))
+
+
+@pytest.mark.parametrize("role", ["all", "worker"])
+def test_replica_that_may_load_a_model_has_any_engine(role: str) -> None:
+    assert load({"role": role}, {}).generates_background
+    assert load({"role": role, "engine": "scripted"}, {}).serves_api == (role == "all")
+
+
+def test_api_replica_needs_an_engine_of_another_process() -> None:
+    assert "set engine to one of another process" in refuse({"role": "api"}, {})
+    config = load({"role": "api", "engine": "scripted"}, {})
+    assert (config.serves_api, config.generates_background) == (True, False)
