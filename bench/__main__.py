@@ -24,6 +24,7 @@ BENCHES = (
     "images",
     "engine_gpu",
     "llama_server",
+    "remote",
 )
 """Each is a module here with a `run`, which says in its docstring what it shows and what it costs."""
 

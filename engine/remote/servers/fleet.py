@@ -25,6 +25,7 @@ from engine.remote.interface import (
 from engine.remote.servers.discovery import Discovery
 from engine.remote.servers.http_client import EngineClient
 from engine.remote.servers.router import Endpoint, Router
+from engine.request import describe
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +177,13 @@ class Fleet:
                 return
 
     async def _probe(self, endpoint: Endpoint) -> None:
+        try:
+            await self._probe_once(endpoint)
+        except Exception as error:
+            log.exception("the probe of %s cannot be handled", endpoint.url)
+            self._router.probe_failed(endpoint, EngineFault("failed", describe(error)), monotonic())
+
+    async def _probe_once(self, endpoint: Endpoint) -> None:
         client = _OneServer(self._client, endpoint.url)
         try:
             description = await self._protocol.probe(client, self._expected)

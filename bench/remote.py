@@ -1,0 +1,116 @@
+"""Holdfast in front of vLLM against vLLM's own Responses API, on the same engine."""
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.clients import Capture, read_streams
+from bench.rounds import divide, tell
+from server.configuration.shipped_files import demo_model_folder
+from tests.support.server_process import ServerProcess
+from tests.support.vllm_server import PROGRAM, VllmServer, installed
+
+CONCURRENT = (1, 8, 32)
+TOKENS = 64
+ROUNDS = 4
+NAME = "random-100m"
+MOST_ADDED_SECONDS = 0.010
+SHAPE: Mapping[str, object] = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "layer_types": ["full_attention"] * 8,
+}
+"""About 100 million parameters: large enough that a step of the engine costs more than what is around it."""
+
+
+def run() -> None:
+    """Streamed tokens/s and first token of Holdfast, everything stored, ÷ vLLM's own; needs `make vllm`."""
+    if not installed():
+        print(f"There is no {PROGRAM}: make vllm")
+        return
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        Path(folder).chmod(0o711)
+        model = _random_model(Path(folder) / NAME)
+        engine = VllmServer(model, NAME)
+        settings = {"data_dir": f"{folder}/data", "engine": "vllm", "engine_url": engine.url, "model": model}
+        server = ServerProcess(settings=settings)
+        try:
+            engine.start()
+            server.start()
+            for streams in CONCURRENT:
+                _compare(streams, server.port, engine.port)
+        finally:
+            server.stop()
+            engine.stop()
+
+
+def _compare(streams: int, ours: int, theirs: int) -> None:
+    rates: dict[int, list[float]] = {ours: [], theirs: []}
+    firsts: dict[int, list[float]] = {ours: [], theirs: []}
+    for turn in range(-1, ROUNDS):
+        for port in (ours, theirs) if turn % 2 else (theirs, ours):
+            rate, first = _stream(port, streams, turn)
+            if turn >= 0:
+                rates[port].append(rate)
+                firsts[port].append(first)
+    for name, port in (("Holdfast", ours), ("vLLM", theirs)):
+        print(f"  {streams} x {name}: {statistics.median(rates[port]):.0f} tokens/s")
+    tell(f"{streams} at once: tokens/s, Holdfast ÷ vLLM", divide(rates[ours], rates[theirs]), ">=0.97")
+    added = [one - other for one, other in zip(firsts[ours], firsts[theirs], strict=True)]
+    tell(f"{streams} at once: seconds added to the first token", added, f"<={MOST_ADDED_SECONDS}")
+
+
+def _stream(port: int, streams: int, turn: int) -> tuple[float, float]:
+    """Tokens a second of all streams, and the median time to the first token in seconds."""
+    bodies = [
+        {
+            "model": NAME,
+            "input": f"{turn} {number} tell me a story",
+            "stream": True,
+            "temperature": 0,
+            "max_output_tokens": TOKENS,
+        }
+        for number in range(streams)
+    ]
+    begin = time.monotonic()
+    captures = read_streams(port, bodies)
+    seconds = time.monotonic() - begin
+    return sum(map(_tokens, captures)) / seconds, statistics.median(_first(one) - begin for one in captures)
+
+
+def _tokens(capture: Capture) -> int:
+    last: dict[str, Any] = capture.events()[-1][1]
+    return int(last["response"]["usage"]["output_tokens"])
+
+
+def _first(capture: Capture) -> float:
+    return next(moment for moment, event in capture.events() if event["type"].endswith(".delta"))
+
+
+def _random_model(folder: Path) -> Path:
+    """A model of the demo's family with random weights, and the demo's tokenizer and chat template."""
+    import torch
+    import transformers
+
+    shutil.copytree(demo_model_folder(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config_file = folder / "config.json"
+    config = {**json.loads(config_file.read_text()), **SHAPE, "tie_word_embeddings": False}
+    config_file.write_text(json.dumps(config))
+    torch.manual_seed(7)
+    model: Any = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        transformers.AutoConfig.from_pretrained(folder), dtype=torch.bfloat16
+    )
+    weights = folder / "weights"
+    model.save_pretrained(weights)
+    shutil.move(weights / "model.safetensors", folder)
+    shutil.rmtree(weights)
+    return folder
