@@ -4,6 +4,8 @@ deploy/server/pyproject.toml installs the same packages as the project's own fil
 the engine in this process needs.
 """
 
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import distribution, packages_distributions
 from typing import Any
@@ -16,7 +18,7 @@ from packaging.utils import canonicalize_name
 from tests.fix_server import SCRIPTED
 from tests.support.documents import ROOT
 from tests.support.eventually import eventually
-from tests.support.server_process import MODEL, ServerProcess
+from tests.support.server_process import MODEL, ServerProcess, environment
 
 WHOLE: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SERVER: dict[str, Any] = tomllib.loads((ROOT / "deploy/server/pyproject.toml").read_text(encoding="utf-8"))
@@ -101,3 +103,19 @@ def test_replica_imports_nothing_that_is_not_installed_with_it(database_url: str
         if module in owners and not {canonicalize_name(name) for name in owners[module]} & installed
     }
     assert missing == {}
+
+
+def test_server_without_torch_says_what_to_install_for_a_model(database_url: str) -> None:
+    code = "import sys; sys.modules['torch'] = None; from server.__main__ import main; sys.exit(main())"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "serve"],
+        env=environment(database_url, {"port": 0}),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "holdfast: torch is not installed, so this process cannot run a model" in ended.stderr
+    assert "Traceback" not in ended.stderr

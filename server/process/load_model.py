@@ -102,8 +102,8 @@ def _load_checkpoint(
     config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
     from engine.config import EngineConfig, ModelRefused
-    from engine.engine import load
 
+    load = _local_engine()
     adapters = read_adapters(config)
     try:
         wanted = EngineConfig(
@@ -127,6 +127,20 @@ def _load_checkpoint(
         return load(wanted, deliver, say, on_dead)
     except (ModelRefused, OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be served: {error}") from error
+
+
+def _local_engine() -> Callable[..., Engine]:
+    """`engine.engine.load`. Raises ConfigError where the server is installed without its libraries."""
+    try:
+        from engine.engine import load
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise ConfigError(
+            f"{error.name} is not installed, so this process cannot run a model: install holdfast in place "
+            "of holdfast-server, or set engine to one of another process."
+        ) from error
+    return load
 
 
 def _load_scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnEngineDeath) -> Engine:
