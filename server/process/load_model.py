@@ -102,8 +102,8 @@ def _load_checkpoint(
     config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
     from engine.config import EngineConfig, ModelRefused
+    from engine.engine import load
 
-    load = _local_engine()
     adapters = read_adapters(config)
     try:
         wanted = EngineConfig(
@@ -125,14 +125,6 @@ def _load_checkpoint(
             pipelined=False if config.ahead == "off" else None,
         )
         return load(wanted, deliver, say, on_dead)
-    except (ModelRefused, OSError, ValueError) as error:
-        raise ConfigError(f"{folder} cannot be served: {error}") from error
-
-
-def _local_engine() -> Callable[..., Engine]:
-    """`engine.engine.load`. Raises ConfigError where the server is installed without its libraries."""
-    try:
-        from engine.engine import load
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
@@ -140,7 +132,8 @@ def _local_engine() -> Callable[..., Engine]:
             f"{error.name} is not installed, so this process cannot run a model: install holdfast in place "
             "of holdfast-server, or set engine to one of another process."
         ) from error
-    return load
+    except (ModelRefused, OSError, ValueError) as error:
+        raise ConfigError(f"{folder} cannot be served: {error}") from error
 
 
 def _load_scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnEngineDeath) -> Engine:
