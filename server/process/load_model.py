@@ -130,6 +130,13 @@ def _load_checkpoint(
             pipelined=False if config.ahead == "off" else None,
         )
         return load(wanted, deliver, say, on_dead)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise ConfigError(
+            f"{error.name} is not installed, so this process cannot run a model: install holdfast in place "
+            "of holdfast-server, or set engine to one of another process."
+        ) from error
     except (ModelRefused, OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be served: {error}") from error
 
