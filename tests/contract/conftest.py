@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.contract import llama_server, vllm_server
-from tests.support.engines import Bench, start_model, start_scripted, tiny_model
+from tests.support.engines import Bench, start_model, start_scripted, tiny_model, wider_tiny_model
 
 Start = Callable[..., Bench]
 
@@ -18,7 +18,7 @@ STARTS: dict[str, Start] = {
 if llama_server.IS_BUILT:
     STARTS[llama_server.NAME] = llama_server.start(tiny_model)
 if vllm_server.IS_WANTED:
-    STARTS[vllm_server.NAME] = vllm_server.start(tiny_model, "--skip-tokenizer-init")
+    STARTS[vllm_server.NAME] = vllm_server.start(wider_tiny_model, "--skip-tokenizer-init")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -307,7 +307,7 @@ def test_engines_are_added_and_removed_by_a_file(
 # Replicas
 
 
-@pytest.mark.parametrize("network", ["whole", "cut"])
+@pytest.mark.parametrize("network", ["whole", *faults_only("cut")])
 def test_calls_of_a_killed_replica_end_at_the_engine_soon_after_its_responses_are_adopted(
     start_server: StartServer, engines: Engines, network: str, tally: Tally
 ) -> None:

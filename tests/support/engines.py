@@ -172,7 +172,13 @@ def start_model(model: Path, **settings: Any) -> Bench:
 
 @functools.cache
 def tiny_model() -> Path:
-    """A small Qwen3 with random weights; vLLM's attention on a CPU has no smaller heads."""
+    """A small Qwen3 with random weights."""
+    return save_random_model("Qwen3Config", num_hidden_layers=2)
+
+
+@functools.cache
+def wider_tiny_model() -> Path:
+    """The same with wider heads: vLLM's attention on a CPU has none of 8."""
     return save_random_model("Qwen3Config", num_hidden_layers=2, head_dim=32)
 
 

@@ -25,6 +25,7 @@ FLAGS = (
     "--max-num-seqs=64",
     "--max-logprobs=20",
     "--enable-scale-out",
+    "--scheduling-policy=priority",
     "--enable-prompt-tokens-details",
     "--disable-uvicorn-access-log",
 )

@@ -107,6 +107,9 @@ class _Detokenized(msgspec.Struct):
 
 _EVENT = msgspec.json.Decoder(_Event)
 _ANSWER = msgspec.json.Decoder(_Answer)
+_VERSION = msgspec.json.Decoder(_Version)
+_MODELS = msgspec.json.Decoder(_Models)
+_DETOKENIZED = msgspec.json.Decoder(_Detokenized)
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {
     "stop": "stop",
     "length": "length",
@@ -130,10 +133,10 @@ class VllmProtocol:
     )
 
     async def probe(self, client: ProbeClient, expected: ExpectedModel) -> EngineDescription:
-        version = (await _get(client, "/version", _Version)).version
+        version = (await _get(client, "/version", _VERSION)).version
         if _numbers(version) < OLDEST:
             raise EngineMismatch(f"it is vLLM {one_line(version, 40)}; 0.32 is the oldest that is served")
-        models = (await _get(client, MODELS, _Models)).data[: MAX_ADAPTERS + 1]
+        models = (await _get(client, MODELS, _MODELS)).data[: MAX_ADAPTERS + 1]
         base = [model for model in models if model.parent is None]
         model = next((model for model in base if expected.name in (None, model.id)), None)
         if model is None:
@@ -299,16 +302,16 @@ def _table(
     return TokenLogprobs(chosen, tuple(ordered[:count]))
 
 
-async def _get(client: ProbeClient, path: str, kind: type[_T]) -> _T:
+async def _get(client: ProbeClient, path: str, decoder: msgspec.json.Decoder[_T]) -> _T:
     status, body = await client.fetch(HttpRequest("GET", path))
     if status != 200:
         raise EngineFault("failed", f"it answered {status} to {path}")
-    return _decode(body, kind, path)
+    return _decode(body, decoder, path)
 
 
-def _decode(body: bytes, kind: type[_T], path: str) -> _T:
+def _decode(body: bytes, decoder: msgspec.json.Decoder[_T], path: str) -> _T:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise EngineMismatch(f"its answer to {path} is not vLLM's") from error
 
@@ -330,7 +333,7 @@ async def _compare_vocabulary(client: ProbeClient, model: str, expected: Expecte
         raise EngineFault("failed", f"it answered {status} to /detokenize")
     if status != 200:
         return ""  # a server without a tokenizer
-    text = _decode(answer, _Detokenized, "/detokenize").prompt
+    text = _decode(answer, _DETOKENIZED, "/detokenize").prompt
     if sampled and text.strip() != b"".join(tokens[index] for index in sampled).decode().strip():
         raise EngineMismatch("its vocabulary is not that of the model's folder")
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -156,7 +156,10 @@ class Fleet:
 
     def abandon(self, endpoint: Endpoint, call_id: str) -> None:
         """The call's connection was lost; the server may still generate for it."""
-        calls = self._abandoned.setdefault(endpoint.url, {})
+        self._abandon(endpoint.url, call_id)
+
+    def _abandon(self, url: str, call_id: str) -> None:
+        calls = self._abandoned.setdefault(url, {})
         if len(calls) < MAX_ABANDONED:
             calls[call_id] = None
 
@@ -166,15 +169,18 @@ class Fleet:
         urls = [endpoint.url for endpoint in self._router.endpoints() if endpoint.description is not None]
         if request is None or not urls:
             return
-        await asyncio.gather(*(self._end_calls(url, request) for url in urls))
+        await asyncio.gather(*(self._end_calls(url, call_id, request) for url in urls))
 
-    async def _end_calls(self, url: str, request: HttpRequest) -> None:
-        """Tries twice: the first try may be on an idle connection that the network has lost."""
+    async def _end_calls(self, url: str, call_id: str, request: HttpRequest) -> None:
+        """Tries twice, since the first try may be on an idle connection that the network has lost; then it is
+        left to the next probe.
+        """
         for _ in range(2):
             with suppress(EngineFault, TimeoutError):
                 async with asyncio.timeout(ABORT_SECONDS / 2):
                     await self._client.fetch(url, request)
                 return
+        self._abandon(url, call_id)
 
     async def _probe(self, endpoint: Endpoint) -> None:
         try:

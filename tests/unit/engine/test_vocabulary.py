@@ -35,7 +35,9 @@ def test_sentencepiece_tokens_have_spaces_and_bytes(tmp_path: Path) -> None:
     parts = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     save(tmp_path, ["<0xF0>", "<0x0a>", "\u2581caf\u00e9", "x\u2581\u2581y"], parts, byte_fallback=True)
     assert read_vocabulary(tmp_path, 8) == Vocabulary(
-        (b"\xf0", b"\n", b" caf\xc3\xa9", b"x  y", b"<end>", b"<caf\xc3\xa9>", b"", b""), frozenset({4})
+        (b"\xf0", b"\n", b" caf\xc3\xa9", b"x  y", b"<end>", b"<caf\xc3\xa9>", b"", b""),
+        frozenset({4}),
+        markup=frozenset({5}),
     )
 
 
