@@ -23,7 +23,7 @@ if vllm_server.IS_WANTED:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     llama_server.mark_exceptions(items)
-    vllm_server.mark_exceptions(items)
+    llama_server.mark_exceptions(items, vllm_server.NAME, vllm_server.EXCEPTIONS)
 
 
 @pytest.fixture(params=STARTS)

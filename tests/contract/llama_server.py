@@ -1,7 +1,7 @@
 """The engine contract on llama-server, and the promises that it cannot keep, each with its reason."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +93,11 @@ def start(model: Callable[[], Path]) -> Callable[..., Bench]:
     return start_one
 
 
-def mark_exceptions(items: Sequence[pytest.Item]) -> None:
-    """Skips tests of `EXCEPTIONS` where they run on llama-server."""
+def mark_exceptions(
+    items: Sequence[pytest.Item], engine: str = NAME, exceptions: Mapping[str, str] = EXCEPTIONS
+) -> None:
+    """Skips tests of `exceptions` where they run on that engine."""
     for item in items:
         name, _, parameters = item.name.partition("[")
-        if NAME in parameters and name in EXCEPTIONS:
-            item.add_marker(pytest.mark.skip(reason=EXCEPTIONS[name]))
+        if engine in parameters and name in exceptions:
+            item.add_marker(pytest.mark.skip(reason=exceptions[name]))

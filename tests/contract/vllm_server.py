@@ -1,11 +1,9 @@
 """The engine contract on vLLM, and the promises that it cannot keep, each with its reason."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from engine.remote.config import RemoteConfig
 from engine.remote.model_folder import read_model_folder
@@ -48,11 +46,3 @@ def start(model: Callable[[], Path], *flags: str) -> Callable[..., Bench]:
         return RemoteBench(engine, listener)
 
     return start_one
-
-
-def mark_exceptions(items: Sequence[pytest.Item]) -> None:
-    """Skips tests of `EXCEPTIONS` where they run on vLLM."""
-    for item in items:
-        name, _, parameters = item.name.partition("[")
-        if NAME in parameters and name in EXCEPTIONS:
-            item.add_marker(pytest.mark.skip(reason=EXCEPTIONS[name]))
