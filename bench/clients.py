@@ -13,6 +13,8 @@ from typing import Any
 
 PATIENCE_S = 600.0
 _DONE = b"[DONE]"
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+"""Of a chunked body: not every server says that it is done."""
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ def _receive(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> No
     connection: Any = key.fileobj
     piece = connection.recv(1 << 18)
     key.data.pieces.append((time.monotonic(), piece))
-    if not piece or _DONE in piece:
+    if not piece or _DONE in piece or piece.endswith(_LAST_CHUNK):
         assert piece, f"a stream was cut off: {key.data.raw[-300:]!r}"
         selector.unregister(connection)
         connection.close()
