@@ -65,7 +65,8 @@ def _receive(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> No
     connection: Any = key.fileobj
     piece = connection.recv(1 << 18)
     key.data.pieces.append((time.monotonic(), piece))
-    if not piece or _DONE in piece or piece.endswith(_LAST_CHUNK):
+    end = b"".join(each for _, each in key.data.pieces[-2:])
+    if not piece or _DONE in piece or end.endswith(_LAST_CHUNK):
         assert piece, f"a stream was cut off: {key.data.raw[-300:]!r}"
         selector.unregister(connection)
         connection.close()

@@ -17,7 +17,7 @@ from tests.support.vllm_server import PROGRAM, VllmServer, installed
 
 CONCURRENT = (1, 8, 32)
 TOKENS = 64
-ROUNDS = 4
+ROUNDS = 3
 NAME = "random-100m"
 MOST_ADDED_SECONDS = 0.010
 SHAPE: Mapping[str, object] = {
