@@ -1,9 +1,58 @@
-"""The authenticated caller of a request."""
+"""The authenticated caller of a request: its tenant, its key's permissions, and what both may use."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final, Literal
 
 DEFAULT_TENANT = "default"
 """The tenant of all requests while no API key exists."""
+
+Scope = Literal["read", "write", "metrics", "admin"]
+Period = Literal["day", "month", "total"]
+SCOPES: Final[tuple[Scope, ...]] = ("read", "write", "metrics", "admin")
+PERIODS: Final[tuple[Period, ...]] = ("day", "month", "total")
+DEFAULT_SCOPES: Final[frozenset[Scope]] = frozenset({"read", "write"})
+"""Of a new key."""
+SCOPES_WITHOUT_KEYS: Final[frozenset[Scope]] = frozenset({"read", "write", "metrics"})
+"""Of every caller while no key exists: administration over HTTP needs a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Rate limits and budgets of a key or a tenant; None is no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    budget_tokens: int | None = None
+    """Input and output tokens in a period."""
+    budget_cost: Decimal | None = None
+    """In the currency of the prices."""
+    budget_period: Period = "month"
+
+    @property
+    def has_budget(self) -> bool:
+        return self.budget_tokens is not None or self.budget_cost is not None
+
+
+NO_LIMITS: Final = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSettings:
+    """What an operator has set for a tenant; None leaves the server's setting."""
+
+    max_unfinished: int | None = None
+    """Unfinished responses on one replica."""
+    max_queued: int | None = None
+    """Queued background responses."""
+    max_stored_bytes: int | None = None
+    retention_days: int | None = None
+    """0: responses do not expire."""
+    limits: Limits = NO_LIMITS
+
+
+SERVER_SETTINGS: Final = TenantSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +63,29 @@ class Caller:
     key_id: str | None
     priority_floor: int = 0
     """The most urgent priority of the key's requests; a lower number is more urgent."""
+    scopes: frozenset[Scope] = SCOPES_WITHOUT_KEYS
+    models: frozenset[str] | None = None
+    """The models that the key may use; None for all."""
+    tools: frozenset[str] | None = None
+    """The tools run by the server that the key may use; None for all."""
+    first_key: str | None = None
+    """The first key of the key's rotations, which counts for all of them; None if that is the key itself."""
+    limits: Limits = NO_LIMITS
+    """The key's own; the tenant's hold besides."""
+    settings: TenantSettings = SERVER_SETTINGS
+
+    @property
+    def counted_as(self) -> str:
+        """The key id under which requests and tokens are counted; empty while no key exists."""
+        return self.first_key or self.key_id or ""
+
+    def may_use_model(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+    def usable_models(self, served: Iterable[str]) -> list[str]:
+        """Those of the served models that the key may use."""
+        return [model for model in served if self.may_use_model(model)]
+
+    def may_use_tool(self, *names: str | None) -> bool:
+        """Whether a tool run by the server may be used that is known by these names."""
+        return self.tools is None or not self.tools.isdisjoint(names)

@@ -59,6 +59,18 @@ def _extend_keys() -> None:
             "tools", postgresql.ARRAY(sa.Text()), comment="tools run by the server that it may use; null: all"
         ),
         sa.Column("replaced_by", sa.Text(), comment="the key that rotation made in its place"),
+        sa.Column(
+            "first_key",
+            sa.Text(),
+            comment="the first key of its rotations, as which it is counted; null: itself",
+        ),
+        sa.Column(
+            "ends_streams",
+            sa.Boolean(),
+            server_default="false",
+            nullable=False,
+            comment="what runs with it is ended when it expires or is revoked",
+        ),
         *_limits(),
     ]
     for column in columns:
@@ -87,7 +99,7 @@ def _create_spending() -> None:
             "slots",
             postgresql.ARRAY(sa.BigInteger()),
             nullable=False,
-            comment="what was used in each of the last 60 seconds",
+            comment="what was used in each of the seconds up to newest, the oldest first",
         ),
         sa.PrimaryKeyConstraint("tenant", "key_id", "kind", name=op.f("pk_rate_windows")),
         postgresql_with={"fillfactor": "50", "autovacuum_vacuum_scale_factor": "0.02"},
@@ -154,6 +166,8 @@ def downgrade() -> None:
         "budget_tokens",
         "tokens_per_minute",
         "requests_per_minute",
+        "ends_streams",
+        "first_key",
         "replaced_by",
         "tools",
         "models",

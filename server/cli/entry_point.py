@@ -7,7 +7,7 @@ if it finds violations and with 2 if it cannot run.
 import argparse
 from collections.abc import Sequence
 
-from server.cli import audit, database, keys, prompts
+from server.cli import audit, database, keys, prices, prompts, tenants
 from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
 from server.configuration.settings import Config
@@ -61,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     add_command(commands, "serve", "serve a model", _serve, all_settings=True)
     keys.add_commands(commands)
+    tenants.add_commands(commands)
+    prices.add_commands(commands)
     prompts.add_commands(commands)
     database.add_upgrade(commands)
     audit.add_commands(commands)

@@ -1,9 +1,11 @@
-"""`holdfast keys`: create, list and revoke API keys."""
+"""`holdfast keys`: create, list, update, rotate and revoke API keys."""
 
 import argparse
-import re
+from dataclasses import replace
+from datetime import datetime, timedelta
 
-from server.caller import DEFAULT_TENANT
+from server.administration import keys
+from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT
 from server.cli.command import (
     Subcommands,
     add_command,
@@ -12,61 +14,111 @@ from server.cli.command import (
     print_result,
     print_status,
 )
+from server.cli.option_types import (
+    add_limit_options,
+    add_option,
+    changed,
+    described_limits,
+    duration,
+    json_line,
+    names,
+    or_none,
+    refusals_as_sentences,
+    this_user,
+)
 from server.configuration.settings import Config
-from server.errors import ConfigError
-from server.http.authentication import make_key
 from server.store import stored_keys
-from server.store.cluster import claims
-
-TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+from server.store.database import Connection, clock
+from server.store.stored_keys import KeyProperties, StoredKey
 
 
 def add_commands(commands: Subcommands) -> None:
     group = add_group(commands, "keys", "API keys")
     create = add_command(group, "create", "make a key and show it, once", _create)
     create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose key it is (default: %(default)s)")
-    create.add_argument("--name", default="", help="a note for yourself")
-    create.add_argument(
-        "--priority-floor",
-        type=_priority,
-        default=0,
-        metavar="N",
-        help="the most urgent priority of its requests; a lower number is more urgent (default: %(default)s)",
-    )
     create.add_argument("--if-none", action="store_true", help="do nothing when a key exists already")
-    add_command(group, "list", "list keys", _list).add_argument("--tenant")
+    _add_properties(create)
+    listing = add_command(group, "list", "list keys", _list)
+    listing.add_argument("--tenant")
+    listing.add_argument("--json", action="store_true", help="a line of JSON for each key")
+    update = add_command(group, "update", "change what a key may do; what is not given stays", _update)
+    update.add_argument("key_id")
+    _add_properties(update)
+    rotate = add_command(
+        group, "rotate", "replace a key by a new one, shown once, that may do the same", _rotate
+    )
+    rotate.add_argument("key_id")
+    rotate.add_argument(
+        "--overlap",
+        type=duration,
+        default=timedelta(hours=24),
+        help="how long the old key stays valid (default: 24h)",
+    )
     revoke = add_command(group, "revoke", "end a key", _revoke)
     revoke.add_argument("key_id")
     revoke.add_argument(
         "--end",
         action="store_true",
-        help="also cancel its stored responses that have not ended, on every replica",
+        help="also end its streams and WebSockets and cancel its responses, on every replica",
     )
 
 
-def _priority(text: str) -> int:
-    """A priority as a 32-bit integer. Raises ValueError, which argparse reports."""
-    number = int(text)
-    if abs(number) >= 2**31:
-        raise ValueError(text)
-    return number
+def _add_properties(command: argparse.ArgumentParser) -> None:
+    add_option(command, "--name", help="a note for yourself")
+    add_option(
+        command,
+        "--priority-floor",
+        type=int,
+        metavar="N",
+        help="the most urgent priority of its requests; a lower number is more urgent (default: 0)",
+    )
+    add_option(
+        command,
+        "--expires",
+        type=or_none(duration),
+        metavar="30d",
+        help="expires after this time from now; `none`: does not expire",
+    )
+    add_option(
+        command,
+        "--end-streams",
+        dest="ends_streams",
+        action=argparse.BooleanOptionalAction,
+        help="what runs with it ends when it expires",
+    )
+    add_option(
+        command,
+        "--scopes",
+        type=names,
+        help=f"of read, write, metrics, admin; default: {','.join(sorted(DEFAULT_SCOPES))}",
+    )
+    add_option(command, "--models", type=or_none(names), help="the models it may use; `none`: all")
+    add_option(
+        command,
+        "--tools",
+        type=or_none(names),
+        help="tools run by the server that it may use: labels of tool servers, URLs of MCP servers, "
+        "types such as code_interpreter; `none`: all",
+    )
+    add_limit_options(command)
+
+
+def _chosen(connection: Connection, properties: KeyProperties, options: argparse.Namespace) -> KeyProperties:
+    properties = changed(properties, options)
+    if not hasattr(options, "expires"):
+        return properties
+    expires = options.expires and clock(connection) + options.expires
+    return replace(properties, expires_at=expires)
 
 
 def _create(config: Config, options: argparse.Namespace) -> int:
-    if not TENANT.fullmatch(options.tenant):
-        raise ConfigError(
-            "A tenant's name is 1 to 63 of a-z, 0-9, - and _, and begins with a letter or digit."
-        )
-
-    with current_database(config) as (database, _):
+    with current_database(config) as (database, _), refusals_as_sentences():
         with database.begin() as connection:
             if options.if_none and stored_keys.any_exist(connection):
                 print_status("A key exists already.")
                 return 0
-            key = make_key()
-            stored_keys.insert_key(
-                connection, options.tenant, key.id, options.name, key.digest, options.priority_floor
-            )
+            properties = _chosen(connection, KeyProperties(), options)
+            key = keys.create_key(connection, this_user(), options.tenant, properties)
         print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
         print_result(key.text)
     return 0
@@ -74,25 +126,74 @@ def _create(config: Config, options: argparse.Namespace) -> int:
 
 def _list(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
-        keys = stored_keys.list_all(connection, options.tenant)
-    for key in keys:
-        state = f"revoked {key.revoked_at:%Y-%m-%d}" if key.revoked_at else "valid"
-        used = f"used {key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never used"
-        columns = (key.id, key.tenant, f"made {key.created_at:%Y-%m-%d}", used, state, key.name)
-        print_result("\t".join(columns).rstrip())
+        now = clock(connection)
+        stored = stored_keys.list_all(connection, options.tenant)
+    for key in stored:
+        print_result(json_line(key, "digest", "settings") if options.json else _described(key, now))
+    return 0
+
+
+def _described(key: StoredKey, now: datetime) -> str:
+    chosen = key.properties
+    used = f"used {key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never used"
+    columns = [key.id, key.tenant, f"made {key.created_at:%Y-%m-%d}", used, _state(key, now), chosen.name]
+    if chosen.scopes != DEFAULT_SCOPES:
+        columns.append(f"scopes {','.join(sorted(chosen.scopes))}")
+    for label, allowed in (("models", chosen.models), ("tools", chosen.tools)):
+        if allowed is not None:
+            columns.append(f"{label} {','.join(sorted(allowed))}")
+    columns.append(described_limits(chosen.limits))
+    return "\t".join(columns).rstrip()
+
+
+def _state(key: StoredKey, now: datetime) -> str:
+    expires_at = key.properties.expires_at
+    if key.revoked_at:
+        return f"revoked {key.revoked_at:%Y-%m-%d}"
+    if expires_at is None:
+        return "valid"
+    word = "expires" if expires_at > now else "expired"
+    replaced = f", replaced by {key.replaced_by}" if key.replaced_by else ""
+    return f"{word} {expires_at:%Y-%m-%d %H:%M}{replaced}"
+
+
+def _update(config: Config, options: argparse.Namespace) -> int:
+    with current_database(config) as (database, _), refusals_as_sentences():
+        with database.begin() as connection:
+            key = keys.update_key(
+                connection,
+                this_user(),
+                options.key_id,
+                lambda properties: _chosen(connection, properties, options),
+            )
+            now = clock(connection)
+        print_status(_described(key, now))
+    return 0
+
+
+def _rotate(config: Config, options: argparse.Namespace) -> int:
+    with current_database(config) as (database, _), refusals_as_sentences():
+        with database.begin() as connection:
+            key = keys.rotate_key(connection, this_user(), options.key_id, options.overlap)
+            old = stored_keys.get(connection, options.key_id)
+        assert old is not None
+        print_status(
+            f"Key {key.id} replaces {old.id}, which expires {old.properties.expires_at:%Y-%m-%d %H:%M}; "
+            "it is shown this once:"
+        )
+        print_result(key.text)
     return 0
 
 
 def _revoke(config: Config, options: argparse.Namespace) -> int:
     key_id = options.key_id
-    with current_database(config) as (database, _):
+    with current_database(config) as (database, _), refusals_as_sentences():
         with database.begin() as connection:
-            if not stored_keys.revoke(connection, key_id) and not (
-                options.end and stored_keys.is_revoked(connection, key_id)
-            ):
-                raise ConfigError(f"There is no valid key {key_id!r}; `holdfast keys list` shows them.")
+            ended = keys.revoke_key(connection, this_user(), key_id, end=options.end)
         print_status(f"Key {key_id} is revoked.")
         if options.end:
-            ended = database.retry(lambda connection: claims.request_cancel_of_key(connection, key_id))
-            print_status(f"{ended} of its responses had not ended and are cancelled within about a second.")
+            print_status(
+                f"{ended} of its stored responses had not ended; they, its streams and its WebSockets end "
+                "within about a second."
+            )
     return 0

@@ -1,18 +1,16 @@
-"""Bearer authentication with API keys: making keys, and checking the key of a request.
+"""Bearer authentication with API keys: the check of a request's key, and the caller that it stands for.
 
 A key is `hk_<id>_<secret>`. The id selects the row; the SHA-256 digest of the whole key is compared with the
-stored one. Only the digest is stored. The secret has 256 random bits, so a slow password hash adds nothing.
+stored one.
 """
 
-import hashlib
 import hmac
-import secrets
 import threading
-from dataclasses import dataclass
 from time import monotonic
 
 from starlette.requests import HTTPConnection
 
+from server.administration.keys import PREFIX, digest_of
 from server.caller import DEFAULT_TENANT, Caller
 from server.configuration.origins import (
     AllowedHosts,
@@ -23,30 +21,9 @@ from server.configuration.origins import (
 )
 from server.configuration.settings import Config
 from server.errors import NotAuthenticated
-from server.store import stored_keys
+from server.store import audit_trail, stored_keys
 from server.store.database import Connection, Database
-
-_PREFIX = "hk"
-
-
-@dataclass(frozen=True, slots=True)
-class NewKey:
-    """A new API key; `text` is printed once and never stored."""
-
-    id: str
-    text: str
-    digest: bytes
-
-
-def make_key() -> NewKey:
-    key_id = secrets.token_hex(8)
-    text = f"{_PREFIX}_{key_id}_{secrets.token_hex(32)}"
-    return NewKey(key_id, text, _digest(text))
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
-
+from server.store.stored_keys import StoredKey
 
 _USE_RECORDED_S = 20.0
 """Seconds between two writes of a key's `last_used_at` by this process; the store writes once a minute."""
@@ -88,7 +65,7 @@ class Authenticator:
             return DEFAULT_TENANT
         key = _bearer_token(request)
         _key_id(key)
-        return self._valid_digests.get(_digest(key))
+        return self._valid_digests.get(digest_of(key))
 
     def authenticate(self, request: HTTPConnection) -> Caller:
         """The caller of a request or of a WebSocket. Raises NotAuthenticated, WrongHost or WrongOrigin."""
@@ -114,14 +91,16 @@ class Authenticator:
         key_id = _key_id(key)
         stored = stored_keys.get_valid(connection, key_id)
         digest = stored.digest if stored else bytes(32)
-        if not hmac.compare_digest(digest, _digest(key)) or stored is None:
-            self._valid_digests.pop(_digest(key), None)
+        if not hmac.compare_digest(digest, digest_of(key)) or stored is None:
+            self._valid_digests.pop(digest_of(key), None)
             raise NotAuthenticated("The API key is not valid.")
         self._remember(digest, stored.tenant)
         if monotonic() - self._use_recorded_at.get(stored.id, -_USE_RECORDED_S) >= _USE_RECORDED_S:
-            stored_keys.record_use(connection, stored.tenant, stored.id)
+            if stored_keys.record_use(connection, stored.tenant, stored.id):
+                actor = f"key:{stored.id}"
+                audit_trail.record(connection, actor, "key.first_use", stored.tenant, stored.id, {}, None)
             self._use_recorded_at[stored.id] = monotonic()
-        return Caller(stored.tenant, stored.id, stored.priority_floor)
+        return caller_of(stored)
 
     def _remember(self, digest: bytes, tenant: str) -> None:
         if digest in self._valid_digests:
@@ -130,6 +109,22 @@ class Authenticator:
             if len(known) >= _MAX_CACHED_KEYS:
                 known.clear()
         self._valid_digests[digest] = tenant
+
+
+def caller_of(key: StoredKey) -> Caller:
+    """The caller that a valid key stands for."""
+    chosen = key.properties
+    return Caller(
+        key.tenant,
+        key.id,
+        chosen.priority_floor,
+        scopes=chosen.scopes,
+        models=chosen.models,
+        tools=chosen.tools,
+        first_key=key.first_key,
+        limits=chosen.limits,
+        settings=key.settings,
+    )
 
 
 def _bearer_token(request: HTTPConnection) -> str:
@@ -144,6 +139,6 @@ def _key_id(key: str) -> str:
         raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
     prefix, _, rest = key.partition("_")
     key_id = rest.partition("_")[0]
-    if prefix != _PREFIX or not key_id.isalnum():
+    if prefix != PREFIX or not key_id.isalnum():
         raise NotAuthenticated("The API key is not valid.")
     return key_id

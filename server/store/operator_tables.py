@@ -65,6 +65,14 @@ api_keys = Table(
     Column("models", ARRAY(Text), comment="models it may use; null: all"),
     Column("tools", ARRAY(Text), comment="tools run by the server that it may use; null: all"),
     Column("replaced_by", Text, comment="the key that rotation made in its place"),
+    Column("first_key", Text, comment="the first key of its rotations, as which it is counted; null: itself"),
+    Column(
+        "ends_streams",
+        Boolean,
+        nullable=False,
+        server_default="false",
+        comment="what runs with it is ended when it expires or is revoked",
+    ),
     *_limits(),
     UniqueConstraint("id"),
     CheckConstraint(_PERIODS, name="budget_period"),
@@ -107,7 +115,7 @@ rate_windows = Table(
         "slots",
         ARRAY(BigInteger),
         nullable=False,
-        comment="what was used in each of the last 60 seconds",
+        comment="what was used in each of the seconds up to newest, the oldest first",
     ),
     postgresql_with={"fillfactor": "50", "autovacuum_vacuum_scale_factor": "0.02"},
 )

@@ -1,45 +1,117 @@
-"""Stored keys: API keys (insert, validate, record use, revoke), and the seal key that all replicas share."""
+"""Stored keys: API keys (insert, validate, change, record use, revoke), and the seal key of all replicas."""
 
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, or_, select, update
+from sqlalchemy import Connection, Row, Select, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
+from server.store import tenants
+from server.store.limit_columns import limit_values, limits_of_row
 from server.store.operator_tables import api_keys, seal_keys
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyProperties:
+    """What an operator chooses of a key."""
+
+    name: str = ""
+    priority_floor: int = 0
+    """The most urgent priority that requests with this key may have."""
+    scopes: frozenset[Scope] = DEFAULT_SCOPES
+    models: frozenset[str] | None = None
+    tools: frozenset[str] | None = None
+    ends_streams: bool = False
+    """Whether what runs with the key ends when it expires or is revoked."""
+    expires_at: datetime | None = None
+    limits: Limits = NO_LIMITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredKey:
+    """A key's row, with its tenant's settings."""
+
     tenant: str
     id: str
-    name: str
     digest: bytes
     created_at: datetime
-    last_used_at: datetime | None
-    revoked_at: datetime | None
-    priority_floor: int = 0
+    first_used_at: datetime | None = None
+    last_used_at: datetime | None = None
+    revoked_at: datetime | None = None
+    replaced_by: str | None = None
+    first_key: str | None = None
+    """The first key of its rotations; None if that is the key itself."""
+    properties: KeyProperties = field(default_factory=KeyProperties)
+    settings: TenantSettings = SERVER_SETTINGS
+
+    def is_valid(self, now: datetime) -> bool:
+        expires_at = self.properties.expires_at
+        return self.revoked_at is None and (expires_at is None or expires_at > now)
 
 
-_COLUMNS = (
-    api_keys.c.tenant,
-    api_keys.c.id,
-    api_keys.c.name,
-    api_keys.c.digest,
-    api_keys.c.created_at,
-    api_keys.c.last_used_at,
-    api_keys.c.revoked_at,
-    api_keys.c.priority_floor,
+_ROW_FIELDS = (
+    "tenant",
+    "id",
+    "digest",
+    "created_at",
+    "first_used_at",
+    "last_used_at",
+    "revoked_at",
+    "replaced_by",
+    "first_key",
 )
+_PROPERTY_FIELDS = ("name", "priority_floor", "ends_streams", "expires_at")
+_NOT_REVOKED = api_keys.c.revoked_at.is_(None)
+_VALID = _NOT_REVOKED & or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.clock_timestamp())
+_KEYS: Select[Any] = select(api_keys, *tenants.SETTINGS_COLUMNS).join_from(
+    api_keys, tenants.TABLE, api_keys.c.tenant == tenants.TABLE.c.tenant, isouter=True
+)
+_MINUTE = timedelta(minutes=1)
+
+
+def _key(row: Row[Any]) -> StoredKey:
+    columns = row._mapping
+    return StoredKey(
+        **{name: columns[name] for name in _ROW_FIELDS},
+        properties=KeyProperties(
+            **{name: columns[name] for name in _PROPERTY_FIELDS},
+            scopes=frozenset(columns["scopes"]),
+            models=_names(columns["models"]),
+            tools=_names(columns["tools"]),
+            limits=limits_of_row(columns),
+        ),
+        settings=tenants.settings_of_row(columns),
+    )
+
+
+def _names(column: list[str] | None) -> frozenset[str] | None:
+    return None if column is None else frozenset(column)
+
+
+def _values(properties: KeyProperties) -> dict[str, Any]:
+    return {
+        **{name: getattr(properties, name) for name in _PROPERTY_FIELDS},
+        "scopes": sorted(properties.scopes),
+        "models": None if properties.models is None else sorted(properties.models),
+        "tools": None if properties.tools is None else sorted(properties.tools),
+        **limit_values(properties.limits),
+    }
 
 
 def insert_key(
-    connection: Connection, tenant: str, key_id: str, name: str, digest: bytes, priority_floor: int = 0
+    connection: Connection,
+    tenant: str,
+    key_id: str,
+    digest: bytes,
+    properties: KeyProperties,
+    first_key: str | None = None,
 ) -> None:
-    """`priority_floor` is the most urgent priority that requests with this key may have."""
+    """`first_key` is the first key of the rotations that this one continues."""
     connection.execute(
         insert(api_keys).values(
-            tenant=tenant, id=key_id, name=name, digest=digest, priority_floor=priority_floor
+            tenant=tenant, id=key_id, digest=digest, first_key=first_key, **_values(properties)
         )
     )
 
@@ -51,41 +123,65 @@ def any_exist(connection: Connection) -> bool:
 
 def get_valid(connection: Connection, key_id: str) -> StoredKey | None:
     """The valid key with that public id, of any tenant; None if it is unknown, revoked or expired."""
-    row = connection.execute(
-        select(*_COLUMNS).where(
-            api_keys.c.id == key_id,
-            api_keys.c.revoked_at.is_(None),
-            or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.clock_timestamp()),
-        )
-    ).first()
-    return StoredKey(*row) if row else None
+    row = connection.execute(_KEYS.where(api_keys.c.id == key_id, _VALID)).first()
+    return _key(row) if row else None
 
 
-def record_use(connection: Connection, tenant: str, key_id: str) -> None:
-    """Sets `last_used_at`, at most once a minute. Skips a locked row, so that no request waits."""
-    a_minute_ago = func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 0, 1)
+def get(connection: Connection, key_id: str, *, lock: bool = False) -> StoredKey | None:
+    """The key with that public id; with `lock` its row is locked until the transaction ends."""
+    query = _KEYS.where(api_keys.c.id == key_id)
+    row = connection.execute(query.with_for_update(of=api_keys) if lock else query).first()
+    return _key(row) if row else None
+
+
+def record_use(connection: Connection, tenant: str, key_id: str) -> bool:
+    """Sets `last_used_at`, at most once a minute; returns whether this is the key's first use.
+
+    Skips a locked row, so that no request waits.
+    """
     due = (
-        select(api_keys.c.id)
+        select(api_keys.c.id, api_keys.c.first_used_at.is_(None).label("is_first"))
         .where(
             api_keys.c.tenant == tenant,
             api_keys.c.id == key_id,
-            or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < a_minute_ago),
+            or_(
+                api_keys.c.last_used_at.is_(None),
+                api_keys.c.last_used_at < func.clock_timestamp() - _MINUTE,
+            ),
         )
         .with_for_update(skip_locked=True)
+        .cte("due")
     )
-    connection.execute(
+    used = connection.execute(
         update(api_keys)
-        .where(api_keys.c.tenant == tenant, api_keys.c.id.in_(due))
-        .values(last_used_at=func.clock_timestamp())
-    )
+        .where(api_keys.c.tenant == tenant, api_keys.c.id == due.c.id)
+        .values(
+            last_used_at=func.clock_timestamp(),
+            first_used_at=func.coalesce(api_keys.c.first_used_at, func.clock_timestamp()),
+        )
+        .returning(due.c.is_first)
+    ).scalar()
+    return used is True
 
 
 def list_all(connection: Connection, tenant: str | None) -> list[StoredKey]:
     """Every key, newest first, or one tenant's."""
-    query = select(*_COLUMNS).order_by(api_keys.c.created_at.desc())
+    query = _KEYS.order_by(api_keys.c.created_at.desc())
     if tenant is not None:
         query = query.where(api_keys.c.tenant == tenant)
-    return [StoredKey(*row) for row in connection.execute(query)]
+    return [_key(row) for row in connection.execute(query)]
+
+
+def set_properties(connection: Connection, key_id: str, properties: KeyProperties) -> None:
+    """Replaces what an operator chooses of a key."""
+    connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(**_values(properties)))
+
+
+def replace_key(connection: Connection, key_id: str, new_key: str, expires_at: datetime) -> None:
+    """Notes the key that rotation made in its place, and when this one expires."""
+    connection.execute(
+        update(api_keys).where(api_keys.c.id == key_id).values(replaced_by=new_key, expires_at=expires_at)
+    )
 
 
 def is_revoked(connection: Connection, key_id: str) -> bool:
@@ -95,13 +191,58 @@ def is_revoked(connection: Connection, key_id: str) -> bool:
 
 
 def revoke(connection: Connection, key_id: str) -> bool:
-    """Revokes a key; False if there is no such valid key."""
+    """Revokes a key; False if there is no such key that was not revoked."""
     ended = connection.execute(
         update(api_keys)
-        .where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
+        .where(api_keys.c.id == key_id, _NOT_REVOKED)
         .values(revoked_at=func.clock_timestamp())
     )
     return ended.rowcount == 1
+
+
+def end_streams(connection: Connection, key_id: str) -> None:
+    """Has what runs with a revoked key end on every replica."""
+    connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(ends_streams=True))
+
+
+def ended_since(connection: Connection, age: timedelta) -> list[str]:
+    """The keys that end what runs with them and became invalid within the last `age`."""
+    now = func.clock_timestamp()
+    return list(
+        connection.scalars(
+            select(api_keys.c.id).where(
+                api_keys.c.ends_streams,
+                or_(
+                    api_keys.c.revoked_at > now - age,
+                    api_keys.c.expires_at.between(now - age, now),
+                ),
+            )
+        )
+    )
+
+
+def valid_keys_of(connection: Connection, tenant: str) -> int:
+    """How many valid keys a tenant has."""
+    return connection.execute(
+        select(func.count()).select_from(api_keys).where(api_keys.c.tenant == tenant, _VALID)
+    ).scalar_one()
+
+
+class TenantAndKeyLimits(NamedTuple):
+    """The limits that hold for the requests of a key, and the id under which they are counted."""
+
+    tenant: Limits
+    key: Limits
+    counted_as: str
+
+
+def limits_of(connection: Connection, tenant: str, key_id: str | None) -> TenantAndKeyLimits:
+    """The limits of a tenant and of one of its keys, revoked ones included."""
+    if key_id is not None and (key := get(connection, key_id)) is not None:
+        return TenantAndKeyLimits(key.settings.limits, key.properties.limits, key.first_key or key.id)
+    stored = tenants.get(connection, tenant)
+    settings = SERVER_SETTINGS if stored is None else stored.settings
+    return TenantAndKeyLimits(settings.limits, NO_LIMITS, "")
 
 
 _SHARED = "shared"

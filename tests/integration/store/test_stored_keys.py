@@ -1,30 +1,36 @@
 from datetime import datetime
 
-from server.http.authentication import make_key
+from server.administration.keys import make_key
 from server.store import stored_keys
 from server.store.database import Connection, Database
+from server.store.stored_keys import KeyProperties
 
 
 def add(connection: Connection, tenant: str, name: str = "") -> str:
     key = make_key()
-    stored_keys.insert_key(connection, tenant, key.id, name, key.digest)
+    stored_keys.insert_key(connection, tenant, key.id, key.digest, KeyProperties(name=name))
     return key.id
 
 
 def test_a_key_is_found_with_its_tenant_and_digest(database: Database) -> None:
     key = make_key()
     with database.begin() as connection:
-        stored_keys.insert_key(connection, "acme", key.id, "mine", key.digest)
+        stored_keys.insert_key(connection, "acme", key.id, key.digest, KeyProperties(name="mine"))
         found = stored_keys.get_valid(connection, key.id)
     assert found is not None
-    assert (found.tenant, found.id, found.name, found.digest) == ("acme", key.id, "mine", key.digest)
+    assert (found.tenant, found.id, found.properties.name, found.digest) == (
+        "acme",
+        key.id,
+        "mine",
+        key.digest,
+    )
     assert (found.last_used_at, found.revoked_at) == (None, None)
 
 
 def test_the_text_of_a_key_is_stored_nowhere(database: Database) -> None:
     key = make_key()
     with database.begin() as connection:
-        stored_keys.insert_key(connection, "acme", key.id, "mine", key.digest)
+        stored_keys.insert_key(connection, "acme", key.id, key.digest, KeyProperties(name="mine"))
         row = connection.exec_driver_sql("select api_keys::text from api_keys").scalar_one()
     assert key.text.rsplit("_", 1)[1] not in row
 

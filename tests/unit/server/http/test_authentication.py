@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from server.caller import DEFAULT_TENANT, Caller
+from server.administration.keys import make_key
+from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT, Caller
 from server.errors import NotAuthenticated
 from server.http import authentication
-from server.http.authentication import Authenticator, make_key
+from server.http.authentication import Authenticator
 from server.store.database import Database
 from server.store.stored_keys import StoredKey
 from tests.support.builders import examples
@@ -32,7 +33,7 @@ class Keys:
     def add(self, tenant: str) -> str:
         key = make_key()
         now = datetime.now(UTC)
-        self.stored[key.id] = StoredKey(tenant, key.id, "", key.digest, now, None, None)
+        self.stored[key.id] = StoredKey(tenant=tenant, id=key.id, digest=key.digest, created_at=now)
         return key.text
 
     def any_exist(self, _connection: object) -> bool:
@@ -42,8 +43,9 @@ class Keys:
     def get_valid(self, _connection: object, key_id: str) -> StoredKey | None:
         return self.stored.get(key_id)
 
-    def record_use(self, _connection: object, tenant: str, key_id: str) -> None:
+    def record_use(self, _connection: object, tenant: str, key_id: str) -> bool:
         self.touched.append((tenant, key_id))
+        return False
 
 
 @pytest.fixture
@@ -95,7 +97,7 @@ def test_the_first_key_closes_the_gate_for_good(keys: Keys) -> None:
 def test_a_valid_key_names_its_tenant_and_is_noted(keys: Keys, form: str) -> None:
     text = keys.add("acme")
     key_id = text.split("_")[1]
-    assert identify(keys, form.format(text)) == Caller("acme", key_id)
+    assert identify(keys, form.format(text)) == Caller("acme", key_id, scopes=DEFAULT_SCOPES)
     assert keys.touched == [("acme", key_id)]
 
 

@@ -1,0 +1,129 @@
+"""API keys: create, update, rotate, revoke. Each change adds its audit entry in the same transaction."""
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from server.administration import checks
+from server.administration.actor import Actor, described
+from server.errors import Conflict, InvalidRequest, NotFound
+from server.store import stored_keys
+from server.store.cluster import claims
+from server.store.database import Connection, clock
+from server.store.stored_keys import KeyProperties, StoredKey
+
+PREFIX = "hk"
+MAX_OVERLAP = timedelta(days=90)
+"""The most time for which a rotated key stays valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A new API key; `text` is shown once and never stored."""
+
+    id: str
+    text: str
+    digest: bytes
+
+
+def make_key() -> NewKey:
+    key_id = secrets.token_hex(8)
+    text = f"{PREFIX}_{key_id}_{secrets.token_hex(32)}"
+    return NewKey(key_id, text, digest_of(text))
+
+
+def digest_of(text: str) -> bytes:
+    """The SHA-256 digest by which a key is stored. Its secret is random, so a slow hash adds nothing."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def create_key(connection: Connection, actor: Actor, tenant: str, properties: KeyProperties) -> NewKey:
+    """A new key of a tenant. Raises InvalidRequest."""
+    checks.check_tenant(tenant)
+    _check(connection, properties)
+    key = make_key()
+    stored_keys.insert_key(connection, tenant, key.id, key.digest, properties)
+    actor.record(connection, "key.create", tenant, key.id, described(properties, KeyProperties()))
+    return key
+
+
+def update_key(
+    connection: Connection, actor: Actor, key_id: str, change: Callable[[KeyProperties], KeyProperties]
+) -> StoredKey:
+    """The key after the change. Raises NotFound for a key that does not exist or is revoked."""
+    stored = _locked(connection, key_id)
+    properties = change(stored.properties)
+    if properties != stored.properties:
+        if properties.expires_at != stored.properties.expires_at:
+            checks.check_expiry(properties.expires_at, clock(connection))
+        _check(connection, replace(properties, expires_at=None))
+        stored_keys.set_properties(connection, key_id, properties)
+        details = described(properties, stored.properties)
+        actor.record(connection, "key.update", stored.tenant, key_id, details)
+    return replace(stored, properties=properties)
+
+
+def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timedelta) -> NewKey:
+    """A new key with the same properties; the old one expires after the overlap, or as it was to before.
+
+    A key with an expiry has a successor that lives as long as the key was made for. Both count as one for
+    limits and budgets. Raises NotFound; Conflict for a key that was rotated before or has expired.
+    """
+    if not timedelta(0) <= overlap <= MAX_OVERLAP:
+        raise InvalidRequest(f"overlap is from 0 to {MAX_OVERLAP.days} days.", param="overlap")
+    stored, now = _locked(connection, key_id), clock(connection)
+    if stored.replaced_by is not None:
+        raise Conflict(f"Key {key_id} was replaced by {stored.replaced_by} already.")
+    if not stored.is_valid(now):
+        raise Conflict(f"Key {key_id} has expired; create a new one.")
+    expires_at = stored.properties.expires_at
+    successor = replace(stored.properties, expires_at=expires_at and now + (expires_at - stored.created_at))
+    key = make_key()
+    first = stored.first_key or stored.id
+    stored_keys.insert_key(connection, stored.tenant, key.id, key.digest, successor, first)
+    ends_at = now + overlap if expires_at is None else min(expires_at, now + overlap)
+    stored_keys.replace_key(connection, key_id, key.id, ends_at)
+    details = {"replaced_by": key.id, "expires_at": ends_at.isoformat()}
+    actor.record(connection, "key.rotate", stored.tenant, key_id, details)
+    return key
+
+
+def revoke_key(connection: Connection, actor: Actor, key_id: str, *, end: bool) -> int:
+    """Revokes a key. With `end` all that runs with it ends, on every replica, within about a second; a key
+    that was revoked before can be ended, too.
+
+    Returns how many of its stored responses had not ended. Raises NotFound.
+    """
+    stored = stored_keys.get(connection, key_id, lock=True)
+    if stored is None or (stored.revoked_at is not None and not end):
+        raise _unknown(key_id)
+    stored_keys.revoke(connection, key_id)
+    actor.record(connection, "key.revoke", stored.tenant, key_id, {"end": end})
+    if not end:
+        return 0
+    stored_keys.end_streams(connection, key_id)
+    return claims.request_cancel_of_key(connection, key_id)
+
+
+def _locked(connection: Connection, key_id: str) -> StoredKey:
+    stored = stored_keys.get(connection, key_id, lock=True)
+    if stored is None or stored.revoked_at is not None:
+        raise _unknown(key_id)
+    return stored
+
+
+def _unknown(key_id: str) -> NotFound:
+    return NotFound(f"There is no valid key {key_id[:100]!r}; `holdfast keys list` shows them.")
+
+
+def _check(connection: Connection, properties: KeyProperties) -> None:
+    checks.check_text(properties.name, "name")
+    checks.check_priority_floor(properties.priority_floor)
+    checks.check_scopes(properties.scopes)
+    checks.check_names(properties.models, "models")
+    checks.check_names(properties.tools, "tools")
+    checks.check_limits(properties.limits)
+    if properties.expires_at is not None:
+        checks.check_expiry(properties.expires_at, clock(connection))

@@ -1,0 +1,94 @@
+"""Tenants' settings: insert, read, change, delete. A tenant without a row has the server's settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from server.caller import SERVER_SETTINGS, TenantSettings
+from server.store import operator_tables
+from server.store.limit_columns import NAMES, limit_values, limits_of_row
+from server.store.operator_tables import api_keys
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTenant:
+    """A tenant's row."""
+
+    tenant: str
+    contact: str
+    created_at: datetime
+    settings: TenantSettings
+
+
+TABLE = operator_tables.tenants
+_OWN = tuple(one.name for one in fields(TenantSettings) if one.name != "limits")
+_PREFIX = "tenant_"
+SETTINGS_COLUMNS = [
+    *(TABLE.c[name].label(_PREFIX + name) for name in (*_OWN, *NAMES)),
+    TABLE.c.tenant.label(_PREFIX + "row"),
+]
+"""The columns that `settings_of_row` needs, in a query that joins tenants to something else."""
+
+
+def settings_of_row(columns: Mapping[Any, Any]) -> TenantSettings:
+    """The settings in a row with SETTINGS_COLUMNS; the server's if the tenant has no row."""
+    if columns[_PREFIX + "row"] is None:
+        return SERVER_SETTINGS
+    own = {name: columns[_PREFIX + name] for name in _OWN}
+    return TenantSettings(**own, limits=limits_of_row(columns, _PREFIX))
+
+
+def _values(contact: str, settings: TenantSettings) -> dict[str, Any]:
+    own = {name: getattr(settings, name) for name in _OWN}
+    return {"contact": contact, **own, **limit_values(settings.limits)}
+
+
+def _tenant(row: Row[Any]) -> StoredTenant:
+    columns = row._mapping
+    own = {name: columns[name] for name in _OWN}
+    settings = TenantSettings(**own, limits=limits_of_row(columns))
+    return StoredTenant(row.tenant, row.contact, row.created_at, settings)
+
+
+def insert_tenant(connection: Connection, tenant: str, contact: str, settings: TenantSettings) -> bool:
+    """Inserts a tenant's settings; False if it has some."""
+    row = insert(TABLE).values(tenant=tenant, **_values(contact, settings))
+    return connection.execute(row.on_conflict_do_nothing()).rowcount == 1
+
+
+def get(connection: Connection, tenant: str, *, lock: bool = False) -> StoredTenant | None:
+    """A tenant's settings; None if it has the server's. With `lock` the row is locked until commit."""
+    query = select(TABLE).where(TABLE.c.tenant == tenant)
+    row = connection.execute(query.with_for_update() if lock else query).first()
+    return _tenant(row) if row else None
+
+
+def list_all(connection: Connection) -> list[StoredTenant]:
+    """The tenants with settings of their own, by name."""
+    return [_tenant(row) for row in connection.execute(select(TABLE).order_by(TABLE.c.tenant))]
+
+
+def names(connection: Connection) -> list[str]:
+    """Every tenant that has settings or a key, by name."""
+    known = select(TABLE.c.tenant).union(select(api_keys.c.tenant)).order_by("tenant")
+    return list(connection.scalars(known))
+
+
+def set_settings(connection: Connection, tenant: str, contact: str, settings: TenantSettings) -> None:
+    """Replaces a tenant's settings."""
+    connection.execute(update(TABLE).where(TABLE.c.tenant == tenant).values(**_values(contact, settings)))
+
+
+def delete_settings(connection: Connection, tenant: str) -> bool:
+    """Deletes a tenant's settings, and nothing else of it; False if there were none."""
+    return connection.execute(delete(TABLE).where(TABLE.c.tenant == tenant)).rowcount == 1
+
+
+def max_unfinished_by_tenant(connection: Connection) -> dict[str, int]:
+    """The limits of unfinished responses that operators have set, by tenant."""
+    wanted = select(TABLE.c.tenant, TABLE.c.max_unfinished).where(TABLE.c.max_unfinished.is_not(None))
+    return {row.tenant: row.max_unfinished for row in connection.execute(wanted)}
