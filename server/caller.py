@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Literal
 
+from server.errors import MissingScope
+
 DEFAULT_TENANT = "default"
 """The tenant of all requests while no API key exists."""
 
@@ -78,6 +80,11 @@ class Caller:
     def counted_as(self) -> str:
         """The key id under which requests and tokens are counted; empty while no key exists."""
         return self.first_key or self.key_id or ""
+
+    def require(self, scope: Scope) -> None:
+        """Raises MissingScope for a key without the scope."""
+        if scope not in self.scopes:
+            raise MissingScope(scope)
 
     def may_use_model(self, model: str) -> bool:
         return self.models is None or model in self.models

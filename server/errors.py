@@ -81,6 +81,30 @@ class WrongHost(ApiError, status=403, code="wrong_host"):
         )
 
 
+class MissingScope(ApiError, status=403, code="insufficient_scope"):
+    """The key may not do this."""
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(
+            f"You have insufficient permissions for this operation. Missing scopes: {scope}. This server's "
+            "operator sets what an API key may do."
+        )
+
+
+class ModelNotAllowed(ApiError, status=403, code="model_not_found"):
+    """The key may not use this model. Has OpenAI's status and code."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"This API key does not have access to model '{model[:100]}'.", param="model")
+
+
+class ToolNotAllowed(ApiError, status=403, code="tool_not_allowed"):
+    """The key may not use this tool, which the server would run."""
+
+    def __init__(self, tool: str, param: str) -> None:
+        super().__init__(f"This API key does not have access to the tool '{tool[:100]}'.", param=param)
+
+
 class NotFound(ApiError, status=404, code="not_found"):
     """Absent, deleted, or another tenant's: all the same."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from uuid import UUID
 
+from server.caller import Caller
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 
 
@@ -97,31 +98,31 @@ class UnfinishedResponses:
         self._tenants: dict[UUID, str] = {}
         self._counts: Counter[str] = Counter()
 
-    def share(self, key_id: str | None) -> int:
-        """The limit of one tenant. `key_id` is None on a server without keys."""
-        if self._per_tenant is not None:
-            return min(self._per_tenant, self.total)
-        return self.total if key_id is None else max(1, self.total // 2)
+    def share(self, caller: Caller) -> int:
+        """The limit of the caller's tenant. A server without keys has one, whose limit is the total."""
+        own = caller.settings.max_unfinished
+        most = self._per_tenant if own is None else own
+        if most is not None:
+            return min(most, self.total)
+        return self.total if caller.key_id is None else max(1, self.total // 2)
 
-    def check(self, tenant: str, key_id: str | None, count: int) -> None:
+    def check(self, caller: Caller, count: int) -> None:
         """Raises TooManyRequests or Overloaded if `reserve` would; InvalidRequest if `count` never fits."""
         with self._lock:
-            self._check(tenant, key_id, count)
+            self._check(caller, count)
 
-    def reserve(
-        self, tenant: str, key_id: str | None, responses: Sequence[UUID], image_bytes: int = 0
-    ) -> None:
+    def reserve(self, caller: Caller, responses: Sequence[UUID], image_bytes: int = 0) -> None:
         """Count these responses, or none of them, and the bytes of pictures that they share.
 
         Raises as `check` does.
         """
         with self._lock:
-            self._check(tenant, key_id, len(responses))
+            self._check(caller, len(responses))
             if image_bytes:
-                self._images.acquire(tenant, image_bytes)
+                self._images.acquire(caller.tenant, image_bytes)
                 self._image_bytes[responses[0]] = image_bytes
             for response in responses:
-                self._add(response, tenant)
+                self._add(response, caller.tenant)
 
     def add(self, response: UUID, tenant: str) -> None:
         """Count a response regardless of the limits; idempotent."""
@@ -160,15 +161,15 @@ class UnfinishedResponses:
             self._tenants[response] = tenant
             self._counts[tenant] += 1
 
-    def _check(self, tenant: str, key_id: str | None, count: int) -> None:
-        share = self.share(key_id)
+    def _check(self, caller: Caller, count: int) -> None:
+        share = self.share(caller)
         if count > share:
             raise InvalidRequest(
                 f"A request may ask for at most {share} answers at a time here, not {count}.",
                 param="n",
                 code="invalid_value",
             )
-        if share < self.total and self._counts.get(tenant, 0) + count > share:
+        if share < self.total and self._counts.get(caller.tenant, 0) + count > share:
             raise TooManyRequests(
                 f"You may have {share} unfinished responses here at a time; try again later."
             )

@@ -133,6 +133,11 @@ class ResponseWriter:
         )
         return Run(facts, first_decoding_spec(self._served, new.resolved, new.prepared))
 
+    def _retention_days_of(self, caller: Caller) -> int:
+        """Days until a tenant's responses expire; 0 for never."""
+        own = caller.settings.retention_days
+        return self._retention_days if own is None else own
+
     def _row(self, new: NewRun) -> NewResponse:
         request, echo, engine_request = new.resolved.request, new.prepared.echo, new.prepared.engine_request
         conversation = new.resolved_input.conversation
@@ -154,7 +159,7 @@ class ResponseWriter:
             asked=msgspec.json.encode(stored_request).decode(),
             metadata=msgspec.json.encode(echo.metadata).decode(),
             choice=request.choice if isinstance(request, ChoiceRequest) else None,
-            lifetime=lifetime(request, self._retention_days),
+            lifetime=lifetime(request, self._retention_days_of(new.caller)),
         )
 
 

@@ -165,12 +165,12 @@ class Admission:
         """The requests as they will run. Raises ApiError or DecodeFailure, also at the caller's limits."""
         choices = [with_generation_config(request, "max_output_tokens") for request in requests]
         for request in choices:
-            validate_request(request, self._served)
+            validate_request(caller, request, self._served)
             check_priority(caller, request)
             if request.store is not False or request.background:
                 self.storage.check(caller)
         if not choices[0].background:
-            self._recorder.capacity.check(caller.tenant, caller.key_id, len(choices))
+            self._recorder.capacity.check(caller, len(choices))
         return choices
 
     def _start(self, prepared: Sequence[NewRun]) -> list[AcceptedResponse]:
@@ -206,7 +206,7 @@ class Admission:
         images = {
             image.digest: len(image.data) for new in prepared for image in new.prepared.engine_request.images
         }
-        self._recorder.capacity.reserve(caller.tenant, caller.key_id, ids, sum(images.values()))
+        self._recorder.capacity.reserve(caller, ids, sum(images.values()))
         try:
             if prepared[0].stored:
                 return self._accept(prepared)

@@ -15,6 +15,7 @@ from server.admission.history import HistoryReads
 from server.admission.parse_input import read_request_input
 from server.admission.request_validation import validate_request
 from server.admission.resolve_input import reading_input, with_own_id
+from server.caller import Caller
 from server.compaction.summary import RETAINED_SHARE, Summary, pending_calls, retained_messages, transcript
 from server.delivery.image_urls import items_with_image_urls
 from server.errors import InvalidRequest
@@ -68,11 +69,11 @@ class PendingCompaction:
 
 
 def start_compaction(
-    database: Database, served: LoadedModel, tenant: str, request: CreateResponse, history: HistoryReads
+    database: Database, served: LoadedModel, caller: Caller, request: CreateResponse, history: HistoryReads
 ) -> PendingCompaction:
     """Resolve the input and divide it. Raises ApiError or DecodeFailure."""
-    validate_request(request, served)
-    compaction_id = ids.new_uuid()
+    validate_request(caller, request, served)
+    tenant, compaction_id = caller.tenant, ids.new_uuid()
     request, input_items = read_request_input(request)
 
     with reading_input(database, history, served, tenant, request, input_items, compaction_id) as resolved:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from server.caller import Caller
 from server.completions.shared_parameters import check_format_name
-from server.errors import InvalidRequest, UnknownModel
+from server.errors import InvalidRequest, ModelNotAllowed, UnknownModel
 from server.prompting.engine_parameters import wants_logprobs
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.completions.requests import CompletionParameters
@@ -73,8 +73,8 @@ _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
 """Parameter, code, condition and sentence of each error, in the order in which they are checked."""
 
 
-def validate_request(request: CreateResponse, served: LoadedModel) -> None:
-    """Raises InvalidRequest as `refuse_unsupported` and for a chat_template, UnknownModel for the model."""
+def validate_request(caller: Caller, request: CreateResponse, served: LoadedModel) -> None:
+    """Raises InvalidRequest as `refuse_unsupported` and for a chat_template; as `check_model` does."""
     if request.chat_template is not None and not served.trusts_templates:
         raise InvalidRequest(
             "This server's operator does not let requests bring a chat_template; the model's own is used.",
@@ -82,8 +82,15 @@ def validate_request(request: CreateResponse, served: LoadedModel) -> None:
             code="unsupported_parameter",
         )
     refuse_unsupported(request)
-    if request.model not in served.names:
-        raise UnknownModel(request.model, served.names)
+    check_model(caller, request.model, served)
+
+
+def check_model(caller: Caller, model: str, served: LoadedModel) -> None:
+    """Raises UnknownModel for a model that is not served, ModelNotAllowed for one that is not the key's."""
+    if not caller.may_use_model(model):
+        raise ModelNotAllowed(model)
+    if model not in served.names:
+        raise UnknownModel(model, caller.usable_models(served.names))
 
 
 def refuse_unsupported(request: CreateResponse) -> None:

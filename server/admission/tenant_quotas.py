@@ -39,15 +39,17 @@ class StorageQuota:
         self._lock = threading.Lock()
         self._read: dict[str, tuple[float, int]] = {}
 
-    def share(self, key_id: str | None) -> int | None:
-        """A tenant's quota in bytes, None for no quota. `key_id` is None on a server without keys."""
-        if self._per_tenant is not None:
-            return self._per_tenant
-        return DEFAULT_TENANT_BYTES if key_id is not None else None
+    def share(self, caller: Caller) -> int | None:
+        """The quota of the caller's tenant in bytes, None for no quota."""
+        own = caller.settings.max_stored_bytes
+        most = self._per_tenant if own is None else own
+        if most is not None:
+            return most
+        return DEFAULT_TENANT_BYTES if caller.key_id is not None else None
 
     def check(self, caller: Caller) -> None:
         """Raises StorageQuotaExceeded if this caller's tenant may store no more, or DatabaseError."""
-        share = self.share(caller.key_id)
+        share = self.share(caller)
         if share is not None and self._stored(caller.tenant) >= share:
             raise StorageQuotaExceeded(share)
 
@@ -76,8 +78,10 @@ class QueueLimits:
 
     def share(self, caller: Caller) -> int:
         """The caller's limit. A server without keys has one tenant, whose limit is the total."""
-        if self.per_tenant is not None:
-            return min(self.per_tenant, self.total)
+        own = caller.settings.max_queued
+        most = self.per_tenant if own is None else own
+        if most is not None:
+            return min(most, self.total)
         return self.total if caller.key_id is None else max(1, self.total // 2)
 
     def check(self, connection: Connection, caller: Caller) -> None:

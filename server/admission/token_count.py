@@ -28,7 +28,7 @@ def count_input(
     Raises what creating the response would raise.
     """
     tenant = caller.tenant
-    validate_request(request, served)
+    validate_request(caller, request, served)
     request, input_items = read_templated_input(database, tenant, request)
 
     with reading_input(database, history, served, tenant, request, input_items, new_uuid()) as resolved:

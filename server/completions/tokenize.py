@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from engine.vocabulary import Vocabulary
 from server.completions.chat import as_response_request, validate_chat_request
-from server.errors import InvalidRequest, UnknownModel
+from server.errors import InvalidRequest
 from server.model_formats.interface import PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
@@ -17,10 +17,8 @@ from server.protocol.responses.items import Item
 from server.protocol.responses.tools import read_tools
 
 
-def vocabulary_of(served: LoadedModel, model: str | None) -> Vocabulary:
-    """The model's vocabulary. Raises UnknownModel, or InvalidRequest if the model has none."""
-    if model is not None and model not in served.names:
-        raise UnknownModel(model, served.names)
+def vocabulary_of(served: LoadedModel) -> Vocabulary:
+    """The model's vocabulary. Raises InvalidRequest if it has none."""
     if served.vocabulary is None:
         raise InvalidRequest("What this model's tokens spell is not known here.", param="model")
     return served.vocabulary

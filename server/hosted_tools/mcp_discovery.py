@@ -8,11 +8,19 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from server.caller import Caller
-from server.errors import InvalidRequest, NotReady, Overloaded, ToolServerDown, TooManyRequests
+from server.errors import (
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    ToolNotAllowed,
+    ToolServerDown,
+    TooManyRequests,
+)
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.offered_tools import HostedTools, McpCredentials, hosted_tools_of
 from server.hosted_tools.registered_servers import TOKEN_HEADER
@@ -46,6 +54,8 @@ BUILTIN_LABELS = {
     "web_search_preview_2025_03_11": "browser",
 }
 """OpenAI's built-in tools, and the label of the registered server that implements each; vLLM's labels."""
+_BUILTIN_NAMES = {"python": "code_interpreter", "browser": "web_search"}
+"""The names that stand for all versions of a built-in tool in what a key may use."""
 BUILTIN_TOOLS = {"python": ("python",), "browser": ("search", "open", "find")}
 _VLLM_LABELS: dict[object, dict[str, Any]] = {
     "code_interpreter": {"type": "code_interpreter", "container": {"type": "auto"}},
@@ -121,7 +131,7 @@ class _RequestServers:
     def __init__(self, servers: McpServers, caller: Caller) -> None:
         self.labels = servers.registered.labels_for(caller.tenant, caller.key_id)
         self._servers = servers
-        self._tenant = caller.tenant
+        self._caller = caller
         self._pending: list[Future[None]] = []
 
     def as_mcp_tool(self, element: dict[str, Any]) -> dict[str, Any] | None:
@@ -165,7 +175,7 @@ class _RequestServers:
         The errors are not raised while lists of this request are pending: the server is asked after those.
         """
         try:
-            result = self._servers.find_tools(label, credentials, self._tenant)
+            result = self._servers.find_tools(label, credentials, self._caller.tenant)
         except (TooManyRequests, Overloaded):
             if not self._pending:
                 raise
@@ -190,6 +200,7 @@ class _RequestServers:
                     code="unsupported_parameter",
                 )
         self._check_server(tool, path)
+        self._check_access(tool, path)
         if credentials.url is None:
             self._check_registered_headers(tool, credentials, path)
         hidden = "headers" if tool.headers else "authorization" if tool.authorization else None
@@ -235,6 +246,22 @@ class _RequestServers:
                 param=f"{path}.server_url",
                 code="unsupported_parameter",
             ) from None
+
+    def _check_access(self, tool: McpTool, path: str) -> None:
+        """Raises ToolNotAllowed for a server that the caller's key may not use.
+
+        A server at a URL of the request is known by that URL and by its host, never by its label, which the
+        request chooses.
+        """
+        names: tuple[str | None, ...]
+        if tool.server_url is not None:
+            names = (tool.server_url, tool.server_url.partition("?")[0], urlsplit(tool.server_url).hostname)
+        elif tool.stands_for is not None:
+            names = (tool.server_label, tool.stands_for["type"], _BUILTIN_NAMES[tool.server_label])
+        else:
+            names = (tool.server_label,)
+        if not self._caller.may_use_tool(*names):
+            raise ToolNotAllowed(str(names[0 if tool.stands_for is None else 1]), path)
 
 
 def _builtin_server(

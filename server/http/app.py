@@ -8,7 +8,7 @@ from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.routing import Route, WebSocketRoute
 
-from server.caller import Caller
+from server.caller import Caller, Scope
 from server.configuration.origins import read_cors_origins, require_json
 from server.errors import WorkerReplica
 from server.http.asgi.answers import Answer
@@ -37,9 +37,9 @@ def build(services: Services, connections: int) -> Starlette:
     if not services.config.serves_api:
         return _build_worker(services, threads, connections)
     context = _endpoint_context(services, threads, connections)
-    keyed = [(route.method, route.path, route.handler) for route in ROUTES]
+    keyed = [(route.method, route.path, route.handler, route.required_scope) for route in ROUTES]
     if services.config.tokenizer_info == "on":
-        keyed.append(("GET", "/tokenizer_info", models_and_tokenizer.tokenizer_info))
+        keyed.append(("GET", "/tokenizer_info", models_and_tokenizer.tokenizer_info, "read"))
     public = {route.handler: _public_endpoint(services, context, route.handler) for route in PUBLIC_ROUTES}
 
     def refuse(request: Request, error: Exception) -> RouterRefusal:
@@ -48,7 +48,7 @@ def build(services: Services, connections: int) -> Starlette:
     app = Starlette(
         routes=[
             WebSocketRoute("/v1/responses", _websocket_endpoint(services, context, connections)),
-            *(_keyed_route(services, context, method, path, handler) for method, path, handler in keyed),
+            *(_keyed_route(services, context, *route) for route in keyed),
             *(Route(route.path, public[route.handler], methods=[route.method]) for route in PUBLIC_ROUTES),
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
@@ -103,7 +103,12 @@ def _half_per_tenant(what: str, total: int) -> SharedLimit:
 
 
 def _keyed_route(
-    services: Services, context: EndpointContext[Caller], method: str, path: str, handler: Handler
+    services: Services,
+    context: EndpointContext[Caller],
+    method: str,
+    path: str,
+    handler: Handler,
+    scope: Scope,
 ) -> Route:
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
         if method == "POST":
@@ -117,6 +122,7 @@ def _keyed_route(
         handle,
         context,
         threads.cancel if ends_others else threads.read if method == "GET" else threads.write,
+        authorize=lambda caller: caller.require(scope),
         max_body=services.config.max_body_bytes if method == "POST" else MAX_UNUSED_BODY_BYTES,
         body_seconds=services.config.body_seconds,
         limited=not ends_others,
@@ -143,6 +149,7 @@ def _websocket_endpoint(
     return SocketEndpoint(
         lambda websocket, caller: SocketSession(services, websocket, caller, retained_bytes),
         context,
+        authorize=lambda caller: caller.require("write"),
         sockets=_half_per_tenant("WebSockets", max(2, connections // 4)),
         seconds=services.config.websocket_seconds,
         send_seconds=services.config.send_seconds,

@@ -11,12 +11,14 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from server.caller import Scope
 from server.errors import (
     ApiError,
     BodyTooLarge,
     BodyTooSlow,
     InternalError,
     InvalidRequest,
+    MissingScope,
     NotAuthenticated,
     NotFound,
     Overloaded,
@@ -94,6 +96,8 @@ class Operation(Generic[H]):
     """Bodies of other statuses that are not error objects; None for an empty body."""
     operation_id: str = ""
     """If not the handler's, which is its module's name and its own."""
+    scope: Scope | None = None
+    """What a key must be allowed to do; by default `read` for GET, `write` for other methods."""
 
     @property
     def method(self) -> str:
@@ -102,6 +106,11 @@ class Operation(Generic[H]):
     @property
     def path(self) -> str:
         return self.route.partition(" ")[2]
+
+    @property
+    def required_scope(self) -> Scope:
+        """The scope that a key needs for it."""
+        return self.scope or ("read" if self.method == "GET" else "write")
 
 
 def document(keyed: Sequence[Operation[Any]], public: Sequence[Operation[Any]]) -> bytes:
@@ -148,6 +157,7 @@ def _operation(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
     operation["responses"] = _responses(route, schemas, is_keyed=is_keyed)
     if is_keyed:
         operation["security"] = [{"bearer": []}]
+        operation["x-scope"] = route.required_scope
     return operation
 
 
@@ -167,7 +177,7 @@ def _responses(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
         content["text/event-stream"] = {"schema": _server_sent_event(schemas.of(*route.streams))}
     refused = [*_COMMON_ERRORS, *route.refuses]
     if is_keyed:
-        refused += [NotAuthenticated, WrongHost, WrongOrigin]
+        refused += [NotAuthenticated, MissingScope, WrongHost, WrongOrigin]
     if route.takes is not None:
         refused.append(UnsupportedMediaType)
     if route.takes is not None or route.parameters:

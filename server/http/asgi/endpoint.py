@@ -64,6 +64,8 @@ class Endpoint(Generic[C]):
     context: EndpointContext[C]
     threads: ThreadPool
     _: KW_ONLY
+    authorize: Callable[[C], None]
+    """Raises ApiError for a caller who may not use this endpoint; called on the loop."""
     max_body: int
     body_seconds: float
     limited: bool = True
@@ -93,6 +95,7 @@ class Endpoint(Generic[C]):
 
     async def _serve(self, request: Request, body: RequestBody, send: "_TrackedSend") -> None:
         caller = await self.context.identify_caller(request)
+        self.authorize(caller)
         share = self.context.share_of(caller)
         with self._within_limit(share):
             try:

@@ -73,6 +73,8 @@ class SocketEndpoint(Generic[C]):
     connect: Callable[[WebSocket, C], Session]
     context: EndpointContext[C]
     _: KW_ONLY
+    authorize: Callable[[C], None]
+    """Raises ApiError for a caller who may not open a WebSocket; called on the loop."""
     sockets: SharedLimit
     seconds: float
     send_seconds: float
@@ -83,6 +85,7 @@ class SocketEndpoint(Generic[C]):
         websocket.state.request_id = request_id_of(websocket.headers.get("x-request-id"))
         try:
             caller = await self.context.identify_caller(websocket)
+            self.authorize(caller)
             share = self.context.share_of(caller)
             self.sockets.acquire(share.tenant)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object

@@ -4,11 +4,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.vocabulary import Vocabulary
+from server.admission.request_validation import check_model
 from server.caller import Caller
 from server.completions import tokenize as runs
 from server.completions.legacy import check_tokens, spell_tokens
 from server.configuration.shipped_files import model_folder
-from server.errors import UnknownModel
 from server.http.handlers.completions import input_param_as
 from server.http.json_responses import json_response
 from server.http.services import Services
@@ -22,7 +23,7 @@ from server.protocol.responses.response import Model, ModelList, Permission
 def tokenize(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /tokenize"""
     wanted = decode(body, TokenizeRequest)
-    vocabulary = runs.vocabulary_of(services.model, wanted.model)
+    vocabulary = _vocabulary_of(services, caller, wanted.model)
     with input_param_as("prompt" if wanted.messages is None else "messages"):
         tokens = runs.tokenize(services.model, caller.tenant, wanted)
     limit = services.model.model_info.context_length
@@ -45,26 +46,33 @@ def tokenizer_info(services: Services, _caller: Caller, request: Request, _body:
     return json_response(request, msgspec.Raw(msgspec.json.encode(told)))
 
 
-def detokenize(services: Services, _caller: Caller, request: Request, body: bytes) -> Response:
+def detokenize(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /detokenize"""
     wanted = decode(body, DetokenizeRequest, MAX_TOKEN_VALUES)
-    vocabulary = runs.vocabulary_of(services.model, wanted.model)
+    vocabulary = _vocabulary_of(services, caller, wanted.model)
     runs.check_token_count(wanted.tokens, services.model)
     check_tokens(wanted.tokens, "tokens", vocabulary)
     return json_response(request, Detokenized(spell_tokens(wanted.tokens, vocabulary)))
 
 
-def list_models(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+def list_models(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
     """GET /v1/models"""
-    return json_response(request, ModelList([_model(services, name) for name in services.model.names]))
+    return json_response(
+        request, ModelList([_model(services, name) for name in caller.usable_models(services.model.names)])
+    )
 
 
-def retrieve(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
     """GET /v1/models/{model}"""
     name = request.path_params["model"]
-    if name not in services.model.names:
-        raise UnknownModel(name, services.model.names)
+    check_model(caller, name, services.model)
     return json_response(request, _model(services, name))
+
+
+def _vocabulary_of(services: Services, caller: Caller, model: str | None) -> Vocabulary:
+    """The vocabulary of a model, or of the one that is served. Raises ApiError."""
+    check_model(caller, services.model.name if model is None else model, services.model)
+    return runs.vocabulary_of(services.model)
 
 
 def _model(services: Services, name: str) -> Model:

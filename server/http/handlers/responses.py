@@ -209,7 +209,7 @@ def compact(services: Services, caller: Caller, request: Request, body: bytes) -
     if wanted.input is None:
         wanted = msgspec.structs.replace(wanted, input=[])
     compacting = start_compaction(
-        services.database, services.model, caller.tenant, wanted, services.admission.history
+        services.database, services.model, caller, wanted, services.admission.history
     )
     if compacting.summary.is_short:
         return json_response(request, compacting.finish(None))

@@ -122,6 +122,7 @@ class SocketSession:
         services, message = self._services, _validated(wanted.message)
         # Again: the key may have been revoked meanwhile.
         caller = services.authenticator.authenticate(self._websocket)
+        caller.require("write")
         input_images.SOURCE.set(services.model.image_source(caller.tenant))
         retained = self._retained.get(message.previous_response_id or "")
         size = wanted.size + (retained.size if retained else 0)

@@ -36,21 +36,24 @@ _CLAIM_TO_END = text(
 _WAITING_FOR_MODEL = f"{_UNOWNED} and background and model = any(cast(:models as text[]))"
 _CLAIM_WAITING = text(
     f"""
-    with recursive tenants (tenant) as (
+    with recursive waiting (tenant) as (
         (select tenant from responses where {_UNOWNED} order by tenant limit 1)
         union all
         select (select r.tenant from responses r where {_UNOWNED} and r.tenant > t.tenant
                 order by r.tenant limit 1)
-        from tenants t where t.tenant is not null),
+        from waiting t where t.tenant is not null),
     candidates as materialized (
         select t.tenant, c.id, c.priority, c.queued_at, c.turn + (
             select count(*) from responses r
             where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id is not null) as turn
-        from tenants t cross join lateral (
+        from waiting t left join tenants own on own.tenant = t.tenant cross join lateral (
             select id, priority, queued_at, row_number() over (order by priority, queued_at) as turn
             from responses where tenant = t.tenant and {_WAITING_FOR_MODEL}
             order by priority, queued_at limit :looked_at) c
-        where t.tenant is not null and t.tenant <> all(cast(:full as text[]))),
+        where t.tenant is not null and t.tenant <> all(cast(:full as text[]))
+          and (own.max_unfinished is null or c.turn <= own.max_unfinished - (
+            select count(*) from responses r
+            where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id = :me))),
     chosen as materialized (
         select r.tenant, r.id from candidates c join responses r on r.tenant = c.tenant and r.id = c.id
         where {_WAITING_FOR_MODEL}
@@ -76,7 +79,8 @@ def claim_waiting(
     """Claims background responses to generate, fairly by tenant.
 
     The next one belongs to the tenant with the fewest in progress; within a tenant, it has the lowest
-    priority number and waits longest. Tenants in `full` are skipped. The caller's transaction has passed the
+    priority number and waits longest. Tenants in `full` are skipped, and those that have as many here as
+    their settings allow. The caller's transaction has passed the
     fence.
     """
     parameters = {

@@ -33,7 +33,7 @@ def counted(database: Database) -> None:
 
 
 def compacted(database: Database) -> None:
-    compact.start_compaction(database, SERVED, "default", REQUEST, HistoryReads())
+    compact.start_compaction(database, SERVED, Caller("default", None), REQUEST, HistoryReads())
 
 
 @pytest.mark.parametrize("prepare", [admitted, counted, compacted])

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from server.caller import Caller
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 from server.limits import MAX_IMAGE_BYTES, SharedLimit, UnfinishedResponses
 from server.protocol.ids import new_uuid
@@ -56,18 +57,18 @@ def test_tenants_with_nothing_in_use_are_forgotten() -> None:
 def test_pictures_of_unfinished_responses_are_counted_until_they_end() -> None:
     counted = UnfinishedResponses(total=10)
     first, second, third = new_uuid(), new_uuid(), new_uuid()
-    counted.reserve("a", "key", [first, second], MAX_IMAGE_BYTES // 2)
+    counted.reserve(Caller("a", "key"), [first, second], MAX_IMAGE_BYTES // 2)
     with pytest.raises(TooManyRequests, match="bytes of pictures"):
-        counted.reserve("a", "key", [third], 1)
+        counted.reserve(Caller("a", "key"), [third], 1)
     assert third not in counted
-    counted.reserve("b", "key", [third], MAX_IMAGE_BYTES // 2)
+    counted.reserve(Caller("b", "key"), [third], MAX_IMAGE_BYTES // 2)
     with pytest.raises(Overloaded, match="bytes of pictures"):
-        counted.reserve("c", "key", [new_uuid()], 1)
+        counted.reserve(Caller("c", "key"), [new_uuid()], 1)
     counted.discard(second)
     with pytest.raises(TooManyRequests):
-        counted.reserve("a", "key", [new_uuid()], 1)
+        counted.reserve(Caller("a", "key"), [new_uuid()], 1)
     counted.discard(first)
-    counted.reserve("a", "key", [new_uuid()], MAX_IMAGE_BYTES // 2)
+    counted.reserve(Caller("a", "key"), [new_uuid()], MAX_IMAGE_BYTES // 2)
 
 
 def test_threads_never_take_more_than_there_is() -> None:
@@ -94,29 +95,29 @@ def ids(count: int) -> Sequence[UUID]:
 
 def test_a_tenant_with_a_key_has_half_and_the_others_the_rest() -> None:
     capacity = UnfinishedResponses(total=4)
-    capacity.reserve("a", "key", ids(2))
+    capacity.reserve(Caller("a", "key"), ids(2))
     with pytest.raises(TooManyRequests):
-        capacity.reserve("a", "key", ids(1))
-    capacity.reserve("b", "key", ids(2))
+        capacity.reserve(Caller("a", "key"), ids(1))
+    capacity.reserve(Caller("b", "key"), ids(2))
     with pytest.raises(Overloaded):
-        capacity.check("c", "key", 1)
+        capacity.check(Caller("c", "key"), 1)
     assert len(capacity) == 4
 
 
 def test_without_a_key_the_one_tenant_has_all() -> None:
     capacity = UnfinishedResponses(total=3)
-    capacity.reserve("default", None, ids(3))
+    capacity.reserve(Caller("default", None), ids(3))
     with pytest.raises(Overloaded):
-        capacity.reserve("default", None, ids(1))
+        capacity.reserve(Caller("default", None), ids(1))
 
 
 def test_the_setting_bounds_a_tenant_with_and_without_a_key() -> None:
     capacity = UnfinishedResponses(total=8, per_tenant=1)
     for key in (None, "key"):
         (one,) = ids(1)
-        capacity.reserve("a", key, [one])
+        capacity.reserve(Caller("a", key), [one])
         with pytest.raises(TooManyRequests):
-            capacity.reserve("a", key, ids(1))
+            capacity.reserve(Caller("a", key), ids(1))
         assert capacity.full_tenants() == {"a"}
         capacity.discard(one)
         assert capacity.full_tenants() == set()
@@ -124,21 +125,21 @@ def test_the_setting_bounds_a_tenant_with_and_without_a_key() -> None:
 
 def test_of_several_responses_all_are_counted_or_none_is() -> None:
     capacity = UnfinishedResponses(total=4)
-    capacity.reserve("a", None, ids(2))
+    capacity.reserve(Caller("a", None), ids(2))
     with pytest.raises(Overloaded):
-        capacity.reserve("a", None, ids(3))
+        capacity.reserve(Caller("a", None), ids(3))
     assert len(capacity) == 2
     with pytest.raises(InvalidRequest):
-        capacity.reserve("a", None, ids(5))
+        capacity.reserve(Caller("a", None), ids(5))
 
 
 def test_a_response_is_counted_once_and_let_go_once() -> None:
     capacity = UnfinishedResponses(total=2)
     (one,) = ids(1)
-    capacity.reserve("a", None, [one])
+    capacity.reserve(Caller("a", None), [one])
     capacity.add(one, "a")
     assert one in capacity
     capacity.discard(one)
     capacity.discard(one)
     assert one not in capacity
-    capacity.reserve("a", None, ids(2))
+    capacity.reserve(Caller("a", None), ids(2))

@@ -66,6 +66,6 @@ def test_nothing_is_read_while_there_is_no_bound(database: FakeDatabase) -> None
 
 def test_a_tenant_with_a_key_has_a_bound_by_default() -> None:
     quota = StorageQuota(None, Config().max_stored_bytes_of_tenant)  # type: ignore[arg-type]
-    assert quota.share("k1") == DEFAULT_TENANT_BYTES
-    assert quota.share(None) is None
-    assert StorageQuota(None, 5).share(None) == 5  # type: ignore[arg-type]
+    assert quota.share(KEYED) == DEFAULT_TENANT_BYTES
+    assert quota.share(Caller("alice", None)) is None
+    assert StorageQuota(None, 5).share(Caller("alice", None)) == 5  # type: ignore[arg-type]

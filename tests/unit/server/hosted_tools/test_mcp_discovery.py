@@ -1,14 +1,17 @@
 """What is refused of a request that names servers' tools, before any server is asked."""
 
 import logging
+from typing import Any
 
 import msgspec
 import pytest
 
 from server.caller import Caller
+from server.errors import NotReady, ToolNotAllowed
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
 from server.hosted_tools.registered_servers import RegisteredServers
+from server.outbound_http.allowed_addresses import read_allowed
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
 
@@ -31,3 +34,45 @@ def test_the_log_says_once_which_tools_are_left_out(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO):
         discover_tools(McpServers(RegisteredServers(), 1), CALLER, request, [])
     assert caplog.messages == ["a tool of type file_search is left out"]
+
+
+CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
+SEARCH = {"type": "web_search_preview"}
+REGISTERED = {"type": "mcp", "server_label": "files"}
+OWN = {"type": "mcp", "server_label": "files2", "server_url": "http://127.0.0.1:9/mcp?token=x"}
+
+
+def is_allowed(tool: dict[str, Any], *allowed: str) -> bool:
+    """Whether a key with these tools may use the tool; its server is not asked, or does not answer."""
+    locations = dict.fromkeys(("python", "browser", "files"), "http://127.0.0.1:1/mcp")
+    servers = McpServers(RegisteredServers(locations), 1, read_allowed("http://127.0.0.1:9"))
+    request = msgspec.convert({"model": "m", "input": "x", "tools": [tool]}, CreateResponse)
+    caller = Caller("alice", "k1", tools=frozenset(allowed))
+    try:
+        discover_tools(servers, caller, request, [])
+    except NotReady:
+        return True
+    except ToolNotAllowed:
+        return False
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("tool", "names"),
+    [
+        (CODE, ("code_interpreter", "python")),
+        (SEARCH, ("web_search", "web_search_preview", "browser")),
+        (REGISTERED, ("files",)),
+        (OWN, ("127.0.0.1", "http://127.0.0.1:9/mcp", "http://127.0.0.1:9/mcp?token=x")),
+    ],
+)
+def test_a_key_uses_the_tools_that_it_names_and_no_others(
+    tool: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    for name in names:
+        assert is_allowed(tool, name)
+        assert is_allowed(tool, "other", name)
+    assert not is_allowed(tool, "other")
+    assert not is_allowed(tool, "files2")  # a label that the request chooses
+    others = {"code_interpreter", "web_search", "files", "127.0.0.1"}.difference(names)
+    assert not is_allowed(tool, *others)

@@ -66,6 +66,7 @@ def endpoint(
         lambda request, _caller, body: handler(request, body),
         at,
         at.threads.write,
+        authorize=lambda _caller: None,
         max_body=LIMIT,
         body_seconds=30.0,
     )
