@@ -16,8 +16,10 @@ SCOPES: Final[tuple[Scope, ...]] = ("read", "write", "metrics", "admin")
 PERIODS: Final[tuple[Period, ...]] = ("day", "month", "total")
 DEFAULT_SCOPES: Final[frozenset[Scope]] = frozenset({"read", "write"})
 """Of a new key."""
-SCOPES_WITHOUT_KEYS: Final[frozenset[Scope]] = frozenset({"read", "write", "metrics"})
-"""Of every caller while no key exists: administration over HTTP needs a key."""
+SCOPES_WITHOUT_KEYS: Final[frozenset[Scope]] = frozenset(SCOPES)
+"""Of every caller while no key exists: the server then listens on loopback only."""
+TOKEN: Final = "token:"  # noqa: S105 - a prefix
+"""Begins the key id of a caller with an issuer's token; the subject follows. No API key's id begins so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,11 @@ SERVER_SETTINGS: Final = TenantSettings()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant and API key of a request; `key_id` is None while no API key exists."""
+    """The tenant and API key of a request."""
 
     tenant: str
     key_id: str | None
+    """None while no API key exists; `token:SUBJECT` of a token that an issuer has signed."""
     priority_floor: int = 0
     """The most urgent priority of the key's requests; a lower number is more urgent."""
     scopes: frozenset[Scope] = SCOPES_WITHOUT_KEYS
@@ -80,6 +83,13 @@ class Caller:
     def counted_as(self) -> str:
         """The key id under which requests and tokens are counted; empty while no key exists."""
         return self.first_key or self.key_id or ""
+
+    @property
+    def actor(self) -> str:
+        """The caller in the audit trail."""
+        if self.key_id is None:
+            return "anonymous"
+        return self.key_id if self.key_id.startswith(TOKEN) else f"key:{self.key_id}"
 
     def require(self, scope: Scope) -> None:
         """Raises MissingScope for a key without the scope."""

@@ -28,8 +28,9 @@ class NewKey:
     digest: bytes
 
 
-def make_key() -> NewKey:
-    key_id = secrets.token_hex(8)
+def make_key(key_id: str | None = None) -> NewKey:
+    """A key with that id, by default a random one."""
+    key_id = secrets.token_hex(8) if key_id is None else key_id
     text = f"{PREFIX}_{key_id}_{secrets.token_hex(32)}"
     return NewKey(key_id, text, digest_of(text))
 
@@ -39,12 +40,31 @@ def digest_of(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def create_key(connection: Connection, actor: Actor, tenant: str, properties: KeyProperties) -> NewKey:
-    """A new key of a tenant. Raises InvalidRequest."""
+def idempotent_id(actor: Actor, idempotency_key: str) -> str:
+    """The id of the key that an actor makes with an idempotency key: a second one would have the same id."""
+    return hashlib.sha256(f"{actor.name}\0{idempotency_key}".encode()).hexdigest()[:16]
+
+
+def create_key(
+    connection: Connection,
+    actor: Actor,
+    tenant: str,
+    properties: KeyProperties,
+    idempotency_key: str | None = None,
+) -> NewKey:
+    """A new key of a tenant.
+
+    Raises InvalidRequest; Conflict if the actor has made a key with this idempotency key before, whose text
+    is in no second answer.
+    """
     checks.check_tenant(tenant)
     _check(connection, properties)
-    key = make_key()
-    stored_keys.insert_key(connection, tenant, key.id, key.digest, properties)
+    key = make_key(None if idempotency_key is None else idempotent_id(actor, idempotency_key))
+    if not stored_keys.insert_key(connection, tenant, key.id, key.digest, properties):
+        raise Conflict(
+            f"With this Idempotency-Key the key {key.id} was made already. Its text is shown once; rotate it "
+            "with an overlap of 0 if that answer was lost."
+        )
     actor.record(connection, "key.create", tenant, key.id, described(properties, KeyProperties()))
     return key
 
@@ -98,7 +118,7 @@ def revoke_key(connection: Connection, actor: Actor, key_id: str, *, end: bool) 
     """
     stored = stored_keys.get(connection, key_id, lock=True)
     if stored is None or (stored.revoked_at is not None and not end):
-        raise _unknown(key_id)
+        raise unknown_key(key_id)
     stored_keys.revoke(connection, key_id)
     actor.record(connection, "key.revoke", stored.tenant, key_id, {"end": end})
     if not end:
@@ -110,11 +130,11 @@ def revoke_key(connection: Connection, actor: Actor, key_id: str, *, end: bool) 
 def _locked(connection: Connection, key_id: str) -> StoredKey:
     stored = stored_keys.get(connection, key_id, lock=True)
     if stored is None or stored.revoked_at is not None:
-        raise _unknown(key_id)
+        raise unknown_key(key_id)
     return stored
 
 
-def _unknown(key_id: str) -> NotFound:
+def unknown_key(key_id: str) -> NotFound:
     return NotFound(f"There is no valid key {key_id[:100]!r}; `holdfast keys list` shows them.")
 
 

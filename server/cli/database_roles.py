@@ -4,8 +4,8 @@ import argparse
 import re
 import secrets
 
+from server.administration.checks import TENANT
 from server.cli.command import Subcommands, add_command, opened_database, print_result, print_status
-from server.cli.keys import TENANT
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.store import database_roles

@@ -20,8 +20,8 @@ from server.http.asgi.websocket import SocketEndpoint
 from server.http.handlers import health, models_and_tokenizer
 from server.http.handlers.websocket_session import SocketSession
 from server.http.json_responses import on_error
-from server.http.routes import HEALTH, PUBLIC_ROUTES, ROUTES, Handler, PublicHandler
-from server.http.services import Services
+from server.http.routes import HEALTH, PUBLIC_ROUTES, ROUTES, PublicHandler
+from server.http.services import Handler, Services
 from server.limits import SharedLimit
 from server.protocol import input_images
 
@@ -116,7 +116,7 @@ def _keyed_route(
             input_images.SOURCE.set(services.model.image_source(caller.tenant))
         return handler(services, caller, request, body)
 
-    ends_others = method == "DELETE" or path.endswith("/cancel")
+    ends_others = method == "DELETE" or path.endswith(("/cancel", "/revoke"))
     threads = context.threads
     endpoint = Endpoint(
         handle,

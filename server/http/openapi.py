@@ -99,6 +99,8 @@ class Operation(Generic[H]):
     scope: Scope | None = None
     """What a key must be allowed to do; by default `read` for GET, `write` for other methods."""
 
+    tag: str = ""
+
     @property
     def method(self) -> str:
         return self.route.partition(" ")[0]
@@ -144,6 +146,8 @@ def _operation(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
     handler = route.handler
     name = route.operation_id or f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}"
     operation: Json = {"operationId": name, "summary": route.says}
+    if route.tag:
+        operation["tags"] = [route.tag]
     parameters: list[Json] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PATH_PARAMETER.findall(route.path)

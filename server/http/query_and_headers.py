@@ -1,15 +1,19 @@
 """Query parameters, Last-Event-ID and a body's request_id: list pages, flags, numbers, metadata filters."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
 from starlette.requests import Request
 
 from server.errors import InvalidRequest
 from server.http.openapi import Parameter
+from server.protocol.administration.requests import MAX_UNIX_SECONDS
 from server.protocol.ids import is_request_id
+
+V = TypeVar("V", bound=str)
 
 MAX_PAGE_SIZE = 100
 DEFAULT_PAGE_SIZE = 20
@@ -61,6 +65,25 @@ def flag(request: Request, name: str) -> bool:
     if value not in ("true", "false"):
         raise InvalidRequest(f"{name} must be true or false.", param=name)
     return value == "true"
+
+
+def one_of(request: Request, name: str, values: Sequence[V]) -> V | None:
+    """A parameter's text, if it is one of these; None if it is not there. Raises InvalidRequest."""
+    given = text(request, name)
+    found = [value for value in values if value == given]
+    if given is not None and not found:
+        raise InvalidRequest(f"{name} is one of {', '.join(values)}.", param=name)
+    return found[0] if found else None
+
+
+def unix_seconds(request: Request, name: str) -> int | None:
+    """A time; None if it is not there. Raises InvalidRequest."""
+    value = request.query_params.get(name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) < 12 and int(value) <= MAX_UNIX_SECONDS):
+        raise InvalidRequest(f"{name} is a time in Unix seconds.", param=name)
+    return int(value)
 
 
 def whole_number(request: Request, name: str, default: int) -> int:

@@ -9,7 +9,6 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from server.caller import Caller
 from server.errors import (
     Conflict,
     ConversationLocked,
@@ -20,7 +19,7 @@ from server.errors import (
     WrongOrigin,
 )
 from server.http import openapi
-from server.http.asgi.answers import Answer
+from server.http.admin_routes import ADMIN_ROUTES
 from server.http.handlers import (
     completions,
     conversations,
@@ -32,7 +31,7 @@ from server.http.handlers.health import Health, Version
 from server.http.json_responses import json_response
 from server.http.openapi import Operation, Parameter
 from server.http.query_and_headers import INCLUDE, METADATA, PAGE
-from server.http.services import Services
+from server.http.services import Handler, Services
 from server.protocol import conversations as conversation
 from server.protocol import list_pages as pages
 from server.protocol.completions.objects import (
@@ -57,7 +56,6 @@ from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CountInput, CreateResponse
 
-Handler = Callable[[Services, Caller, Request, bytes], Answer]
 PublicHandler = Callable[[Services, Request, bytes], HttpResponse]
 
 _EVENT_NAMES = Parameter(
@@ -305,6 +303,7 @@ ROUTES: list[Operation[Handler]] = [
         response.Model,
         operation_id="models.retrieve",
     ),
+    *ADMIN_ROUTES,
 ]
 """Every one of them needs a key once a key exists."""
 

@@ -1,12 +1,17 @@
-"""Services: the objects that every HTTP handler may use, made once when the process starts."""
+"""Services: the objects that every HTTP handler may use, made once when the process starts. `Handler`."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from starlette.requests import Request
+
 from server.admission.admit import Admission
+from server.caller import Caller
 from server.configuration.settings import Config
 from server.delivery.hub import Hub
+from server.http.asgi.answers import Answer
 from server.http.authentication import Authenticator
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
@@ -47,3 +52,7 @@ class Services:
         self.claimer.wake()
         self.notifier.notify_cancel(response)
         self.notifier.notify_queue()
+
+
+Handler = Callable[[Services, Caller, Request, bytes], Answer]
+"""Answers the requests of a route: a plain function, which gets the whole body."""

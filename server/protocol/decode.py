@@ -171,6 +171,8 @@ def _decode_failure(error: msgspec.ValidationError, prefix: str = "") -> DecodeF
     message = text[: match.start()] if match else text
     if missing := re.search(r"missing required field `([^`]+)`", message):
         path = f"{path}.{missing[1]}" if path else missing[1]
+    if unknown := re.search(r"contains unknown field `([^`]+)`", message):
+        path = f"{path}.{unknown[1]}" if path else unknown[1]
     param = f"{prefix}{'.' if prefix and path and not path.startswith('[') else ''}{path}"
     where = f" (at {param})" if param else ""
     return DecodeFailure(f"{message}{where}.", param or None, _code(message))
@@ -182,6 +184,8 @@ def _code(message: str) -> str:
         return _BOUND_CODES[bound["kind"]].format("above_max" if bound["sign"] == "<=" else "below_min")
     if "missing required field" in message:
         return "missing_required_parameter"
+    if "contains unknown field" in message:
+        return "unknown_parameter"
     return "invalid_value" if message.startswith("Invalid enum value") else "invalid_type"
 
 

@@ -8,12 +8,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, Row, func, select, text
 
 from server.store.operator_tables import audit_trail
+from server.store.pages import page
 
 log = logging.getLogger("holdfast.audit")
 
@@ -101,4 +103,46 @@ def entries(
         query = query.where(audit_trail.c.action.startswith(action, autoescape=True))
     newest = query.order_by(audit_trail.c.at.desc(), audit_trail.c.id).limit(limit)
     for row in reversed(connection.execute(newest).all()):
-        yield Entry(**{**row._mapping, "details": msgspec.json.decode(row.details)})
+        yield _entry(row)
+
+
+def _entry(row: Row[Any]) -> Entry:
+    return Entry(**{**row._mapping, "details": msgspec.json.decode(row.details)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryFilter:
+    """Which entries are listed; None is any."""
+
+    actor: str | None = None
+    action: str | None = None
+    """What the action begins with."""
+    tenant: str | None = None
+    target: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    """Before this time."""
+
+
+def entries_page(
+    connection: Connection, chosen: EntryFilter, after: UUID | None, limit: int, *, newest_first: bool
+) -> list[Entry] | None:
+    """The entries that come after one, by age, one more than `limit`; None if there is no entry `after`."""
+    columns = audit_trail.c
+    query = select(*(columns[name] for name in Entry.__dataclass_fields__))
+    for name in ("actor", "tenant", "target"):
+        if (value := getattr(chosen, name)) is not None:
+            query = query.where(columns[name] == value)
+    if chosen.action is not None:
+        query = query.where(columns.action.startswith(chosen.action, autoescape=True))
+    if chosen.since is not None:
+        query = query.where(columns.at >= chosen.since)
+    if chosen.until is not None:
+        query = query.where(columns.at < chosen.until)
+    start = None
+    if after is not None:
+        start = connection.execute(select(columns.at, columns.id).where(columns.id == after)).first()
+        if start is None:
+            return None
+    rows = connection.execute(page(query, (columns.at, columns.id), start, limit, descending=newest_first))
+    return [_entry(row) for row in rows]

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Numeric, cast, literal, select
 from sqlalchemy.dialects.postgresql import insert
 
 from server.store.operator_tables import prices
+from server.store.pages import page
 
 TOKENS_PER_PRICE = 1_000_000
 
@@ -38,6 +39,23 @@ def list_all(connection: Connection, model: str | None = None) -> list[Price]:
     if model is not None:
         query = query.where(prices.c.model == model)
     rows = connection.execute(query.order_by(prices.c.model, prices.c.valid_from.desc()))
+    return [Price(*row) for row in rows]
+
+
+def list_page(
+    connection: Connection,
+    model: str | None,
+    after: tuple[str, datetime] | None,
+    limit: int,
+    *,
+    descending: bool,
+) -> list[Price]:
+    """The prices that come after that of a model and time, by these; one more than `limit`."""
+    query = select(*(prices.c[name] for name in Price.__dataclass_fields__))
+    if model is not None:
+        query = query.where(prices.c.model == model)
+    order = (prices.c.model, prices.c.valid_from)
+    rows = connection.execute(page(query, order, after, limit, descending=descending))
     return [Price(*row) for row in rows]
 
 

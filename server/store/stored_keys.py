@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
 from server.store import tenants
 from server.store.limit_columns import limit_values, limits_of_row
 from server.store.operator_tables import api_keys, seal_keys
+from server.store.pages import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +108,13 @@ def insert_key(
     digest: bytes,
     properties: KeyProperties,
     first_key: str | None = None,
-) -> None:
-    """`first_key` is the first key of the rotations that this one continues."""
-    connection.execute(
-        insert(api_keys).values(
-            tenant=tenant, id=key_id, digest=digest, first_key=first_key, **_values(properties)
-        )
+) -> bool:
+    """`first_key` is the first key of the rotations that this one continues. False if the id is taken."""
+    row = insert(api_keys).values(
+        tenant=tenant, id=key_id, digest=digest, first_key=first_key, **_values(properties)
     )
+    made = connection.execute(row.on_conflict_do_nothing().returning(api_keys.c.id))
+    return made.first() is not None
 
 
 def any_exist(connection: Connection) -> bool:
@@ -170,6 +171,35 @@ def list_all(connection: Connection, tenant: str | None) -> list[StoredKey]:
     if tenant is not None:
         query = query.where(api_keys.c.tenant == tenant)
     return [_key(row) for row in connection.execute(query)]
+
+
+KeyState = Literal["valid", "expired", "revoked"]
+_STATES: dict[KeyState, ColumnElement[bool]] = {
+    "valid": _VALID,
+    "expired": _NOT_REVOKED & ~_VALID,
+    "revoked": ~_NOT_REVOKED,
+}
+
+
+def list_page(
+    connection: Connection,
+    tenant: str | None,
+    state: KeyState | None,
+    after: StoredKey | None,
+    limit: int,
+    *,
+    newest_first: bool,
+) -> list[StoredKey]:
+    """The keys that come after a key, by age; one more than `limit` if there are so many."""
+    query = _KEYS
+    if tenant is not None:
+        query = query.where(api_keys.c.tenant == tenant)
+    if state is not None:
+        query = query.where(_STATES[state])
+    start = None if after is None else (after.created_at, after.id)
+    order = (api_keys.c.created_at, api_keys.c.id)
+    rows = connection.execute(page(query, order, start, limit, descending=newest_first))
+    return [_key(row) for row in rows]
 
 
 def set_properties(connection: Connection, key_id: str, properties: KeyProperties) -> None:
@@ -242,7 +272,7 @@ def limits_of(connection: Connection, tenant: str, key_id: str | None) -> Tenant
         return TenantAndKeyLimits(key.settings.limits, key.properties.limits, key.first_key or key.id)
     stored = tenants.get(connection, tenant)
     settings = SERVER_SETTINGS if stored is None else stored.settings
-    return TenantAndKeyLimits(settings.limits, NO_LIMITS, "")
+    return TenantAndKeyLimits(settings.limits, NO_LIMITS, key_id or "")
 
 
 _SHARED = "shared"

@@ -1,6 +1,6 @@
 """Tenants' settings: insert, read, change, delete. A tenant without a row has the server's settings."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -12,6 +12,7 @@ from server.caller import SERVER_SETTINGS, TenantSettings
 from server.store import operator_tables
 from server.store.limit_columns import NAMES, limit_values, limits_of_row
 from server.store.operator_tables import api_keys
+from server.store.pages import page
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ def _tenant(row: Row[Any]) -> StoredTenant:
 def insert_tenant(connection: Connection, tenant: str, contact: str, settings: TenantSettings) -> bool:
     """Inserts a tenant's settings; False if it has some."""
     row = insert(TABLE).values(tenant=tenant, **_values(contact, settings))
-    return connection.execute(row.on_conflict_do_nothing()).rowcount == 1
+    made = connection.execute(row.on_conflict_do_nothing().returning(TABLE.c.tenant))
+    return made.first() is not None
 
 
 def get(connection: Connection, tenant: str, *, lock: bool = False) -> StoredTenant | None:
@@ -76,6 +78,25 @@ def names(connection: Connection) -> list[str]:
     """Every tenant that has settings or a key, by name."""
     known = select(TABLE.c.tenant).union(select(api_keys.c.tenant)).order_by("tenant")
     return list(connection.scalars(known))
+
+
+def names_page(connection: Connection, after: str | None, limit: int, *, descending: bool) -> list[str]:
+    """The names of the tenants with settings or keys that come after a name; one more than `limit`."""
+    known = select(TABLE.c.tenant).union(select(api_keys.c.tenant)).subquery()
+    query = page(select(known.c.tenant), [known.c.tenant], after and [after], limit, descending=descending)
+    return list(connection.scalars(query))
+
+
+def has_keys(connection: Connection, tenant: str) -> bool:
+    """Whether a key of the tenant was ever made."""
+    some = select(api_keys.c.id).where(api_keys.c.tenant == tenant).limit(1)
+    return connection.execute(some).first() is not None
+
+
+def of_names(connection: Connection, names: Collection[str]) -> dict[str, StoredTenant]:
+    """Those of the tenants that have settings, by name."""
+    rows = connection.execute(select(TABLE).where(TABLE.c.tenant.in_(names)))
+    return {row.tenant: _tenant(row) for row in rows}
 
 
 def set_settings(connection: Connection, tenant: str, contact: str, settings: TenantSettings) -> None:

@@ -54,8 +54,21 @@ SENSIBLE: dict[str, Json] = {
     "/detokenize": {"model": MODEL, "tokens": [1]},
     "/v1/conversations/{conversation_id}": {"metadata": {"a": "b"}},
     "/v1/conversations/{conversation_id}/items": {"items": SAID},
+    "/admin/v1/tenants": {"id": "fresh"},
+    "/admin/v1/tenants/{tenant}": {"contact": "ops"},
+    "/admin/v1/keys": {"tenant": "acme"},
+    "/admin/v1/keys/{key_id}": {"name": "of CI"},
+    "/admin/v1/keys/{key_id}/rotate": {"overlap_seconds": 3600},
+    "/admin/v1/keys/{key_id}/revoke": {"end": True},
+    "/admin/v1/prices": {"model": MODEL, "input": "1.5", "output": "2"},
 }
 """Bodies that get as far as what they are about."""
+
+
+def make_key(database_url: str, *flags: str) -> str:
+    scopes = ("--scopes", "read,write,admin")
+    made = run_command("keys", "create", *scopes, *flags, database_url=database_url)
+    return made.stdout.strip()
 
 
 @dataclass
@@ -67,6 +80,8 @@ class Guarded:
     document: Json
     ids: dict[str, str]
     """By the names that the addresses have for them."""
+    revocable: str = ""
+    """A key that is good for nothing but to be revoked."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -86,12 +101,14 @@ def schema(document: Json, name: str) -> jsonschema_rs.Validator:
 
 @pytest.fixture(scope="module")
 def guarded(module_database: str) -> Iterator[Guarded]:
-    made = run_command("keys", "create", "--tenant", "acme", database_url=module_database)
-    key = next(word for word in made.stdout.split() if word.startswith("hk_"))
+    key, other, third = (make_key(module_database, "--tenant", "acme") for _ in range(3))
+    assert run_command("tenants", "create", "acme", database_url=module_database).returncode == 0
+    assert run_command("tenants", "create", "spare", database_url=module_database).returncode == 0
     server = ServerProcess(module_database, settings={"engine": "scripted", "scripted_tokens": 4})
     try:
         server.start()
         found = Guarded(server, key, httpx.get(f"{server.url}/openapi.json").json(), {"model": MODEL})
+        found.revocable = third.split("_")[1]
         hello = {"model": MODEL, "input": "Hello", "background": True}
         found.ids["response_id"] = response = found.post("responses", hello)
         address = f"{server.api}/responses/{response}"
@@ -101,6 +118,8 @@ def guarded(module_database: str) -> Iterator[Guarded]:
         items = [{"role": "user", "content": "Hello"}]
         conversation = found.post("conversations", {"items": items})
         found.ids |= {
+            "tenant": "spare",
+            "key_id": other.split("_")[1],
             "conversation_id": conversation,
             "item_id": conversation.replace("conv", "msg") + "c0",
         }
@@ -145,6 +164,8 @@ def plausible(draw: st.DrawFn, guarded: Guarded, strategy: st.SearchStrategy[Cas
     for name in case.path_parameters:
         if draw(st.integers(0, 3)):
             case.path_parameters[name] = guarded.ids[name]
+            if case.path.endswith("/revoke"):
+                case.path_parameters[name] = guarded.revocable
     case.query = draw(few_of(case.query))
     if isinstance(case.body, dict) and draw(st.integers(0, 4)):
         sensible = SENSIBLE.get(case.path, {})

@@ -17,6 +17,7 @@ from tests.support.server_process import MODEL, ServerProcess
 from tests.support.websocket import Refused, WebSocket
 
 READS = [one for one in ROUTES if one.required_scope == "read"]
+ADMINISTRATION = [one for one in ROUTES if one.required_scope == "admin"]
 WRITES = [one for one in ROUTES if one.required_scope == "write"]
 TABLES = ("responses", "items", "conversations", "conversation_items", "usage_ledger")
 
@@ -52,18 +53,20 @@ def scoped(module_database: str) -> Iterator[Scoped]:
         server.stop()
 
 
-def stored(scoped: Scoped) -> list[list[tuple[object, ...]]]:
+def stored(scoped: Scoped, *tables: str) -> list[list[tuple[object, ...]]]:
     with psycopg.connect(scoped.database_url) as connection:
         return [
             connection.execute(f"select t::text from {table} t order by 1").fetchall()  # noqa: S608
-            for table in TABLES
+            for table in tables or TABLES
         ]
 
 
 def test_every_route_needs_a_scope_and_reading_is_what_changes_nothing() -> None:
     assert {one.method for one in READS} == {"GET"}
     assert {one.method for one in WRITES} == {"POST", "DELETE"}
-    assert len(READS) + len(WRITES) + sum(one.required_scope == "metrics" for one in ROUTES) == len(ROUTES)
+    others = [one for one in ROUTES if one.required_scope == "metrics"]
+    assert len(READS) + len(WRITES) + len(ADMINISTRATION) + len(others) == len(ROUTES)
+    assert [one for one in ROUTES if one.path.startswith("/admin/")] == ADMINISTRATION
 
 
 def test_key_that_reads_writes_on_no_route(scoped: Scoped) -> None:
@@ -87,6 +90,35 @@ def test_key_that_writes_reads_on_no_route(scoped: Scoped) -> None:
                 error = check_error(answer, 403, "invalid_request_error")
                 assert "Missing scopes: read." in error["message"]
     assert call(scoped.server, "POST", "/v1/responses", scoped.writer).status_code == 200
+
+
+def test_key_that_does_not_administer_learns_and_changes_nothing(scoped: Scoped) -> None:
+    key = make_key(scoped.database_url, "--scopes", "read,write,metrics")
+    assert call(scoped.server, "GET", "/v1/models", key.text).status_code == 200  # its first use
+    before = stored(scoped, "api_keys", "tenants", "prices", "audit_trail")
+    own = {"key_id": key.id, "tenant": "default"}
+    for route in ADMINISTRATION:
+        answers = [call(scoped.server, route.method, route.path, key.text, ids) for ids in (own, UNKNOWN)]
+        for answer in answers:
+            error = check_error(answer, 403, "invalid_request_error")
+            assert error["code"] == "insufficient_scope"
+            assert "Missing scopes: admin." in error["message"]
+        assert answers[0].content == answers[1].content
+    after = stored(scoped, "api_keys", "tenants", "prices", "audit_trail")
+    assert [len(rows) for rows in after] == [len(rows) for rows in before]
+
+
+def test_key_that_administers_reads_and_writes_no_content(scoped: Scoped) -> None:
+    admin = make_key(scoped.database_url, "--scopes", "admin").text
+    before = stored(scoped)
+    for route in (*READS, *WRITES):
+        answer = call(scoped.server, route.method, route.path, admin, scoped.ids)
+        assert check_error(answer, 403, "invalid_request_error")["code"] == "insufficient_scope"
+    assert stored(scoped) == before
+    for route in ADMINISTRATION:
+        if route.method == "GET":
+            own = {"key_id": admin.split("_")[1], "tenant": "default"}
+            assert call(scoped.server, "GET", route.path, admin, own).status_code == 200
 
 
 def test_websocket_needs_the_scope_to_write(scoped: Scoped) -> None:

@@ -6,6 +6,22 @@ from server.http import openapi
 from server.http.routes import PUBLIC_ROUTES, ROUTES
 
 OPERATION_IDS = {
+    "POST /admin/v1/keys": "administration.create_key",
+    "GET /admin/v1/keys": "administration.list_keys",
+    "GET /admin/v1/keys/{key_id}": "administration.retrieve_key",
+    "POST /admin/v1/keys/{key_id}": "administration.update_key",
+    "POST /admin/v1/keys/{key_id}/revoke": "administration.revoke_key",
+    "POST /admin/v1/keys/{key_id}/rotate": "administration.rotate_key",
+    "POST /admin/v1/prices": "administration.set_price",
+    "GET /admin/v1/prices": "administration.list_prices",
+    "POST /admin/v1/tenants": "administration.create_tenant",
+    "GET /admin/v1/tenants": "administration.list_tenants",
+    "GET /admin/v1/tenants/{tenant}": "administration.retrieve_tenant",
+    "POST /admin/v1/tenants/{tenant}": "administration.update_tenant",
+    "DELETE /admin/v1/tenants/{tenant}": "administration.delete_tenant",
+    "GET /admin/v1/audit_trail": "administration.list_trail",
+    "GET /admin/v1/replicas": "administration.list_replicas",
+    "GET /admin/v1/usage": "administration.usage",
     "POST /detokenize": "tokenize.detokenize",
     "GET /health": "health.ready.get_health",
     "GET /health/live": "health.live",

@@ -1,0 +1,179 @@
+"""The admin API's tenants and keys: create, list, retrieve, change, delete, rotate, revoke."""
+
+from datetime import timedelta
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.administration import keys, tenants
+from server.administration.actor import Actor
+from server.administration.api_objects import created_key_object, key_object, tenant_object, with_given
+from server.administration.keys import NewKey
+from server.administration.tenants import TenantProperties
+from server.caller import Caller
+from server.delivery.stored_responses import bad_cursor
+from server.errors import InvalidRequest, NotFound
+from server.http.handlers.responses import MAX_KEY_LENGTH
+from server.http.json_responses import json_response
+from server.http.query_and_headers import one_of, page_request, text
+from server.http.services import Services
+from server.protocol.administration.objects import CreatedKey, DeletedTenant, RevokedKey, page_of
+from server.protocol.administration.requests import (
+    CreateKey,
+    CreateTenant,
+    RevokeKey,
+    RotateKey,
+    UpdateKey,
+    UpdateTenant,
+)
+from server.protocol.decode import decode
+from server.store import stored_keys
+from server.store import tenants as stored_tenants
+from server.store.database import Connection, clock
+from server.store.stored_keys import KeyProperties, KeyState
+
+KEY_STATES: tuple[KeyState, ...] = ("valid", "expired", "revoked")
+
+
+def create_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
+    """POST /admin/v1/tenants"""
+    wanted = decode(body, CreateTenant)
+    properties = with_given(TenantProperties(), wanted)
+    with services.database.begin() as connection:
+        tenants.create_tenant(connection, _actor(caller, request), wanted.id, properties)
+        stored = stored_tenants.get(connection, wanted.id)
+    return json_response(request, tenant_object(wanted.id, stored))
+
+
+def list_tenants(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /admin/v1/tenants: those that have settings or keys, by name"""
+    asked = page_request(request, "asc")
+    with services.database.begin() as connection:
+        names = stored_tenants.names_page(connection, asked.after, asked.limit, descending=asked.newest_first)
+        stored = stored_tenants.of_names(connection, names)
+    return json_response(
+        request, page_of([tenant_object(name, stored.get(name)) for name in names], asked.limit)
+    )
+
+
+def retrieve_tenant(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /admin/v1/tenants/{tenant}"""
+    name = request.path_params["tenant"]
+    _refuse_nul(name)
+    with services.database.begin() as connection:
+        stored = stored_tenants.get(connection, name)
+        if stored is None and not stored_tenants.has_keys(connection, name):
+            raise NotFound(f"There is no tenant '{name[:100]}' with settings or keys.")
+    return json_response(request, tenant_object(name, stored))
+
+
+def update_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
+    """POST /admin/v1/tenants/{tenant}"""
+    name, wanted = request.path_params["tenant"], decode(body, UpdateTenant)
+    _refuse_nul(name)
+    with services.database.begin() as connection:
+        stored = tenants.update_tenant(
+            connection, _actor(caller, request), name, lambda before: with_given(before, wanted)
+        )
+    return json_response(request, tenant_object(name, stored))
+
+
+def delete_tenant(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
+    """DELETE /admin/v1/tenants/{tenant}: its settings; what it stored stays"""
+    name = request.path_params["tenant"]
+    _refuse_nul(name)
+    with services.database.begin() as connection:
+        tenants.delete_tenant(connection, _actor(caller, request), name)
+    return json_response(request, DeletedTenant(name))
+
+
+def create_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
+    """POST /admin/v1/keys"""
+    wanted = decode(body, CreateKey)
+    once = request.headers.get("idempotency-key")
+    if once is not None and not 1 <= len(once) <= MAX_KEY_LENGTH:
+        raise InvalidRequest(
+            f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters.", param="Idempotency-Key"
+        )
+    properties = with_given(KeyProperties(), wanted)
+    with services.database.begin() as connection:
+        made = keys.create_key(connection, _actor(caller, request), wanted.tenant, properties, once)
+        created = _created(connection, made, None)
+    return json_response(request, created)
+
+
+def list_keys(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /admin/v1/keys"""
+    asked, state = page_request(request), one_of(request, "state", KEY_STATES)
+    with services.database.begin() as connection:
+        after = stored_keys.get(connection, asked.after) if asked.after else None
+        if asked.after and after is None:
+            raise bad_cursor(asked.after, "a key")
+        found = stored_keys.list_page(
+            connection, text(request, "tenant"), state, after, asked.limit, newest_first=asked.newest_first
+        )
+        now = clock(connection)
+    return json_response(request, page_of([key_object(key, now) for key in found], asked.limit))
+
+
+def retrieve_key(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /admin/v1/keys/{key_id}"""
+    key_id = _key_id(request)
+    with services.database.begin() as connection:
+        stored, now = stored_keys.get(connection, key_id), clock(connection)
+    if stored is None:
+        raise keys.unknown_key(key_id)
+    return json_response(request, key_object(stored, now))
+
+
+def update_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
+    """POST /admin/v1/keys/{key_id}"""
+    key_id, wanted = _key_id(request), decode(body, UpdateKey)
+    with services.database.begin() as connection:
+        stored = keys.update_key(
+            connection, _actor(caller, request), key_id, lambda before: with_given(before, wanted)
+        )
+        now = clock(connection)
+    return json_response(request, key_object(stored, now))
+
+
+def rotate_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
+    """POST /admin/v1/keys/{key_id}/rotate"""
+    key_id = _key_id(request)
+    wanted = decode(body, RotateKey) if body else RotateKey()
+    overlap = timedelta(seconds=wanted.overlap_seconds)
+    with services.database.begin() as connection:
+        made = keys.rotate_key(connection, _actor(caller, request), key_id, overlap)
+        created = _created(connection, made, key_id)
+    return json_response(request, created)
+
+
+def revoke_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
+    """POST /admin/v1/keys/{key_id}/revoke"""
+    key_id = _key_id(request)
+    wanted = decode(body, RevokeKey) if body else RevokeKey()
+    with services.database.begin() as connection:
+        ended = keys.revoke_key(connection, _actor(caller, request), key_id, end=wanted.end)
+    return json_response(request, RevokedKey(id=key_id, unfinished_responses=ended))
+
+
+def _actor(caller: Caller, request: Request) -> Actor:
+    return Actor(caller.actor, request.state.request_id)
+
+
+def _created(connection: Connection, made: NewKey, replaces: str | None) -> CreatedKey:
+    stored = stored_keys.get(connection, made.id)
+    assert stored is not None
+    return created_key_object(stored, clock(connection), made.text, replaces)
+
+
+def _key_id(request: Request) -> str:
+    key_id: str = request.path_params["key_id"]
+    if "\0" in key_id:
+        raise keys.unknown_key(key_id)
+    return key_id
+
+
+def _refuse_nul(tenant: str) -> None:
+    if "\0" in tenant:
+        raise NotFound("There is no such tenant.")

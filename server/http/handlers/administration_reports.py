@@ -1,0 +1,166 @@
+"""The admin API's prices, usage, audit trail and replicas."""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import cast
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.administration import prices
+from server.administration.actor import Actor
+from server.administration.api_objects import (
+    price_object,
+    price_of,
+    replica_object,
+    time_of,
+    trail_object,
+    usage_object,
+)
+from server.caller import Caller
+from server.delivery.stored_responses import bad_cursor
+from server.errors import InvalidRequest
+from server.http.json_responses import json_response
+from server.http.query_and_headers import one_of, page_request, text, unix_seconds
+from server.http.services import Services
+from server.protocol.administration.objects import page_of, read_cursor
+from server.protocol.administration.requests import SetPrice
+from server.protocol.decode import decode
+from server.store import audit_trail, usage_ledger
+from server.store import prices as stored_prices
+from server.store.audit_trail import EntryFilter
+from server.store.cluster.replica_list import replicas_page
+from server.store.database import Connection, clock
+from server.store.usage_ledger import GROUPS, Group, UsageFilter, UsageSum
+
+REPLICA_STATES = ("alive", "stopped", "dead")
+DEFAULT_USAGE = timedelta(days=30)
+"""Before `end_time`, or now, without a `start_time`."""
+
+
+def set_price(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
+    """POST /admin/v1/prices"""
+    wanted = decode(body, SetPrice)
+    with services.database.begin() as connection:
+        price = price_of(wanted, clock(connection))
+        prices.set_price(connection, Actor(caller.actor, request.state.request_id), price)
+    return json_response(request, price_object(price))
+
+
+def list_prices(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /admin/v1/prices: by model and time"""
+    asked, model = page_request(request, "asc"), text(request, "model")
+    after = _price_cursor(asked.after) if asked.after else None
+    found = services.database.read(
+        lambda connection: stored_prices.list_page(
+            connection, model, after, asked.limit, descending=asked.newest_first
+        )
+    )
+    return json_response(request, page_of([price_object(price) for price in found], asked.limit))
+
+
+def usage(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /admin/v1/usage"""
+    asked, groups = page_request(request, "asc"), _groups(request)
+    after = _usage_cursor(asked.after, groups) if asked.after else None
+
+    def work(connection: Connection) -> list[UsageSum]:
+        chosen = _usage_filter(request, clock(connection))
+        return usage_ledger.sums(
+            connection, chosen, groups, after, asked.limit, descending=asked.newest_first
+        )
+
+    found = services.database.read(work)
+    return json_response(request, page_of([usage_object(row, groups) for row in found], asked.limit))
+
+
+def list_trail(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /admin/v1/audit_trail"""
+    asked, chosen, after = page_request(request), _entry_filter(request), _uuid_cursor(request)
+    found = services.database.read(
+        lambda connection: audit_trail.entries_page(
+            connection, chosen, after, asked.limit, newest_first=asked.newest_first
+        )
+    )
+    if found is None:
+        raise bad_cursor(str(after), "an entry")
+    return json_response(request, page_of([trail_object(entry) for entry in found], asked.limit))
+
+
+def list_replicas(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /admin/v1/replicas: by their start"""
+    asked, state = page_request(request), one_of(request, "state", REPLICA_STATES)
+    after = _uuid_cursor(request)
+    found = services.database.read(
+        lambda connection: replicas_page(
+            connection, state, after, asked.limit, newest_first=asked.newest_first
+        )
+    )
+    if found is None:
+        raise bad_cursor(str(after), "a replica")
+    return json_response(request, page_of([replica_object(replica) for replica in found], asked.limit))
+
+
+def _usage_filter(request: Request, now: datetime) -> UsageFilter:
+    start, end = unix_seconds(request, "start_time"), unix_seconds(request, "end_time")
+    last = None if end is None else time_of(end)
+    return UsageFilter(
+        start=(last or now) - DEFAULT_USAGE if start is None else time_of(start),
+        end=last,
+        tenant=text(request, "tenant"),
+        key_id=text(request, "key_id"),
+        model=text(request, "model"),
+    )
+
+
+def _entry_filter(request: Request) -> EntryFilter:
+    since, until = unix_seconds(request, "since"), unix_seconds(request, "until")
+    return EntryFilter(
+        actor=text(request, "actor"),
+        action=text(request, "action"),
+        tenant=text(request, "tenant"),
+        target=text(request, "target"),
+        since=None if since is None else time_of(since),
+        until=None if until is None else time_of(until),
+    )
+
+
+def _groups(request: Request) -> list[Group]:
+    """What sums are grouped by, in the order in which they are sorted."""
+    asked = set(request.query_params.getlist("group_by[]") + request.query_params.getlist("group_by"))
+    if not asked <= set(GROUPS):
+        raise InvalidRequest(f"group_by is one or more of {', '.join(GROUPS)}.", param="group_by")
+    return [name for name in GROUPS if name in asked]
+
+
+def _usage_cursor(after: str, groups: list[Group]) -> list[object]:
+    """The group that a page comes after."""
+    refusal = bad_cursor(after, "sums with the same group_by")
+    try:
+        values = read_cursor(after)
+        if len(values) != len(groups) or None in values or not groups:
+            raise refusal
+        return [
+            date.fromisoformat(value) if name == "day" else value
+            for name, value in zip(groups, cast("list[str]", values), strict=True)
+        ]
+    except ValueError:
+        raise refusal from None
+
+
+def _price_cursor(after: str) -> tuple[str, datetime]:
+    try:
+        model, time = read_cursor(after)
+        if model is None or time is None:
+            raise bad_cursor(after, "a price")
+        return model, datetime.fromisoformat(time).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise bad_cursor(after, "a price") from None
+
+
+def _uuid_cursor(request: Request) -> UUID | None:
+    after = page_request(request).after
+    try:
+        return UUID(after) if after else None
+    except ValueError:
+        raise bad_cursor(after or "", "an object of this list") from None

@@ -1,0 +1,1 @@
+"""The bodies of the admin API: what operators send, and what they get"""

@@ -1,0 +1,200 @@
+"""Objects and list pages of the admin API. Times are Unix seconds, money is text."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from server.protocol.administration.requests import PeriodName, ScopeName
+from server.protocol.decode import decode_as
+from server.protocol.list_pages import Page
+
+
+class Identified(Struct, frozen=True, kw_only=True):
+    """An object of a list."""
+
+    id: str
+
+
+T = TypeVar("T", bound=Identified)
+
+
+class Limited(Identified, frozen=True, kw_only=True):
+    """Rate limits and budgets; null is none."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    budget_tokens: int | None
+    budget_cost: str | None
+    budget_period: PeriodName
+
+
+class Tenant(Limited, frozen=True, kw_only=True):
+    """A tenant; without settings of its own `created_at` is null, as is whatever the server's setting is."""
+
+    object: Literal["tenant"] = "tenant"
+    created_at: int | None
+    contact: str
+    max_unfinished: int | None
+    max_queued: int | None
+    max_stored_bytes: int | None
+    retention_days: int | None
+
+
+class DeletedTenant(Struct, frozen=True):
+    """The result of DELETE /admin/v1/tenants/{tenant}: it has the server's settings."""
+
+    id: str
+    object: Literal["tenant.deleted"] = "tenant.deleted"
+    deleted: bool = True
+
+
+class Key(Limited, frozen=True, kw_only=True):
+    """An API key, without its text."""
+
+    object: Literal["api_key"] = "api_key"
+    tenant: str
+    name: str
+    state: Literal["valid", "expired", "revoked"]
+    created_at: int
+    first_used_at: int | None
+    last_used_at: int | None
+    expires_at: int | None
+    revoked_at: int | None
+    replaced_by: str | None
+    """The key that rotation made in its place."""
+    first_key: str | None
+    """The first key of its rotations, as which it is counted; null if that is the key itself."""
+    priority_floor: int
+    scopes: list[ScopeName]
+    models: list[str] | None
+    tools: list[str] | None
+    ends_streams: bool
+
+
+class CreatedKey(Key, frozen=True, kw_only=True):
+    """A new API key; its text is in no other answer."""
+
+    value: str
+    replaces: str | None = None
+    """The key that it was made in place of."""
+
+
+class RevokedKey(Struct, frozen=True, kw_only=True):
+    """The result of POST /admin/v1/keys/{key_id}/revoke."""
+
+    id: str
+    object: Literal["api_key.revoked"] = "api_key.revoked"
+    revoked: bool = True
+    unfinished_responses: int
+    """Its stored responses that had not ended and are cancelled."""
+
+
+class Price(Identified, frozen=True, kw_only=True):
+    """The price of 1,000,000 tokens of a model, from a time on."""
+
+    object: Literal["price"] = "price"
+    model: str
+    valid_from: int
+    input: str
+    cached_input: str
+    output: str
+
+
+class Usage(Identified, frozen=True, kw_only=True):
+    """Sums of the usage ledger. A field by which the sums are not grouped is null."""
+
+    object: Literal["usage"] = "usage"
+    tenant: str | None
+    key_id: str | None
+    """Empty for requests without a key."""
+    model: str | None
+    day: str | None
+    """In UTC."""
+    responses: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost: str
+    unpriced_responses: int
+    """Those without a price, which `cost` leaves out."""
+
+
+class TrailEntry(Identified, frozen=True, kw_only=True):
+    """An entry of the audit trail."""
+
+    object: Literal["audit_trail.entry"] = "audit_trail.entry"
+    at: float
+    actor: str
+    action: str
+    tenant: str | None
+    target: str | None
+    request_id: str | None
+    details: dict[str, Any]
+
+
+class Replica(Identified, frozen=True, kw_only=True):
+    """A server process."""
+
+    object: Literal["replica"] = "replica"
+    state: Literal["alive", "stopped", "dead"]
+    role: Literal["all", "api", "worker"]
+    host: str
+    pid: int
+    version: str
+    models: list[str]
+    started_at: int
+    heartbeat_age_seconds: float
+    """By the database's clock."""
+
+
+class TenantPage(Page[Tenant], frozen=True, kw_only=True):
+    """A page of tenants."""
+
+
+class KeyPage(Page[Key], frozen=True, kw_only=True):
+    """A page of keys."""
+
+
+class PricePage(Page[Price], frozen=True, kw_only=True):
+    """A page of prices."""
+
+
+class UsagePage(Page[Usage], frozen=True, kw_only=True):
+    """A page of sums of usage."""
+
+
+class TrailPage(Page[TrailEntry], frozen=True, kw_only=True):
+    """A page of the audit trail."""
+
+
+class ReplicaPage(Page[Replica], frozen=True, kw_only=True):
+    """A page of replicas."""
+
+
+def page_of(objects: Sequence[T], limit: int) -> Page[T]:
+    """A page of the first `limit` objects; more follow if there are more."""
+    data = list(objects[:limit])
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return Page(data=data, first_id=first, last_id=last, has_more=len(objects) > limit)
+
+
+def cursor_of(values: Sequence[str | None]) -> str:
+    """The id of an object that has none of its own, made of the values by which its list is sorted."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(list(values))).decode().rstrip("=")
+
+
+def read_cursor(text: str) -> list[str | None]:
+    """The values that `cursor_of` wrote. Raises ValueError."""
+    try:
+        decoded = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+        values = decode_as(decoded, list[str | None])
+    except (binascii.Error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(text) from error
+    if any(value is not None and "\0" in value for value in values):
+        raise ValueError(text)
+    return values
