@@ -24,6 +24,7 @@ from server.http.routes import HEALTH, PUBLIC_ROUTES, ROUTES, Handler, PublicHan
 from server.http.services import Services
 from server.limits import SharedLimit
 from server.protocol import input_images
+from server.quotas.headers import rate_limit_headers
 
 MAX_UNUSED_BODY_BYTES = 4096
 """Bytes that are read of the body of a request that needs none."""
@@ -111,10 +112,15 @@ def _keyed_route(
     scope: Scope,
 ) -> Route:
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
-        if method == "POST":
-            require_json(request.headers, body)
-            input_images.SOURCE.set(services.model.image_source(caller.tenant))
-        return handler(services, caller, request, body)
+        if method != "POST":
+            return handler(services, caller, request, body)
+        require_json(request.headers, body)
+        input_images.SOURCE.set(services.model.image_source(caller.tenant))
+        try:
+            return handler(services, caller, request, body)
+        finally:
+            standings = services.admission.rates.standings(caller)
+            request.state.answer_headers = rate_limit_headers(standings)
 
     ends_others = method == "DELETE" or path.endswith("/cancel")
     threads = context.threads

@@ -75,7 +75,7 @@ class Endpoint(Generic[C]):
         request = Request(scope, receive)
         request.state.request_id = request_id_of(request.headers.get("x-request-id"))
         body = RequestBody(request, receive, self.context.bodies)
-        tracked_send = _TrackedSend(send)
+        tracked_send = _TrackedSend(send, request)
         try:
             await self._serve(request, body, tracked_send)
         except ClientGone:
@@ -209,14 +209,19 @@ async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 class _TrackedSend:
-    """`send`, and whether the response has started."""
+    """`send`, and whether the response has started. Adds `request.state.answer_headers` to its head."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, request: Request) -> None:
         self.started = False
         self._send = send
+        self._state = request.state
 
     def __call__(self, message: Message) -> Awaitable[None]:
-        self.started = True
+        if not self.started:
+            self.started = True
+            if headers := getattr(self._state, "answer_headers", None):
+                more = [(name.encode(), value.encode()) for name, value in headers.items()]
+                message = {**message, "headers": [*message["headers"], *more]}
         return self._send(message)
 
 

@@ -6,7 +6,7 @@ the client's messages are read all the same, so that its disconnect is noticed; 
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -43,6 +43,10 @@ class PendingResponse:
 
 class Session(Protocol):
     """What one connection decides. Its methods are called in threads; `begin` and `end` one at a time."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Of the answer that opens the connection."""
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
         """The response that a message asks for, or the answer to it. `waiting` others are queued."""
@@ -107,7 +111,10 @@ class SocketEndpoint(Generic[C]):
         buffer.received = received
         connection = _Connection(websocket, session, self.context.threads, share, received, self.send_seconds)
         try:
-            await websocket.accept(headers=[(b"x-request-id", websocket.state.request_id.encode())])
+            headers = {"x-request-id": websocket.state.request_id, **session.headers}
+            await websocket.accept(
+                headers=[(name.encode(), value.encode()) for name, value in headers.items()]
+            )
             await connection.serve(asyncio.get_running_loop().time() + self.seconds, self.closing)
         finally:
             received.close()
