@@ -90,6 +90,8 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
         requests=_half_per_tenant("requests in progress", connections),
         bodies=_half_per_tenant("bytes of request bodies", memory),
         lingering_close=LingeringClose(),
+        key_of=lambda caller: caller.key_id,
+        connections=services.connections,
     )
 
 

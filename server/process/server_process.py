@@ -28,12 +28,14 @@ from server.hosted_tools.registered_servers import RegisteredServers, read_acces
 from server.http.app import build
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener
+from server.http.asgi.open_connections import OpenConnections
 from server.http.authentication import Authenticator
 from server.http.services import Services
 from server.limits import UnfinishedResponses
 from server.maintenance.retention import Retention
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
+from server.process.ended_keys import EndedKeys
 from server.process.load_model import load_model
 from server.process.open_database import OpenDatabase
 from server.prompting.loaded_model import LoadedModel
@@ -112,6 +114,8 @@ class ServerProcess:
         self._heartbeat = self._make_heartbeat(hub, opened)
         self._follower = self._make_follower(hub)
         self._retention = Retention(database, opened.disk, config)
+        connections = OpenConnections()
+        self._ended_keys = EndedKeys(database, self._recorder, connections, self._cancel)
         workers = (
             self._notifier,
             self._follower,
@@ -119,6 +123,7 @@ class ServerProcess:
             self._retention,
             self._claimer,
             self._rates,
+            self._ended_keys,
         )
         self._services = Services(
             config=config,
@@ -135,6 +140,7 @@ class ServerProcess:
             tool_loop=self._tool_loop,
             threads=tuple(worker.thread for worker in workers),
             stall_watch=self._stall_watch,
+            connections=connections,
             started_at=int(time.time()),
         )
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
@@ -242,6 +248,7 @@ class ServerProcess:
         self._tool_loop.close()
         self._mcp.close()
         self._retention.stop()
+        self._ended_keys.stop()
         self._recorder.stop(FINAL_WRITE_SECONDS)
         self._rates.stop()
         self._heartbeat.stop()
