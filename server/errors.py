@@ -4,6 +4,7 @@
 be right, nothing about our insides.
 """
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import ClassVar
@@ -16,7 +17,7 @@ class ApiError(Exception):
     default_code: ClassVar[str | None] = None
     retry: ClassVar[bool] = False
     """Whether a repetition can succeed; sent as `x-should-retry`, which OpenAI's SDKs follow."""
-    retry_seconds: ClassVar[int] = 1
+    retry_seconds: int = 1
 
     def __init_subclass__(
         cls, *, status: int | None = None, code: str | None = None, retry: bool | None = None
@@ -28,11 +29,15 @@ class ApiError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
+        self.kind: str | None = None
+        """The error object's `type`, if not that of the status."""
         self.param = param
         self.code = code or self.default_code
 
     @property
     def type(self) -> str:
+        if self.kind is not None:
+            return self.kind
         if self.status == 429:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
@@ -143,6 +148,37 @@ class UnsupportedEncoding(ApiError, status=415, code="unsupported_media_type"):
 
 class TooManyRequests(ApiError, status=429, code="rate_limit_exceeded", retry=True):
     """This caller has too many; it may try again after a while."""
+
+
+class RateLimited(TooManyRequests):
+    """A key or a tenant has used its requests or tokens of a minute. Has OpenAI's code and types."""
+
+    def __init__(self, whose: str, kind: str, limit: int, used: int, requested: int, seconds: float) -> None:
+        self.retry_seconds = max(1, math.ceil(seconds))
+        super().__init__(
+            f"Rate limit reached for {whose} on {kind} per min: Limit {limit}, Used {used}, Requested "
+            f"{requested}. Please try again in {self.retry_seconds}s."
+        )
+        self.kind = kind
+
+
+class RequestTooLarge(TooManyRequests, retry=False):
+    """A request that asks for more than the limit of a minute."""
+
+    def __init__(self, whose: str, kind: str, limit: int, requested: int) -> None:
+        super().__init__(
+            f"Request too large for {whose} on {kind} per min: Limit {limit}, Requested {requested}. It can "
+            "never fit: send a shorter input, or a smaller max_output_tokens."
+        )
+        self.kind = kind
+
+
+class BudgetExceeded(TooManyRequests, code="insufficient_quota", retry=False):
+    """A key or a tenant has used its budget. Has OpenAI's code and type."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.kind = "insufficient_quota"
 
 
 class StorageQuotaExceeded(TooManyRequests, code="storage_quota_exceeded"):

@@ -115,6 +115,7 @@ def _create_spending() -> None:
         sa.PrimaryKeyConstraint("tenant", "key_id", "day", "id", name=op.f("pk_spend")),
         comment="a row for each response; those of a key and day are folded into one",
     )
+    op.create_index("ix_spend_day", "spend", ["day"])
 
 
 def _create_audit_trail() -> None:

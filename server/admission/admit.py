@@ -38,6 +38,8 @@ from server.protocol.responses.events import Event
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
+from server.quotas.budgets import Budgets
+from server.quotas.rate_limits import RateLimits, Reservation, reserved_tokens
 from server.recording.recorder import Recorder
 from server.store.content.item_rows import stored_items_of
 from server.store.database import Connection, Database
@@ -64,6 +66,7 @@ class Admission:
         tool_loop: ToolLoop,
         on_queued: Callable[[], None],
         unread: Abandonment,
+        rates: RateLimits | None = None,
     ) -> None:
         self._served = served
         self._database = database
@@ -79,6 +82,8 @@ class Admission:
         self.history = HistoryReads()
         self._preparation = RunPreparation(served, database, tool_loop.servers, self.history, queue)
         self.storage = StorageQuota(database, config.max_stored_bytes_of_tenant)
+        self.rates = RateLimits(database) if rates is None else rates
+        self._budgets = Budgets(database)
         self._closed = threading.Event()
 
     @property
@@ -149,17 +154,22 @@ class Admission:
             generate=generate,
         )
         try:
-            for _ in range(MAX_CONVERSATION_RETRIES):
-                runs = self._preparation.prepare_runs(create)
-                with suppress(ConversationChanged):
-                    return self._start(runs)
-            raise ConversationLocked
+            with self.rates.reserving(caller) as reservation:
+                return self._prepare_and_start(create, reservation)
         except (KeyTaken, ConversationLocked) as refused:
             if previous := find_previous():
                 return previous
             if isinstance(refused, ConversationLocked):
                 raise
             raise Conflict("Another request used this Idempotency-Key; try again.") from None
+
+    def _prepare_and_start(self, create: ParsedCreate, reservation: Reservation) -> list[AcceptedResponse]:
+        for _ in range(MAX_CONVERSATION_RETRIES):
+            runs = self._preparation.prepare_runs(create)
+            reservation.take_tokens({new.response: _tokens_of(new) for new in runs})
+            with suppress(ConversationChanged):
+                return self._start(runs, reservation)
+        raise ConversationLocked
 
     def _validate(self, caller: Caller, requests: Sequence[CreateResponse]) -> list[CreateResponse]:
         """The requests as they will run. Raises ApiError or DecodeFailure, also at the caller's limits."""
@@ -169,16 +179,18 @@ class Admission:
             check_priority(caller, request)
             if request.store is not False or request.background:
                 self.storage.check(caller)
+        self._budgets.check(caller)
         if not choices[0].background:
             self._recorder.capacity.check(caller, len(choices))
         return choices
 
-    def _start(self, prepared: Sequence[NewRun]) -> list[AcceptedResponse]:
+    def _start(self, prepared: Sequence[NewRun], reservation: Reservation) -> list[AcceptedResponse]:
         if prepared[0].prepared.echo.background:
             channels = [self._hub.watch(new.caller.tenant, new.response) for new in prepared]
             accepted = self._accept(prepared)
             self._on_queued()
             return [self._watch(*one, channel) for one, channel in zip(accepted, channels, strict=True)]
+        self.rates.keep_until_end(reservation)
         refused: list[ApiError] = []
         started = [
             self._submit(run, new, first_events, refused)
@@ -214,6 +226,7 @@ class Admission:
             runs = [self._writer.make_run(new, now) for new in prepared]
             return [(run, run.accept() + run.start()) for run in runs]
         except BaseException:
+            self.rates.drop(ids)
             for response in ids:
                 self._recorder.capacity.discard(response)
             raise
@@ -264,3 +277,11 @@ class Admission:
                 refused.append(refusal(error, new.resolved.request))
         crashpoint("accept.submitted")
         return AcceptedResponse(response, channel, new.resolved_input.items)
+
+
+def _tokens_of(new: NewRun) -> int:
+    """The tokens that the response may use: those of its prompt, and of its output at most."""
+    prepared = new.prepared
+    return reserved_tokens(
+        len(prepared.prompt.token_ids), prepared.echo.max_output_tokens, wants_output=prepared.wants_output
+    )

@@ -20,6 +20,7 @@ from server.cli.option_types import (
     changed,
     described_limits,
     duration,
+    given,
     json_line,
     names,
     or_none,
@@ -105,10 +106,10 @@ def _add_properties(command: argparse.ArgumentParser) -> None:
 
 def _chosen(connection: Connection, properties: KeyProperties, options: argparse.Namespace) -> KeyProperties:
     properties = changed(properties, options)
-    if not hasattr(options, "expires"):
+    lifetime = given(options, "expires", properties)
+    if lifetime is properties:  # not given
         return properties
-    expires = options.expires and clock(connection) + options.expires
-    return replace(properties, expires_at=expires)
+    return replace(properties, expires_at=None if lifetime is None else clock(connection) + lifetime)
 
 
 def _create(config: Config, options: argparse.Namespace) -> int:

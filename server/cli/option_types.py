@@ -22,6 +22,7 @@ T = TypeVar("T")
 _DURATION = re.compile(r"(\d{1,9})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _NONE = "none"
+_GIVEN = "given_"
 
 
 def duration(text: str) -> timedelta:
@@ -77,8 +78,14 @@ def or_none(read: Callable[[str], T]) -> Callable[[str], T | None]:
 
 
 def add_option(command: argparse.ArgumentParser, flag: str, **settings: Any) -> None:
-    """An option that is absent from the result unless it is given."""
-    command.add_argument(flag, default=argparse.SUPPRESS, **settings)
+    """An option that `given` reads: absent unless it is given, and never taken for a setting of that name."""
+    name = settings.pop("dest", None) or flag.removeprefix("--").replace("-", "_")
+    command.add_argument(flag, dest=_GIVEN + name, default=argparse.SUPPRESS, **settings)
+
+
+def given(options: argparse.Namespace, name: str, default: Any = None) -> Any:
+    """The value of an option of `add_option`, or the default if it is not given."""
+    return getattr(options, _GIVEN + name, default)
 
 
 def add_limit_options(command: argparse.ArgumentParser) -> None:
@@ -98,14 +105,14 @@ def add_limit_options(command: argparse.ArgumentParser) -> None:
 
 def changed(value: T, options: argparse.Namespace) -> T:
     """The dataclass with those fields replaced that are given as options, its `limits` and `settings` too."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for one in fields(value):  # type: ignore[arg-type]  # T is a dataclass
         own = getattr(value, one.name)
         if hasattr(own, "__dataclass_fields__"):
-            given[one.name] = changed(own, options)
-        elif hasattr(options, one.name):
-            given[one.name] = getattr(options, one.name)
-    return replace(value, **given)  # type: ignore[type-var]
+            values[one.name] = changed(own, options)
+        else:
+            values[one.name] = given(options, one.name, own)
+    return replace(value, **values)  # type: ignore[type-var]
 
 
 def described_limits(limits: Limits) -> str:

@@ -11,7 +11,15 @@ from server.cli.command import (
     print_result,
     print_status,
 )
-from server.cli.option_types import add_option, amount, json_line, moment, refusals_as_sentences, this_user
+from server.cli.option_types import (
+    add_option,
+    amount,
+    given,
+    json_line,
+    moment,
+    refusals_as_sentences,
+    this_user,
+)
 from server.configuration.settings import Config
 from server.store import prices
 from server.store.database import clock
@@ -45,9 +53,9 @@ def _set(config: Config, options: argparse.Namespace) -> int:
         with database.begin() as connection:
             price = Price(
                 options.model,
-                getattr(options, "valid_from", None) or clock(connection),
+                given(options, "valid_from") or clock(connection),
                 options.input,
-                getattr(options, "cached_input", options.input),
+                given(options, "cached_input", options.input),
                 options.output,
             )
             administration.set_price(connection, this_user(), price)

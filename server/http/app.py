@@ -24,6 +24,7 @@ from server.http.routes import HEALTH, PUBLIC_ROUTES, ROUTES, PublicHandler
 from server.http.services import Handler, Services
 from server.limits import SharedLimit
 from server.protocol import input_images
+from server.quotas.headers import rate_limit_headers
 
 MAX_UNUSED_BODY_BYTES = 4096
 """Bytes that are read of the body of a request that needs none."""
@@ -89,6 +90,8 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
         requests=_half_per_tenant("requests in progress", connections),
         bodies=_half_per_tenant("bytes of request bodies", memory),
         lingering_close=LingeringClose(),
+        key_of=lambda caller: caller.key_id,
+        connections=services.connections,
     )
 
 
@@ -111,10 +114,15 @@ def _keyed_route(
     scope: Scope,
 ) -> Route:
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
-        if method == "POST":
-            require_json(request.headers, body)
-            input_images.SOURCE.set(services.model.image_source(caller.tenant))
-        return handler(services, caller, request, body)
+        if method != "POST":
+            return handler(services, caller, request, body)
+        require_json(request.headers, body)
+        input_images.SOURCE.set(services.model.image_source(caller.tenant))
+        try:
+            return handler(services, caller, request, body)
+        finally:
+            standings = services.admission.rates.standings(caller)
+            request.state.answer_headers = rate_limit_headers(standings)
 
     ends_others = method == "DELETE" or path.endswith(("/cancel", "/revoke"))
     threads = context.threads

@@ -11,7 +11,7 @@ from time import monotonic
 from starlette.requests import HTTPConnection
 
 from server.administration.keys import PREFIX, digest_of
-from server.caller import DEFAULT_TENANT, Caller
+from server.caller import DEFAULT_TENANT, SERVER_SETTINGS, Caller
 from server.configuration.origins import (
     AllowedHosts,
     AllowedOrigins,
@@ -21,12 +21,13 @@ from server.configuration.origins import (
 )
 from server.configuration.settings import Config
 from server.errors import NotAuthenticated
-from server.store import audit_trail, stored_keys
+from server.store import audit_trail, stored_keys, tenants
 from server.store.database import Connection, Database
 from server.store.stored_keys import StoredKey
 
 _USE_RECORDED_S = 20.0
 """Seconds between two writes of a key's `last_used_at` by this process; the store writes once a minute."""
+_KEYLESS_S = 1.0
 _MAX_CACHED_KEYS = 4096
 """Digests of valid keys whose tenant is cached, so that requests queue by tenant before the key lookup."""
 
@@ -47,6 +48,8 @@ class Authenticator:
         """Set once a key exists: from then on every request needs one. Never cleared."""
         self._valid_digests: dict[bytes, str] = {}
         """Tenant by digest, of keys that were valid at their last lookup."""
+        self._keyless: tuple[float, Caller] = (-_KEYLESS_S, Caller(DEFAULT_TENANT, None))
+        """When the settings of the tenant without keys were read, and its caller."""
         self._use_recorded_at: dict[str, float] = {}
         """When this process last wrote `last_used_at`, by key id; seconds of `monotonic`."""
 
@@ -86,7 +89,7 @@ class Authenticator:
     def _look_up(self, connection: Connection, key: str) -> Caller:
         if not self._key_required.is_set():
             if not stored_keys.any_exist(connection):
-                return Caller(DEFAULT_TENANT, None)
+                return self._keyless_caller(connection)
             self._key_required.set()
         key_id = _key_id(key)
         stored = stored_keys.get_valid(connection, key_id)
@@ -101,6 +104,17 @@ class Authenticator:
                 audit_trail.record(connection, actor, "key.first_use", stored.tenant, stored.id, {}, None)
             self._use_recorded_at[stored.id] = monotonic()
         return caller_of(stored)
+
+    def _keyless_caller(self, connection: Connection) -> Caller:
+        """The caller while no key exists, whose tenant's settings are read once a second."""
+        read_at, caller = self._keyless
+        if monotonic() - read_at >= _KEYLESS_S:
+            stored = tenants.get(connection, DEFAULT_TENANT)
+            caller = Caller(
+                DEFAULT_TENANT, None, settings=SERVER_SETTINGS if stored is None else stored.settings
+            )
+            self._keyless = (monotonic(), caller)
+        return caller
 
     def _remember(self, digest: bytes, tenant: str) -> None:
         if digest in self._valid_digests:

@@ -12,6 +12,7 @@ from server.caller import Caller
 from server.configuration.settings import Config
 from server.delivery.hub import Hub
 from server.http.asgi.answers import Answer
+from server.http.asgi.open_connections import OpenConnections
 from server.http.authentication import Authenticator
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
@@ -43,6 +44,8 @@ class Services:
     """Measured stalls of the interpreter."""
     started_at: int
     """Unix seconds; the model's `created`."""
+    connections: OpenConnections = field(default_factory=OpenConnections)
+    """What is open, by API key."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server begins to shut down."""
 

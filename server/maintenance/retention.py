@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
+from server.store import spend
 from server.store.content import deletion, idempotency_keys, image_removal, storage_usage
 from server.store.content.image_removal import UseKey
 from server.store.database import Database
@@ -95,11 +96,12 @@ def remove_images(database: Database, pause: Callable[[float], bool] = lambda _s
 
 
 def fold(database: Database) -> None:
-    """Merges each tenant's storage changes into its total. Raises DatabaseError."""
-    more = True
-    while more:
-        with database.begin() as connection:
-            more = storage_usage.fold_changes(connection)
+    """Merges each tenant's storage changes into its total, and what each key spent. Raises DatabaseError."""
+    for merge in (storage_usage.fold_changes, spend.fold):
+        more = True
+        while more:
+            with database.begin() as connection:
+                more = merge(connection)
 
 
 class Retention:

@@ -28,6 +28,7 @@ from server.hosted_tools.registered_servers import RegisteredServers, read_acces
 from server.http.app import build
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener
+from server.http.asgi.open_connections import OpenConnections
 from server.http.asgi.tls import ServerCertificate
 from server.http.authentication import Authenticator
 from server.http.services import Services
@@ -35,10 +36,12 @@ from server.limits import UnfinishedResponses
 from server.maintenance.retention import Retention
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
+from server.process.ended_keys import EndedKeys
 from server.process.load_model import load_model
 from server.process.open_database import OpenDatabase
 from server.prompting.loaded_model import LoadedModel
-from server.recording.messages import RecorderMessage
+from server.quotas.rate_limits import RateLimits
+from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
@@ -103,6 +106,7 @@ class ServerProcess:
         self._replica = self._register(model.names)  # after loading, which may take longer than a lease
         self._mcp = make_mcp_servers(config, model.seal)
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
+        self._rates = RateLimits(database)
         self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
         self._claimer = self._make_claimer(model)
@@ -113,7 +117,17 @@ class ServerProcess:
         self._heartbeat = self._make_heartbeat(hub, opened)
         self._follower = self._make_follower(hub)
         self._retention = Retention(database, opened.disk, config)
-        workers = (self._notifier, self._follower, self._heartbeat, self._retention, self._claimer)
+        connections = OpenConnections()
+        self._ended_keys = EndedKeys(database, self._recorder, connections, self._cancel)
+        workers = (
+            self._notifier,
+            self._follower,
+            self._heartbeat,
+            self._retention,
+            self._claimer,
+            self._rates,
+            self._ended_keys,
+        )
         self._services = Services(
             config=config,
             database=database,
@@ -129,6 +143,7 @@ class ServerProcess:
             tool_loop=self._tool_loop,
             threads=tuple(worker.thread for worker in workers),
             stall_watch=self._stall_watch,
+            connections=connections,
             started_at=int(time.time()),
         )
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
@@ -147,7 +162,7 @@ class ServerProcess:
             on_fenced=self._fenced,
             on_events=self._notifier.notify_events,
             on_released=self._notifier.notify_queue,
-            on_committed=self._tool_loop.on_committed,
+            on_committed=self._committed,
             cancel=self._tool_loop.cancel,
             pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(
@@ -178,6 +193,7 @@ class ServerProcess:
             tool_loop=self._tool_loop,
             on_queued=self._queued,
             unread=self._abandonment,
+            rates=self._rates,
         )
 
     def _make_heartbeat(self, hub: Hub, opened: OpenDatabase) -> Heartbeat:
@@ -235,7 +251,9 @@ class ServerProcess:
         self._tool_loop.close()
         self._mcp.close()
         self._retention.stop()
+        self._ended_keys.stop()
         self._recorder.stop(FINAL_WRITE_SECONDS)
+        self._rates.stop()
         self._heartbeat.stop()
         self._standby.stop()
         self._stall_watch.stop()
@@ -269,6 +287,11 @@ class ServerProcess:
         """Called by the follower's thread with other replicas' cancellation requests."""
         for response in wanted:
             self._cancel(response)
+
+    def _committed(self, updates: Sequence[RunUpdate]) -> None:
+        """Called by the recorder's thread after a commit."""
+        self._tool_loop.on_committed(updates)
+        self._rates.on_committed(updates)
 
     def _queued(self) -> None:
         """Called by a handler's thread after a background response was queued."""

@@ -129,6 +129,7 @@ spend = Table(
     Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
     Column("tokens", BigInteger, nullable=False),
     Column("cost", Numeric, nullable=False),
+    Index("ix_spend_day", "day"),
     comment="a row for each response; those of a key and day are folded into one",
 )
 

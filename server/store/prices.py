@@ -3,14 +3,21 @@
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from typing import Final
 
-from sqlalchemy import ColumnElement, Connection, Numeric, cast, literal, select
+from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert
 
 from server.store.operator_tables import prices
 from server.store.pages import page
 
-TOKENS_PER_PRICE = 1_000_000
+COST: Final = """
+    select 0.000001 * ((cast(:input_tokens as bigint) - cast(:cached_tokens as bigint)) * input
+        + cast(:cached_tokens as bigint) * cached_input + cast(:output_tokens as bigint) * output)
+    from prices where model = :model and valid_from <= cast(:finished_at as timestamptz)
+    order by valid_from desc limit 1
+"""
+"""SQL of the cost of a response's tokens at the price that was valid when it ended; null without a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +64,3 @@ def list_page(
     order = (prices.c.model, prices.c.valid_from)
     rows = connection.execute(page(query, order, after, limit, descending=descending))
     return [Price(*row) for row in rows]
-
-
-def cost_of(
-    model: str, at: datetime, *, input_tokens: int, cached_tokens: int, output_tokens: int
-) -> ColumnElement[Decimal | None]:
-    """SQL of the cost of these tokens at the price valid then; null without a price.
-
-    `input_tokens` include the cached ones.
-    """
-    uncached = literal(input_tokens - cached_tokens)
-    cost = uncached * prices.c.input + cached_tokens * prices.c.cached_input + output_tokens * prices.c.output
-    return (
-        select(cast(cost / TOKENS_PER_PRICE, Numeric))
-        .where(prices.c.model == model, prices.c.valid_from <= at)
-        .order_by(prices.c.valid_from.desc())
-        .limit(1)
-        .scalar_subquery()
-    )

@@ -57,9 +57,8 @@ def _tenant(row: Row[Any]) -> StoredTenant:
 
 def insert_tenant(connection: Connection, tenant: str, contact: str, settings: TenantSettings) -> bool:
     """Inserts a tenant's settings; False if it has some."""
-    row = insert(TABLE).values(tenant=tenant, **_values(contact, settings))
-    made = connection.execute(row.on_conflict_do_nothing().returning(TABLE.c.tenant))
-    return made.first() is not None
+    row = insert(TABLE).values(tenant=tenant, **_values(contact, settings)).on_conflict_do_nothing()
+    return connection.execute(row.returning(TABLE.c.tenant)).first() is not None
 
 
 def get(connection: Connection, tenant: str, *, lock: bool = False) -> StoredTenant | None:

@@ -178,14 +178,14 @@ def test_key_is_revoked_and_what_it_began_ends(start_server: StartServer, databa
         assert next(frames).event == "response.created"
         ended = run_command("keys", "revoke", leaving.id, "--end", database_url=database_url)
         assert ended.returncode == 0
-        assert "3 of its responses had not ended" in ended.stderr
+        assert "3 of its stored responses had not ended" in ended.stderr
         *_, last = frames
         assert last.json["response"]["status"] == "cancelled"
     gone, goes_on = background[::2], background[1::2]
     eventually(lambda: {status(servers[0], staying, one) for one in gone} == {"cancelled"}, within=60)
     assert {status(servers[0], staying, one) for one in goes_on} <= {"queued", "in_progress"}
     again = run_command("keys", "revoke", leaving.id, "--end", database_url=database_url)
-    assert (again.returncode, "0 of its responses" in again.stderr) == (0, True)
+    assert (again.returncode, "0 of its stored responses" in again.stderr) == (0, True)
 
 
 def begin(server: ServerProcess, key: Key, body: Mapping[str, object]) -> str:

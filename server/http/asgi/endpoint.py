@@ -6,7 +6,7 @@ The caller is authenticated before any byte of the body is read. A handler gets 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -15,8 +15,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from server.errors import ApiError, ClientGone, NotReady, Overloaded
+from server.errors import ApiError, ClientGone, NotAuthenticated, NotReady, Overloaded
 from server.http.asgi.answers import Answer
+from server.http.asgi.open_connections import KeyEnded, OpenConnections
 from server.http.asgi.request_body import LingeringClose, RequestBody, read_content_encoding
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
@@ -50,6 +51,9 @@ class EndpointContext(Generic[C]):
     bodies: SharedLimit
     """Bytes of request bodies in memory."""
     lingering_close: LingeringClose
+    key_of: Callable[[C], str | None] = lambda _caller: None
+    """The API key of a caller."""
+    connections: OpenConnections = field(default_factory=OpenConnections)
 
     async def identify_caller(self, request: HTTPConnection) -> C:
         """The caller. Raises ApiError."""
@@ -75,11 +79,16 @@ class Endpoint(Generic[C]):
         request = Request(scope, receive)
         request.state.request_id = request_id_of(request.headers.get("x-request-id"))
         body = RequestBody(request, receive, self.context.bodies)
-        tracked_send = _TrackedSend(send)
+        tracked_send = _TrackedSend(send, request)
         try:
             await self._serve(request, body, tracked_send)
         except ClientGone:
             return
+        except KeyEnded:
+            if not tracked_send.started:
+                await on_error(request, NotAuthenticated("The API key is not valid any more."))(
+                    scope, receive, tracked_send
+                )
         except asyncio.CancelledError:
             if not tracked_send.started:
                 await _answer_shutdown(request, tracked_send)
@@ -109,7 +118,8 @@ class Endpoint(Generic[C]):
             finally:
                 body.release()
             set_store_reader(request.scope, self.context.threads.stream.bind(share))
-            await answer(request.scope, request.receive, send)
+            async with self.context.connections.tracked(self.context.key_of(caller)):
+                await answer(request.scope, request.receive, send)
 
     def _within_limit(self, share: ThreadShare) -> AbstractContextManager[None]:
         return self.context.requests.hold(share.tenant) if self.limited else nullcontext()
@@ -209,14 +219,19 @@ async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 class _TrackedSend:
-    """`send`, and whether the response has started."""
+    """`send`, and whether the response has started. Adds `request.state.answer_headers` to its head."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, request: Request) -> None:
         self.started = False
         self._send = send
+        self._state = request.state
 
     def __call__(self, message: Message) -> Awaitable[None]:
-        self.started = True
+        if not self.started:
+            self.started = True
+            if headers := getattr(self._state, "answer_headers", None):
+                more = [(name.encode(), value.encode()) for name, value in headers.items()]
+                message = {**message, "headers": [*message["headers"], *more]}
         return self._send(message)
 
 

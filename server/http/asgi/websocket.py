@@ -6,7 +6,8 @@ the client's messages are read all the same, so that its disconnect is noticed; 
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ from starlette.websockets import WebSocket
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import EndpointContext, retry_until_ready
 from server.http.asgi.hypercorn_patches import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
+from server.http.asgi.open_connections import KeyEnded
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
 from server.limits import SharedLimit
@@ -26,6 +28,7 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 GOING_AWAY = 1001
+POLICY_VIOLATION = 1008
 NORMAL = 1000
 _DATA = b"data: "
 
@@ -43,6 +46,10 @@ class PendingResponse:
 
 class Session(Protocol):
     """What one connection decides. Its methods are called in threads; `begin` and `end` one at a time."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Of the answer that opens the connection."""
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
         """The response that a message asks for, or the answer to it. `waiting` others are queued."""
@@ -107,11 +114,21 @@ class SocketEndpoint(Generic[C]):
         buffer.received = received
         connection = _Connection(websocket, session, self.context.threads, share, received, self.send_seconds)
         try:
-            await websocket.accept(headers=[(b"x-request-id", websocket.state.request_id.encode())])
-            await connection.serve(asyncio.get_running_loop().time() + self.seconds, self.closing)
+            async with self.context.connections.tracked(self.context.key_of(caller)):
+                await self._accept_and_serve(websocket, session, connection)
+        except KeyEnded:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(websocket.close(POLICY_VIOLATION), self.send_seconds)
         finally:
             received.close()
             session.close()
+
+    async def _accept_and_serve(
+        self, websocket: WebSocket, session: Session, connection: "_Connection"
+    ) -> None:
+        headers = {"x-request-id": websocket.state.request_id, **session.headers}
+        await websocket.accept(headers=[(name.encode(), value.encode()) for name, value in headers.items()])
+        await connection.serve(asyncio.get_running_loop().time() + self.seconds, self.closing)
 
 
 @dataclass(eq=False, slots=True)

@@ -33,6 +33,7 @@ from server.protocol.responses.request import (
     SteerDetail,
     SteerFailed,
 )
+from server.quotas.headers import rate_limit_headers
 
 MAX_QUEUED_MESSAGES = 16
 """The most queued messages of one connection."""
@@ -86,6 +87,9 @@ class SocketSession:
         self._retained: dict[str, _RetainedResponse] = {}
         self._current: _RetainedResponse = _RetainedResponse((), 0)
         """The input of the response that runs."""
+        rates = services.admission.rates
+        rates.look(caller)
+        self.headers = rate_limit_headers(rates.standings(caller))
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
         """Raises ApiError or DecodeFailure."""

@@ -6,12 +6,14 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, text, update
+from sqlalchemy import Connection, Row, TextClause, bindparam, select, text, update
 
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
 from server.store.content.storage_usage import ROW_BYTES, count_added
 from server.store.database_errors import OwnershipLost
 from server.store.operator_tables import usage_ledger
+from server.store.prices import COST
+from server.store.spend import ADD
 from server.store.tables import responses
 
 
@@ -249,23 +251,38 @@ def record_usage(
     started_at: datetime,
     ending: Ending,
 ) -> None:
-    """Inserts the ledger entry of a response: usage without content, kept after the response is deleted."""
+    """Inserts the ledger entry of a response and what it cost: usage without content, kept for ever."""
     connection.execute(
-        insert(usage_ledger).values(
-            tenant=tenant,
-            response_id=response_id,
-            key_id=key_id,
-            model=model,
-            status=ending.status,
-            stored=stored,
-            input_tokens=ending.input_tokens,
-            cached_tokens=ending.cached_tokens,
-            output_tokens=ending.output_tokens,
-            reasoning_tokens=ending.reasoning_tokens,
-            started_at=started_at,
-            finished_at=ending.finished_at,
-        )
+        _METER,
+        _NO_USAGE
+        | {
+            "tenant": tenant,
+            "response_id": response_id,
+            "key_id": key_id,
+            "model": model,
+            "status": ending.status,
+            "stored": stored,
+            "input_tokens": ending.input_tokens,
+            "cached_tokens": ending.cached_tokens,
+            "output_tokens": ending.output_tokens,
+            "reasoning_tokens": ending.reasoning_tokens,
+            "started_at": started_at,
+            "finished_at": ending.finished_at,
+        },
     )
+
+
+_NO_USAGE = dict.fromkeys(column.name for column in usage_ledger.c if column.name != "cost")
+_METER = text(
+    f"""
+    with metered as (
+        insert into usage_ledger ({", ".join(_NO_USAGE)}, cost)
+        values (:{", :".join(_NO_USAGE)}, ({COST}))
+        returning tenant, key_id, finished_at, input_tokens, output_tokens, cost)
+    {ADD}
+    """  # noqa: S608 - constants of ours
+)
+"""Inserts an entry with every column of the ledger, its cost at the model's price, and what the key spent."""
 
 
 def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:

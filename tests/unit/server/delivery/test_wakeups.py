@@ -130,7 +130,7 @@ def test_frames_of_who_claims_a_new_response_at_once_are_not_missed(monkeypatch:
         echo = SimpleNamespace(store=True, background=True)
         caller, prepared = Caller(TENANT, None), SimpleNamespace(echo=echo)
         new = SimpleNamespace(caller=caller, response=response, prepared=prepared)
-        (admitted,) = await asyncio.to_thread(admission._start, [cast("Any", new)])
+        (admitted,) = await asyncio.to_thread(admission._start, [cast("Any", new)], cast("Any", None))
         await asyncio.sleep(1)
         return admitted.channel.after(2)
 

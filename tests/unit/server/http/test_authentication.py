@@ -52,6 +52,7 @@ class Keys:
 def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     made = Keys()
     monkeypatch.setattr(authentication, "stored_keys", made)
+    monkeypatch.setattr("server.store.tenants.get", lambda _connection, _tenant: None)
     return made
 
 

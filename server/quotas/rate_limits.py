@@ -1,0 +1,289 @@
+"""RateLimits: requests and tokens a minute of keys and tenants, over all replicas.
+
+A request is counted when it is accepted. Its tokens are reserved before that, those of the prompt and as many
+as the output may have, and corrected when the response has ended, by the replica on which it ended. Without a
+limit nothing is counted and no query is made.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+from uuid import UUID
+
+from server.caller import Caller, Limits
+from server.errors import RateLimited, RequestTooLarge
+from server.generation.run import RunFacts
+from server.quotas.rate_window import WINDOW_SECONDS
+from server.quotas.window_share import Refusal, Standing, Taken, WindowShare
+from server.recording.messages import RunUpdate
+from server.store import rate_windows, stored_keys
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
+from server.store.rate_windows import WindowKey
+from server.supervised_thread import Retry, SupervisedThread
+
+log = logging.getLogger("holdfast.rate_limits")
+
+DEFAULT_OUTPUT_TOKENS = 1024
+"""Reserved for the output of a request without `max_output_tokens`."""
+REQUESTS, TOKENS = "requests", "tokens"
+_FLUSH_SECONDS = 0.5
+_DELETE_SECONDS = 600.0
+"""How often windows of which nothing counts any more are deleted."""
+_MAX_UNSETTLED = 65536
+"""Ended responses whose tokens are to be settled; beyond it, their reservations stay as they are."""
+
+
+def reserved_tokens(prompt_tokens: int, max_output_tokens: int | None, *, wants_output: bool = True) -> int:
+    """The tokens that a response reserves."""
+    if not wants_output:
+        return prompt_tokens
+    return prompt_tokens + (DEFAULT_OUTPUT_TOKENS if max_output_tokens is None else max_output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Booking:
+    """Units taken from one window."""
+
+    share: WindowShare
+    taken: Taken
+
+    def give_back(self) -> None:
+        self.share.give_back(self.taken)
+
+
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """What a request has taken from the windows of its key and its tenant; empty without limits."""
+
+    limits: "RateLimits"
+    caller: Caller
+    requests: list[_Booking] = field(default_factory=list)
+    tokens: dict[UUID, list[_Booking]] = field(default_factory=dict)
+
+    def take_tokens(self, amounts: Mapping[UUID, int]) -> None:
+        """Takes tokens for responses, in place of those taken before. Raises RateLimited, RequestTooLarge or
+        DatabaseError.
+        """
+        self._give_tokens_back()
+        windows = self.limits.windows(self.caller, TOKENS)
+        if not windows:
+            return
+        total = sum(amounts.values())
+        for share, limit in windows:
+            outcome = share.take(total, limit)
+            if isinstance(outcome, Refusal):
+                self._give_tokens_back()
+                raise refusal(self.caller, share.key, outcome)
+            for response, amount in amounts.items():
+                booking = _Booking(share, Taken(outcome.second, amount))
+                self.tokens.setdefault(response, []).append(booking)
+
+    def _give_tokens_back(self) -> None:
+        for bookings in self.tokens.values():
+            for booking in bookings:
+                booking.give_back()
+        self.tokens.clear()
+
+    def cancel(self) -> None:
+        """Gives everything back: the request is not accepted."""
+        self._give_tokens_back()
+        for booking in self.requests:
+            booking.give_back()
+        self.requests.clear()
+
+
+class RateLimits:
+    """The windows that this process uses, and the thread that settles them. Thread-safe."""
+
+    def __init__(
+        self, database: Database, clock: Callable[[], float] = monotonic, seconds: int = WINDOW_SECONDS
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._shares: dict[WindowKey, WindowShare] = {}
+        self._running: dict[UUID, list[_Booking]] = {}
+        """Tokens taken for responses that this process generates, until they end."""
+        self._ended: deque[_EndedElsewhere] = deque(maxlen=_MAX_UNSETTLED)
+        """Ended responses that were accepted by another process, or by an earlier one."""
+        self._deleted_at = clock()
+        self.thread = SupervisedThread("rate limits", self._turn, retry=Retry(max_failures=None))
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, and gives back what is not used."""
+        self.thread.stop()
+        try:
+            self._flush(self._all_shares())
+        except DatabaseError as error:
+            log.warning("rate limits are not settled: %s", type(error).__name__)
+
+    @contextmanager
+    def reserving(self, caller: Caller) -> Iterator[Reservation]:
+        """Takes a request from the caller's windows; gives back what was taken if the block raises.
+
+        Raises RateLimited or DatabaseError.
+        """
+        reservation = Reservation(self, caller)
+        try:
+            for share, limit in self.windows(caller, REQUESTS):
+                outcome = share.take(1, limit)
+                if isinstance(outcome, Refusal):
+                    raise refusal(caller, share.key, outcome)
+                reservation.requests.append(_Booking(share, outcome))
+            yield reservation
+        except BaseException:
+            reservation.cancel()
+            raise
+
+    def keep_until_end(self, reservation: Reservation) -> None:
+        """Has the tokens of responses that this process is about to generate settled when they end."""
+        if reservation.tokens:
+            with self._lock:
+                self._running.update(reservation.tokens)
+            reservation.tokens.clear()
+
+    def drop(self, responses: Sequence[UUID]) -> None:
+        """These responses are not generated after all: gives their tokens back."""
+        for response in responses:
+            with self._lock:
+                bookings = self._running.pop(response, ())
+            for booking in bookings:
+                booking.give_back()
+
+    def on_committed(self, updates: Sequence[RunUpdate]) -> None:
+        """Settles the tokens of responses whose end was committed. Called by the recorder's thread."""
+        for update in updates:
+            ending = update.run.ending
+            if update.is_last and ending is not None:
+                self.settle(update.run.facts, ending.input_tokens + ending.output_tokens)
+
+    def settle(self, facts: RunFacts, used: int) -> None:
+        """Has what a response used counted in place of what was reserved for it."""
+        with self._lock:
+            bookings = self._running.pop(facts.id, None)
+        if bookings is not None:
+            for booking in bookings:
+                _correct(booking, used)
+        elif facts.echo.background or facts.attempt > 1:
+            self._ended.append(_EndedElsewhere(facts, used))
+
+    def windows(self, caller: Caller, kind: str) -> list[tuple[WindowShare, int]]:
+        """The caller's windows that have a limit: its key's and its tenant's."""
+        return self._limited(caller.tenant, caller.counted_as, caller.limits, caller.settings.limits, kind)
+
+    def _limited(
+        self, tenant: str, counted_as: str, of_key: Limits, of_tenant: Limits, kind: str
+    ) -> list[tuple[WindowShare, int]]:
+        name = "requests_per_minute" if kind == REQUESTS else "tokens_per_minute"
+        limits = ((counted_as, getattr(of_key, name)), ("", getattr(of_tenant, name)))
+        return [
+            (self._share(WindowKey(tenant, key_id, kind)), limit)
+            for key_id, limit in limits
+            if limit is not None
+        ]
+
+    def _share(self, key: WindowKey) -> WindowShare:
+        share = self._shares.get(key)
+        if share is not None:
+            return share
+        with self._lock:
+            return self._shares.setdefault(key, WindowShare(key, self._database, self._clock, self._seconds))
+
+    def look(self, caller: Caller) -> None:
+        """Reads the caller's windows that this process does not know yet. Raises DatabaseError."""
+        for kind in (REQUESTS, TOKENS):
+            for share, limit in self.windows(caller, kind):
+                share.take(0, limit)
+
+    def standings(self, caller: Caller) -> dict[str, Standing]:
+        """What is known here of the caller's windows, by kind; of two windows, the one with less left."""
+        found: dict[str, Standing] = {}
+        for kind in (REQUESTS, TOKENS):
+            known = [share.standing() for share, _ in self.windows(caller, kind)]
+            if standings := [one for one in known if one is not None]:
+                found[kind] = min(standings, key=lambda one: one.remaining)
+        return found
+
+    def _all_shares(self) -> list[WindowShare]:
+        with self._lock:
+            return list(self._shares.values())
+
+    def _turn(self) -> None:
+        if self.thread.wait(_FLUSH_SECONDS):
+            return
+        try:
+            self._settle_ended()
+            shares = self._all_shares()
+            self._flush(shares)
+            self._drop_unused(shares)
+        except DatabaseError as error:
+            log.warning("rate limits are settled later: %s", type(error).__name__)
+
+    def _settle_ended(self) -> None:
+        """Settles responses that were accepted elsewhere, by their rows."""
+        while self._ended:
+            ended = self._ended[0]
+            facts = ended.facts
+            of_tenant, of_key, counted_as = self._database.autocommit(
+                partial(stored_keys.limits_of, tenant=facts.tenant, key_id=facts.key_id)
+            )
+            taken = Taken(int(facts.created_at.timestamp()), ended.reserved)
+            for share, _ in self._limited(facts.tenant, counted_as, of_key, of_tenant, TOKENS):
+                _correct(_Booking(share, taken), ended.used)
+            self._ended.popleft()
+
+    def _flush(self, shares: Sequence[WindowShare]) -> None:
+        for share in shares:
+            share.flush()
+
+    def _drop_unused(self, shares: Sequence[WindowShare]) -> None:
+        """Forgets windows that were not used for a while, here and in the database."""
+        now = self._clock()
+        with self._lock:
+            for share in shares:
+                if share.is_settled and now - share.used_at > 2 * self._seconds:
+                    self._shares.pop(share.key, None)
+        if now - self._deleted_at > _DELETE_SECONDS:
+            self._deleted_at = now
+            with self._database.begin() as connection:
+                rate_windows.delete_old(connection, 2 * self._seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _EndedElsewhere:
+    facts: RunFacts
+    used: int
+
+    @property
+    def reserved(self) -> int:
+        """As it was computed when the response was accepted."""
+        facts = self.facts
+        return reserved_tokens(
+            facts.prompt_tokens, facts.echo.max_output_tokens, wants_output=facts.wants_output
+        )
+
+
+def _correct(booking: _Booking, used: int) -> None:
+    unused = booking.taken.amount - used
+    if unused > 0:
+        booking.share.give_back(Taken(booking.taken.second, unused))
+    elif unused < 0:
+        booking.share.charge(-unused)
+
+
+def refusal(caller: Caller, key: WindowKey, refused: Refusal) -> RateLimited | RequestTooLarge:
+    """The error of a request for which a window has no room."""
+    whose = f"API key {caller.key_id}" if key.key_id else f"tenant {key.tenant}"
+    if refused.seconds is None:
+        return RequestTooLarge(whose, key.kind, refused.limit, refused.amount)
+    return RateLimited(whose, key.kind, refused.limit, refused.used, refused.amount, refused.seconds)

@@ -1,0 +1,86 @@
+"""What keys have spent, as the sum of a row for each response: tokens and costs, by day in UTC.
+
+The statement that meters a response inserts its row, in the transaction of its end. With a counter for each
+key all replicas' commits would wait for the lock of one row. `fold` replaces many rows of a key and day by
+their sum.
+"""
+
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+from server.caller import Period
+
+FOLD_ROWS = 64
+"""Rows of a key on the current day above which they are folded; of a day that is over, all are."""
+_MAX_FOLDED = 10_000
+"""The most rows that are folded in one transaction."""
+_FOLDED_DAYS = 7
+"""How far back rows are looked for, by the index of days."""
+
+ADD: Final = """
+    insert into spend (tenant, key_id, day, tokens, cost)
+    select tenant, coalesce((select coalesce(first_key, id) from api_keys where id = key_id), key_id, ''),
+        cast(finished_at at time zone 'utc' as date), input_tokens + output_tokens, coalesce(cost, 0)
+    from metered
+"""
+"""SQL that adds the ledger's rows in the CTE `metered`. Rotated keys count as the first one."""
+
+_TODAY = "cast(clock_timestamp() at time zone 'utc' as date)"
+_FIRST_DAY = f"""
+    case :period when 'day' then {_TODAY} when 'month' then cast(date_trunc('month', {_TODAY}) as date)
+    else cast('-infinity' as date) end
+"""
+_SPENT = """
+    select coalesce(sum(tokens), 0)::bigint, coalesce(sum(cost), 0), {today} from spend
+    where tenant = :tenant {of_key} and day >= {first_day}
+"""
+_SPENT_BY_TENANT = text(_SPENT.format(today=_TODAY, first_day=_FIRST_DAY, of_key=""))
+_SPENT_BY_KEY = text(_SPENT.format(today=_TODAY, first_day=_FIRST_DAY, of_key="and key_id = :key_id"))
+_FOLD = text(
+    f"""
+    with many as (
+        select tenant, key_id, day from spend where day >= {_TODAY} - cast(:days as integer)
+        group by tenant, key_id, day
+        having count(*) > case when day < {_TODAY} then 1 else cast(:rows as integer) end
+    ), gone as (
+        delete from spend where (tenant, key_id, day, id) in (
+            select tenant, key_id, day, id from spend where (tenant, key_id, day) in (select * from many)
+            limit :limit for update skip locked)
+        returning tenant, key_id, day, tokens, cost
+    ), sums as (
+        insert into spend (tenant, key_id, day, tokens, cost)
+        select tenant, key_id, day, sum(tokens), sum(cost) from gone group by tenant, key_id, day)
+    select count(*) from gone
+    """  # noqa: S608 - constants of ours
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Tokens and costs in a period, and the day in UTC on which that was asked."""
+
+    tokens: int
+    cost: Decimal
+    today: date
+
+
+def spent(connection: Connection, tenant: str, key_id: str | None, period: Period) -> Spent:
+    """What a key has spent in the current period, or with None its tenant with all keys."""
+    parameters = {"tenant": tenant, "period": period}
+    if key_id is None:
+        return Spent(*connection.execute(_SPENT_BY_TENANT, parameters).one())
+    return Spent(*connection.execute(_SPENT_BY_KEY, {**parameters, "key_id": key_id}).one())
+
+
+def fold(connection: Connection) -> bool:
+    """Replaces many rows of a key and day by their sum; returns whether there may be more.
+
+    Skips locked rows; readers see either the rows or their sum.
+    """
+    parameters = {"rows": FOLD_ROWS, "days": _FOLDED_DAYS, "limit": _MAX_FOLDED}
+    found: int = connection.execute(_FOLD, parameters).scalar_one()
+    return found == _MAX_FOLDED
