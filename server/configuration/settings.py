@@ -20,6 +20,7 @@ from server.configuration.setting_groups.engine import (
 from server.configuration.setting_groups.listening import ApiSettings, HttpSettings, ListeningSettings
 from server.configuration.setting_groups.process import CapacitySettings, ReplicaSettings, SecretSettings
 from server.configuration.setting_groups.storage import DatabaseSettings, StorageSettings
+from server.configuration.setting_groups.tokens import TokenSettings
 from server.configuration.setting_groups.tools import ImageSettings, ToolSettings
 from server.errors import ConfigError
 
@@ -32,6 +33,7 @@ SEAL_KEY_BYTES = 32
 class Config(
     SecretSettings,
     ApiSettings,
+    TokenSettings,
     StorageSettings,
     ReplicaSettings,
     HttpSettings,

@@ -1,11 +1,12 @@
-"""Bearer authentication with API keys: the check of a request's key, and the caller that it stands for.
+"""Bearer authentication: the check of a request's API key or access token, and the caller it stands for.
 
 A key is `hk_<id>_<secret>`. The id selects the row; the SHA-256 digest of the whole key is compared with the
-stored one.
+stored one. Any other bearer's text is an access token, where an issuer of such is set.
 """
 
 import hmac
 import threading
+from functools import partial
 from time import monotonic
 
 from starlette.requests import HTTPConnection
@@ -21,6 +22,7 @@ from server.configuration.origins import (
 )
 from server.configuration.settings import Config
 from server.errors import NotAuthenticated
+from server.oidc.access_tokens import AccessTokens, check_form
 from server.store import audit_trail, stored_keys, tenants
 from server.store.database import Connection, Database
 from server.store.stored_keys import StoredKey
@@ -40,14 +42,19 @@ class Authenticator:
         database: Database,
         allowed_hosts: AllowedHosts = AllowedHosts(),  # noqa: B008 - frozen
         allowed_origins: AllowedOrigins = AllowedOrigins(),  # noqa: B008 - frozen
+        tokens: AccessTokens | None = None,
     ) -> None:
+        """With `tokens` every request needs a key or a token from the start."""
         self._database = database
+        self._tokens = tokens
         self._allowed_hosts = allowed_hosts
         self._allowed_origins = allowed_origins
         self._key_required = threading.Event()
-        """Set once a key exists: from then on every request needs one. Never cleared."""
+        """Set once a key exists or tokens are issued: then every request needs one. Never cleared."""
+        if tokens is not None:
+            self._key_required.set()
         self._valid_digests: dict[bytes, str] = {}
-        """Tenant by digest, of keys that were valid at their last lookup."""
+        """Tenant by digest, of keys and tokens that were valid when they were last used."""
         self._keyless: tuple[float, Caller] = (-_KEYLESS_S, Caller(DEFAULT_TENANT, None))
         """When the settings of the tenant without keys were read, and its caller."""
         self._use_recorded_at: dict[str, float] = {}
@@ -56,7 +63,12 @@ class Authenticator:
     @classmethod
     def from_config(cls, config: Config, database: Database) -> "Authenticator":
         """An authenticator with the settings' allowed hosts and CORS origins."""
-        return cls(database, read_allowed_hosts(config.allowed_hosts), read_cors_origins(config.cors_origins))
+        return cls(
+            database,
+            read_allowed_hosts(config.allowed_hosts),
+            read_cors_origins(config.cors_origins),
+            AccessTokens.from_settings(config),
+        )
 
     def expected_tenant(self, request: HTTPConnection) -> str | None:
         """The tenant of a cached key; None for keys that this process has not validated yet.
@@ -67,15 +79,35 @@ class Authenticator:
         if not self._key_required.is_set():
             return DEFAULT_TENANT
         key = _bearer_token(request)
-        _key_id(key)
+        if self._is_token(key):
+            check_form(key)
+        else:
+            _key_id(key)
         return self._valid_digests.get(digest_of(key))
 
     def authenticate(self, request: HTTPConnection) -> Caller:
-        """The caller of a request or of a WebSocket. Raises NotAuthenticated, WrongHost or WrongOrigin."""
+        """The caller of a request or of a WebSocket.
+
+        Raises NotAuthenticated, WrongHost or WrongOrigin; of a token also NotReady or Overloaded.
+        """
         key = _bearer_token(request)
-        caller = self._database.autocommit(lambda connection: self._look_up(connection, key))
+        if self._tokens is not None and self._is_token(key):
+            caller = self._caller_of_token(self._tokens, key)
+        else:
+            caller = self._database.autocommit(lambda connection: self._look_up(connection, key))
         self._check_origin(request, key_exists=caller.key_id is not None)
         return caller
+
+    def _is_token(self, text: str) -> bool:
+        """Whether a bearer's text is, or should be, an access token."""
+        return self._tokens is not None and not text.startswith(f"{PREFIX}_")
+
+    def _caller_of_token(self, tokens: AccessTokens, text: str) -> Caller:
+        identity = tokens.verify(text)
+        self._remember(digest_of(text), identity.tenant)
+        stored = self._database.autocommit(partial(tenants.get, tenant=identity.tenant))
+        settings = SERVER_SETTINGS if stored is None else stored.settings
+        return Caller(identity.tenant, identity.key_id, scopes=identity.scopes, settings=settings)
 
     def _check_origin(self, request: HTTPConnection, *, key_exists: bool) -> None:
         server = request.scope.get("server")

@@ -1,20 +1,25 @@
 """Refuses to start without an API key where one is needed: beyond loopback, or with `stdio:` tools.
 
+With an issuer of access tokens every caller is authenticated, and none is needed.
 A worker serves nothing but health, so it may listen anywhere.
 """
 
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.hosted_tools.registered_servers import COMMAND, read_servers
+from server.oidc.token_claims import TokenRules
 from server.store import stored_keys
 from server.store.database import Database
 
 
 def require_key(config: Config, database: Database) -> None:
-    """Raises ConfigError if no key exists and the settings need authenticated callers."""
+    """Raises ConfigError if no key exists and the settings need authenticated callers, or for an issuer
+    whose settings are wrong."""
     processes = [
         label for label, place in read_servers(config.tool_server).items() if place.startswith(COMMAND)
     ]
+    if TokenRules.from_settings(config) is not None:  # every caller is authenticated, with or without keys
+        return
     exposed = config.serves_api and not config.loopback
     if not exposed and not processes:
         return

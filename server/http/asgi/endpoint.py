@@ -43,7 +43,7 @@ class EndpointContext(Generic[C]):
     """The queue in which a request waits for its key lookup. Called on the loop; raises ApiError for
     requests that can be refused without a lookup."""
     authenticate: Callable[[HTTPConnection], C]
-    """The caller. Called in a thread; raises NotAuthenticated."""
+    """The caller. Called in a thread; raises NotAuthenticated, or NotReady while an issuer's keys arrive."""
     share_of: Callable[[C], ThreadShare]
     threads: ThreadPools
     requests: SharedLimit
@@ -57,7 +57,8 @@ class EndpointContext(Generic[C]):
 
     async def identify_caller(self, request: HTTPConnection) -> C:
         """The caller. Raises ApiError."""
-        return await self.threads.auth.run(self.expected_share(request), self.authenticate, request)
+        share = self.expected_share(request)
+        return await retry_until_ready(partial(self.threads.auth.run, share, self.authenticate, request))
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,11 @@ VALUES: dict[str, tuple[str, object]] = {
     "attention": ("sdpa", "sdpa"),
     "graphs": ("off", "off"),
     "ahead": ("off", "off"),
+    "oidc_issuer": ("https://login.example", "https://login.example"),
+    "oidc_audience": ("https://api.example", "https://api.example"),
+    "oidc_tenant_claim": ("org", "org"),
+    "oidc_scope_claim": ("scp", "scp"),
+    "oidc_scopes": ("read=r", "read=r"),
     "hub_kernel": (f"a/b@{'0' * 40}", f"a/b@{'0' * 40}"),
     "crash_at": ("recorder.published:2", "recorder.published:2"),
 }

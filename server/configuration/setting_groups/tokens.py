@@ -1,0 +1,83 @@
+"""Settings of access tokens: the OpenID Connect issuer that signs them, and the claims that are read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from server.caller import SCOPES, Scope
+from server.configuration.setting_groups.declare import setting
+from server.errors import ConfigError
+
+DEFAULT_SCOPE_VALUES = ",".join(f"{scope}=holdfast:{scope}" for scope in SCOPES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSettings:
+    """Tokens of an OpenID Connect issuer."""
+
+    oidc_issuer: str | None = setting(
+        None,
+        "URL of an OpenID Connect issuer whose access tokens (JWT) are accepted beside API keys; needs "
+        "oidc-audience; without it only API keys are",
+    )
+    oidc_audience: str | None = setting(None, "the audience (`aud`) that a token must be for")
+    oidc_tenant_claim: str = setting("tenant", "the claim of a token that names its tenant")
+    oidc_scope_claim: str = setting(
+        "scope", "the claim with a token's scopes: words in a text, or a list of texts"
+    )
+    oidc_scopes: str = setting(
+        DEFAULT_SCOPE_VALUES,
+        "which value of that claim gives which scope: scope=value, comma-separated; a scope may have several",
+    )
+
+
+def check_issuer(settings: TokenSettings) -> None:
+    """Raises ConfigError for an issuer without an audience, or whose keys could be replaced on their way."""
+    if settings.oidc_issuer is None:
+        if settings.oidc_audience is not None:
+            raise ConfigError("oidc-audience needs oidc-issuer, whose tokens are checked for it.")
+        return
+    if not settings.oidc_audience:
+        raise ConfigError("oidc-issuer needs oidc-audience: a token for other services must not be accepted.")
+    read_scope_values(settings.oidc_scopes)
+    if not is_safe_url(settings.oidc_issuer):
+        raise ConfigError(
+            "oidc-issuer must be an https URL without user name, query or fragment; http only on loopback."
+        )
+
+
+def is_safe_url(url: str) -> bool:
+    """Whether what is fetched from there is from there: https, or http on this machine."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    if not host or parts.username is not None or parts.query or parts.fragment or not url.isprintable():
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_scope_values(text: str) -> Mapping[str, Scope]:
+    """The scope by the value of a claim that gives it. Raises ConfigError."""
+    found: dict[str, Scope] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = entry.partition("=")
+        scope = next((one for one in SCOPES if one == name), None)
+        if scope is None or not value or value in found:
+            raise ConfigError(
+                f"oidc-scopes must be scope=value with a scope of {', '.join(SCOPES)} and each value once, "
+                f"not {entry!r}."
+            )
+        found[value] = scope
+    if not found:
+        raise ConfigError("oidc-scopes must name the value of at least one scope.")
+    return found
