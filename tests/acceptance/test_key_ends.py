@@ -17,8 +17,8 @@ from tests.support.sse import Frame, create, replay
 from tests.support.websocket import WebSocket
 
 LONG = {**HELLO, "max_output_tokens": 4000}
-AT_ONCE_S = 4.0
-"""About a second, on a machine that does much besides."""
+AT_ONCE_S = 30.0
+"""The answers would last for 80 s; it is about a second where nothing else runs."""
 
 End = Callable[[str, Key], None]
 
@@ -54,7 +54,7 @@ def test_all_that_runs_with_a_key_ends_with_it(
         ended_at = time.monotonic()
         *_, last = own
         assert last.json["response"]["status"] == "cancelled"
-        assert drained(foreign) < 1000
+        assert drained(foreign) < 3000
         closed = closing_code(socket)
         assert time.monotonic() - ended_at < AT_ONCE_S
         assert closed == 1008
