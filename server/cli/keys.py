@@ -32,6 +32,8 @@ from server.store import stored_keys
 from server.store.database import Connection, clock
 from server.store.stored_keys import KeyProperties, StoredKey
 
+_NOT_GIVEN = object()
+
 
 def add_commands(commands: Subcommands) -> None:
     group = add_group(commands, "keys", "API keys")
@@ -106,8 +108,8 @@ def _add_properties(command: argparse.ArgumentParser) -> None:
 
 def _chosen(connection: Connection, properties: KeyProperties, options: argparse.Namespace) -> KeyProperties:
     properties = changed(properties, options)
-    lifetime = given(options, "expires", properties)
-    if lifetime is properties:  # not given
+    lifetime = given(options, "expires", _NOT_GIVEN)
+    if lifetime is _NOT_GIVEN:
         return properties
     return replace(properties, expires_at=None if lifetime is None else clock(connection) + lifetime)
 

@@ -119,15 +119,8 @@ class ServerProcess:
         self._retention = Retention(database, opened.disk, config)
         connections = OpenConnections()
         self._ended_keys = EndedKeys(database, self._recorder, connections, self._cancel)
-        workers = (
-            self._notifier,
-            self._follower,
-            self._heartbeat,
-            self._retention,
-            self._claimer,
-            self._rates,
-            self._ended_keys,
-        )
+        of_keys = (self._rates, self._ended_keys)
+        workers = (self._notifier, self._follower, self._heartbeat, self._retention, self._claimer, *of_keys)
         self._services = Services(
             config=config,
             database=database,

@@ -1,8 +1,9 @@
 """A key that ends takes what runs with it along: streams, responses, WebSockets, on every replica."""
 
 import contextlib
+import http.client
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import psycopg
@@ -12,12 +13,12 @@ from tests.acceptance.test_keys import HELLO, Key, begin, make_key, status
 from tests.fix_server import PACED, StartServer
 from tests.support.eventually import eventually
 from tests.support.server_process import run_command
-from tests.support.sse import create, replay
+from tests.support.sse import Frame, create, replay
 from tests.support.websocket import WebSocket
 
 LONG = {**HELLO, "max_output_tokens": 4000}
-AT_ONCE_S = 4.0
-"""About a second, on a machine that does much besides."""
+AT_ONCE_S = 30.0
+"""The answers would last for 80 s; it is about a second where nothing else runs."""
 
 End = Callable[[str, Key], None]
 
@@ -53,7 +54,7 @@ def test_all_that_runs_with_a_key_ends_with_it(
         ended_at = time.monotonic()
         *_, last = own
         assert last.json["response"]["status"] == "cancelled"
-        assert drained(foreign) < 1000
+        assert drained(foreign) < 3000
         closed = closing_code(socket)
         assert time.monotonic() - ended_at < AT_ONCE_S
         assert closed == 1008
@@ -71,13 +72,13 @@ def closing_code(socket: WebSocket) -> int | None:
     return socket.closed
 
 
-def drained(frames: object) -> int:
+def drained(frames: Iterator[Frame]) -> int:
     """How many more frames a stream had that was cut off."""
     count = 0
     try:
-        for _ in frames:  # type: ignore[attr-defined]
+        for _ in frames:
             count += 1
-    except (httpx.HTTPError, OSError, EOFError, AssertionError):
+    except (http.client.HTTPException, OSError):
         pass
     return count
 

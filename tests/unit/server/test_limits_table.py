@@ -8,6 +8,7 @@ import pytest
 from engine.remote.servers import discovery, http_client
 from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES
 from server import limits
+from server.administration import checks, keys
 from server.admission import history
 from server.configuration.settings import settings
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
@@ -17,6 +18,7 @@ from server.outbound_http import guarded_http
 from server.prompting import engine_parameters, turns
 from server.protocol import input_files, list_pages
 from server.protocol.responses.request import MAX_TEMPLATE
+from server.quotas import rate_limits
 from server.store.content import image_removal
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
@@ -44,6 +46,12 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     assert f"that a compaction gives back | {list_pages.MAX_BYTES >> 20} MiB a request" in TABLE
     uses, size = image_removal.MAX_BATCH_USES, image_removal.MAX_BATCH_BYTES >> 20
     assert f"| {uses:,} uses and {size} MiB of pictures a transaction |" in TABLE
+
+
+def test_the_table_names_the_bounds_of_keys_and_tenants() -> None:
+    assert f"or {rate_limits.DEFAULT_OUTPUT_TOKENS:,} for outputs of requests" in TABLE
+    assert f"| {checks.MAX_NAMES}; {checks.MAX_TEXT} |" in TABLE
+    assert f"may stay valid | {keys.MAX_OVERLAP.days} days |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
