@@ -222,6 +222,9 @@ class Config:
         "process; `worker` generates background responses and serves nothing but health; `all` does both",
     )
     drain_seconds: float = _setting(20.0, "seconds that SIGTERM waits for running responses", low=0)
+    shutdown_delay_seconds: float = _setting(
+        0.0, "seconds after SIGTERM in which requests are still accepted, while readiness says 503", low=0
+    )
     lease_seconds: float = _setting(
         10.0, "seconds without a heartbeat after which a replica counts as dead", low=2
     )

@@ -80,6 +80,14 @@ class Listener:
             await self._context.terminated.set()
             await self._finish()
 
+    def close_after_answers(self) -> None:
+        """From now on every answer has `Connection: close`; nothing is closed before it was answered."""
+        self._settings.keep_alive_max_requests = 0
+
+    def close_idle(self) -> None:
+        """Closes connections between two requests, on which a client would only be refused."""
+        self._connections.close_between_requests()
+
     async def _finish(self) -> None:
         if not self._tasks:
             return
@@ -178,6 +186,12 @@ class OpenConnections:
         connection.writer.transport.abort()
         return True
 
+    def close_between_requests(self) -> None:
+        """Closes the idle connections that have had a request: the others' first one may be on its way."""
+        for connection in [one for one in self._idle if one.had_request]:
+            del self._idle[connection]
+            connection.writer.close()  # sends what is left of an answer
+
     async def changed(self) -> None:
         """Waits until a connection closes or becomes idle."""
         self._changed.clear()
@@ -194,6 +208,7 @@ class Connection(TCPServer):
     """
 
     _connections: OpenConnections | None = None
+    had_request = False
 
     def track(self, connections: OpenConnections) -> None:
         """Registers with the open connections and reports to them when it is idle."""
@@ -210,6 +225,7 @@ class Connection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated) and self._connections is not None:
+            self.had_request = True
             self._connections.set_idle(self, event.idle)
         try:
             await super().protocol_send(event)
