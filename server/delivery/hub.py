@@ -271,13 +271,6 @@ class Hub:
             if channel.ends_unread and channel.has_readers and not channel.ended
         ]
 
-    @property
-    def has_readers(self) -> bool:
-        """Whether anybody reads here what has not ended, wherever it runs. Any thread."""
-        with self._lock:
-            channels = list(self._channels.values())
-        return any(channel.has_readers and not channel.ended for channel in channels)
-
     def is_unread(self, response_id: UUID) -> bool:
         """Whether it runs here in the foreground without readers. Any thread."""
         channel = self._opened.get(response_id)

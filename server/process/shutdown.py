@@ -12,9 +12,11 @@ from time import monotonic, sleep
 
 from server.http.asgi.listener import Listener
 from server.http.services import Services
+from server.store.cluster.leases import other_heartbeats
+from server.store.database_errors import DatabaseError
 
-READERS_SECONDS = 0.1
-"""Between two looks at whether clients still read."""
+ANSWERS_SECONDS = 0.1
+"""Between two looks at whether answers are still being sent."""
 FINAL_COMMIT_SECONDS = 5.0
 """For the commits that end what did not end by itself."""
 
@@ -66,11 +68,19 @@ class Shutdown:
                 )
             services.model.engine.close(drain=False)
             recorder.wait_idle(FINAL_COMMIT_SECONDS)
-        self._wait_for_readers(until)
+        self._wait_for_answers(until)
         self._loop.call_soon_threadsafe(self._ended.set)
 
-    def _wait_for_readers(self, until: float) -> None:
+    def _wait_for_answers(self, until: float) -> None:
         """Until nobody reads here what other replicas generate; without others nothing more will come."""
-        services = self._services
-        while services.notifier.other_replicas_alive and services.hub.has_readers and monotonic() < until:
-            sleep(READERS_SECONDS)
+        if self._listener.busy and self._has_others():
+            while self._listener.busy and monotonic() < until:
+                sleep(ANSWERS_SECONDS)
+
+    def _has_others(self) -> bool:
+        """Whether other replicas are alive; the last heartbeat may not know of one that has just started."""
+        database, replica = self._services.database, self._services.replica
+        try:
+            return bool(database.retry(lambda connection: other_heartbeats(connection, replica), seconds=0))
+        except DatabaseError:
+            return False

@@ -1,5 +1,6 @@
 """SIGTERM: what runs may finish, what cannot is told so, and the exit code is 0."""
 
+import json
 from contextlib import closing
 from http.client import HTTPConnection, HTTPMessage
 
@@ -90,6 +91,23 @@ def test_connections_are_closed_after_their_answer_or_at_the_end_of_the_shutdown
         assert idle.sock.recv(1) == b""
         assert not stream.response.isclosed()
         stream.read()
+    assert server.wait() == 0
+
+
+def test_connection_of_a_stream_that_began_before_the_signal_is_closed_when_it_ends_after_the_delay(
+    start_server: StartServer,
+) -> None:
+    server = start_server(scripted_tokens=100, scripted_step_seconds=0.02)
+    with create(server.url, HELLO) as other, closing(HTTPConnection("127.0.0.1", server.port)) as connection:
+        body = json.dumps(HELLO | {"stream": True, "max_output_tokens": 40})
+        connection.request("POST", "/v1/responses", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.headers.get("connection") is None
+        assert answer.read(1)
+        server.ask_to_end()
+        assert answer.read().endswith(DONE)
+        assert connection.sock.recv(1) == b""
+        assert parse(other.read())[-1].event == "response.completed"
     assert server.wait() == 0
 
 

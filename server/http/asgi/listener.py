@@ -80,12 +80,17 @@ class Listener:
             await self._context.terminated.set()
             await self._finish()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is in progress. Any thread."""
+        return self._connections.busy
+
     def close_after_answers(self) -> None:
         """From now on every answer has `Connection: close`; nothing is closed before it was answered."""
         self._settings.keep_alive_max_requests = 0
 
     def close_idle(self) -> None:
-        """Closes connections between two requests, on which a client would only be refused."""
+        """From now on closes connections between two requests: the next one would be refused."""
         self._connections.close_between_requests()
 
     async def _finish(self) -> None:
@@ -160,6 +165,12 @@ class OpenConnections:
         self._idle: dict[Connection, None] = {}
         """In order: the one that has been idle for longest is first."""
         self._changed = asyncio.Event()
+        self._keeps_idle = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether any is not idle. Any thread."""
+        return self.open > len(self._idle)
 
     def add(self, connection: "Connection") -> None:
         """Adds a connection, which is idle until its first request."""
@@ -173,7 +184,9 @@ class OpenConnections:
 
     def set_idle(self, connection: "Connection", idle: bool) -> None:
         self._idle.pop(connection, None)
-        if idle:
+        if idle and not self._keeps_idle:
+            connection.writer.close()  # sends what is left of an answer
+        elif idle:
             self._idle[connection] = None
             self._changed.set()
 
@@ -187,10 +200,10 @@ class OpenConnections:
         return True
 
     def close_between_requests(self) -> None:
-        """Closes the idle connections that have had a request: the others' first one may be on its way."""
+        """From now on closes connections after their requests; the first one of others may be on its way."""
+        self._keeps_idle = False
         for connection in [one for one in self._idle if one.had_request]:
-            del self._idle[connection]
-            connection.writer.close()  # sends what is left of an answer
+            self.set_idle(connection, True)
 
     async def changed(self) -> None:
         """Waits until a connection closes or becomes idle."""
