@@ -100,6 +100,8 @@ def ask_for_memory(engine: VllmServer) -> None:
     body = {"model": MODEL, "prompt": [[7] * 6000] * 2, "max_tokens": 1}
     with pytest.raises(httpx.HTTPError):
         httpx.post(f"{engine.url}/v1/completions", json=body, timeout=PATIENCE_S).raise_for_status()
+    eventually(engine.has_ended, within=PATIENCE_S)
+    assert "alloc" in engine.said()
 
 
 def end_in_mid_stream(crowd: Crowd, engine: VllmServer, how: str, choose: random.Random) -> tuple[int, int]:
