@@ -45,7 +45,7 @@ class Load:
         self._answers: list[Answer] = []
         self.counts: Counter[str] = Counter()
         """Requests that have ended, by kind."""
-        kinds = (stream, wait, resume, cancel, converse)
+        kinds = (stream, wait, resume, cancel, converse, connect)
         self._pool = ThreadPoolExecutor(each * len(kinds))
         self._running = [self._pool.submit(self._repeat, kind) for kind in kinds for _ in range(each)]
 
@@ -139,6 +139,17 @@ def converse(client: OpenAI, choose: random.Random) -> list[Answer]:
         assert response.status == "incomplete", response
         answers.append(Answer(body, response.output_text))
         previous = response.id
+    return answers
+
+
+def connect(client: OpenAI, choose: random.Random) -> list[Answer]:
+    """Short responses, each on a connection of its own, one right after the other."""
+    answers = list[Answer]()
+    for _ in range(10):
+        body = ask(choose) | {"max_output_tokens": 1}
+        response = client.responses.create(**body, extra_headers={"connection": "close"})
+        assert response.status == "incomplete", response
+        answers.append(Answer(body, response.output_text))
     return answers
 
 
