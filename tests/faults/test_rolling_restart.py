@@ -10,13 +10,13 @@ import pytest
 
 from tests.fix_server import StartServer
 from tests.fix_tally import Tally
-from tests.support.attached import uncut
+from tests.support.attached import HTTP, uncut
 from tests.support.balancer import Balancer
 from tests.support.engine_process import EngineServerProcess
 from tests.support.eventually import eventually
 from tests.support.rounds import faults_only
 from tests.support.sdk_load import Answer, Load
-from tests.support.server_process import ServerProcess, run_command
+from tests.support.server_process import MODEL, ServerProcess, run_command
 
 PATIENCE_S = 60.0
 TOKENS = 40
@@ -40,8 +40,15 @@ class Deployment:
     load: Load
 
     def restart_api(self, api: ServerProcess) -> None:
-        """Its clients are moved by their connections' ends; it ends when its last answer has."""
+        """Its clients are moved by their connections' ends; it ends when its last answer has.
+
+        Who has seen that it is not ready, and who has not, both are answered.
+        """
         api.ask_to_end()
+        eventually(lambda: HTTP.get(f"{api.url}/health/ready").status_code == 503, within=DELAY_S)
+        body = {"model": MODEL, "input": "Hello", "max_output_tokens": 1}
+        late = HTTP.post(f"{api.api}/responses", json=body)
+        assert late.status_code == 200, late.text
         assert api.wait() == 0
         api.start()
         eventually(lambda: api.port in self.balancer.ready, within=PATIENCE_S)

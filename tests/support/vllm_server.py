@@ -82,10 +82,11 @@ class VllmServer:
         except httpx.HTTPError:
             return False
 
-    def said(self) -> str:
-        """The end of its output."""
-        self._output.seek(0)
-        return self._output.read().decode(errors="replace")[-10_000:]
+    def said(self, size: int = 10_000) -> str:
+        """The end of its output, of every start."""
+        end = os.fstat(self._output.fileno()).st_size
+        start = max(0, end - size)
+        return os.pread(self._output.fileno(), end - start, start).decode(errors="replace")
 
     def kill(self) -> None:
         """SIGKILL to all of its processes."""
