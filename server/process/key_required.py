@@ -13,8 +13,7 @@ from server.store.database import Database
 
 
 def require_key(config: Config, database: Database) -> None:
-    """Raises ConfigError if no key exists and the settings need authenticated callers, or for an issuer
-    whose settings are wrong."""
+    """Raises ConfigError if no key exists and the settings need one, and for a wrong issuer of tokens."""
     processes = [
         label for label, place in read_servers(config.tool_server).items() if place.startswith(COMMAND)
     ]
