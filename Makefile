@@ -15,7 +15,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TEST_WORKERS ?= 3
 
 NODE_CLIENTS := @openai/codex@0.169.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/open-responses@1 \
-	@modelcontextprotocol/server-everything@2026.8.31 @openai/agents@0.20.0 eventsource@5.1.5
+	@modelcontextprotocol/server-everything@2026.8.31 @openai/agents@0.20.0 eventsource@5.1.5 oidc-provider@9.13.3
 # The name of an environment, and what is installed in it.
 PYTHON_CLIENTS := agents:openai-agents==0.24.0,websockets litellm:litellm==1.106.2,mcp,websockets \
 	langchain:langchain-openai==1.7.3,websockets \
