@@ -12,11 +12,15 @@ from server.administration import checks, keys
 from server.admission import history
 from server.configuration.settings import settings
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
+from server.http import query_and_headers
 from server.http.asgi import request_body
+from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.input_images import image_reader, image_worker
+from server.oidc import access_tokens, issuer, key_set, signing_keys
 from server.outbound_http import guarded_http
 from server.prompting import engine_parameters, turns
 from server.protocol import input_files, list_pages
+from server.protocol.administration import requests
 from server.protocol.responses.request import MAX_TEMPLATE
 from server.quotas import rate_limits
 from server.store.content import image_removal
@@ -100,3 +104,22 @@ def test_the_table_names_the_bounds_of_engine_servers() -> None:
     assert f"| {urls}; a file of {discovery.MAX_FILE_BYTES >> 10} KiB |" in TABLE
     event = f"{http_client.EVENT_BYTES >> 20} MiB; {http_client.TOKENS_PER_CHUNK:,}"
     assert f"| {event}; {http_client.PROBE_BYTES >> 20} MiB |" in TABLE
+
+
+def test_the_table_names_the_bounds_of_access_tokens_and_their_issuer() -> None:
+    assert f"| {access_tokens.MAX_TOKEN:,} characters; {key_set.MAX_KID}; beyond it 401 |" in TABLE
+    documents = f"{issuer.FETCH.size >> 10} KiB each, {issuer.FETCH.seconds:g} s each"
+    bits = f"RSA of {key_set.MIN_RSA_BITS:,} to {key_set.MAX_RSA_BITS:,} bits"
+    assert f"| {documents}; the first {key_set.MAX_KEYS} keys, {bits} |" in TABLE
+    assert f"| the keys before them are good for {signing_keys.KEEP_S / 3600:g} hours, then 503 |" in TABLE
+    assert f"| one in {signing_keys.PAUSE_S:g} s, in a thread of its own |" in TABLE
+
+
+def test_the_table_names_the_bounds_of_the_admin_api() -> None:
+    assert f"| {query_and_headers.MAX_PAGE_SIZE} objects; {MAX_KEY_LENGTH} characters |" in TABLE
+    assert f"| {requests.MAX_NAMES} each; {checks.MAX_TEXT} characters |" in TABLE
+    assert (requests.MAX_NAMES, requests.MAX_COUNT) == (checks.MAX_NAMES, checks.MAX_COUNT)
+    assert (
+        f"| {requests.MAX_COUNT:,}, of requests and responses {requests.MAX_INT32:,}; 12 decimals |" in TABLE
+    )
+    assert keys.MAX_OVERLAP.total_seconds() == requests.MAX_SECONDS
