@@ -70,7 +70,7 @@ class RemoteEngine:
         vocab_size = folder.model_info.vocab_size
         self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
         self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, BLOCK_SIZE)
-        self._metrics = RemoteMetrics()
+        self._metrics = RemoteMetrics(folder.model_info.context_length)
         self._client = EngineClient(protocol, config.api_key, config.ca_file, config.silence_seconds)
         self._fleet = Fleet(config, protocol, self._client, folder)
         self._requests = RequestLoop(
@@ -184,6 +184,8 @@ class RemoteEngine:
             running=running,
             waiting=max(0, len(self._registry) - running),
             alive=self._thread.is_alive() and self._fleet.available,
+            paused=self._registry.paused,
+            servers=self._fleet.stats,
         )
 
     def trouble(self) -> str | None:

@@ -349,6 +349,7 @@ class Scheduler:
 
     def _preempt(self, sequence: TokenSequence) -> None:
         self.counters.preemptions += 1
+        sequence.num_preemptions += 1
         self._running.remove(sequence)
         self._release(sequence)
         self._waiting.requeue(sequence)
