@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from uuid import UUID
 
 from hypercorn.config import Config as HypercornConfig
@@ -29,15 +30,21 @@ from server.http.app import build
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener
 from server.http.authentication import Authenticator
+from server.http.handlers.health import unready_reason
 from server.http.services import Services
 from server.limits import UnfinishedResponses
 from server.maintenance.retention import Retention
+from server.metrics.cluster_series import ClusterSampler
+from server.metrics.engine_series import EngineSeries
+from server.metrics.events import Events
+from server.metrics.exposition import BuildInfo, Metrics, MetricsListener
+from server.metrics.server_series import Observed, ServerSeries
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.load_model import load_model
 from server.process.open_database import OpenDatabase
 from server.prompting.loaded_model import LoadedModel
-from server.recording.messages import RecorderMessage
+from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
@@ -47,6 +54,7 @@ from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
+from server.store.schema_upgrade import newest_revision
 from server.supervised_thread import StallWatch
 from server.tool_loop import ToolLoop
 from server.version import VERSION
@@ -86,7 +94,9 @@ class ServerProcess:
         opened: OpenDatabase,
         loop: asyncio.AbstractEventLoop,
         say: Callable[[str], None],
+        scraped: socket.socket | None = None,
     ) -> None:
+        """`scraped` is the listening socket of the metrics listener, if there is one."""
         self.exit_code = 0
         self._config = config
         self._say = say
@@ -99,7 +109,9 @@ class ServerProcess:
         self._engine = model.engine
         self._replica = self._register(model.names)  # after loading, which may take longer than a lease
         self._mcp = make_mcp_servers(config, model.seal)
-        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
+        self._metrics = Metrics()
+        self._events = Events(self._metrics.registry, model.name, sorted(self._mcp.registered.labels))
+        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call)
         self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
         self._claimer = self._make_claimer(model)
@@ -124,12 +136,50 @@ class ServerProcess:
             admission=self._admission,
             claimer=self._claimer,
             tool_loop=self._tool_loop,
+            metrics=self._metrics,
+            events=self._events,
             threads=tuple(worker.thread for worker in workers),
             stall_watch=self._stall_watch,
+            limits=[],
             started_at=int(time.time()),
         )
-        for starting in (self._standby, self._stall_watch, self._recorder, *workers):
+        self._sampler = ClusterSampler(database, partial(unready_reason, self._services))
+        self._add_series()
+        self._scraped = None if scraped is None else MetricsListener(scraped, self._metrics)
+        for starting in (self._standby, self._stall_watch, self._recorder, *workers, self._sampler):
             starting.start()
+        if self._scraped is not None:
+            self._scraped.start()
+
+    def _add_series(self) -> None:
+        """The series that show the state of what was made here."""
+        model, services = self._services.model, self._services
+        observed = Observed(
+            recorder=self._recorder,
+            hub=services.hub,
+            database=self._database,
+            disk=services.disk,
+            heartbeat=self._heartbeat,
+            claimer=self._claimer,
+            retention=self._retention,
+            stall_watch=self._stall_watch,
+            threads=(*services.threads, self._sampler.thread),
+            limits=services.limits,
+            lease_seconds=self._config.lease_seconds,
+        )
+        self._metrics.add(
+            EngineSeries(self._engine.stats, model.name, model.model_info),
+            ServerSeries(observed, self._sampler),
+            BuildInfo(
+                version=VERSION,
+                schema=newest_revision(),
+                model=model.name,
+                engine=self._config.engine,
+                device=self._config.device,
+                attention=model.model_info.attention,
+                role=self._config.role,
+            ),
+        )
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
@@ -144,7 +194,7 @@ class ServerProcess:
             on_fenced=self._fenced,
             on_events=self._notifier.notify_events,
             on_released=self._notifier.notify_queue,
-            on_committed=self._tool_loop.on_committed,
+            on_committed=self._committed,
             cancel=self._tool_loop.cancel,
             pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(
@@ -175,6 +225,7 @@ class ServerProcess:
             tool_loop=self._tool_loop,
             on_queued=self._queued,
             unread=self._abandonment,
+            on_accepted=self._events.accepted,
         )
 
     def _make_heartbeat(self, hub: Hub, opened: OpenDatabase) -> Heartbeat:
@@ -227,6 +278,9 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ends the threads and marks the replica as stopped."""
+        if self._scraped is not None:
+            self._scraped.stop()
+        self._sampler.stop()
         self._claimer.stop()
         self._engine.close(drain=False)
         self._tool_loop.close()
@@ -258,6 +312,11 @@ class ServerProcess:
     def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
         """Called by the engine thread, which is created before the recorder."""
         self._recorder.deliver(messages)
+
+    def _committed(self, updates: Sequence[RunUpdate]) -> None:
+        """Called by the recorder's thread after each commit."""
+        self._tool_loop.on_committed(updates)
+        self._events.committed(updates)
 
     def _cancel(self, response: UUID) -> None:
         self._tool_loop.cancel(response)
