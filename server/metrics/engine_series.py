@@ -54,11 +54,9 @@ class EngineSeries(Collector):
         yield from self._histograms(stats.requests, remote=stats.remote)
         if not stats.remote:
             yield from self._cache_and_steps(stats)
-        if self._adapters:
-            yield self._adapters_in_use(stats.requests)
+        yield self._adapters_in_use(stats.requests)
         yield from _own_series(stats)
-        if stats.remote:
-            yield from _server_series(stats)
+        yield from _server_series(stats)
 
     def describe(self) -> list[Metric]:
         """None, so that registering this does not collect."""
@@ -112,12 +110,11 @@ class EngineSeries(Collector):
         yield gauges("holdfast_engine_step_seconds", says, ("quantile",), steps.items())
 
     def _adapters_in_use(self, stats: RequestStats) -> Metric:
-        labels = {
-            "max_lora": str(self._adapters),
-            "waiting_lora_adapters": ",".join(stats.waiting_adapters),
-            "running_lora_adapters": ",".join(stats.running_adapters),
-        }
-        return gauge("vllm:lora_requests_info", "LoRA adapters of unfinished requests.", 1, labels)
+        """One series at a time; none for a model without adapters."""
+        waiting, running = ",".join(stats.waiting_adapters), ",".join(stats.running_adapters)
+        labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        values = [((str(self._adapters), waiting, running), 1.0)] if self._adapters else []
+        return gauges("vllm:lora_requests_info", "LoRA adapters of unfinished requests.", labels, values)
 
 
 def _own_series(stats: Stats) -> Iterator[Metric]:
@@ -134,20 +131,16 @@ def _own_series(stats: Stats) -> Iterator[Metric]:
 
 
 def _server_series(stats: Stats) -> Iterator[Metric]:
+    """A sample for each server of a remote engine."""
     known = {_without_password(server.url): server for server in stats.servers}
-    up = {(url,): float(server.state == "up") for url, server in known.items()}
-    is_open = {(url,): float(server.state in ("broken", "unfit")) for url, server in known.items()}
-    running = {(url,): float(server.running) for url, server in known.items()}
-    yield gauges(
-        "holdfast_engine_server_up", "1 while the engine server takes calls.", ("server",), up.items()
-    )
-    yield gauges(
-        "holdfast_engine_server_circuit_open",
-        "1 while the engine server gets no calls, after a failure.",
-        ("server",),
-        is_open.items(),
-    )
-    yield gauges("holdfast_engine_server_running", "Calls under way.", ("server",), running.items())
+    up = [((url,), server.state == "up") for url, server in known.items()]
+    is_open = [((url,), server.state in ("broken", "unfit")) for url, server in known.items()]
+    running = [((url,), server.running) for url, server in known.items()]
+    says = "1 while the engine server takes calls."
+    yield gauges("holdfast_engine_server_up", says, ("server",), up)
+    says = "1 while the engine server gets no calls, after a failure."
+    yield gauges("holdfast_engine_server_circuit_open", says, ("server",), is_open)
+    yield gauges("holdfast_engine_server_running", "Calls under way.", ("server",), running)
 
 
 def _without_password(url: str) -> str:

@@ -103,9 +103,10 @@ class ServerSeries(Collector):
             pool.wait,
         )
         space = self._observed.disk.space()
-        if space is not None:
-            yield gauge("holdfast_disk_free_bytes", "Free on the embedded database's disk.", space.free)
-            yield gauge("holdfast_disk_reserve_bytes", "What must be free on it.", space.reserve)
+        free, reserve = ([], []) if space is None else ([((), space.free)], [((), space.reserve)])
+        says = "Free bytes on the disk of an embedded database."
+        yield gauges("holdfast_disk_free_bytes", says, (), free)
+        yield gauges("holdfast_disk_reserve_bytes", "Bytes that must be free on it.", (), reserve)
         full = self._observed.database.disk_is_full
         yield gauge("holdfast_disk_full", "1 if the database had no room within the last 10 s.", full)
 
