@@ -247,7 +247,9 @@ class EngineCore:
 
     def _dispatch(self, plan: SchedulerOutput, pending: PendingTokens, began: float) -> None:
         progress = {each.sequence: each for each in self._scheduler.advance(plan)}
-        self._metrics.requests.started(progress, began)
+        if self._scheduler.admitted:
+            self._metrics.requests.started(filter(self._is_live, self._scheduler.admitted), began)
+            self._scheduler.admitted.clear()
         self._metrics.requests.step(sum(chunk.count for chunk in plan))
         self._queue_prompt_logprobs(pending.prompt_logprobs)
         for sequence in pending.sequences:

@@ -57,6 +57,10 @@ class RequestMetrics:
         self._preemptions = Histogram(PREEMPTION_BOUNDS)
         self._step_tokens = Histogram(STEP_TOKEN_BOUNDS)
         self._ended: Counter[EndReason] = Counter(dict.fromkeys(END_REASONS, 0))
+        self._last_rows: frozenset[TokenSequence] = frozenset()
+        """The requests that got the last tokens; their `last_token_at` is set when they do not get the next."""
+        self._last_at = 0.0
+        """When they got them."""
         self._waiting_adapters: Counter[str] = Counter()
         self._running_adapters: Counter[str] = Counter()
 
@@ -67,7 +71,7 @@ class RequestMetrics:
             self._waiting_adapters[adapter] += 1
 
     def started(self, sequences: Iterable[TokenSequence], now: float) -> None:
-        """A step computes these; for some of them it may be the first."""
+        """A step computes these; it may be the first."""
         for sequence in sequences:
             if sequence.started_at is None:
                 sequence.started_at = now
@@ -80,20 +84,30 @@ class RequestMetrics:
         self._step_tokens.observe(tokens)
 
     def tokens(self, sequences: Iterable[TokenSequence], now: float, count: int = 1) -> None:
-        """Each of these got so many tokens now. Tokens that come together share the time since the last."""
-        gaps: dict[float, int] = {}
-        for sequence in sequences:
-            last, sequence.last_token_at = sequence.last_token_at, now
-            if last is None:
+        """Each of these got so many tokens now. Tokens that come together share the time since the last.
+
+        Nearly all rows of a step are those of the last one: they are observed together.
+        """
+        rows, before = frozenset(sequences), self._last_rows
+        if not rows:
+            return
+        if again := len(rows & before):
+            self._inter_token_latency.observe((now - self._last_at) / count, again * count)
+        for sequence in before - rows:
+            sequence.last_token_at = self._last_at
+        for sequence in rows - before:
+            if sequence.first_token_at is None:
                 sequence.first_token_at = now
                 self._time_to_first_token.observe(now - sequence.accepted_at)
-            else:
-                gaps[last] = gaps.get(last, 0) + count
-        for last, number in gaps.items():
-            self._inter_token_latency.observe((now - last) / count, number)
+            elif sequence.last_token_at is not None:
+                self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
+        self._last_rows, self._last_at = rows, now
 
     def ended(self, sequence: TokenSequence, reason: EndReason, now: float) -> RequestTimes:
         """The request ended; returns its times."""
+        if sequence in self._last_rows:
+            sequence.last_token_at = self._last_at
+            self._last_rows -= {sequence}
         self._ended[reason] += 1
         usage, adapter = sequence.usage, sequence.request.adapter
         if adapter:

@@ -112,11 +112,12 @@ class Events:
 
     def committed(self, updates: Sequence[RunUpdate]) -> None:
         """A commit wrote these updates. The recorder's thread."""
-        if count := sum(len(update.events) for update in updates):
-            self._events.inc(count)
+        events = 0
         for update in updates:
+            events += len(update.events)
             if update.run.ending is not None:
                 self._count_end(update)
+        self._events.inc(events)
 
     def _count_end(self, update: RunUpdate) -> None:
         facts, ending = update.run.facts, update.run.ending

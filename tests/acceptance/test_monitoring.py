@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def quick_rules(tmp_path: Path) -> Path:
 def test_alerts_fire_when_the_database_goes_away_and_end_when_it_is_back(
     start_server: StartServer, connect: Connect, database_url: str, tmp_path: Path, quick_rules: Path
 ) -> None:
-    server = start_server(scripted_tokens=7000, lease_seconds=4)
+    server = start_server(scripted_tokens=7000, scripted_step_seconds=0.001, lease_seconds=4)
     client = connect(server)
     name = str(conninfo_to_dict(database_url)["dbname"])
     ask = {"model": MODEL, "input": "Hello!", "background": True}
@@ -218,8 +219,8 @@ def test_alerts_fire_when_callers_are_refused_and_when_the_queue_is_old(
         eventually(lambda: running.query("holdfast_ready == 1"), within=20)
         client.responses.create(model=MODEL, input="Hello!", background=True)
         with psycopg.connect(database_url) as connection:
-            long_ago = "now() - interval '1 hour'"
-            connection.execute(f"update responses set queued_at = {long_ago}, created_at = {long_ago}")
+            long_ago = [datetime.now(UTC) - timedelta(hours=1)] * 2
+            connection.execute("update responses set queued_at = %s, created_at = %s", long_ago)
         with closing(client.responses.create(model=MODEL, input="Hello!", stream=True)) as stream:
             next(iter(stream))
 
