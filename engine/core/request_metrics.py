@@ -58,7 +58,7 @@ class RequestMetrics:
         self._step_tokens = Histogram(STEP_TOKEN_BOUNDS)
         self._ended: Counter[EndReason] = Counter(dict.fromkeys(END_REASONS, 0))
         self._last_rows: frozenset[TokenSequence] = frozenset()
-        """The requests that got the last tokens; their `last_token_at` is set when they do not get the next."""
+        """Those that got the last tokens. `last_token_at` is set when a request does not get the next."""
         self._last_at = 0.0
         """When they got them."""
         self._waiting_adapters: Counter[str] = Counter()

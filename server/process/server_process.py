@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from uuid import UUID
 
 from hypercorn.config import Config as HypercornConfig
@@ -30,19 +29,14 @@ from server.http.app import build
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener
 from server.http.authentication import Authenticator
-from server.http.handlers.health import unready_reason
 from server.http.services import Services
 from server.limits import UnfinishedResponses
 from server.maintenance.retention import Retention
-from server.metrics.cluster_series import ClusterSampler
-from server.metrics.engine_series import EngineSeries
-from server.metrics.events import Events
-from server.metrics.exposition import BuildInfo, Metrics, MetricsListener
-from server.metrics.server_series import Observed, ServerSeries
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.load_model import load_model
 from server.process.open_database import OpenDatabase
+from server.process.process_metrics import ProcessMetrics
 from server.prompting.loaded_model import LoadedModel
 from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
@@ -54,7 +48,6 @@ from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from server.store.schema_upgrade import newest_revision
 from server.supervised_thread import StallWatch
 from server.tool_loop import ToolLoop
 from server.version import VERSION
@@ -109,8 +102,8 @@ class ServerProcess:
         self._engine = model.engine
         self._replica = self._register(model.names)  # after loading, which may take longer than a lease
         self._mcp = make_mcp_servers(config, model.seal)
-        self._metrics = Metrics()
-        self._events = Events(self._metrics.registry, model.name, sorted(self._mcp.registered.labels))
+        self._metrics = ProcessMetrics(config, model, sorted(self._mcp.registered.labels))
+        self._events = self._metrics.events
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call)
         self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
@@ -136,50 +129,16 @@ class ServerProcess:
             admission=self._admission,
             claimer=self._claimer,
             tool_loop=self._tool_loop,
-            metrics=self._metrics,
+            metrics=self._metrics.metrics,
             events=self._events,
             threads=tuple(worker.thread for worker in workers),
             stall_watch=self._stall_watch,
             limits=[],
             started_at=int(time.time()),
         )
-        self._sampler = ClusterSampler(database, partial(unready_reason, self._services))
-        self._add_series()
-        self._scraped = None if scraped is None else MetricsListener(scraped, self._metrics)
-        for starting in (self._standby, self._stall_watch, self._recorder, *workers, self._sampler):
+        for starting in (self._standby, self._stall_watch, self._recorder, *workers):
             starting.start()
-        if self._scraped is not None:
-            self._scraped.start()
-
-    def _add_series(self) -> None:
-        """The series that show the state of what was made here."""
-        model, services = self._services.model, self._services
-        observed = Observed(
-            recorder=self._recorder,
-            hub=services.hub,
-            database=self._database,
-            disk=services.disk,
-            heartbeat=self._heartbeat,
-            claimer=self._claimer,
-            retention=self._retention,
-            stall_watch=self._stall_watch,
-            threads=(*services.threads, self._sampler.thread),
-            limits=services.limits,
-            lease_seconds=self._config.lease_seconds,
-        )
-        self._metrics.add(
-            EngineSeries(self._engine.stats, model.name, model.model_info),
-            ServerSeries(observed, self._sampler),
-            BuildInfo(
-                version=VERSION,
-                schema=newest_revision(),
-                model=model.name,
-                engine=self._config.engine,
-                device=self._config.device,
-                attention=model.model_info.attention,
-                role=self._config.role,
-            ),
-        )
+        self._metrics.start(self._services, self._heartbeat, self._retention, scraped)
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
@@ -278,9 +237,7 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ends the threads and marks the replica as stopped."""
-        if self._scraped is not None:
-            self._scraped.stop()
-        self._sampler.stop()
+        self._metrics.stop()
         self._claimer.stop()
         self._engine.close(drain=False)
         self._tool_loop.close()

@@ -21,7 +21,7 @@ from tests.support.documents import ROOT
 from tests.support.eventually import eventually
 from tests.support.prometheus import PROMETHEUS, PROMTOOL, prometheus
 from tests.support.scraped import scrape
-from tests.support.server_process import MODEL, ServerProcess
+from tests.support.server_process import MODEL, ServerProcess, free_port
 
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 ALERT_TESTS = ROOT / "deploy" / "prometheus" / "alerts_test.yaml"
@@ -132,7 +132,7 @@ def test_every_panel_of_vllms_dashboard_has_data_under_load(
 ) -> None:
     server = start_server()
     client = connect(server)
-    with prometheus(tmp_path, [server]) as running:
+    with prometheus(tmp_path, [server.port]) as running:
 
         def panels_without_data() -> list[str]:
             client.responses.create(model=MODEL, input="Hello!")
@@ -161,24 +161,28 @@ def quick_rules(tmp_path: Path) -> Path:
 def test_alerts_fire_when_the_database_goes_away_and_end_when_it_is_back(
     start_server: StartServer, connect: Connect, database_url: str, tmp_path: Path, quick_rules: Path
 ) -> None:
-    server = start_server(scripted_tokens=7000, scripted_step_seconds=0.001, lease_seconds=4)
+    port = free_port()  # of the metrics listener: the main one cannot look up keys meanwhile
+    server = start_server(
+        metrics_port=port, scripted_tokens=7000, scripted_step_seconds=0.001, lease_seconds=4
+    )
     client = connect(server)
     name = str(conninfo_to_dict(database_url)["dbname"])
     ask = {"model": MODEL, "input": "Hello!", "background": True}
     wanted = {"HoldfastEnginePaused", "HoldfastDatabaseDown", "HoldfastNotReady", "HoldfastHeartbeatLate"}
     with (
-        prometheus(tmp_path, [server], quick_rules) as running,
+        prometheus(tmp_path, [port], quick_rules) as running,
         psycopg.connect(make_conninfo(database_url, dbname="postgres"), autocommit=True) as connection,
     ):
         eventually(lambda: running.query("holdfast_database_up == 1"), within=20)
         assert wanted & running.firing() == set()
         begun = [client.responses.create(**ask) for _ in range(4)]  # type: ignore[call-overload]
+        eventually(lambda: scrape(server).value("vllm:num_requests_running") == 4)
         connection.execute(f"alter database {name} allow_connections false")
         try:
             connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name]
             )
-            eventually(lambda: wanted <= running.firing(), within=40)
+            eventually(lambda: wanted <= running.firing(), within=90)
         finally:
             connection.execute(f"alter database {name} allow_connections true")
         eventually(lambda: wanted & running.firing() == set(), within=40)
@@ -196,7 +200,10 @@ def test_alerts_fire_when_a_replica_is_killed_and_its_responses_fail(
         "HoldfastDown", "HoldfastReplicasMissing", "HoldfastReplicaDied", "HoldfastGivenUp",
         "HoldfastResponsesFail",
     }  # fmt: skip
-    with prometheus(tmp_path, servers, quick_rules) as running, ExitStack() as stack:
+    with (
+        prometheus(tmp_path, [server.port for server in servers], quick_rules) as running,
+        ExitStack() as stack,
+    ):
         eventually(lambda: len(running.query("holdfast_ready == 1")) == 2, within=20)
         assert wanted & running.firing() == set()
         for _ in range(3):
@@ -215,7 +222,7 @@ def test_alerts_fire_when_callers_are_refused_and_when_the_queue_is_old(
     server = start_server(role="api", max_of_tenant=1, scripted_tokens=5000, scripted_step_seconds=0.02)
     client = connect(server)
     wanted = {"HoldfastRefuses", "HoldfastQueueOld"}
-    with prometheus(tmp_path, [server], quick_rules) as running:
+    with prometheus(tmp_path, [server.port], quick_rules) as running:
         eventually(lambda: running.query("holdfast_ready == 1"), within=20)
         client.responses.create(model=MODEL, input="Hello!", background=True)
         with psycopg.connect(database_url) as connection:

@@ -11,14 +11,14 @@ import httpx
 import yaml  # type: ignore[import-untyped]
 
 from tests.support.eventually import eventually
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import free_port
 
 PROMETHEUS = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
 
 
 class Prometheus:
-    """Scrapes each server once a second, under the job `holdfast`."""
+    """Scrapes some ports of this machine once a second, under the job `holdfast`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -36,19 +36,17 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(
-    folder: Path, servers: Sequence[ServerProcess], rules: Path | None = None
-) -> Iterator[Prometheus]:
+def prometheus(folder: Path, ports: Sequence[int], rules: Path | None = None) -> Iterator[Prometheus]:
     """A Prometheus that has its files in `folder`."""
     assert PROMETHEUS is not None
-    port = free_port()
+    own = free_port()
     settings = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [] if rules is None else [str(rules)],
         "scrape_configs": [
             {
                 "job_name": "holdfast",
-                "static_configs": [{"targets": [f"127.0.0.1:{server.port}" for server in servers]}],
+                "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}],
             }
         ],
     }
@@ -59,13 +57,13 @@ def prometheus(
                 PROMETHEUS,
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
+                f"--web.listen-address=127.0.0.1:{own}",
             ],
             stdout=said,
             stderr=said,
         )
     try:
-        running = Prometheus(f"http://127.0.0.1:{port}")
+        running = Prometheus(f"http://127.0.0.1:{own}")
         eventually(lambda: _answers(running), within=60)
         yield running
     finally:

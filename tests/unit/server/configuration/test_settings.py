@@ -47,6 +47,8 @@ VALUES: dict[str, tuple[str, object]] = {
     "scripted_fault": ("crash@5", "crash@5"),
     "disk_reserve": ("1000", 1000),
     "max_connections": ("100", 100),
+    "metrics_port": ("9090", 9090),
+    "metrics_host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 - a value like any
     "max_of_tenant": ("7", 7),
     "max_queued_of_tenant": ("7", 7),
     "max_stored_bytes_of_tenant": ("1000", 1000),
