@@ -246,11 +246,12 @@ class EngineCore:
             self._collect()
 
     def _dispatch(self, plan: SchedulerOutput, pending: PendingTokens, began: float) -> None:
+        computed = self._scheduler.counters.computed_tokens
         progress = {each.sequence: each for each in self._scheduler.advance(plan)}
         if self._scheduler.admitted:
             self._metrics.requests.started(filter(self._is_live, self._scheduler.admitted), began)
             self._scheduler.admitted.clear()
-        self._metrics.requests.step(sum(chunk.count for chunk in plan))
+        self._metrics.requests.step(self._scheduler.counters.computed_tokens - computed)
         self._queue_prompt_logprobs(pending.prompt_logprobs)
         for sequence in pending.sequences:
             sequence.in_flight = True
@@ -269,7 +270,7 @@ class EngineCore:
                 self._scheduler.confirm(in_flight.progress[sequence])
         now = monotonic()
         rows = [row for row in zip(pending.sequences, result.sampled, strict=True) if self._is_live(row[0])]
-        got_token = [sequence for sequence, sampled in rows if not isinstance(sampled, RowFailure)]
+        got_token = frozenset(sequence for sequence, sampled in rows if not isinstance(sampled, RowFailure))
         self._metrics.requests.tokens(got_token, now)
         for sequence, sampled in rows:
             self._apply_result(in_flight.progress[sequence], sampled)

@@ -83,16 +83,24 @@ class RequestMetrics:
         """A step has computed so many tokens, of prompts and outputs."""
         self._step_tokens.observe(tokens)
 
-    def tokens(self, sequences: Iterable[TokenSequence], now: float, count: int = 1) -> None:
+    def tokens(self, rows: frozenset[TokenSequence], now: float, count: int = 1) -> None:
         """Each of these got so many tokens now. Tokens that come together share the time since the last.
 
         Nearly all rows of a step are those of the last one: they are observed together.
         """
-        rows, before = frozenset(sequences), self._last_rows
         if not rows:
             return
-        if again := len(rows & before):
+        again = len(rows)
+        if rows != self._last_rows:
+            again = len(rows & self._last_rows)
+            self._change_rows(rows, now, count)
+        if again:
             self._inter_token_latency.observe((now - self._last_at) / count, again * count)
+        self._last_at = now
+
+    def _change_rows(self, rows: frozenset[TokenSequence], now: float, count: int) -> None:
+        """Observes those that did not get the last tokens, and notes when the others got theirs."""
+        before, self._last_rows = self._last_rows, rows
         for sequence in before - rows:
             sequence.last_token_at = self._last_at
         for sequence in rows - before:
@@ -101,7 +109,6 @@ class RequestMetrics:
                 self._time_to_first_token.observe(now - sequence.accepted_at)
             elif sequence.last_token_at is not None:
                 self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
-        self._last_rows, self._last_at = rows, now
 
     def ended(self, sequence: TokenSequence, reason: EndReason, now: float) -> RequestTimes:
         """The request ended; returns its times."""

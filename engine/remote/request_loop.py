@@ -321,7 +321,7 @@ class RequestLoop:
         for _ in message.token_ids:
             self._waiting.charge(sequence)
         self._metrics.count_tokens(len(message.token_ids))
-        self._metrics.requests.tokens([sequence], monotonic(), len(message.token_ids))
+        self._metrics.requests.tokens(frozenset([sequence]), monotonic(), len(message.token_ids))
         index = self._tokens_at.get(message.request_id)
         if index is None:
             self._tokens_at[message.request_id] = len(self._outbox)

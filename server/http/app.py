@@ -54,8 +54,8 @@ def build(services: Services, connections: int) -> Starlette:
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
         middleware=[
-            Middleware(MeasureRequests, services.events),
             Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins)),
+            Middleware(MeasureRequests, services.events),
         ],
     )
     app.router.redirect_slashes = False
@@ -72,8 +72,8 @@ def _build_worker(services: Services, threads: ThreadPools, connections: int) ->
             if route.handler in HEALTH
         ],
         middleware=[
-            Middleware(MeasureRequests, services.events),
             Middleware(CorsAndSlashes, read_cors_origins(None)),
+            Middleware(MeasureRequests, services.events),
         ],
     )
     app.router.redirect_slashes = False

@@ -36,7 +36,7 @@ class MeasureRequests:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        began, sent = monotonic(), _Status(send)
+        began, sent = monotonic(), SentStatus(send)
         try:
             await self._app(scope, receive, sent)
         finally:
@@ -53,8 +53,10 @@ class MeasureRequests:
             self._observer.error(error)
 
 
-class _Status:
-    """`send`, and the status that it has sent."""
+class SentStatus:
+    """`send`, and the status that it has sent; None before the answer has begun."""
+
+    __slots__ = ("_send", "status")
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -40,7 +40,7 @@ def version(_services: Services, request: Request, _body: bytes) -> Response:
 
 def unready_reason(services: Services) -> str | None:
     """Why new requests cannot be served; None if they can. Pings the database."""
-    if not services.admission.open:
+    if services.stopping.is_set():
         return "shutting down"
     stats = services.model.engine.stats()
     if not stats.alive:

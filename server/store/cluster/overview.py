@@ -34,7 +34,7 @@ _OVERDUE = text(
 )
 _DATABASE = text(
     """
-    select (select count(*) from pg_stat_activity where backend_type = 'client backend') as connections,
+    select (select sum(numbackends) from pg_stat_database) as connections,
            cast(current_setting('max_connections') as integer) as max_connections,
            pg_database_size(current_database()) as size
     """
@@ -70,7 +70,7 @@ def read_overview(connection: Connection) -> ClusterOverview:
         oldest_queued_seconds=max((waited or 0.0 for _, _, _, waited in unfinished), default=0.0),
         replicas=replicas,
         purge_lag_seconds=max(0.0, overdue or 0.0),
-        connections=connections,
+        connections=int(connections or 0),
         max_connections=max_connections,
         database_bytes=size,
     )

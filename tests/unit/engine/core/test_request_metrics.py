@@ -38,9 +38,9 @@ def test_queue_prefill_and_decode_add_up_to_the_time_in_the_engine() -> None:
     metrics.admitted(sequence, 10.0)
     metrics.started([sequence], 12.0)
     metrics.started([sequence], 12.5)
-    metrics.tokens([sequence], 15.0)
+    metrics.tokens(frozenset([sequence]), 15.0)
     sequence.append(4)
-    metrics.tokens([sequence], 16.0)
+    metrics.tokens(frozenset([sequence]), 16.0)
     sequence.append(5)
     assert metrics.ended(sequence, "stop", 16.0) == RequestTimes(queue=2.0, prefill=3.0)
     found = metrics.stats.distributions
@@ -71,8 +71,8 @@ def test_tokens_that_come_together_share_the_time_since_the_last_ones() -> None:
     metrics, sequence = RequestMetrics(100), _sequence()
     metrics.admitted(sequence, 0.0)
     metrics.started([sequence], 0.0)
-    metrics.tokens([sequence], 1.0)
-    metrics.tokens([sequence], 2.0, 4)
+    metrics.tokens(frozenset([sequence]), 1.0)
+    metrics.tokens(frozenset([sequence]), 2.0, 4)
     gaps = metrics.stats.distributions["inter_token_latency"]
     assert _count(gaps) == 4
     assert gaps.total == pytest.approx(1.0)
@@ -82,9 +82,9 @@ def test_rows_of_one_step_are_counted_each() -> None:
     metrics, rows = RequestMetrics(100), [_sequence("a"), _sequence("b"), _sequence("c")]
     for row in rows:
         metrics.admitted(row, 0.0)
-    metrics.tokens(rows, 1.0)
-    metrics.tokens(rows[:2], 1.5)
-    metrics.tokens(rows, 2.0)
+    metrics.tokens(frozenset(rows), 1.0)
+    metrics.tokens(frozenset(rows[:2]), 1.5)
+    metrics.tokens(frozenset(rows), 2.0)
     gaps = metrics.stats.distributions["inter_token_latency"]
     assert _count(gaps) == 5
     assert gaps.total == pytest.approx(2 * 0.5 + 2 * 0.5 + 1.0)

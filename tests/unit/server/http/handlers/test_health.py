@@ -12,7 +12,7 @@ from tests.support.eventually import eventually
 
 def services(*threads: SupervisedThread) -> Any:
     return SimpleNamespace(
-        admission=SimpleNamespace(open=True),
+        stopping=SimpleNamespace(is_set=lambda: False),
         model=SimpleNamespace(engine=SimpleNamespace(stats=lambda: SimpleNamespace(alive=True))),
         disk=SimpleNamespace(shortage=lambda: None),
         database=SimpleNamespace(retry=lambda *_, **__: None, disk_is_full=False),
