@@ -150,7 +150,17 @@ def test_a_tiny_pool_preempts_and_gives_the_same(way: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"temperature": 1.0}, {"temperature": 0.7, "presence_penalty": 0.5}, {"min_tokens": 30}],
+    [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "presence_penalty": 0.5},
+        {"temperature": 0.7, "repetition_penalty": 1.1, "logit_bias": ((5, 1.0),)},
+        {"min_tokens": 30},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+        {"temperature": 1.0, "min_p": 0.05, "top_k": 90},
+        {"temperature": 1.0, "logprobs": 5},
+    ],
     ids=str,
 )
 def test_a_step_ahead_never_makes_the_host_wait(fields: dict[str, Any]) -> None:
