@@ -46,7 +46,7 @@ def test_blocks_are_counted_up() -> None:
 
 def count(gpu_free: int | None = None, block_bytes: int = 1024, **settings: int) -> int:
     config = EngineConfig(model=Path(), **settings)  # type: ignore[arg-type]
-    return count_blocks(config, block_bytes=block_bytes, context_length=160, gpu_free=gpu_free)
+    return count_blocks(config, block_size=16, block_bytes=block_bytes, context_length=160, gpu_free=gpu_free)
 
 
 def test_the_pool_is_as_large_as_it_was_told() -> None:
