@@ -45,7 +45,7 @@ class ThreadedEngine:
         self._executor = executor
         self._limits = limits
         self._registry = RequestRegistry(limits.max_running + limits.max_waiting, limits.max_per_key)
-        self._metrics = EngineMetrics(limits.kv_blocks)
+        self._metrics = EngineMetrics(limits.kv_blocks, limits.max_running)
         self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, limits.block_size)
         self._supervisor = Supervisor(
             lambda watchdog: EngineCore(

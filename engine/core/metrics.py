@@ -22,10 +22,17 @@ REFRESH_SECONDS = 0.25
 class EngineMetrics:
     """Counts steps; the scheduler adds to `counters`."""
 
-    def __init__(self, kv_blocks: int) -> None:
+    def __init__(self, kv_blocks: int, max_running: int) -> None:
         self.counters = SchedulerCounters()
         self.stats = Stats(
-            running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=kv_blocks, steps=0, tokens=0, alive=True
+            running=0,
+            waiting=0,
+            kv_blocks_used=0,
+            kv_blocks_total=kv_blocks,
+            steps=0,
+            tokens=0,
+            alive=True,
+            max_running=max_running,
         )
         self._steps = 0
         self._tokens = 0

@@ -133,6 +133,7 @@ class ModelRunner:
         backend: PagedAttentionBackend | None = None,
         static: StaticDecoder | None = None,
     ) -> None:
+        self.model = model
         self._network = model.network
         is_small = model.network.num_parameters() < SMALL_MODEL
         self._threads = config.torch_threads or (1 if is_small else None)
@@ -209,6 +210,11 @@ class ModelRunner:
                 sizes=sizes,
                 whole_images=whole,
             )
+
+    @property
+    def threads(self) -> int:
+        """Intra-op CPU threads."""
+        return self._threads or torch.get_num_threads()
 
     def check_pipelining(self, *, refuses: bool) -> None:
         """Computes one step after the other if pipelined steps are not right, or raises `ModelRefused`."""
