@@ -28,6 +28,7 @@ from server.hosted_tools.registered_servers import RegisteredServers, read_acces
 from server.http.app import build
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener
+from server.http.asgi.tls import ServerCertificate
 from server.http.authentication import Authenticator
 from server.http.services import Services
 from server.limits import UnfinishedResponses
@@ -86,8 +87,10 @@ class ServerProcess:
         opened: OpenDatabase,
         loop: asyncio.AbstractEventLoop,
         say: Callable[[str], None],
+        certificate: ServerCertificate | None = None,
     ) -> None:
         self.exit_code = 0
+        self._certificate = certificate
         self._config = config
         self._say = say
         self._loop = loop
@@ -222,7 +225,7 @@ class ServerProcess:
         settings.websocket_max_message_size = self._config.max_body_bytes
         settings.websocket_ping_interval = self._config.keep_alive_seconds
         install_patches()
-        server = Listener(build(self._services, connections), settings, connections)
+        server = Listener(build(self._services, connections), settings, connections, self._certificate)
         runner.run(server.serve(listener, self._ended.wait))
 
     def stop(self) -> None:
@@ -279,14 +282,15 @@ class ServerProcess:
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
+        scheme = "http" if self._certificate is None else "https"
+        shown = f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"
         name = self._services.model.name
         if not self._config.serves_api:
-            self._say(f"Ready: a worker for {name}, health at http://{shown}:{port}/health/ready .\n")
+            self._say(f"Ready: a worker for {name}, health at {shown}:{port}/health/ready .\n")
             return
-        self._say(f"Ready: {name} at http://{shown}:{port}/v1 . Try:\n")
+        self._say(f"Ready: {name} at {shown}:{port}/v1 . Try:\n")
         self._say(
-            f"  curl http://{shown}:{port}/v1/responses -H 'Content-Type: application/json'"
+            f"  curl {shown}:{port}/v1/responses -H 'Content-Type: application/json'"
             f""" -d '{{"model": "{name}", "input": "Hello!"}}'\n"""
         )
 
