@@ -27,6 +27,9 @@ SOFTCAP_FACTOR = 2
 MAX_CHECKED_WINDOW = 8192
 """A longer sliding window is not checked for where it ends."""
 
+MAX_CHUNK = 70
+"""Tokens of the chunk over a whole window; bounds the reference's memory. The chunk ends in a new block."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -151,7 +154,7 @@ def _steps(spec: LayerAttentionSpec, size: int) -> list[tuple[list[int], list[in
     seq_lens = [1, size, far + 5, 2 * size + 3]
     return [
         (seq_lens, [1, 1, 1, 1]),
-        ([far + 5], [size + 1]),
+        ([far + 5], [min(size + 1, MAX_CHUNK)]),
         ([1, far + 5, size, 2 * size + 3], [1, 1, min(5, size), 2 * size + 3]),
     ]
 
