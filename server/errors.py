@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import ClassVar
 
+_MAX_RETRY_SECONDS = 60
+"""OpenAI's SDKs ignore a longer `Retry-After`."""
+
 
 class ApiError(Exception):
     """An error response: `status` and an error object with `type` and `code`."""
@@ -158,10 +161,11 @@ class RateLimited(TooManyRequests):
     """A key or a tenant has used its requests or tokens of a minute. Has OpenAI's code and types."""
 
     def __init__(self, whose: str, kind: str, limit: int, used: int, requested: int, seconds: float) -> None:
-        self.retry_seconds = max(1, math.ceil(seconds))
+        wait = max(1, math.ceil(seconds))
+        self.retry_seconds = min(wait, _MAX_RETRY_SECONDS)
         super().__init__(
             f"Rate limit reached for {whose} on {kind} per min: Limit {limit}, Used {used}, Requested "
-            f"{requested}. Please try again in {self.retry_seconds}s.",
+            f"{requested}. Please try again in {wait}s.",
             limit=f"{kind} per minute",
         )
         self.kind = kind

@@ -106,6 +106,8 @@ def test_only_what_may_pass_is_worth_another_try(error: Exception, status: int, 
 def test_a_refused_rate_says_when_to_try_again() -> None:
     answer = on_error(make_request(), errors.RateLimited("tenant a", "tokens", 5, 5, 1, 7.2))
     assert answer.headers["retry-after"] == "8"
+    longest = on_error(make_request(), errors.RateLimited("tenant a", "tokens", 5, 5, 1, 61.5))
+    assert longest.headers["retry-after"] == "60"
     told = json.loads(bytes(answer.body))["error"]
     assert told["type"] == "tokens"
     assert "Limit 5, Used 5, Requested 1. Please try again in 8s." in told["message"]
