@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import ClassVar
 
+_MAX_RETRY_SECONDS = 60
+"""OpenAI's SDKs ignore a longer `Retry-After`."""
+
 
 class ApiError(Exception):
     """An error response: `status` and an error object with `type` and `code`."""
@@ -27,12 +30,16 @@ class ApiError(Exception):
         cls.default_code = code or cls.default_code
         cls.retry = cls.retry if retry is None else retry
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, limit: str | None = None
+    ) -> None:
+        """`limit` is the name, in metrics and logs, of the limit that was reached."""
         super().__init__(message)
         self.kind: str | None = None
         """The error object's `type`, if not that of the status."""
         self.param = param
         self.code = code or self.default_code
+        self.limit = limit
 
     @property
     def type(self) -> str:
@@ -154,10 +161,12 @@ class RateLimited(TooManyRequests):
     """A key or a tenant has used its requests or tokens of a minute. Has OpenAI's code and types."""
 
     def __init__(self, whose: str, kind: str, limit: int, used: int, requested: int, seconds: float) -> None:
-        self.retry_seconds = max(1, math.ceil(seconds))
+        wait = max(1, math.ceil(seconds))
+        self.retry_seconds = min(wait, _MAX_RETRY_SECONDS)
         super().__init__(
             f"Rate limit reached for {whose} on {kind} per min: Limit {limit}, Used {used}, Requested "
-            f"{requested}. Please try again in {self.retry_seconds}s."
+            f"{requested}. Please try again in {wait}s.",
+            limit=f"{kind} per minute",
         )
         self.kind = kind
 
@@ -168,7 +177,8 @@ class RequestTooLarge(TooManyRequests, retry=False):
     def __init__(self, whose: str, kind: str, limit: int, requested: int) -> None:
         super().__init__(
             f"Request too large for {whose} on {kind} per min: Limit {limit}, Requested {requested}. It can "
-            "never fit: send a shorter input, or a smaller max_output_tokens."
+            "never fit: send a shorter input, or a smaller max_output_tokens.",
+            limit=f"{kind} per minute",
         )
         self.kind = kind
 
@@ -177,7 +187,7 @@ class BudgetExceeded(TooManyRequests, code="insufficient_quota", retry=False):
     """A key or a tenant has used its budget. Has OpenAI's code and type."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message, limit="budget")
         self.kind = "insufficient_quota"
 
 
@@ -189,7 +199,8 @@ class StorageQuotaExceeded(TooManyRequests, code="storage_quota_exceeded"):
     def __init__(self, share: int) -> None:
         super().__init__(
             f"You have stored as much as you may, {share} bytes: delete responses or conversations, or send "
-            "`store: false`."
+            "`store: false`.",
+            limit="stored bytes",
         )
 
 

@@ -67,7 +67,9 @@ class Admission:
         on_queued: Callable[[], None],
         unread: Abandonment,
         rates: RateLimits | None = None,
+        on_accepted: Callable[[int], None] = lambda _choices: None,
     ) -> None:
+        """`on_accepted` gets, for each accepted request, how many answers it asks for."""
         self._served = served
         self._database = database
         self._recorder = recorder
@@ -76,6 +78,7 @@ class Admission:
         self._config = config
         self._on_queued = on_queued
         self._abandonment = unread
+        self._on_accepted = on_accepted
         self._tool_loop = tool_loop
         queue = QueueLimits(config.max_queued, config.max_queued_of_tenant)
         self._writer = ResponseWriter(served, replica, config.retention_days, queue)
@@ -155,7 +158,9 @@ class Admission:
         )
         try:
             with self.rates.reserving(caller) as reservation:
-                return self._prepare_and_start(create, reservation)
+                started = self._prepare_and_start(create, reservation)
+            self._on_accepted(len(started))
+            return started
         except (KeyTaken, ConversationLocked) as refused:
             if previous := find_previous():
                 return previous

@@ -19,7 +19,7 @@ from server.errors import ApiError, ConfigError
 
 T = TypeVar("T")
 
-_DURATION = re.compile(r"(\d{1,9})([smhdw])")
+_DURATION = re.compile(r"([0-9]{1,9})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _NONE = "none"
 _GIVEN = "given_"

@@ -24,6 +24,7 @@ from server.http.handlers import (
     completions,
     conversations,
     health,
+    metrics,
     models_and_tokenizer,
     responses,
 )
@@ -304,6 +305,15 @@ ROUTES: list[Operation[Handler]] = [
         operation_id="models.retrieve",
     ),
     *ADMIN_ROUTES,
+    Operation(
+        "GET /metrics",
+        metrics.scrape,
+        "This process's metrics, as Prometheus reads them.",
+        str,
+        operation_id="metrics.scrape",
+        media_type="text/plain",
+        scope="metrics",
+    ),
 ]
 """Every one of them needs a key once a key exists."""
 

@@ -15,6 +15,9 @@ from server.delivery.hub import Hub
 from server.http.asgi.answers import Answer
 from server.http.asgi.open_connections import OpenConnections
 from server.http.authentication import Authenticator
+from server.limits import SharedLimit
+from server.metrics.events import Events
+from server.metrics.exposition import Metrics
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
@@ -39,10 +42,15 @@ class Services:
     admission: Admission
     claimer: Claimer
     tool_loop: ToolLoop
+    metrics: Metrics
+    events: Events
+    """Counters of what happens."""
     threads: tuple[SupervisedThread, ...]
     """Threads whose failure makes the replica unready."""
     stall_watch: StallWatch
     """Measured stalls of the interpreter."""
+    limits: list[SharedLimit]
+    """Those of the HTTP edge, which adds them."""
     started_at: int
     """Unix seconds; the model's `created`."""
     connections: OpenConnections = field(default_factory=OpenConnections)

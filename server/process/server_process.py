@@ -38,6 +38,7 @@ from server.process import interrupts
 from server.process.ended_keys import EndedKeys
 from server.process.load_model import load_model
 from server.process.open_database import OpenDatabase
+from server.process.process_metrics import ProcessMetrics
 from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
 from server.quotas.rate_limits import RateLimits
@@ -51,7 +52,7 @@ from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from server.supervised_thread import StallWatch
+from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
 from server.version import VERSION
 
@@ -91,7 +92,9 @@ class ServerProcess:
         loop: asyncio.AbstractEventLoop,
         say: Callable[[str], None],
         certificate: ServerCertificate | None = None,
+        scraped: socket.socket | None = None,
     ) -> None:
+        """`scraped` is the listening socket of the metrics listener, if there is one."""
         self.exit_code = 0
         self._certificate = certificate
         self._config = config
@@ -104,10 +107,12 @@ class ServerProcess:
         self._engine = model.engine
         self._replica = self._register(model.names)  # after loading, which may take longer than a lease
         self._mcp = make_mcp_servers(config, model.seal)
-        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
+        self._metrics = ProcessMetrics(config, model, sorted(self._mcp.registered.labels))
+        self._events = self._metrics.events
+        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call)
         self._rates = RateLimits(database)
         self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
-        self._recorder = self._make_recorder(hub)
+        self._recorder = self._make_recorder(model, hub)
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(model, hub, opened)
@@ -116,37 +121,21 @@ class ServerProcess:
         self._heartbeat = self._make_heartbeat(hub, opened)
         self._follower = self._make_follower(hub)
         self._retention = Retention(database, opened.disk, config)
-        connections = OpenConnections()
-        self._ended_keys = EndedKeys(database, self._recorder, connections, self._cancel)
+        self._connections = OpenConnections()
+        self._ended_keys = EndedKeys(database, self._recorder, self._connections, self._cancel)
         of_keys = (self._rates, self._ended_keys)
         workers = (self._notifier, self._follower, self._heartbeat, self._retention, self._claimer, *of_keys)
-        self._services = Services(
-            config=config,
-            database=database,
-            authenticator=Authenticator.from_config(config, database),
-            model=model,
-            replica=self._replica,
-            recorder=self._recorder,
-            hub=hub,
-            disk=opened.disk,
-            notifier=self._notifier,
-            admission=self._admission,
-            claimer=self._claimer,
-            tool_loop=self._tool_loop,
-            threads=tuple(worker.thread for worker in workers),
-            stall_watch=self._stall_watch,
-            connections=connections,
-            started_at=int(time.time()),
-        )
+        self._services = self._make_services(model, hub, opened, tuple(worker.thread for worker in workers))
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
             starting.start()
+        self._metrics.start(self._services, self._heartbeat, self._retention, scraped)
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
             model = load_model(self._config, self._deliver, self._say, self._engine_died)
         return replace(model, seal=load_seal_keys(self._config, self._database))
 
-    def _make_recorder(self, hub: Hub) -> Recorder:
+    def _make_recorder(self, model: LoadedModel, hub: Hub) -> Recorder:
         return Recorder(
             self._database,
             self._replica,
@@ -158,7 +147,7 @@ class ServerProcess:
             cancel=self._tool_loop.cancel,
             pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(
-                total=self._config.max_running + self._config.max_waiting,
+                total=model.engine.stats().max_running + self._config.max_waiting,
                 per_tenant=self._config.max_of_tenant,
             ),
         )
@@ -167,7 +156,7 @@ class ServerProcess:
         at = (self._database, self._replica, model, self._recorder, self._tool_loop)
         return Claimer(
             *at,
-            max_running=self._config.max_running,
+            max_running=model.engine.stats().max_running,
             max_deaths=self._config.max_deaths,
             generates=self._config.generates_background,
             on_fatal=self._fenced,
@@ -186,6 +175,32 @@ class ServerProcess:
             on_queued=self._queued,
             unread=self._abandonment,
             rates=self._rates,
+            on_accepted=self._events.accepted,
+        )
+
+    def _make_services(
+        self, model: LoadedModel, hub: Hub, opened: OpenDatabase, threads: tuple[SupervisedThread, ...]
+    ) -> Services:
+        return Services(
+            config=self._config,
+            database=self._database,
+            authenticator=Authenticator.from_config(self._config, self._database),
+            model=model,
+            replica=self._replica,
+            recorder=self._recorder,
+            hub=hub,
+            disk=opened.disk,
+            notifier=self._notifier,
+            admission=self._admission,
+            claimer=self._claimer,
+            tool_loop=self._tool_loop,
+            metrics=self._metrics.metrics,
+            events=self._events,
+            threads=threads,
+            stall_watch=self._stall_watch,
+            connections=self._connections,
+            limits=[],
+            started_at=int(time.time()),
         )
 
     def _make_heartbeat(self, hub: Hub, opened: OpenDatabase) -> Heartbeat:
@@ -244,6 +259,7 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ends the threads and marks the replica as stopped."""
+        self._metrics.stop()
         self._claimer.stop()
         self._engine.close(drain=False)
         self._tool_loop.close()
@@ -278,6 +294,12 @@ class ServerProcess:
         """Called by the engine thread, which is created before the recorder."""
         self._recorder.deliver(messages)
 
+    def _committed(self, updates: Sequence[RunUpdate]) -> None:
+        """Called by the recorder's thread after each commit."""
+        self._tool_loop.on_committed(updates)
+        self._rates.on_committed(updates)
+        self._events.committed(updates)
+
     def _cancel(self, response: UUID) -> None:
         self._tool_loop.cancel(response)
 
@@ -285,11 +307,6 @@ class ServerProcess:
         """Called by the follower's thread with other replicas' cancellation requests."""
         for response in wanted:
             self._cancel(response)
-
-    def _committed(self, updates: Sequence[RunUpdate]) -> None:
-        """Called by the recorder's thread after a commit."""
-        self._tool_loop.on_committed(updates)
-        self._rates.on_committed(updates)
 
     def _queued(self) -> None:
         """Called by a handler's thread after a background response was queued."""

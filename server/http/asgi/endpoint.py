@@ -12,11 +12,12 @@ from typing import Generic, TypeVar
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from server.errors import ApiError, ClientGone, NotAuthenticated, NotReady, Overloaded
 from server.http.asgi.answers import Answer
+from server.http.asgi.measure_requests import SentStatus
 from server.http.asgi.open_connections import KeyEnded, OpenConnections
 from server.http.asgi.request_body import LingeringClose, RequestBody, read_content_encoding
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
@@ -80,22 +81,23 @@ class Endpoint(Generic[C]):
         request = Request(scope, receive)
         request.state.request_id = request_id_of(request.headers.get("x-request-id"))
         body = RequestBody(request, receive, self.context.bodies)
-        tracked_send = _TrackedSend(send, request)
+        tracked_send = send if isinstance(send, SentStatus) else SentStatus(send)
+        tracked_send.extra_headers = lambda: getattr(request.state, "answer_headers", {})
         try:
             await self._serve(request, body, tracked_send)
         except ClientGone:
             return
         except KeyEnded:
-            if not tracked_send.started:
+            if tracked_send.status is None:
                 await on_error(request, NotAuthenticated("The API key is not valid any more."))(
                     scope, receive, tracked_send
                 )
         except asyncio.CancelledError:
-            if not tracked_send.started:
+            if tracked_send.status is None:
                 await _answer_shutdown(request, tracked_send)
             raise
         except Exception as error:
-            if tracked_send.started:
+            if tracked_send.status is not None:
                 raise
             answer = on_error(request, error)
             if body.whole or not _has_body(request):
@@ -103,7 +105,7 @@ class Endpoint(Generic[C]):
             else:
                 await self.context.lingering_close.answer_and_drain(answer, scope, receive, tracked_send)
 
-    async def _serve(self, request: Request, body: RequestBody, send: "_TrackedSend") -> None:
+    async def _serve(self, request: Request, body: RequestBody, send: Send) -> None:
         caller = await self.context.identify_caller(request)
         self.authorize(caller)
         share = self.context.share_of(caller)
@@ -217,23 +219,6 @@ async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:
             pending = [asyncio.wrap_future(future) for future in missing.pending]
         await asyncio.wait(pending)  # cancellation does not reach the futures: other requests share them
     raise Overloaded("The tool servers of this request did not answer in time; try again.")
-
-
-class _TrackedSend:
-    """`send`, and whether the response has started. Adds `request.state.answer_headers` to its head."""
-
-    def __init__(self, send: Send, request: Request) -> None:
-        self.started = False
-        self._send = send
-        self._state = request.state
-
-    def __call__(self, message: Message) -> Awaitable[None]:
-        if not self.started:
-            self.started = True
-            if headers := getattr(self._state, "answer_headers", None):
-                more = [(name.encode(), value.encode()) for name, value in headers.items()]
-                message = {**message, "headers": [*message["headers"], *more]}
-        return self._send(message)
 
 
 async def _answer_shutdown(request: Request, send: Send) -> None:

@@ -1,7 +1,9 @@
 from collections.abc import Collection, Sequence
 from uuid import UUID
 
+from server.caller import TenantSettings
 from server.protocol.ids import new_uuid
+from server.store import tenants
 from server.store.cluster import claims
 from server.store.content import responses
 from server.store.content.responses import ResponseKey, StoredResponse
@@ -114,6 +116,18 @@ def test_a_full_tenant_is_passed_over(database: Database) -> None:
     accept(database, me, tenant="full", background=True)
     free = accept(database, me, tenant="free", background=True)
     assert waiting(database, me, full={"full"}) == [free.facts.id]
+
+
+def test_a_tenant_has_no_more_on_a_replica_than_its_settings_allow(database: Database) -> None:
+    for _ in range(5):
+        accept(database, new_uuid(), background=True)
+    with database.begin() as connection:
+        tenants.insert_tenant(connection, TENANT, "", TenantSettings(max_unfinished=2))
+    first, second = register(database), register(database)
+    assert len(waiting(database, first, limit=1)) == 1
+    assert len(waiting(database, first)) == 1
+    assert waiting(database, first) == []
+    assert len(waiting(database, second)) == 2
 
 
 def test_a_background_response_outlives_its_replicas_up_to_the_limit(database: Database) -> None:

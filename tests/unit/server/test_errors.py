@@ -27,6 +27,9 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.ConversationLocked(), 400, "conversation_locked"),
     (errors.UnknownModel("x", ["y"]), 404, "model_not_found"),
     (errors.NotAuthenticated("No."), 401, "invalid_api_key"),
+    (errors.MissingScope("write"), 403, "insufficient_scope"),
+    (errors.ModelNotAllowed("x"), 403, "model_not_found"),
+    (errors.ToolNotAllowed("code_interpreter", "tools[0]"), 403, "tool_not_allowed"),
     (errors.WrongOrigin(), 403, "wrong_origin"),
     (errors.WrongHost("evil.example"), 403, "wrong_host"),
     (errors.UnsupportedMediaType("text/plain"), 415, "unsupported_media_type"),
@@ -37,6 +40,9 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.Conflict("No."), 409, "conflict"),
     (errors.BodyTooLarge(10), 413, "request_too_large"),
     (errors.TooManyRequests("No."), 429, "rate_limit_exceeded"),
+    (errors.RateLimited("tenant a", "requests", 5, 5, 1, 7.2), 429, "rate_limit_exceeded"),
+    (errors.RequestTooLarge("tenant a", "tokens", 5, 9), 429, "rate_limit_exceeded"),
+    (errors.BudgetExceeded("No."), 429, "insufficient_quota"),
     (errors.Overloaded("No."), 503, "overloaded"),
     (errors.WorkerReplica(), 503, "worker_replica"),
     (errors.ToolServerDown("code_interpreter", "python", "gone."), 503, "tool_server_unavailable"),
@@ -79,7 +85,7 @@ def test_whatever_goes_wrong_is_an_error_object(error: Exception, status: int, c
     assert answer.status_code == status
     assert set(told) == {"message", "type", "param", "code"}
     assert told["code"] == code
-    kinds = {429: "rate_limit_error"}
+    kinds = {429: getattr(error, "kind", None) or "rate_limit_error"}
     assert told["type"] == kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     assert told["message"].endswith(".")
     assert "secret" not in told["message"]
@@ -91,9 +97,20 @@ def test_whatever_goes_wrong_is_an_error_object(error: Exception, status: int, c
 @pytest.mark.parametrize(("error", "status", "code"), EXAMPLES, ids=lambda value: type(value).__name__)
 def test_only_what_may_pass_is_worth_another_try(error: Exception, status: int, code: str | None) -> None:
     headers = on_error(make_request(), error).headers
-    may_pass = status in (429, 503) or code == "conversation_locked"
+    never = isinstance(error, errors.RequestTooLarge | errors.BudgetExceeded)
+    may_pass = (status in (429, 503) and not never) or code == "conversation_locked"
     assert ("retry-after" in headers) == may_pass
     assert headers["x-should-retry"] == ("true" if may_pass else "false")
+
+
+def test_a_refused_rate_says_when_to_try_again() -> None:
+    answer = on_error(make_request(), errors.RateLimited("tenant a", "tokens", 5, 5, 1, 7.2))
+    assert answer.headers["retry-after"] == "8"
+    longest = on_error(make_request(), errors.RateLimited("tenant a", "tokens", 5, 5, 1, 61.5))
+    assert longest.headers["retry-after"] == "60"
+    told = json.loads(bytes(answer.body))["error"]
+    assert told["type"] == "tokens"
+    assert "Limit 5, Used 5, Requested 1. Please try again in 8s." in told["message"]
 
 
 def test_only_a_mistake_of_ours_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:

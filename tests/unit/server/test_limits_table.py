@@ -16,6 +16,7 @@ from server.http import query_and_headers
 from server.http.asgi import request_body
 from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.input_images import image_reader, image_worker
+from server.metrics import events, exposition
 from server.oidc import access_tokens, issuer, key_set, signing_keys
 from server.outbound_http import guarded_http
 from server.prompting import engine_parameters, turns
@@ -66,6 +67,12 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
     assert f"| {pdf.MAX_CONCURRENT}, each in a process of its own with {pdf.CPU_SECONDS} s" in TABLE
     assert f"{input_files.MEMORY >> 20} MiB of memory while it is read" in TABLE
     assert f"{request_body._DROPPED_BYTES >> 20} MiB of each within {request_body._LINGER_S:g} s" in TABLE
+
+
+def test_the_table_names_the_bounds_of_metrics() -> None:
+    assert f"in metrics; the rest is `other` | | {events.MAX_TENANTS}; {events.MAX_TOOLS} |" in TABLE
+    most, silent = exposition.MAX_CONNECTIONS, exposition.CONNECTION_SECONDS
+    assert f"of the metrics listener | | {most}, each silent for {silent:g} s at most |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_pictures() -> None:

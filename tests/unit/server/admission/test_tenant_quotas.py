@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 
-from server.admission.tenant_quotas import DEFAULT_TENANT_BYTES, FRESH_SECONDS, StorageQuota
-from server.caller import Caller
+from server.admission.tenant_quotas import DEFAULT_TENANT_BYTES, FRESH_SECONDS, QueueLimits, StorageQuota
+from server.caller import Caller, TenantSettings
 from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded
+from server.limits import UnfinishedResponses
 from server.store.content import storage_usage
 
 KEYED = Caller("alice", "k1")
@@ -69,3 +70,14 @@ def test_a_tenant_with_a_key_has_a_bound_by_default() -> None:
     assert quota.share(KEYED) == DEFAULT_TENANT_BYTES
     assert quota.share(Caller("alice", None)) is None
     assert StorageQuota(None, 5).share(Caller("alice", None)) == 5  # type: ignore[arg-type]
+
+
+def test_a_tenants_own_settings_take_the_place_of_the_servers() -> None:
+    own = Caller("a", "k", settings=TenantSettings(max_stored_bytes=7, max_queued=3, max_unfinished=4))
+    assert StorageQuota(None, 5).share(own) == 7  # type: ignore[arg-type]
+    assert QueueLimits(10, 2).share(own) == 3
+    assert QueueLimits(2, None).share(own) == 2
+    assert QueueLimits(10, 2).share(KEYED) == 2
+    assert UnfinishedResponses(total=10, per_tenant=2).share(own) == 4
+    assert UnfinishedResponses(total=3).share(own) == 3
+    assert StorageQuota(None).share(Caller("a", None, settings=own.settings)) == 7  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""What responses cost, and what keys and tenants have spent."""
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from server.administration.actor import Actor
+from server.administration.keys import create_key, rotate_key
+from server.caller import Limits
+from server.protocol.ids import new_uuid
+from server.protocol.responses.response import Ending
+from server.store import prices, spend, stored_keys
+from server.store.content import responses
+from server.store.database import Connection, Database
+from server.store.prices import Price
+from server.store.stored_keys import KeyProperties
+
+NOW = datetime.now(UTC).replace(hour=12)
+ACTOR = Actor("user:tests")
+
+
+def end(connection: Connection, key: str | None = None, *, at: datetime = NOW, model: str = "m") -> None:
+    """Meters a response of 100 tokens: 60 of its prompt, 20 of them cached, and 40 of its output."""
+    ending = Ending(
+        status="completed",
+        first_token_at=at,
+        finished_at=at,
+        input_tokens=60,
+        cached_tokens=20,
+        output_tokens=40,
+        reasoning_tokens=0,
+    )
+    responses.record_usage(
+        connection,
+        tenant="acme",
+        response_id=new_uuid(),
+        key_id=key,
+        model=model,
+        stored=False,
+        started_at=at,
+        ending=ending,
+    )
+
+
+def set_price(connection: Connection, valid_from: datetime, factor: int = 1) -> None:
+    amounts = (Decimal(factor), Decimal("0.1") * factor, Decimal(2) * factor)
+    prices.set_price(connection, Price("m", valid_from, *amounts))
+
+
+def costs(connection: Connection) -> list[Decimal | None]:
+    return list(connection.exec_driver_sql("select cost from usage_ledger order by finished_at").scalars())
+
+
+def test_a_response_costs_what_its_model_cost_when_it_ended(database: Database) -> None:
+    with database.begin() as connection:
+        end(connection, at=NOW - timedelta(days=3))
+        set_price(connection, NOW - timedelta(days=2))
+        set_price(connection, NOW, factor=10)
+        end(connection, at=NOW - timedelta(days=1))
+        end(connection, at=NOW)
+        end(connection, at=NOW + timedelta(seconds=1), model="another")
+        one = Decimal("0.000122")  # 40 + 20 * 0.1 + 40 * 2 of a million
+        assert costs(connection) == [None, one, 10 * one, None]
+        assert spend.spent(connection, "acme", None, "total").cost == 11 * one
+
+
+@pytest.mark.parametrize(("period", "tokens"), [("day", 100), ("month", 200), ("total", 300)])
+def test_a_period_has_what_was_spent_in_it(database: Database, period: str, tokens: int) -> None:
+    with database.begin() as connection:
+        today = spend.spent(connection, "acme", None, "day").today
+        noon = datetime(today.year, today.month, today.day, 12, tzinfo=UTC)
+        end(connection, at=noon)
+        end(connection, at=noon.replace(day=2 if today.day == 1 else 1))
+        end(connection, at=noon - timedelta(days=40))
+        assert spend.spent(connection, "acme", None, period).tokens == tokens  # type: ignore[arg-type]
+        assert spend.spent(connection, "other", None, period).tokens == 0  # type: ignore[arg-type]
+
+
+def test_a_rotated_key_goes_on_with_the_budget_of_the_first(database: Database) -> None:
+    with database.begin() as connection:
+        first = create_key(connection, ACTOR, "acme", KeyProperties(limits=Limits(budget_tokens=5))).id
+        second = rotate_key(connection, ACTOR, first, timedelta(hours=1)).id
+        third = rotate_key(connection, ACTOR, second, timedelta(0)).id
+        for key in (first, second, third, None):
+            end(connection, key)
+        assert spend.spent(connection, "acme", first, "total").tokens == 300
+        assert spend.spent(connection, "acme", "", "total").tokens == 100
+        assert stored_keys.limits_of(connection, "acme", third).counted_as == first
+        assert stored_keys.limits_of(connection, "acme", third).key == Limits(budget_tokens=5)
+
+
+def test_many_rows_of_a_key_and_day_are_folded_into_one(database: Database) -> None:
+    with database.begin() as connection:
+        now = datetime.now(UTC)
+        for _ in range(spend.FOLD_ROWS + 1):
+            end(connection, at=now)
+        for _ in range(2):
+            end(connection, "k", at=now)
+            end(connection, "k", at=now - timedelta(days=1))
+        before = spend.spent(connection, "acme", None, "total")
+        assert not spend.fold(connection)
+        assert spend.spent(connection, "acme", None, "total") == before
+        rows = connection.exec_driver_sql("select key_id, count(*) from spend group by key_id, day").all()
+    assert sorted(map(tuple, rows)) == [("", 1), ("k", 1), ("k", 2)]
+
+
+def _end_and_fail(database: Database) -> None:
+    with database.begin() as connection:
+        end(connection)
+        raise ZeroDivisionError
+
+
+def test_a_lost_transaction_spends_nothing(database: Database) -> None:
+    with pytest.raises(ZeroDivisionError):
+        _end_and_fail(database)
+    with database.begin() as connection:
+        assert spend.spent(connection, "acme", None, "total").tokens == 0
