@@ -187,7 +187,7 @@ def test_key_is_made_once_however_often_it_is_asked_for(admin: Admin) -> None:
     headers = {"authorization": f"Bearer {admin.key}", "idempotency-key": "the first backend"}
     url = f"{admin.server.url}/admin/v1/keys"
     first, again = (httpx.post(url, json={"tenant": "once"}, headers=headers) for _ in range(2))
-    assert first.status_code == 200
+    assert (first.status_code, first.headers["cache-control"]) == (200, "no-store")
     error = check_error(again, 409, "invalid_request_error")
     assert first.json()["id"] in error["message"]
     assert first.json()["value"] not in again.text

@@ -99,7 +99,7 @@ def create_key(services: Services, caller: Caller, request: Request, body: bytes
     with services.database.begin() as connection:
         made = keys.create_key(connection, _actor(caller, request), wanted.tenant, properties, once)
         created = _created(connection, made, None)
-    return json_response(request, created)
+    return _secret_response(request, created)
 
 
 def list_keys(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
@@ -145,7 +145,7 @@ def rotate_key(services: Services, caller: Caller, request: Request, body: bytes
     with services.database.begin() as connection:
         made = keys.rotate_key(connection, _actor(caller, request), key_id, overlap)
         created = _created(connection, made, key_id)
-    return json_response(request, created)
+    return _secret_response(request, created)
 
 
 def revoke_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
@@ -165,6 +165,13 @@ def _created(connection: Connection, made: NewKey, replaces: str | None) -> Crea
     stored = stored_keys.get(connection, made.id)
     assert stored is not None
     return created_key_object(stored, clock(connection), made.text, replaces)
+
+
+def _secret_response(request: Request, created: CreatedKey) -> Response:
+    """The answer with a key's text, which nobody on the way keeps."""
+    answer = json_response(request, created)
+    answer.headers["cache-control"] = "no-store"
+    return answer
 
 
 def _key_id(request: Request) -> str:
