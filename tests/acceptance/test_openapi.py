@@ -66,7 +66,7 @@ SENSIBLE: dict[str, Json] = {
 
 
 def make_key(database_url: str, *flags: str) -> str:
-    scopes = ("--scopes", "read,write,admin")
+    scopes = ("--scopes", "read,write,metrics,admin")
     made = run_command("keys", "create", *scopes, *flags, database_url=database_url)
     return made.stdout.strip()
 
