@@ -4,9 +4,11 @@ An implementation (`vllm_protocol`, `llama_protocol`) writes HTTP requests and r
 sends them, `generation` decides which call comes next, `router` which server gets it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+import msgspec
 
 from engine.request import EngineRequest, TokenLogprobs
 
@@ -83,9 +85,8 @@ class GenerateCall:
     (`Chunk.generated_tokens`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A part of a server's answer."""
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a server's answer. A struct, because it is made for each token."""
 
     token_ids: tuple[int, ...] = ()
     """New tokens, a stop token included."""
@@ -199,12 +200,3 @@ class EngineProtocol(Protocol):
 
     def read_load(self, body: bytes) -> EngineLoad:
         """Never raises; unknown figures are None."""
-
-
-def split_events(buffer: bytearray) -> Iterator[bytes]:
-    """Takes complete server-sent events out of `buffer` and yields their data; the rest stays in it."""
-    while (end := buffer.find(b"\n\n")) >= 0:
-        event = bytes(buffer[:end])
-        del buffer[: end + 2]
-        if event.startswith(b"data:"):
-            yield event[5:].strip()

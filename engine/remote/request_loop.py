@@ -1,19 +1,18 @@
 """`RequestLoop`: runs requests on engine servers, a task each, and delivers their messages. Event loop.
 
-A task makes calls until its `Generation` is done; after a fault the next call goes to another server. While
-the engine is paused tasks do not read, so that TCP slows the servers down.
+A task makes calls until its `Generation` is done; after a fault the next call goes to another server. Tokens
+are handled where they arrive, in the callbacks of connections (`answer_reader`), while the task sleeps.
 """
 
 import asyncio
 import logging
-from contextlib import aclosing
 from functools import partial
 from math import inf
 from time import monotonic
 
 from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry, Resumed
 from engine.remote.generation import Generation, LocalMasks
-from engine.remote.interface import EngineFault, EngineFeatures, GenerateCall
+from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.servers.fleet import Fleet
 from engine.remote.servers.http_client import EngineClient
@@ -91,8 +90,10 @@ class RequestLoop:
             self._handle(inbox.get())
         if self._registry.paused and self._closing is None:
             self._resumed.clear()
+            self._client.set_paused(True)
         else:
             self._resumed.set()
+            self._client.set_paused(False)
             self._start_waiting()
         self._check_idle()
 
@@ -258,17 +259,8 @@ class RequestLoop:
         assert endpoint.description is not None
         fault: EngineFault | None = None
         try:
-            async with aclosing(
-                self._client.generate(endpoint.url, endpoint.description.model, call)
-            ) as answer:
-                async for chunk in answer:
-                    generation.receive(chunk)
-                    if generation.messages:
-                        self._collect(generation)
-                    if generation.done or generation.call_over:
-                        break
-                    if not self._resumed.is_set():
-                        await self._resumed.wait()
+            model = endpoint.description.model
+            await self._client.generate(endpoint.url, model, call, partial(self._receive, generation))
             if not generation.done:
                 generation.end_call()
                 self._collect(generation)
@@ -279,6 +271,13 @@ class RequestLoop:
         finally:
             self._fleet.release(call.call_id, endpoint, fault)
         return fault
+
+    def _receive(self, generation: Generation, chunk: Chunk) -> bool:
+        """Takes a part of an answer; returns whether more is wanted. Raises `EngineFault`."""
+        generation.receive(chunk)
+        if generation.messages:
+            self._collect(generation)
+        return not (generation.done or generation.call_over)
 
     # Delivery
 
