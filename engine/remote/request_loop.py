@@ -301,8 +301,7 @@ class RequestLoop:
             )
 
     def _collect_tokens(self, sequence: TokenSequence, message: Tokens) -> None:
-        for _ in message.token_ids:
-            self._waiting.charge(sequence)
+        self._waiting.charge(sequence, len(message.token_ids))
         self._metrics.count_tokens(len(message.token_ids))
         index = self._tokens_at.get(message.request_id)
         if index is None:

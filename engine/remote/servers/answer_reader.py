@@ -1,4 +1,4 @@
-"""`AnswerReader`: reads one streamed answer in its connection's callbacks, without waking a task for each part.
+"""`AnswerReader`: reads a streamed answer in its connection's callbacks, without waking a task for each part.
 
 It stands between the transport and aiohttp's protocol, which parses HTTP, and takes the body out of aiohttp's
 stream as soon as it is there. Waking a task for each token costs more than reading the token.
@@ -15,9 +15,11 @@ EVENT_BYTES = 4 * 2**20
 """One event, and all comments and empty events before it; a token with 20 logprobs has 2 KiB."""
 TOKENS_PER_CHUNK = 4096
 """More tokens in one event than this are no answer of an engine."""
+_RECEIVED = memoryview(bytearray(64 * 2**10))
+"""Where the kernel writes what has arrived. One for all: it is read before the next callback."""
 
 
-class AnswerReader(asyncio.Protocol):
+class AnswerReader(asyncio.BufferedProtocol):
     """For one answer whose head has been received. On the event loop."""
 
     def __init__(
@@ -43,7 +45,7 @@ class AnswerReader(asyncio.Protocol):
         self._ended = asyncio.Event()
         self._error: BaseException | None = None
         self._transport: asyncio.Transport | None = None
-        self._parser: asyncio.Protocol = self
+        self._parser: asyncio.Protocol
         """aiohttp's protocol of the transport."""
 
     async def read(self) -> None:
@@ -84,9 +86,12 @@ class AnswerReader(asyncio.Protocol):
 
     # The transport's callbacks
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _size: int) -> memoryview:
+        return _RECEIVED
+
+    def buffer_updated(self, size: int) -> None:
         self._heard_at = self._loop.time()
-        self._parser.data_received(data)
+        self._parser.data_received(bytes(_RECEIVED[:size]))
         self.take()
 
     def eof_received(self) -> bool | None:
