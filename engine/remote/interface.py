@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-import msgspec
-
 from engine.request import EngineRequest, TokenLogprobs
 
 EngineFaultKind = Literal["refused", "overloaded", "failed"]
@@ -85,8 +83,9 @@ class GenerateCall:
     (`Chunk.generated_tokens`)."""
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a server's answer. A struct, because it is made for each token."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A part of a server's answer."""
 
     token_ids: tuple[int, ...] = ()
     """New tokens, a stop token included."""

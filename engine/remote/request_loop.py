@@ -11,7 +11,7 @@ from math import inf
 from time import monotonic
 
 from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry, Resumed
-from engine.remote.generation import Generation, LocalMasks
+from engine.remote.generation import Generation, LocalMasks, call_ids
 from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.servers.fleet import Fleet
@@ -228,7 +228,7 @@ class RequestLoop:
         sequence = generation.sequence
         request = sequence.request
         if request.output_offset:
-            await self._fleet.end_former_calls(request.request_id)
+            await self._fleet.end_former_calls(call_ids(request.request_id))
         failures, avoid, length = 0, set[str](), 0
         while (call := self._next_call(generation)) is not None:
             await self._resumed.wait()

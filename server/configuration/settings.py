@@ -22,6 +22,7 @@ SEAL_KEY_BYTES = 32
 
 EngineName = Literal["model", "vllm", "llama-server", "scripted"]
 REMOTE_ENGINES = ("vllm", "llama-server")
+DEFAULT_RUNNING = 64
 
 
 def _setting(default: object, help_text: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -101,8 +102,12 @@ class Config:
     scripted_answers: str | None = _setting(
         None, "answers of the scripted engine: JSON pairs of a text in the prompt and its answer"
     )
-    max_running: int = _setting(
-        64, "the maximum of responses that are generated at the same time", low=1, high=4096
+    max_running: int | None = _setting(
+        None,
+        "the maximum of responses that are generated at the same time; default: 64, with engine vllm 256 for "
+        "each URL of engine-url",
+        low=1,
+        high=4096,
     )
     max_waiting: int = _setting(256, "the maximum of responses that wait for the engine", low=0, high=65536)
     max_of_tenant: int | None = _setting(
@@ -281,7 +286,7 @@ class Config:
     def __post_init__(self) -> None:
         for setting in fields(self):
             _check_range(setting, getattr(self, setting.name))
-        if self.token_budget < self.max_running:
+        if self.engine not in REMOTE_ENGINES and self.token_budget < (self.max_running or DEFAULT_RUNNING):
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )

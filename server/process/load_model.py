@@ -6,6 +6,7 @@ from pathlib import Path
 from engine.request import Deliver, Engine, OnEngineDeath
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.environment import tiktoken_folders
+from server.configuration.running_limit import running_limit
 from server.configuration.settings import REMOTE_ENGINES, Config
 from server.configuration.shipped_files import model_folder
 from server.errors import ConfigError
@@ -118,7 +119,7 @@ def _load_checkpoint(
             dtype=config.dtype,
             kv_memory=config.kv_memory,
             token_budget=config.token_budget,
-            max_running=config.max_running,
+            max_running=running_limit(config),
             max_waiting=config.max_waiting,
             max_per_key=config.max_of_tenant,
             max_image_tokens=config.max_image_tokens,

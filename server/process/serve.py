@@ -21,6 +21,7 @@ from uuid import UUID
 from hypercorn.config import Config as HypercornConfig
 
 from server.admission.admit import Admission
+from server.configuration.running_limit import running_limit
 from server.configuration.settings import Config
 from server.crashpoints import arm
 from server.delivery.follower import Follower
@@ -218,7 +219,7 @@ class _ServerProcess:
             cancel=self._tool_loop.cancel,
             pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(
-                total=self._config.max_running + self._config.max_waiting,
+                total=running_limit(self._config) + self._config.max_waiting,
                 per_tenant=self._config.max_of_tenant,
             ),
         )
@@ -227,7 +228,7 @@ class _ServerProcess:
         at = (self._database, self._replica, model, self._recorder, self._tool_loop)
         return Claimer(
             *at,
-            max_running=self._config.max_running,
+            max_running=running_limit(self._config),
             max_deaths=self._config.max_deaths,
             generates=self._config.generates_background,
             on_fatal=self._fenced,

@@ -19,6 +19,7 @@ ALL = {setting.name: setting for setting in settings()}
 SEAL_KEY = base64.b64encode(bytes(range(32))).decode()
 
 VALUES: dict[str, tuple[str, object]] = {
+    "max_running": ("65", 65),
     "scripted_answers": ('[["a", "b"]]', '[["a", "b"]]'),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104
     "port": ("9000", 9000),
