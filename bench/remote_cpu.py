@@ -43,42 +43,48 @@ def run() -> None:
 
 
 def _compare(servers: Sequence[ServerProcess]) -> None:
-    """Both processes run all the time, so that an idle one's own work is in both methods."""
-    alone: list[float] = []
-    together: list[float] = []
+    """Both processes run all the time; one without streams costs next to nothing and is not counted."""
+    costs: dict[str, list[float]] = {"full": [], "one": [], "two": []}
     for turn in range(-1, ROUNDS):
-        for used in (servers[:1], servers) if turn % 2 else (servers, servers[:1]):
-            cost = _microseconds(used, turn)
+        for name, used, streams in (
+            ("full", servers[:1], STREAMS),
+            ("one", servers[:1], STREAMS // 2),
+            ("two", servers, STREAMS // 2),
+        ):
+            cost = _microseconds(used, streams, turn)
             if turn >= 0:
-                (alone if len(used) == 1 else together).append(cost)
-    tell(f"CPU µs a token of one process, {STREAMS} streams", alone, f"<={MOST_US}")
+                costs[name].append(cost)
+    tell(f"CPU µs a token of one process, {STREAMS} streams", costs["full"], f"<={MOST_US}")
     # Threads of Python compute one at a time, so a process is full at one core, and two at two. The ratio is
-    # of these ceilings: on a machine of few cores the engine and the clients would be what is full first.
-    ratios = divide([2 * cost for cost in alone], together)
+    # of these ceilings, with as many streams in each process as in the one: on a machine of few cores the
+    # engine and the clients would be full first.
+    ratios = divide([2 * cost for cost in costs["one"]], costs["two"])
     tell("tokens/s that two processes could take ÷ one", ratios, f">={LEAST_RATIO}")
-    print(f"  that is {1e6 / statistics.median(alone):.0f} tokens/s for one process on a core of its own")
+    print(
+        f"  one process could take {1e6 / statistics.median(costs['full']):.0f} tokens/s on a core of its own"
+    )
 
 
-def _microseconds(servers: Sequence[ServerProcess], turn: int) -> float:
-    """CPU time of these servers for a token, while each has its part of the streams."""
+def _microseconds(servers: Sequence[ServerProcess], streams: int, turn: int) -> float:
+    """CPU time of these servers for a token, while each has so many streams."""
     before = sum(map(_cpu_seconds, servers))
     captures: list[Capture] = []
     readers = [
-        threading.Thread(target=lambda port=server.port: captures.extend(_stream(port, turn, len(servers))))
+        threading.Thread(target=lambda port=server.port: captures.extend(_stream(port, streams, turn)))
         for server in servers
     ]
     for reader in readers:
         reader.start()
     for reader in readers:
         reader.join()
-    assert len(captures) == STREAMS
-    return 1e6 * (sum(map(_cpu_seconds, servers)) - before) / (STREAMS * TOKENS)
+    assert len(captures) == streams * len(servers)
+    return 1e6 * (sum(map(_cpu_seconds, servers)) - before) / (len(captures) * TOKENS)
 
 
-def _stream(port: int, turn: int, servers: int) -> list[Capture]:
+def _stream(port: int, streams: int, turn: int) -> list[Capture]:
     bodies = [
         {"model": MODEL, "input": f"{turn} {n} go on", "stream": True, "max_output_tokens": TOKENS}
-        for n in range(STREAMS // servers)
+        for n in range(streams)
     ]
     captures = read_streams(port, bodies)
     assert all(f'"output_tokens":{TOKENS},'.encode() in capture.raw for capture in captures)
