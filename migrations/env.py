@@ -4,7 +4,7 @@ import psycopg
 from alembic import context
 from sqlalchemy import Connection, create_engine, pool, text
 
-from server.store.tables import metadata
+from server.store.operator_tables import ALL_TABLES
 
 LOCK = 0x686F6C6466617374
 """Session advisory lock (the bytes "holdfast"): of several replicas that upgrade at once, one does."""
@@ -13,7 +13,7 @@ LOCK = 0x686F6C6466617374
 def run_on(connection: Connection) -> None:
     context.configure(
         connection=connection,
-        target_metadata=metadata,
+        target_metadata=ALL_TABLES,
         transaction_per_migration=True,
         compare_server_default=False,
     )
@@ -30,7 +30,7 @@ def run_on(connection: Connection) -> None:
 
 
 def run_offline() -> None:
-    context.configure(dialect_name="postgresql", target_metadata=metadata, literal_binds=True)
+    context.configure(dialect_name="postgresql", target_metadata=ALL_TABLES, literal_binds=True)
     with context.begin_transaction():
         context.run_migrations()
 

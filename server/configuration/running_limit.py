@@ -1,6 +1,7 @@
 """`running_limit`: how many responses are generated at the same time, also without `--max-running`."""
 
-from server.configuration.settings import DEFAULT_RUNNING, Config
+from server.configuration.setting_groups.process import DEFAULT_RUNNING
+from server.configuration.settings import Config
 
 CALLS_PER_VLLM_SERVER = 256
 """vLLM's default of `--max-num-seqs` for its API server. It does not tell the value that it was started with;

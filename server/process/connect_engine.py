@@ -6,7 +6,8 @@ from pathlib import Path
 from engine.config import ModelRefused
 from engine.request import Deliver, Engine, OnEngineDeath
 from server.configuration.running_limit import running_limit
-from server.configuration.settings import REMOTE_ENGINES, Config
+from server.configuration.setting_groups.engine import REMOTE_ENGINES
+from server.configuration.settings import Config
 from server.errors import ConfigError
 
 

@@ -7,7 +7,8 @@ from engine.request import Deliver, Engine, OnEngineDeath
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.environment import tiktoken_folders
 from server.configuration.running_limit import running_limit
-from server.configuration.settings import REMOTE_ENGINES, Config
+from server.configuration.setting_groups.engine import REMOTE_ENGINES
+from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder
 from server.errors import ConfigError
 from server.input_images.image_reader import ImageReader

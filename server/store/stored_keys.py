@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import Connection, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from server.store.tables import api_keys, seal_keys
+from server.store.operator_tables import api_keys, seal_keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""The schema as SQLAlchemy sees it. `migrations/` makes it; a test holds the two equal.
+"""Tables of replicas, responses, conversations and event logs.
+
+`migrations/` makes them; a test holds the two equal.
 
 Payloads are `json`, not `jsonb`: jsonb reorders keys and refuses NUL escapes, and a replay must give the
 bytes that were sent. Statuses are text with a CHECK, so that a new one is an ordinary migration. Nothing
@@ -37,15 +39,15 @@ NAMING = {
 
 metadata = MetaData(naming_convention=NAMING)
 
-_NOW = text("clock_timestamp()")
+NOW = text("clock_timestamp()")
 
 
-def _time(name: str, *, required: bool = False) -> Column[object]:
+def time_column(name: str, *, required: bool = False) -> Column[object]:
     return Column(
         name,
         DateTime(timezone=True),
         nullable=not required,
-        server_default=_NOW if required else None,
+        server_default=NOW if required else None,
     )
 
 
@@ -61,6 +63,14 @@ def _sizes() -> list[Column[object]]:
     ]
 
 
+def engine_times() -> list[Column[object]]:
+    return [
+        Column("request_id", Text, comment="x-request-id of its create"),
+        Column("queue_seconds", Double, comment="from the engine's acceptance to its first step"),
+        Column("prefill_seconds", Double, comment="from its first step to its first token"),
+    ]
+
+
 replicas = Table(
     "replicas",
     metadata,
@@ -70,8 +80,8 @@ replicas = Table(
     Column("pid", Integer, nullable=False),
     Column("version", Text, nullable=False),
     Column("models", ARRAY(Text), nullable=False),
-    _time("started_at", required=True),
-    _time("heartbeat_at", required=True),
+    time_column("started_at", required=True),
+    time_column("heartbeat_at", required=True),
     Column(
         "reading",
         ARRAY(Uuid),
@@ -109,14 +119,14 @@ responses = Table(
     ),
     Column("seed", BigInteger, nullable=False),
     Column("prompt_hash", LargeBinary),
-    _time("cancel_requested_at"),
-    _time("created_at", required=True),
-    _time("queued_at"),
-    _time("started_at"),
-    _time("first_token_at"),
-    _time("finished_at"),
-    _time("expires_at"),
-    _time("deleted_at"),
+    time_column("cancel_requested_at"),
+    time_column("created_at", required=True),
+    time_column("queued_at"),
+    time_column("started_at"),
+    time_column("first_token_at"),
+    time_column("finished_at"),
+    time_column("expires_at"),
+    time_column("deleted_at"),
     Column("input_tokens", Integer),
     Column("cached_tokens", Integer),
     Column("output_tokens", Integer),
@@ -135,6 +145,8 @@ responses = Table(
         comment="its place in the chat completion whose choice it is; null for other responses",
     ),
     Column("size", Integer, comment="bytes of the row's contents, and some for the row"),
+    *engine_times(),
+    Column("trace_parent", Text, comment="traceparent of its create"),
     CheckConstraint(
         "status in ('queued', 'in_progress', 'completed', 'failed', 'incomplete', 'cancelled')",
         name="status",
@@ -194,7 +206,7 @@ items = Table(
     Column("name", Text),
     Column("call_id", Text),
     Column("payload", JSON, nullable=False),
-    _time("created_at", required=True),
+    time_column("created_at", required=True),
     *_sizes(),
     UniqueConstraint("tenant", "id"),
 )
@@ -212,7 +224,7 @@ conversations = Table(
         server_default="0",
         comment="grows with every item that comes or goes, so that it tells whether any has",
     ),
-    _time("created_at", required=True),
+    time_column("created_at", required=True),
     Column("size", Integer, comment="bytes of the metadata, and some for the row"),
 )
 
@@ -230,7 +242,7 @@ conversation_items = Table(
     Column("call_id", Text),
     Column("payload", JSON, nullable=False),
     Column("response_id", Uuid, comment="what brought it, which may be gone; null for items put by hand"),
-    _time("created_at", required=True),
+    time_column("created_at", required=True),
     *_sizes(),
     UniqueConstraint("tenant", "id"),
 )
@@ -243,7 +255,7 @@ images = Table(
     Column("media_type", Text, nullable=False, comment="as its first data URL names it"),
     Column("size", Integer, nullable=False, comment="bytes of data"),
     Column("data", LargeBinary, nullable=False, comment="compressed already, so stored as it is"),
-    _time("created_at", required=True),
+    time_column("created_at", required=True),
 )
 
 item_images = Table(
@@ -253,7 +265,7 @@ item_images = Table(
     Column("owner", Uuid, primary_key=True, comment="the response or conversation that has the item"),
     Column("item_id", Text, primary_key=True),
     Column("digest", LargeBinary, primary_key=True),
-    _time("removed_at"),
+    time_column("removed_at"),
     ForeignKeyConstraint(["tenant", "digest"], ["images.tenant", "images.digest"]),
     Index("ix_item_images_digest", "tenant", "digest"),
     Index(
@@ -272,7 +284,7 @@ prompts = Table(
     Column("id", Text, primary_key=True),
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("content", JSON, nullable=False, comment="instructions and input, with {{variables}}"),
-    _time("created_at", required=True),
+    time_column("created_at", required=True),
 )
 
 response_events_hot = Table(
@@ -313,47 +325,8 @@ response_streams = Table(
     Column("last_seq", Integer, nullable=False),
     Column("codec", SmallInteger, nullable=False, comment="1: JSON array of hot rows"),
     Column("body", Text, nullable=False),
-    _time("finished_at", required=True),
+    time_column("finished_at", required=True),
     Column("size", Integer, comment="bytes of the body"),
-)
-
-api_keys = Table(
-    "api_keys",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("id", Text, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("digest", LargeBinary, nullable=False, comment="SHA-256 of the whole key"),
-    _time("created_at", required=True),
-    _time("last_used_at"),
-    _time("expires_at"),
-    _time("revoked_at"),
-    Column(
-        "priority_floor",
-        Integer,
-        nullable=False,
-        server_default="0",
-        comment="the most urgent priority of its requests; a lower number is more urgent",
-    ),
-    UniqueConstraint("id"),
-)
-
-usage_ledger = Table(
-    "usage_ledger",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("response_id", Uuid, primary_key=True),
-    Column("key_id", Text),
-    Column("model", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("stored", Boolean, nullable=False),
-    Column("input_tokens", Integer, nullable=False),
-    Column("cached_tokens", Integer, nullable=False),
-    Column("output_tokens", Integer, nullable=False),
-    Column("reasoning_tokens", Integer, nullable=False),
-    _time("started_at", required=True),
-    _time("finished_at", required=True),
-    Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
 )
 
 storage_changes = Table(
@@ -365,14 +338,6 @@ storage_changes = Table(
     postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
 )
 
-seal_keys = Table(
-    "seal_keys",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("key", LargeBinary, nullable=False, comment="of all replicas; clients' sealed texts open with it"),
-    _time("created_at", required=True),
-)
-
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
@@ -380,6 +345,6 @@ idempotency_keys = Table(
     Column("key", Text, primary_key=True),
     Column("digest", LargeBinary, nullable=False, comment="SHA-256 of the request that used it first"),
     Column("response_id", Uuid, nullable=False),
-    _time("created_at", required=True),
+    time_column("created_at", required=True),
     Index("ix_idempotency_keys_created_at", "created_at"),
 )

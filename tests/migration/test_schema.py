@@ -13,8 +13,8 @@ from alembic.config import Config
 from sqlalchemy import Connection, create_engine, event, inspect, pool
 
 from server.store.database_errors import DatabaseError
+from server.store.operator_tables import ALL_TABLES
 from server.store.schema_upgrade import _alembic, schema_state, upgrade
-from server.store.tables import metadata
 from tests.support.eventually import eventually
 
 REPOSITORY = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def test_an_empty_database_is_brought_to_the_present_schema(empty_database_url: 
     assert schema_state(empty_database_url) == "behind"
     upgrade(empty_database_url)
     assert schema_state(empty_database_url) == "current"
-    assert tables_of(empty_database_url) == {*metadata.tables, "v_events", "v_images", "alembic_version"}
+    assert tables_of(empty_database_url) == {*ALL_TABLES.tables, "v_events", "v_images", "alembic_version"}
     assert query(empty_database_url, "select * from v_events") == []
 
 
@@ -159,15 +159,18 @@ def test_a_revision_that_this_release_does_not_know_is_unknown(database_url: str
     assert schema_state(database_url) == "unknown"
 
 
+OF_NO_TENANT = ("replicas", "seal_keys", "prices", "audit_trail")
+
+
 def test_every_key_of_a_table_begins_with_the_tenant(database_url: str) -> None:
     with alembic_on(database_url) as (_, connection):
         inspector = inspect(connection)
         keys = {
             table: inspector.get_pk_constraint(table)["constrained_columns"]
             for table in inspector.get_table_names()
-            if table not in ("alembic_version", "replicas", "seal_keys")
+            if table not in ("alembic_version", *OF_NO_TENANT)
         }
-    assert len(keys) == len(metadata.tables) - 2
+    assert len(keys) == len(ALL_TABLES.tables) - len(OF_NO_TENANT)
     assert {table for table, columns in keys.items() if columns[0] != "tenant"} == set()
 
 

@@ -6,6 +6,7 @@
 import ast
 import subprocess
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 from server.configuration.settings import Setting, settings
@@ -16,23 +17,6 @@ CONFIGURATION = ROOT / "docs" / "configuration.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 FOLDERS = ("server", "engine", "runner", "migrations", "demo", "bench")
 """Shown file by file; of `tests` the folders are enough."""
-
-GROUPS = {
-    "host": "Address",
-    "data_dir": "Database connection",
-    "model": "Model",
-    "engine": "Scripted engine",
-    "max_running": "Admission and queues",
-    "hang_seconds": "Engine",
-    "tool_server": "Tools",
-    "max_body_bytes": "HTTP",
-    "role": "Process and replicas",
-    "retention_days": "Storage",
-    "durability": "Durability and delivery",
-    "event_names": "API behaviour",
-    "seal_key": "Secrets and log",
-}
-"""By the first setting of each: the headings between the settings, which come in the order of the code."""
 
 
 def pages() -> Iterator[Path]:
@@ -66,14 +50,10 @@ def _text(path: Path) -> str:
 def settings_tables() -> str:
     """Markdown: flag, variable, default and meaning of every setting, in a table for each group."""
     lines: list[str] = []
-    known = settings()
-    missing = set(GROUPS) - {setting.name for setting in known}
-    assert not missing, f"a group begins with a setting that does not exist: {missing}"
-    for setting in known:
-        if setting.name in GROUPS:
-            lines += ["", f"### {GROUPS[setting.name]}", ""]
-            lines += ["| flag | variable | default | meaning |", "| --- | --- | --- | --- |"]
-        lines.append(_row(setting))
+    for group, known in groupby(settings(), key=lambda setting: setting.group):
+        lines += ["", f"### {group}", ""]
+        lines += ["| flag | variable | default | meaning |", "| --- | --- | --- | --- |"]
+        lines += [_row(setting) for setting in known]
     return "\n".join(lines) + "\n\n"
 
 

@@ -22,6 +22,7 @@ from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
 from server.http.asgi.hypercorn_patches import TRANSPORT
+from server.http.asgi.tls import HANDSHAKE_SECONDS, ServerCertificate
 
 log = logging.getLogger("holdfast.listener")
 
@@ -58,7 +59,17 @@ def connection_limit(wanted: int | None, files: int, database: int) -> int:
 class Listener:
     """Serves an ASGI application on a listening socket."""
 
-    def __init__(self, app: ASGIApp, settings: HypercornConfig, max_connections: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: HypercornConfig,
+        max_connections: int,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
+        """With a certificate every connection is TLS."""
+        self._certificate = certificate
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        """TLS handshakes, oldest first. They are not connections yet, but count as such."""
         self._app = wrap_app(app, settings.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
         self._settings = settings
         self._max_connections = max_connections
@@ -80,6 +91,8 @@ class Listener:
             ending.cancel()
             listener.close()
             await self._context.terminated.set()
+            while self._handshakes:
+                self._close_idle()
             await self._finish()
 
     async def _finish(self) -> None:
@@ -100,33 +113,64 @@ class Listener:
                 if error.errno in _EXHAUSTED:
                     await self._recover(error)
                 continue  # otherwise the client has disconnected already
-            try:
+            if self._certificate is not None:
+                task = asyncio.ensure_future(self._attach(accepted))
+                self._handshakes[task] = None
+                task.add_done_callback(self._forget_handshake)
+            else:
                 await self._attach(accepted)
-            except OSError:
-                accepted.close()
 
     async def _make_room(self) -> None:
         """Closes the longest idle connection at the limit; waits at the hard limit if none is idle."""
-        while self._connections.open >= self._max_connections + _SPARE:
-            if not self._connections.close_idle():
+        while self._open() >= self._max_connections + _SPARE:
+            if not self._close_idle():
                 await self._connections.changed()
             else:
                 await asyncio.sleep(0)
-        if self._connections.open >= self._max_connections:
-            self._connections.close_idle()
+        if self._open() >= self._max_connections:
+            self._close_idle()
+
+    def _open(self) -> int:
+        return self._connections.open + len(self._handshakes)
+
+    def _close_idle(self) -> bool:
+        """Closes an idle connection, or the oldest handshake; False where there is neither."""
+        if self._connections.close_idle():
+            return True
+        if not self._handshakes:
+            return False
+        task = next(iter(self._handshakes))
+        del self._handshakes[task]
+        task.cancel()
+        return True
+
+    def _forget_handshake(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
 
     async def _recover(self, error: OSError) -> None:
         if monotonic() - self._warned_at >= _LOG_INTERVAL_S:
             self._warned_at = monotonic()
             log.error("no connection can be accepted: %s", error.strerror)
-        self._connections.close_idle()
+        self._close_idle()
         await asyncio.sleep(_PAUSE_S)
 
     async def _attach(self, accepted: socket.socket) -> None:
+        """Begins to serve a connection, after its TLS handshake. Closes one that is lost before."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, self._run, loop=loop)
-        await loop.connect_accepted_socket(lambda: protocol, accepted)
+        try:
+            if self._certificate is None:
+                await loop.connect_accepted_socket(lambda: protocol, accepted)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: protocol,
+                    accepted,
+                    ssl=self._certificate.context(),
+                    ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                )
+        except OSError:  # ssl.SSLError and a time-out are OSErrors
+            accepted.close()
 
     async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

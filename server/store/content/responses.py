@@ -11,7 +11,8 @@ from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, t
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
 from server.store.content.storage_usage import ROW_BYTES, count_added
 from server.store.database_errors import OwnershipLost
-from server.store.tables import responses, usage_ledger
+from server.store.operator_tables import usage_ledger
+from server.store.tables import responses
 
 
 class ResponseKey(NamedTuple):

@@ -1,0 +1,1 @@
+"""The settings in groups, one dataclass a group; `Config` inherits them all."""

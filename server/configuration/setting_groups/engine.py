@@ -1,0 +1,96 @@
+"""Settings of the model and of what runs it: this process, servers of vLLM or llama.cpp, or a script."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from server.configuration.setting_groups.declare import setting
+
+EngineName = Literal["model", "vllm", "llama-server", "scripted"]
+REMOTE_ENGINES = ("vllm", "llama-server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Model."""
+
+    model: Path | None = setting(None, "a Hugging Face model folder; default: the demo model")
+    model_name: str | None = setting(None, "the model's name for clients; default: the folder's name")
+    tool_parser: str | None = setting(
+        None, "the format of the model's tool calls; default: detected from its chat template"
+    )
+    adapters: str | None = setting(
+        None, "LoRA adapters in peft's format, served as further models: name=folder, comma-separated"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEngineSettings:
+    """Engine of this process."""
+
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "the device that the model runs on")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto", "the data type of the weights")
+    token_budget: int = setting(512, "the maximum of tokens computed in one step", low=1)
+    kv_memory: int | None = setting(None, "bytes of the KV cache; default: by model and free memory", low=1)
+    torch_threads: int | None = setting(
+        None, "CPU threads per operation; default: one for a small model, else torch's choice", low=1
+    )
+    attention: Literal["auto", "sdpa"] = setting(
+        "auto", "`sdpa` uses torch's attention on a GPU, even if a faster kernel is installed"
+    )
+    hub_kernel: str | None = setting(
+        None,
+        "an attention kernel for GPUs, which the package `kernels` downloads from the Hugging Face Hub: "
+        "owner/name@commit; default: none",
+    )
+    graphs: Literal["auto", "off"] = setting("auto", "`off` disables CUDA graphs")
+    ahead: Literal["auto", "off"] = setting(
+        "auto", "`off` disables asynchronous scheduling: a step starts after the last one's tokens were read"
+    )
+    hang_seconds: float = setting(
+        300.0, "seconds after which an engine step counts as hung and the engine as dead", low=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Engine servers."""
+
+    engine: EngineName = setting(
+        "model",
+        "what runs the model: this process (`model`), or servers at engine-url; `scripted` generates random "
+        "words without a model, for tests and drills",
+    )
+    engine_url: str | None = setting(
+        None,
+        "servers of `vllm` or `llama-server`: http://host:port, comma-separated; dns:http://host:port for "
+        "every address of a name; file:/path for a file with a URL a line",
+    )
+    engine_model: str | None = setting(
+        None, "the model's name at the servers; default: the only one that they serve"
+    )
+    engine_api_key: str | None = setting(
+        None, "the API key of the servers; a flag is visible in `ps`, the variable is not"
+    )
+    engine_ca: Path | None = setting(
+        None, "a file with the certificates of the servers' authority; default: the machine's authorities"
+    )
+    engine_outage_seconds: float = setting(
+        300.0, "seconds that a response waits while no server can take it", low=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedEngineSettings:
+    """Scripted engine."""
+
+    scripted_tokens: int = setting(32, "tokens of each answer of the scripted engine", low=1)
+    scripted_step_seconds: float = setting(0.0, "seconds between two tokens of the scripted engine", low=0)
+    scripted_fault: str | None = setting(
+        None,
+        "a fault of the scripted engine: kind@token for every answer, kind@token:seed for one seed; kinds: "
+        "crash, fail, raise, oom, hang, die",
+    )
+    scripted_answers: str | None = setting(
+        None, "answers of the scripted engine: JSON pairs of a text in the prompt and its answer"
+    )

@@ -1,0 +1,57 @@
+"""Settings of the database and of what is stored: connection, durability, retention, quotas."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from server.configuration.setting_groups.declare import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseSettings:
+    """Database."""
+
+    data_dir: Path | None = setting(
+        None, "the embedded database's directory; default: holdfast in the XDG data directory"
+    )
+    database_url: str | None = setting(
+        None,
+        "a Postgres to use instead of the embedded one; DATABASE_URL is read too; a password in the flag is "
+        "visible in `ps`, one in the variable is not",
+    )
+    database_connections: int = setting(
+        16, "database connections, and threads, for requests; at least 5 are used", low=1, high=1000
+    )
+    durability: Literal["normal", "strict"] = setting(
+        "normal",
+        "commits that wait for the disk: `strict` all, `normal` those that start or end a response",
+    )
+    delivery: Literal["notify", "poll"] = setting(
+        "notify",
+        "how replicas learn of each other's events: `notify` uses LISTEN and NOTIFY, `poll` only queries",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageSettings:
+    """Storage."""
+
+    retention_days: int = setting(
+        30,
+        "days that responses are stored, unless the request sets its own; 0: without expiry",
+        low=0,
+        high=36500,
+    )
+    purge_seconds: float = setting(60.0, "seconds between two purges of expired responses", low=0.1)
+    max_stored_bytes_of_tenant: int | None = setting(
+        None,
+        "bytes of responses and conversations that one tenant may store; default: 100 GiB, no limit while "
+        "no key exists",
+        low=1,
+    )
+    disk_reserve: int | None = setting(
+        None,
+        "free bytes on the embedded database's disk below which new work is refused; default: the smaller of "
+        "10 % and 2 GiB",
+        low=0,
+    )

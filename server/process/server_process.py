@@ -1,0 +1,334 @@
+"""The threads of a server process: created, started and stopped in order.
+
+Order of shutdown: refuse new work, release background responses to other replicas, wait for running ones,
+fail the rest, write everything, stop listening. Hypercorn runs in this process: a kill leaves no orphan.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from hypercorn.config import Config as HypercornConfig
+
+from server.admission.admit import Admission
+from server.configuration.running_limit import running_limit
+from server.configuration.settings import Config
+from server.delivery.follower import Follower
+from server.delivery.hub import Abandonment, Hub
+from server.errors import ConfigError
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens
+from server.http.app import build
+from server.http.asgi.hypercorn_patches import install_patches
+from server.http.asgi.listener import Listener
+from server.http.asgi.tls import ServerCertificate
+from server.http.authentication import Authenticator
+from server.http.services import Services
+from server.limits import UnfinishedResponses
+from server.maintenance.retention import Retention
+from server.outbound_http.allowed_addresses import read_allowed
+from server.process import interrupts
+from server.process.load_model import load_model
+from server.process.open_database import OpenDatabase
+from server.prompting.loaded_model import LoadedModel
+from server.recording.messages import RecorderMessage
+from server.recording.recorder import Recorder
+from server.recovery.claimer import Claimer
+from server.recovery.heartbeat import Heartbeat
+from server.sealing.cipher import Seal, load_seal_keys
+from server.store.cluster import leases
+from server.store.cluster.notifications import Notifier
+from server.store.cluster.standby_heartbeat import make_standby
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
+from server.supervised_thread import StallWatch
+from server.tool_loop import ToolLoop
+from server.version import VERSION
+
+log = logging.getLogger("holdfast.serve")
+
+FINAL_WRITE_SECONDS = 5.0
+"""Seconds that shutdown waits for an unavailable database to write the last commits."""
+
+RESTART_EXIT_CODE = 70
+"""EX_SOFTWARE: this replica was declared dead, or its engine died for good; a supervisor must restart it."""
+
+
+def make_mcp_servers(config: Config, seal: Seal | None = None) -> McpServers:
+    """Raises ConfigError."""
+    places = read_servers(config.tool_server)
+    registered = RegisteredServers(
+        places,
+        read_access(config.tool_access, frozenset(places)),
+        read_tokens(config.tool_token),
+        seal or Seal.of_this_process(),
+    )
+    try:
+        allowed = read_allowed(config.mcp_hosts)
+    except ValueError as error:
+        raise ConfigError(f"mcp-hosts: {error}.") from None
+    return McpServers(registered, config.mcp_seconds, allowed, list_seconds=config.mcp_list_seconds)
+
+
+class ServerProcess:
+    """The threads of a server: created, started and stopped in order."""
+
+    def __init__(
+        self,
+        config: Config,
+        database: Database,
+        opened: OpenDatabase,
+        loop: asyncio.AbstractEventLoop,
+        say: Callable[[str], None],
+        certificate: ServerCertificate | None = None,
+    ) -> None:
+        self.exit_code = 0
+        self._certificate = certificate
+        self._config = config
+        self._say = say
+        self._loop = loop
+        self._ended = asyncio.Event()
+        self._draining = False
+        self._database = database
+        hub = Hub(loop)
+        model = self._load(opened)
+        self._engine = model.engine
+        self._replica = self._register(model.names)  # after loading, which may take longer than a lease
+        self._mcp = make_mcp_servers(config, model.seal)
+        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
+        self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
+        self._recorder = self._make_recorder(hub)
+        self._claimer = self._make_claimer(model)
+        self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
+        self._admission = self._make_admission(model, hub, opened)
+        self._standby = make_standby(database.url, self._replica, config.lease_seconds)
+        self._stall_watch = StallWatch()
+        self._heartbeat = self._make_heartbeat(hub, opened)
+        self._follower = self._make_follower(hub)
+        self._retention = Retention(database, opened.disk, config)
+        workers = (self._notifier, self._follower, self._heartbeat, self._retention, self._claimer)
+        self._services = Services(
+            config=config,
+            database=database,
+            authenticator=Authenticator.from_config(config, database),
+            model=model,
+            replica=self._replica,
+            recorder=self._recorder,
+            hub=hub,
+            disk=opened.disk,
+            notifier=self._notifier,
+            admission=self._admission,
+            claimer=self._claimer,
+            tool_loop=self._tool_loop,
+            threads=tuple(worker.thread for worker in workers),
+            stall_watch=self._stall_watch,
+            started_at=int(time.time()),
+        )
+        for starting in (self._standby, self._stall_watch, self._recorder, *workers):
+            starting.start()
+
+    def _load(self, opened: OpenDatabase) -> LoadedModel:
+        with interrupts.close_on_interrupt(opened.close):
+            model = load_model(self._config, self._deliver, self._say, self._engine_died)
+        return replace(model, seal=load_seal_keys(self._config, self._database))
+
+    def _make_recorder(self, hub: Hub) -> Recorder:
+        return Recorder(
+            self._database,
+            self._replica,
+            hub,
+            on_fenced=self._fenced,
+            on_events=self._notifier.notify_events,
+            on_released=self._notifier.notify_queue,
+            on_committed=self._tool_loop.on_committed,
+            cancel=self._tool_loop.cancel,
+            pause_engine=self._engine.set_paused,
+            capacity=UnfinishedResponses(
+                total=running_limit(self._config) + self._config.max_waiting,
+                per_tenant=self._config.max_of_tenant,
+            ),
+        )
+
+    def _make_claimer(self, model: LoadedModel) -> Claimer:
+        at = (self._database, self._replica, model, self._recorder, self._tool_loop)
+        return Claimer(
+            *at,
+            max_running=running_limit(self._config),
+            max_deaths=self._config.max_deaths,
+            generates=self._config.generates_background,
+            on_fatal=self._fenced,
+        )
+
+    def _make_admission(self, model: LoadedModel, hub: Hub, opened: OpenDatabase) -> Admission:
+        return Admission(
+            model,
+            self._database,
+            self._replica,
+            self._recorder,
+            hub,
+            opened.disk,
+            self._config,
+            tool_loop=self._tool_loop,
+            on_queued=self._queued,
+            unread=self._abandonment,
+        )
+
+    def _make_heartbeat(self, hub: Hub, opened: OpenDatabase) -> Heartbeat:
+        return Heartbeat(
+            self._database,
+            self._replica,
+            produces=self._recorder.produces,
+            cancel=self._cancel,
+            lease_seconds=self._config.lease_seconds,
+            read_here=lambda: [one for one in hub.read_here() if not self._recorder.produces(one)],
+            abandonment=self._abandonment,
+            on_claimable=self._claimer.wake,
+            on_fenced=self._fenced,
+            on_other_replicas=self._notifier.set_other_replicas_alive,
+            on_database_gone=opened.restore,
+            on_beat_done=self._standby.signal_alive,
+        )
+
+    def _make_follower(self, hub: Hub) -> Follower:
+        return Follower(
+            self._database,
+            hub,
+            is_here=self._recorder.produces,
+            on_queue=self._wake_claimer,
+            on_cancel=self._cancel_all,
+            listen=self._config.delivery == "notify",
+            on_fatal=self._fenced,
+        )
+
+    def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
+        """Serves at most `connections` on the listener until shutdown."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._asked_to_end)
+        if interrupts.was_interrupted():  # between loading and this handler
+            self._ended.set()
+        self._announce(listener)
+        gc.freeze()  # a model has a million permanent objects, which collections then skip
+        settings = HypercornConfig()
+        settings.errorlog = logging.getLogger("hypercorn.error")  # keeps our log format
+        settings.errorlog.setLevel("WARNING")
+        settings.graceful_timeout = 5.0
+        settings.keep_alive_timeout = 75.0
+        settings.max_app_queue_size = 4  # ASGI messages of a body that are buffered before it is read
+        settings.include_server_header = False
+        settings.websocket_max_message_size = self._config.max_body_bytes
+        settings.websocket_ping_interval = self._config.keep_alive_seconds
+        install_patches()
+        server = Listener(build(self._services, connections), settings, connections, self._certificate)
+        runner.run(server.serve(listener, self._ended.wait))
+
+    def stop(self) -> None:
+        """Ends the threads and marks the replica as stopped."""
+        self._claimer.stop()
+        self._engine.close(drain=False)
+        self._tool_loop.close()
+        self._mcp.close()
+        self._retention.stop()
+        self._recorder.stop(FINAL_WRITE_SECONDS)
+        self._heartbeat.stop()
+        self._standby.stop()
+        self._stall_watch.stop()
+        self._follower.stop()
+        self._notifier.stop()
+        try:
+            with self._database.begin() as connection:
+                leases.mark_stopped(connection, self._replica)
+        except DatabaseError as error:
+            log.warning("this replica's lease will expire: %s", type(error).__name__)
+
+    def _register(self, models: Sequence[str]) -> UUID:
+        with self._database.begin() as connection:
+            return leases.register_replica(
+                connection,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                version=VERSION,
+                role=self._config.role,
+                models=models,
+            )
+
+    def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
+        """Called by the engine thread, which is created before the recorder."""
+        self._recorder.deliver(messages)
+
+    def _cancel(self, response: UUID) -> None:
+        self._tool_loop.cancel(response)
+
+    def _cancel_all(self, wanted: Iterable[UUID]) -> None:
+        """Called by the follower's thread with other replicas' cancellation requests."""
+        for response in wanted:
+            self._cancel(response)
+
+    def _queued(self) -> None:
+        """Called by a handler's thread after a background response was queued."""
+        self._wake_claimer()
+        self._notifier.notify_queue()
+
+    def _wake_claimer(self) -> None:
+        """Called when the queue has grown, by this replica or another."""
+        if self._config.generates_background:
+            self._claimer.wake()
+
+    def _announce(self, listener: socket.socket) -> None:
+        host, port = listener.getsockname()[:2]
+        scheme = "http" if self._certificate is None else "https"
+        shown = f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"
+        name = self._services.model.name
+        if not self._config.serves_api:
+            self._say(f"Ready: a worker for {name}, health at {shown}:{port}/health/ready .\n")
+            return
+        self._say(f"Ready: {name} at {shown}:{port}/v1 . Try:\n")
+        self._say(
+            f"  curl {shown}:{port}/v1/responses -H 'Content-Type: application/json'"
+            f""" -d '{{"model": "{name}", "input": "Hello!"}}'\n"""
+        )
+
+    def _fenced(self) -> None:
+        """Called by any thread when this replica was fenced or a supervised thread gave up."""
+        self._end_with(RESTART_EXIT_CODE)
+
+    def _engine_died(self, why: str) -> None:
+        """Called by the engine, which has failed all its requests and does not restart."""
+        log.critical("the engine died for good: %s", why)
+        self._end_with(RESTART_EXIT_CODE)
+
+    def _end_with(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _asked_to_end(self) -> None:
+        """Called on the loop: the first signal drains, the second ends at once."""
+        if self._draining:
+            self._ended.set()
+            return
+        self._draining = True
+        self._admission.close()
+        self._services.closing.set()
+        threading.Thread(target=self._drain, name="drain", daemon=True).start()
+
+    def _drain(self) -> None:
+        self._claimer.stop()
+        background = [run.facts.id for run in self._recorder.active_runs() if run.facts.echo.background]
+        self._recorder.release_background_runs()
+        for response in background:
+            self._cancel(response)  # stops the engine; the recorder no longer records this response
+        if not self._recorder.wait_idle(self._config.drain_seconds):
+            for run in self._recorder.active_runs():
+                self._recorder.fail_run(
+                    run.facts.id, "The server was stopped while it was generating this response."
+                )
+            self._engine.close(drain=False)
+            self._recorder.wait_idle(5.0)
+        self._loop.call_soon_threadsafe(self._ended.set)
