@@ -15,7 +15,6 @@ from engine.core.beam_search import BeamRequests
 from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry
 from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, check_grammar
 from engine.remote.config import RemoteConfig
-from engine.remote.gathering_selector import GatheringSelector
 from engine.remote.generation import LocalMasks
 from engine.remote.interface import EngineProtocol
 from engine.remote.model_folder import ModelFolder
@@ -86,7 +85,7 @@ class RemoteEngine:
             self._beam_requests.deliver,
             self._metrics,
         )
-        self._loop = asyncio.SelectorEventLoop(GatheringSelector(self._requests.may_gather))
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
 
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:

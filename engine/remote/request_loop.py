@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 DELIVERY_SECONDS = 0.002
 """Messages are delivered at most once in this interval: each delivery wakes the thread that commits them."""
-MANY_STREAMS = 8
 MAX_FAILURES = 4
 """Faults of servers without a new token between them, after which a request fails: it may be the cause."""
 
@@ -62,8 +61,6 @@ class RequestLoop:
         self._generations: dict[str, Generation] = {}
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._await_first_token: set[str] = set()
-        """Running requests without a token."""
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._closing: Close | None = None
@@ -79,10 +76,6 @@ class RequestLoop:
     def running(self) -> int:
         """Requests that a server has, or that wait for one after a fault."""
         return len(self._tasks)
-
-    def may_gather(self) -> bool:
-        """Whether tokens may wait for a moment: there are many streams, and none that has not begun."""
-        return len(self._tasks) > MANY_STREAMS and not self._await_first_token
 
     async def run(self) -> None:
         """Until closed and idle."""
@@ -167,7 +160,6 @@ class RequestLoop:
             # Not the task's own last act: one that is cancelled before it starts has none.
             task.add_done_callback(partial(self._end_served, generation))
             self._tasks[request_id] = task
-            self._await_first_token.add(request_id)
 
     def _cancel(self, request_id: str) -> None:
         generation = self._generations.get(request_id)
@@ -208,7 +200,6 @@ class RequestLoop:
         self._waiting.remove(generation.sequence, waiting=waiting)
         del self._generations[request_id]
         self._tasks.pop(request_id, None)
-        self._await_first_token.discard(request_id)
         if (deadline := self._deadlines.pop(request_id, None)) is not None:
             deadline.cancel()
         self._ended.append(request_id)
@@ -312,7 +303,6 @@ class RequestLoop:
     def _collect_tokens(self, sequence: TokenSequence, message: Tokens) -> None:
         self._waiting.charge(sequence, len(message.token_ids))
         self._metrics.count_tokens(len(message.token_ids))
-        self._await_first_token.discard(message.request_id)
         index = self._tokens_at.get(message.request_id)
         if index is None:
             self._tokens_at[message.request_id] = len(self._outbox)
