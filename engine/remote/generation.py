@@ -243,7 +243,7 @@ class Generation:
             self.call_over = True
 
     def _check_chunk(self, chunk: Chunk) -> None:
-        if chunk.token_ids and not 0 <= min(chunk.token_ids) <= max(chunk.token_ids) < self._vocab_size:
+        if not all(0 <= token_id < self._vocab_size for token_id in chunk.token_ids):
             raise EngineFault("failed", "its answer has a token that is not in the vocabulary")
         wanted = self.sequence.request.logprobs is not None
         if wanted and (chunk.logprobs is None or len(chunk.logprobs) != len(chunk.token_ids)):

@@ -301,7 +301,8 @@ class RequestLoop:
             )
 
     def _collect_tokens(self, sequence: TokenSequence, message: Tokens) -> None:
-        self._waiting.charge(sequence, len(message.token_ids))
+        for _ in message.token_ids:
+            self._waiting.charge(sequence)
         self._metrics.count_tokens(len(message.token_ids))
         index = self._tokens_at.get(message.request_id)
         if index is None:

@@ -102,11 +102,6 @@ class Run:
         return self._started
 
     @property
-    def has_tokens(self) -> bool:
-        """The first token has come."""
-        return self._first_token_at is not None
-
-    @property
     def next_seq(self) -> int:
         """The sequence number of the next event."""
         return self._emitter.numbers.next_seq

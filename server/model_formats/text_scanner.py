@@ -64,8 +64,7 @@ class Scanner:
     def feed(self, text: str, tokens: Iterable[int]) -> None:
         """Appends the text of the tokens with these indices."""
         size = self._before + len(self._text)
-        for token in tokens:
-            self._starts.append((size, token))
+        self._starts.extend((size, token) for token in tokens)
         dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
         self._text = self._text[dropped:] + text
         self._before += dropped

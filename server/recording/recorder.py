@@ -55,10 +55,6 @@ _MAX_WAIT = 0.004
 """Seconds after that pause for which the next commit may wait for a delivery. A delivery means that the
 engine has just begun a step, beside which there is time for the commit and for publishing, which takes
 longer. Pause and wait together bound the delay of a token while commits follow each other."""
-_MANY_RUNS = 8
-_GATHER = 0.005
-"""Seconds for which a commit of more than `_MANY_RUNS` runs then gathers further tokens. What an event costs
-does not depend on the number of its tokens. First tokens and ends do not wait."""
 
 
 class Recorder:
@@ -306,18 +302,7 @@ class Recorder:
             messages += self._drain_inbox()
             with suppress(queue.Empty):
                 messages += self._inbox.get(timeout=_MAX_WAIT)
-            messages += self._gather_tokens(messages)
         return messages + self._drain_inbox()
-
-    def _gather_tokens(self, latest: Sequence[RecorderMessage]) -> list[RecorderMessage]:
-        """What comes within `_GATHER` seconds, while neither it nor `latest` is anything but more tokens."""
-        gathered: list[RecorderMessage] = []
-        until = monotonic() + _GATHER
-        with suppress(queue.Empty):
-            while len(self._registry) > _MANY_RUNS and self._registry.may_wait(latest):
-                latest = self._inbox.get(timeout=max(0.0, until - monotonic()))
-                gathered += latest
-        return gathered
 
     def _drain_inbox(self) -> list[RecorderMessage]:
         messages: list[RecorderMessage] = []

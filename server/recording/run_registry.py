@@ -51,9 +51,6 @@ class RunRegistry:
     def __bool__(self) -> bool:
         return bool(self._runs)
 
-    def __len__(self) -> int:
-        return len(self._runs)
-
     @property
     def runs(self) -> list[Run]:
         """A snapshot. Any thread."""
@@ -82,16 +79,6 @@ class RunRegistry:
                 return False
             case _:
                 return True
-
-    def may_wait(self, messages: Sequence[RecorderMessage]) -> bool:
-        """Whether these messages only continue texts that readers have begun to read."""
-        for message in messages:
-            if not isinstance(message, Tokens):
-                return False
-            run = self._runs.get(response_id_of(message.request_id))
-            if run is None or not run.has_tokens:
-                return False
-        return True
 
     def only_appends(self, messages: Sequence[RecorderMessage]) -> bool:
         """Whether these messages only append to event logs: no run starts or ends, unless decoding raises."""

@@ -1,4 +1,4 @@
-"""`AnswerReader`: reads a streamed answer in its connection's callbacks, without waking a task for each part.
+"""`AnswerReader`: reads one streamed answer in its connection's callbacks, without waking a task for each part.
 
 It stands between the transport and aiohttp's protocol, which parses HTTP, and takes the body out of aiohttp's
 stream as soon as it is there. Waking a task for each token costs more than reading the token.
@@ -15,11 +15,9 @@ EVENT_BYTES = 4 * 2**20
 """One event, and all comments and empty events before it; a token with 20 logprobs has 2 KiB."""
 TOKENS_PER_CHUNK = 4096
 """More tokens in one event than this are no answer of an engine."""
-_RECEIVED = memoryview(bytearray(64 * 2**10))
-"""Where the kernel writes what has arrived. One for all: it is read before the next callback."""
 
 
-class AnswerReader(asyncio.BufferedProtocol):
+class AnswerReader(asyncio.Protocol):
     """For one answer whose head has been received. On the event loop."""
 
     def __init__(
@@ -45,7 +43,7 @@ class AnswerReader(asyncio.BufferedProtocol):
         self._ended = asyncio.Event()
         self._error: BaseException | None = None
         self._transport: asyncio.Transport | None = None
-        self._parser: asyncio.Protocol
+        self._parser: asyncio.Protocol = self
         """aiohttp's protocol of the transport."""
 
     async def read(self) -> None:
@@ -86,12 +84,9 @@ class AnswerReader(asyncio.BufferedProtocol):
 
     # The transport's callbacks
 
-    def get_buffer(self, _size: int) -> memoryview:
-        return _RECEIVED
-
-    def buffer_updated(self, size: int) -> None:
+    def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
-        self._parser.data_received(bytes(_RECEIVED[:size]))
+        self._parser.data_received(data)
         self.take()
 
     def eof_received(self) -> bool | None:
