@@ -26,10 +26,14 @@ class ApiError(Exception):
         cls.default_code = code or cls.default_code
         cls.retry = cls.retry if retry is None else retry
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, limit: str | None = None
+    ) -> None:
+        """`limit` is the name, in metrics and logs, of the limit that was reached."""
         super().__init__(message)
         self.param = param
         self.code = code or self.default_code
+        self.limit = limit
 
     @property
     def type(self) -> str:
@@ -81,6 +85,16 @@ class WrongHost(ApiError, status=403, code="wrong_host"):
         )
 
 
+class MissingScope(ApiError, status=403, code="insufficient_scope"):
+    """The key may not do this."""
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(
+            f"You have insufficient permissions for this operation. Missing scopes: {scope}. This server's "
+            "operator sets what an API key may do."
+        )
+
+
 class NotFound(ApiError, status=404, code="not_found"):
     """Absent, deleted, or another tenant's: all the same."""
 
@@ -129,7 +143,8 @@ class StorageQuotaExceeded(TooManyRequests, code="storage_quota_exceeded"):
     def __init__(self, share: int) -> None:
         super().__init__(
             f"You have stored as much as you may, {share} bytes: delete responses or conversations, or send "
-            "`store: false`."
+            "`store: false`.",
+            limit="stored bytes",
         )
 
 

@@ -8,7 +8,8 @@ committed, the next turn's engine request is submitted.
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
 from uuid import UUID
 
 from engine.request import Engine, RequestRefused
@@ -17,6 +18,7 @@ from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers, failed_result
 from server.hosted_tools.offered_tools import DueCall, PendingToolWork, ToolResult
 from server.prompting.turns import TurnBuilder
+from server.protocol.responses.items import McpCall
 from server.recording.messages import (
     SERVER_ERROR,
     CancelRequested,
@@ -42,9 +44,15 @@ class ToolLoop:
     """The responses on this replica whose tools the server runs. Any thread."""
 
     def __init__(
-        self, engine: Engine, servers: McpServers, deliver: Callable[[Sequence[RecorderMessage]], None]
+        self,
+        engine: Engine,
+        servers: McpServers,
+        deliver: Callable[[Sequence[RecorderMessage]], None],
+        on_call: Callable[[McpCall, ToolResult, float], None] = lambda _call, _outcome, _seconds: None,
     ) -> None:
+        """`on_call` gets each call that was made, with its result and its duration in seconds."""
         self._engine = engine
+        self._on_call = on_call
         self.servers = servers
         self._deliver = deliver
         self._lock = threading.Lock()
@@ -127,7 +135,7 @@ class ToolLoop:
         if not due.within_limit:
             deliver(failed_result(NO_MORE))
             return
-        call = due.call
+        call, began = due.call, monotonic()
         if not due.offered:
             deliver(failed_result(f"There is no tool {call.name[:100]!r}."))
             return
@@ -145,7 +153,12 @@ class ToolLoop:
             log.exception("a tool call of response %s broke", turns.response)
             deliver(failed_result("The call broke."))
             return
-        future.add_done_callback(lambda done: deliver(done.result()))
+
+        def end(done: Future[ToolResult]) -> None:
+            deliver(done.result())
+            self._on_call(call, done.result(), monotonic() - began)
+
+        future.add_done_callback(end)
 
     def _begin_turn(self, turns: TurnBuilder, tool_work: PendingToolWork) -> None:
         response = turns.response

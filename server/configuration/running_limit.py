@@ -1,11 +1,11 @@
-"""`running_limit`: how many responses are generated at the same time, also without `--max-running`."""
+"""`running_limit`: how many responses an engine other than the model in this process generates at a time."""
 
-from server.configuration.setting_groups.process import DEFAULT_RUNNING
+from server.configuration.setting_groups.process import MAX_RUNNING
 from server.configuration.settings import Config
 
 CALLS_PER_VLLM_SERVER = 256
-"""vLLM's default of `--max-num-seqs` for its API server. It does not tell the value that it was started with;
-what it cannot run waits there, by priority."""
+"""vLLM's default of `--max-num-seqs`, but for GPUs of 70 GiB or more, where it is 1,024. vLLM does not tell the
+value that it was started with; what it cannot run waits there, by priority."""
 MOST = 4096
 
 
@@ -17,6 +17,6 @@ def running_limit(config: Config) -> int:
     if config.max_running is not None:
         return config.max_running
     if config.engine != "vllm" or config.engine_url is None:
-        return DEFAULT_RUNNING
+        return MAX_RUNNING
     servers = sum(bool(url.strip()) for url in config.engine_url.split(","))
     return min(MOST, CALLS_PER_VLLM_SERVER * max(1, servers))

@@ -12,19 +12,18 @@ from urllib.parse import urlsplit
 
 from server.configuration.origins import read_allowed_hosts, read_cors_origins
 from server.configuration.setting_groups.engine import (
-    REMOTE_ENGINES,
     EngineSettings,
     LocalEngineSettings,
     ModelSettings,
     ScriptedEngineSettings,
 )
-from server.configuration.setting_groups.listening import ApiSettings, HttpSettings, ListeningSettings
-from server.configuration.setting_groups.process import (
-    DEFAULT_RUNNING,
-    CapacitySettings,
-    ReplicaSettings,
-    SecretSettings,
+from server.configuration.setting_groups.listening import (
+    ApiSettings,
+    HttpSettings,
+    ListeningSettings,
+    MetricsSettings,
 )
+from server.configuration.setting_groups.process import CapacitySettings, ReplicaSettings, SecretSettings
 from server.configuration.setting_groups.storage import DatabaseSettings, StorageSettings
 from server.configuration.setting_groups.tools import ImageSettings, ToolSettings
 from server.errors import ConfigError
@@ -49,6 +48,7 @@ class Config(
     LocalEngineSettings,
     ModelSettings,
     DatabaseSettings,
+    MetricsSettings,
     ListeningSettings,
 ):
     """One server's settings, validated on creation. Raises ConfigError.
@@ -59,7 +59,7 @@ class Config(
     def __post_init__(self) -> None:
         for setting in fields(self):
             _check_range(setting, getattr(self, setting.name))
-        if self.engine not in REMOTE_ENGINES and self.token_budget < (self.max_running or DEFAULT_RUNNING):
+        if self.token_budget is not None and self.token_budget < (self.max_running or 0):
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )

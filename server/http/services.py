@@ -1,6 +1,7 @@
 """Services: the objects that every HTTP handler may use, made once when the process starts."""
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -8,6 +9,9 @@ from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.delivery.hub import Hub
 from server.http.authentication import Authenticator
+from server.limits import SharedLimit
+from server.metrics.events import Events
+from server.metrics.exposition import Metrics
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
@@ -32,14 +36,21 @@ class Services:
     admission: Admission
     claimer: Claimer
     tool_loop: ToolLoop
+    metrics: Metrics
+    events: Events
+    """Counters of what happens."""
     threads: tuple[SupervisedThread, ...]
     """Threads whose failure makes the replica unready."""
     stall_watch: StallWatch
     """Measured stalls of the interpreter."""
+    limits: list[SharedLimit]
+    """Those of the HTTP edge, which adds them."""
     started_at: int
     """Unix seconds; the model's `created`."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the server was asked to stop; it is not ready any more, and may still accept requests."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server begins to shut down."""
+    """Set when the server begins to refuse requests."""
 
     def request_stop(self, response: UUID) -> None:
         """Ends a response whose row has `cancel_requested_at`, on whichever replica it runs or waits."""

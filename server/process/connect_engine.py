@@ -1,6 +1,7 @@
 """`connect`: the engine over servers of vLLM or llama.cpp, from the settings."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from engine.config import ModelRefused
@@ -23,9 +24,17 @@ def check_engine_settings(config: Config) -> None:
 
 
 def connect(
-    config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
+    config: Config,
+    folder: Path,
+    deliver: Deliver,
+    say: Callable[[str], None],
+    on_dead: OnEngineDeath,
+    start_seconds: float | None = None,
 ) -> Engine:
-    """Waits until a first server can be used. Raises ConfigError if none can."""
+    """Waits until a first server can be used, by default for half an hour, in which it may load its model.
+
+    Raises ConfigError if none can.
+    """
     # Parts that other engines do without.
     from engine.remote.config import RemoteConfig
     from engine.remote.interface import EngineFault, EngineMismatch, EngineProtocol
@@ -49,6 +58,8 @@ def connect(
         silence_seconds=config.hang_seconds,
         outage_seconds=config.engine_outage_seconds,
     )
+    if start_seconds is not None:
+        settings = replace(settings, start_seconds=start_seconds)
     protocol: EngineProtocol = VllmProtocol()
     if config.engine == "llama-server":
         protocol = LlamaProtocol(model_folder.model_info.vocab_size)

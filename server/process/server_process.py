@@ -1,7 +1,7 @@
 """The threads of a server process: created, started and stopped in order.
 
-Order of shutdown: refuse new work, release background responses to other replicas, wait for running ones,
-fail the rest, write everything, stop listening. Hypercorn runs in this process: a kill leaves no orphan.
+`shutdown` has what happens at SIGTERM; then everything is written and the threads end in the order of `stop`.
+Hypercorn runs in this process: a kill leaves no orphan.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from uuid import UUID
 from hypercorn.config import Config as HypercornConfig
 
 from server.admission.admit import Admission
-from server.configuration.running_limit import running_limit
 from server.configuration.settings import Config
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
@@ -38,8 +36,10 @@ from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.load_model import load_model
 from server.process.open_database import OpenDatabase
+from server.process.process_metrics import ProcessMetrics
+from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
-from server.recording.messages import RecorderMessage
+from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
@@ -89,23 +89,26 @@ class ServerProcess:
         loop: asyncio.AbstractEventLoop,
         say: Callable[[str], None],
         certificate: ServerCertificate | None = None,
+        scraped: socket.socket | None = None,
     ) -> None:
+        """`scraped` is the listening socket of the metrics listener, if there is one."""
         self.exit_code = 0
         self._certificate = certificate
         self._config = config
         self._say = say
         self._loop = loop
         self._ended = asyncio.Event()
-        self._draining = False
         self._database = database
         hub = Hub(loop)
         model = self._load(opened)
         self._engine = model.engine
         self._replica = self._register(model.names)  # after loading, which may take longer than a lease
         self._mcp = make_mcp_servers(config, model.seal)
-        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
+        self._metrics = ProcessMetrics(config, model, sorted(self._mcp.registered.labels))
+        self._events = self._metrics.events
+        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call)
         self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
-        self._recorder = self._make_recorder(hub)
+        self._recorder = self._make_recorder(model, hub)
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(model, hub, opened)
@@ -128,19 +131,23 @@ class ServerProcess:
             admission=self._admission,
             claimer=self._claimer,
             tool_loop=self._tool_loop,
+            metrics=self._metrics.metrics,
+            events=self._events,
             threads=tuple(worker.thread for worker in workers),
             stall_watch=self._stall_watch,
+            limits=[],
             started_at=int(time.time()),
         )
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
             starting.start()
+        self._metrics.start(self._services, self._heartbeat, self._retention, scraped)
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
             model = load_model(self._config, self._deliver, self._say, self._engine_died)
         return replace(model, seal=load_seal_keys(self._config, self._database))
 
-    def _make_recorder(self, hub: Hub) -> Recorder:
+    def _make_recorder(self, model: LoadedModel, hub: Hub) -> Recorder:
         return Recorder(
             self._database,
             self._replica,
@@ -148,11 +155,11 @@ class ServerProcess:
             on_fenced=self._fenced,
             on_events=self._notifier.notify_events,
             on_released=self._notifier.notify_queue,
-            on_committed=self._tool_loop.on_committed,
+            on_committed=self._committed,
             cancel=self._tool_loop.cancel,
             pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(
-                total=running_limit(self._config) + self._config.max_waiting,
+                total=model.engine.stats().max_running + self._config.max_waiting,
                 per_tenant=self._config.max_of_tenant,
             ),
         )
@@ -161,7 +168,7 @@ class ServerProcess:
         at = (self._database, self._replica, model, self._recorder, self._tool_loop)
         return Claimer(
             *at,
-            max_running=running_limit(self._config),
+            max_running=model.engine.stats().max_running,
             max_deaths=self._config.max_deaths,
             generates=self._config.generates_background,
             on_fatal=self._fenced,
@@ -179,6 +186,7 @@ class ServerProcess:
             tool_loop=self._tool_loop,
             on_queued=self._queued,
             unread=self._abandonment,
+            on_accepted=self._events.accepted,
         )
 
     def _make_heartbeat(self, hub: Hub, opened: OpenDatabase) -> Heartbeat:
@@ -210,12 +218,20 @@ class ServerProcess:
 
     def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
         """Serves at most `connections` on the listener until shutdown."""
+        server = Listener(
+            build(self._services, connections), self._http_settings(), connections, self._certificate
+        )
+        shutdown = Shutdown(self._services, server, self._loop, self._ended)
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._asked_to_end)
+            self._loop.add_signal_handler(number, shutdown.request)
         if interrupts.was_interrupted():  # between loading and this handler
             self._ended.set()
         self._announce(listener)
         gc.freeze()  # a model has a million permanent objects, which collections then skip
+        install_patches()
+        runner.run(server.serve(listener, self._ended.wait))
+
+    def _http_settings(self) -> HypercornConfig:
         settings = HypercornConfig()
         settings.errorlog = logging.getLogger("hypercorn.error")  # keeps our log format
         settings.errorlog.setLevel("WARNING")
@@ -225,12 +241,11 @@ class ServerProcess:
         settings.include_server_header = False
         settings.websocket_max_message_size = self._config.max_body_bytes
         settings.websocket_ping_interval = self._config.keep_alive_seconds
-        install_patches()
-        server = Listener(build(self._services, connections), settings, connections, self._certificate)
-        runner.run(server.serve(listener, self._ended.wait))
+        return settings
 
     def stop(self) -> None:
         """Ends the threads and marks the replica as stopped."""
+        self._metrics.stop()
         self._claimer.stop()
         self._engine.close(drain=False)
         self._tool_loop.close()
@@ -262,6 +277,11 @@ class ServerProcess:
     def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
         """Called by the engine thread, which is created before the recorder."""
         self._recorder.deliver(messages)
+
+    def _committed(self, updates: Sequence[RunUpdate]) -> None:
+        """Called by the recorder's thread after each commit."""
+        self._tool_loop.on_committed(updates)
+        self._events.committed(updates)
 
     def _cancel(self, response: UUID) -> None:
         self._tool_loop.cancel(response)
@@ -306,29 +326,4 @@ class ServerProcess:
 
     def _end_with(self, exit_code: int) -> None:
         self.exit_code = exit_code
-        self._loop.call_soon_threadsafe(self._ended.set)
-
-    def _asked_to_end(self) -> None:
-        """Called on the loop: the first signal drains, the second ends at once."""
-        if self._draining:
-            self._ended.set()
-            return
-        self._draining = True
-        self._admission.close()
-        self._services.closing.set()
-        threading.Thread(target=self._drain, name="drain", daemon=True).start()
-
-    def _drain(self) -> None:
-        self._claimer.stop()
-        background = [run.facts.id for run in self._recorder.active_runs() if run.facts.echo.background]
-        self._recorder.release_background_runs()
-        for response in background:
-            self._cancel(response)  # stops the engine; the recorder no longer records this response
-        if not self._recorder.wait_idle(self._config.drain_seconds):
-            for run in self._recorder.active_runs():
-                self._recorder.fail_run(
-                    run.facts.id, "The server was stopped while it was generating this response."
-                )
-            self._engine.close(drain=False)
-            self._recorder.wait_idle(5.0)
         self._loop.call_soon_threadsafe(self._ended.set)

@@ -40,13 +40,15 @@ class LongPromptLimit:
             return
         if self._limit.waiting(tenant) >= MAX_WAITING:
             raise TooManyRequests(
-                f"You may have {MAX_WAITING} long prompts waiting at a time; try again later."
+                f"You may have {MAX_WAITING} long prompts waiting at a time; try again later.",
+                limit="long prompts",
             )
         slot = self._limit.hold(tenant, MAX_WAIT_SECONDS)
         try:
             slot.__enter__()
         except TimeoutError:
-            raise Overloaded("The server has more long prompts than it can read; try again later.") from None
+            message = "The server has more long prompts than it can read; try again later."
+            raise Overloaded(message, limit="long prompts") from None
         try:
             yield
         finally:

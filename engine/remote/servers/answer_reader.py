@@ -1,4 +1,4 @@
-"""`AnswerReader`: reads one streamed answer in its connection's callbacks, without waking a task for each part.
+"""`AnswerReader`: reads one streamed answer in its connection's callbacks, without a task for each part.
 
 It stands between the transport and aiohttp's protocol, which parses HTTP, and takes the body out of aiohttp's
 stream as soon as it is there. Waking a task for each token costs more than reading the token.

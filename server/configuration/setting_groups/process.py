@@ -5,7 +5,8 @@ from typing import Literal
 
 from server.configuration.setting_groups.declare import setting
 
-DEFAULT_RUNNING = 64
+MAX_RUNNING = 64
+"""Default of `max_running` for engines that do not run the model on a GPU of this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,8 +15,8 @@ class CapacitySettings:
 
     max_running: int | None = setting(
         None,
-        "the maximum of responses that are generated at the same time; default: 64, with engine vllm 256 for "
-        "each URL of engine-url",
+        "the maximum of responses that are generated at the same time; default: 64, on a GPU of this process "
+        "256, with engine vllm 256 for each URL of engine-url",
         low=1,
         high=4096,
     )
@@ -50,6 +51,9 @@ class ReplicaSettings:
         "process; `worker` generates background responses and serves nothing but health; `all` does both",
     )
     drain_seconds: float = setting(20.0, "seconds that SIGTERM waits for running responses", low=0)
+    shutdown_delay_seconds: float = setting(
+        0.0, "seconds after SIGTERM in which requests are still accepted, while readiness says 503", low=0
+    )
     lease_seconds: float = setting(
         10.0, "seconds without a heartbeat after which a replica counts as dead", low=2
     )

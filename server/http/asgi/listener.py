@@ -95,6 +95,19 @@ class Listener:
                 self._close_idle()
             await self._finish()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is in progress. Any thread."""
+        return self._connections.busy
+
+    def close_after_answers(self) -> None:
+        """From now on every answer has `Connection: close`; nothing is closed before it was answered."""
+        self._settings.keep_alive_max_requests = 0
+
+    def close_idle(self) -> None:
+        """From now on closes connections between two requests: the next one would be refused."""
+        self._connections.close_between_requests()
+
     async def _finish(self) -> None:
         if not self._tasks:
             return
@@ -199,6 +212,12 @@ class OpenConnections:
         self._idle: dict[Connection, None] = {}
         """In order: the one that has been idle for longest is first."""
         self._changed = asyncio.Event()
+        self._keeps_idle = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether any is not idle. Any thread."""
+        return self.open > len(self._idle)
 
     def add(self, connection: "Connection") -> None:
         """Adds a connection, which is idle until its first request."""
@@ -212,7 +231,9 @@ class OpenConnections:
 
     def set_idle(self, connection: "Connection", idle: bool) -> None:
         self._idle.pop(connection, None)
-        if idle:
+        if idle and not self._keeps_idle:
+            connection.writer.close()  # sends what is left of an answer
+        elif idle:
             self._idle[connection] = None
             self._changed.set()
 
@@ -224,6 +245,12 @@ class OpenConnections:
         del self._idle[connection]
         connection.writer.transport.abort()
         return True
+
+    def close_between_requests(self) -> None:
+        """From now on closes connections after their requests; the first one of others may be on its way."""
+        self._keeps_idle = False
+        for connection in [one for one in self._idle if one.had_request]:
+            self.set_idle(connection, True)
 
     async def changed(self) -> None:
         """Waits until a connection closes or becomes idle."""
@@ -241,6 +268,7 @@ class Connection(TCPServer):
     """
 
     _connections: OpenConnections | None = None
+    had_request = False
 
     def track(self, connections: OpenConnections) -> None:
         """Registers with the open connections and reports to them when it is idle."""
@@ -257,6 +285,7 @@ class Connection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated) and self._connections is not None:
+            self.had_request = True
             self._connections.set_idle(self, event.idle)
         try:
             await super().protocol_send(event)

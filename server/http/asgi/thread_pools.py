@@ -79,8 +79,8 @@ class ThreadPool:
         except NoSlot:
             if self.busy < self.size:
                 message = "Your other requests are still being worked on; try again later."
-                raise TooManyRequests(message) from None
-            raise Overloaded("Too many requests are waiting; try again.") from None
+                raise TooManyRequests(message, limit="threads") from None
+            raise Overloaded("Too many requests are waiting; try again.", limit="threads") from None
 
     def bind(self, share: ThreadShare) -> RunInThread:
         """`run` for one tenant."""

@@ -183,6 +183,7 @@ class SocketSession:
 
     def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
         api_error = to_api_error(error)
+        self._services.events.error(api_error)
         log_internal_error(api_error, self._websocket.state.request_id, error)
         lane = wanted.message.stream_id if wanted else None
         return msgspec.json.encode(

@@ -79,16 +79,3 @@ def test_nothing_is_known_of_runs_that_are_not_suspended() -> None:
     suspended = SuspendedRuns()
     assert suspended.resume(UUID(int=1)) == []
     assert not suspended.give_up(UUID(int=1))
-
-
-def test_tokens_may_wait_for_others_once_their_reader_has_the_first() -> None:
-    begun, new_one = new(), new()
-    registry = RunRegistry()
-    registry.apply([StartRun(begun), StartRun(new_one)], LATER)
-    assert not registry.may_wait([tokens(begun, "a")])
-    registry.apply([tokens(begun, "a")], LATER)
-    assert registry.may_wait([])
-    assert registry.may_wait([tokens(begun, "b"), tokens(begun, "c")])
-    assert not registry.may_wait([tokens(begun, "b"), tokens(new_one, "a")])
-    assert not registry.may_wait([tokens(begun, "b"), StopRecorder()])
-    assert not registry.may_wait([tokens(new(), "a")])
