@@ -4,8 +4,8 @@ from server.configuration.setting_groups.process import MAX_RUNNING
 from server.configuration.settings import Config
 
 CALLS_PER_VLLM_SERVER = 256
-"""vLLM's default of `--max-num-seqs`, but for GPUs of 70 GiB or more, where it is 1,024. vLLM does not tell the
-value that it was started with; what it cannot run waits there, by priority."""
+"""vLLM's default of `--max-num-seqs`, but for GPUs of 70 GiB or more, where it is 1,024. vLLM does not tell
+the value that it was started with; what it cannot run waits there, by priority."""
 MOST = 4096
 
 
