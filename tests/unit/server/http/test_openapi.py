@@ -31,6 +31,7 @@ OPERATION_IDS = {
     "DELETE /v1/conversations/{conversation_id}/items/{item_id}": "conversations.delete_item",
     "GET /v1/models": "models.list_models",
     "GET /v1/models/{model}": "models.retrieve",
+    "GET /metrics": "metrics.scrape",
     "POST /v1/responses": "responses.create",
     "GET /v1/responses": "response_lists.responses",
     "POST /v1/responses/compact": "compact.create",
