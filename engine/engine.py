@@ -45,7 +45,9 @@ class ThreadedEngine:
         self._executor = executor
         self._limits = limits
         self._registry = RequestRegistry(limits.max_running + limits.max_waiting, limits.max_per_key)
-        self._metrics = EngineMetrics(limits.kv_blocks, limits.block_size, executor.model_info.context_length)
+        self._metrics = EngineMetrics(
+            limits.kv_blocks, limits.max_running, limits.block_size, executor.model_info.context_length
+        )
         self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, limits.block_size)
         self._supervisor = Supervisor(
             lambda watchdog: EngineCore(

@@ -90,6 +90,8 @@ class Stats:
     tokens: int
     """Generated tokens."""
     alive: bool
+    max_running: int = 0
+    """The largest number of requests that are generated at a time."""
     computed_tokens: int = 0
     """Prompt and output tokens that went through the model, recomputation after preemption included."""
     prompt_tokens: int = 0

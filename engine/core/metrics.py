@@ -23,7 +23,9 @@ REFRESH_SECONDS = 0.25
 class EngineMetrics:
     """Counts steps; the scheduler adds to `counters`."""
 
-    def __init__(self, kv_blocks: int, block_size: int = 0, context_length: int = 0) -> None:
+    def __init__(
+        self, kv_blocks: int, max_running: int, block_size: int = 0, context_length: int = 0
+    ) -> None:
         self.counters = SchedulerCounters()
         self.requests = RequestMetrics(context_length)
         self.stats = Stats(
@@ -35,6 +37,7 @@ class EngineMetrics:
             steps=0,
             tokens=0,
             alive=True,
+            max_running=max_running,
         )
         self._steps = 0
         self._tokens = 0

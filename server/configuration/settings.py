@@ -59,7 +59,7 @@ class Config(
     def __post_init__(self) -> None:
         for setting in fields(self):
             _check_range(setting, getattr(self, setting.name))
-        if self.token_budget < self.max_running:
+        if self.token_budget is not None and self.token_budget < (self.max_running or 0):
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )

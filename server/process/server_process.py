@@ -108,7 +108,7 @@ class ServerProcess:
         self._events = self._metrics.events
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call)
         self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
-        self._recorder = self._make_recorder(hub)
+        self._recorder = self._make_recorder(model, hub)
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(model, hub, opened)
@@ -147,7 +147,7 @@ class ServerProcess:
             model = load_model(self._config, self._deliver, self._say, self._engine_died)
         return replace(model, seal=load_seal_keys(self._config, self._database))
 
-    def _make_recorder(self, hub: Hub) -> Recorder:
+    def _make_recorder(self, model: LoadedModel, hub: Hub) -> Recorder:
         return Recorder(
             self._database,
             self._replica,
@@ -159,7 +159,7 @@ class ServerProcess:
             cancel=self._tool_loop.cancel,
             pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(
-                total=self._config.max_running + self._config.max_waiting,
+                total=model.engine.stats().max_running + self._config.max_waiting,
                 per_tenant=self._config.max_of_tenant,
             ),
         )
@@ -168,7 +168,7 @@ class ServerProcess:
         at = (self._database, self._replica, model, self._recorder, self._tool_loop)
         return Claimer(
             *at,
-            max_running=self._config.max_running,
+            max_running=model.engine.stats().max_running,
             max_deaths=self._config.max_deaths,
             generates=self._config.generates_background,
             on_fatal=self._fenced,
