@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import httpx
 import jsonschema_rs
+import psycopg
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -88,6 +89,8 @@ def schema(document: Json, name: str) -> jsonschema_rs.Validator:
 def guarded(module_database: str) -> Iterator[Guarded]:
     made = run_command("keys", "create", "--tenant", "acme", database_url=module_database)
     key = next(word for word in made.stdout.split() if word.startswith("hk_"))
+    with psycopg.connect(module_database) as connection:
+        connection.execute("update api_keys set scopes = '{read,write,metrics}'")
     server = ServerProcess(module_database, settings={"engine": "scripted", "scripted_tokens": 4})
     try:
         server.start()
