@@ -1,4 +1,4 @@
-"""Holdfast in front of vLLM against vLLM's own Responses API, on the same engine."""
+"""Holdfast in front of vLLM against vLLM's own Responses API, on the same engine; CPU time of a token."""
 
 import json
 import shutil
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench import remote_cpu
 from bench.clients import Capture, read_streams
 from bench.rounds import divide, tell
 from server.configuration.shipped_files import demo_model_folder
@@ -33,7 +34,8 @@ SHAPE: Mapping[str, object] = {
 
 
 def run() -> None:
-    """Streamed tokens/s and first token of Holdfast, everything stored, ÷ vLLM's own; needs `make vllm`."""
+    """CPU µs a token on a fake engine. Tokens/s and first token ÷ vLLM's own, which needs `make vllm`."""
+    remote_cpu.run()
     if not installed():
         print(f"There is no {PROGRAM}: make vllm")
         return

@@ -39,6 +39,9 @@ from engine.scheduling.sequence import TokenSequence
 MAX_BARREN_CALLS = 8
 """Successive calls without a new token, each of which the server has answered; then the request fails."""
 MAX_BIAS = 100.0
+CALL_IDS = 16
+"""Ids of a request's calls, used in turn: so many that an abandoned call never has that of a newer one, and
+so few that all of them can be ended for a process that has died."""
 UNSTREAMED_TOKENS = 16
 """Of a call that is not streamed: text in which servers miss a token often comes in parts of this size."""
 SEED_BITS = 63
@@ -98,6 +101,7 @@ class Generation:
         """The output is complete; the end of the answer, with its usage, is awaited."""
         self._length_at_call = 0
         self._barren_calls = 0
+        self._calls = 0
         self._missed_token = False
         """The server has not sent a token of the current call."""
 
@@ -119,7 +123,7 @@ class Generation:
         request = self.sequence.request
         prompt = request.prompt[: len(request.prompt) - request.output_offset]
         return GenerateCall(
-            call_id=request.request_id,
+            call_id=self._next_call_id(),
             request=request,
             tokens=prompt,
             max_tokens=1,
@@ -136,7 +140,7 @@ class Generation:
         streamed, self._missed_token = not self._missed_token, False
         most = left if streamed else min(left, UNSTREAMED_TOKENS)
         return GenerateCall(
-            call_id=request.request_id,
+            call_id=self._next_call_id(),
             request=request,
             tokens=tuple(sequence.tokens),
             max_tokens=most if self._restricted is None else 1,
@@ -147,6 +151,10 @@ class Generation:
             logit_bias=self._logit_bias(),
             streamed=streamed,
         )
+
+    def _next_call_id(self) -> str:
+        self._calls += 1
+        return call_ids(self.sequence.request.request_id)[(self._calls - 1) % CALL_IDS]
 
     def _seed(self) -> int:
         """The request's own seed at the beginning of its output; else a function of it and the position."""
@@ -351,6 +359,11 @@ class Generation:
         if not self.done:
             self.done = True
             self.messages.append(last)
+
+
+def call_ids(request_id: str) -> list[str]:
+    """All ids that calls of a request may have at a server."""
+    return [f"{request_id}-{number}" for number in range(CALL_IDS)]
 
 
 def _token_ids(mask: bytes, vocab_size: int) -> Iterator[int]:

@@ -4,7 +4,7 @@ An implementation (`vllm_protocol`, `llama_protocol`) writes HTTP requests and r
 sends them, `generation` decides which call comes next, `router` which server gets it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -199,12 +199,3 @@ class EngineProtocol(Protocol):
 
     def read_load(self, body: bytes) -> EngineLoad:
         """Never raises; unknown figures are None."""
-
-
-def split_events(buffer: bytearray) -> Iterator[bytes]:
-    """Takes complete server-sent events out of `buffer` and yields their data; the rest stays in it."""
-    while (end := buffer.find(b"\n\n")) >= 0:
-        event = bytes(buffer[:end])
-        del buffer[: end + 2]
-        if event.startswith(b"data:"):
-            yield event[5:].strip()

@@ -1,12 +1,11 @@
 """`RequestLoop`: runs requests on engine servers, a task each, and delivers their messages. Event loop.
 
-A task makes calls until its `Generation` is done; after a fault the next call goes to another server. While
-the engine is paused tasks do not read, so that TCP slows the servers down.
+A task makes calls until its `Generation` is done; after a fault the next call goes to another server. Tokens
+are handled where they arrive, in the callbacks of connections (`answer_reader`), while the task sleeps.
 """
 
 import asyncio
 import logging
-from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -14,8 +13,8 @@ from time import monotonic
 
 from engine.core.request_metrics import EndReason
 from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry, Resumed
-from engine.remote.generation import Generation, LocalMasks
-from engine.remote.interface import EngineFault, EngineFeatures, GenerateCall
+from engine.remote.generation import Generation, LocalMasks, call_ids
+from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.servers.fleet import Fleet
 from engine.remote.servers.http_client import EngineClient
@@ -93,8 +92,10 @@ class RequestLoop:
             self._handle(inbox.get())
         if self._registry.paused and self._closing is None:
             self._resumed.clear()
+            self._client.set_paused(True)
         else:
             self._resumed.set()
+            self._client.set_paused(False)
             self._start_waiting()
         self._check_idle()
 
@@ -222,7 +223,7 @@ class RequestLoop:
         sequence = generation.sequence
         request = sequence.request
         if request.output_offset:
-            await self._fleet.end_former_calls(request.request_id)
+            await self._fleet.end_former_calls(call_ids(request.request_id))
         failures, avoid, length = 0, set[str](), 0
         while (call := self._next_call(generation)) is not None:
             await self._resumed.wait()
@@ -263,17 +264,8 @@ class RequestLoop:
         self._metrics.requests.started([generation.sequence], monotonic())
         fault: EngineFault | None = None
         try:
-            async with aclosing(
-                self._client.generate(endpoint.url, endpoint.description.model, call)
-            ) as answer:
-                async for chunk in answer:
-                    generation.receive(chunk)
-                    if generation.messages:
-                        self._collect(generation)
-                    if generation.done or generation.call_over:
-                        break
-                    if not self._resumed.is_set():
-                        await self._resumed.wait()
+            model = endpoint.description.model
+            await self._client.generate(endpoint.url, model, call, partial(self._receive, generation))
             if not generation.done:
                 generation.end_call()
                 self._collect(generation)
@@ -284,6 +276,13 @@ class RequestLoop:
         finally:
             self._fleet.release(call.call_id, endpoint, fault)
         return fault
+
+    def _receive(self, generation: Generation, chunk: Chunk) -> bool:
+        """Takes a part of an answer; returns whether more is wanted. Raises `EngineFault`."""
+        generation.receive(chunk)
+        if generation.messages:
+            self._collect(generation)
+        return not (generation.done or generation.call_over)
 
     # Delivery
 

@@ -99,10 +99,10 @@ class Channel:
 
     def after(self, position: int) -> list[bytes] | None:
         """The frames from that sequence number on; None if they have to be read from the store."""
-        if self.next_seq is None:
+        if self.next_seq is None or (count := self.next_seq - position) > len(self._frames):
             return None
-        skipped = position - (self.next_seq - len(self._frames))
-        return list(islice(self._frames, skipped, None)) if skipped >= 0 else None
+        # From the end, because a deque finds its middle frame by frame.
+        return list(islice(reversed(self._frames), max(0, count)))[::-1]
 
     def join(self, waker: asyncio.Event | None = None) -> asyncio.Event:
         """Adds a reader; returns its event (`waker` if given), which is set whenever there are new frames."""

@@ -82,7 +82,8 @@ def keyed(module_database: str) -> Iterator[Keyed]:
     try:
         server.start()
         assert call(server, "GET", "/v1/models", None).status_code == 200
-        yield Keyed(server, module_database, make_key(module_database))
+        key = make_key(module_database, "--scopes", "read,write,metrics")
+        yield Keyed(server, module_database, key)
     finally:
         server.stop()
 

@@ -1,5 +1,8 @@
 """GET /metrics of a real server: what happened is counted, where it is served, and to whom."""
 
+import socket
+from contextlib import ExitStack
+
 import httpx
 import psycopg
 import pytest
@@ -154,3 +157,20 @@ def test_only_keys_with_the_scope_metrics_may_scrape_once_a_key_exists(
     with psycopg.connect(database_url) as connection:
         connection.execute("update api_keys set scopes = '{metrics}'")
     eventually(lambda: httpx.get(f"{server.url}/metrics", headers=headers).status_code == 200)
+
+
+@pytest.mark.slow
+def test_a_scrape_is_short_while_a_thousand_streams_are_open(
+    start_server: StartServer, connect: Connect
+) -> None:
+    server = start_server(scripted_tokens=5000, scripted_step_seconds=0.2, metrics_port=(port := free_port()))
+    running = connect(server).responses.create(model=MODEL, input="Hello!", background=True)
+    head = f"GET /v1/responses/{running.id}?stream=true HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\n\r\n"
+    url = f"http://127.0.0.1:{port}/metrics"
+    with ExitStack() as stack:
+        for _ in range(1000):
+            reader = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            reader.sendall(head.encode())
+        eventually(lambda: Scrape(httpx.get(url).text).value("holdfast_streams_open") == 1000, within=60)
+        seconds = [httpx.get(url).elapsed.total_seconds() for _ in range(10)]
+    assert min(seconds) < 0.25

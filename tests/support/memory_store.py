@@ -54,10 +54,12 @@ def other_heartbeats(at: Memory, replica: UUID) -> dict[UUID, float]:
     return {other: beaten for other, beaten in at.alive.items() if other != replica}
 
 
-def expire_replicas(at: Memory, silent: Mapping[UUID, float], ttl_seconds: float) -> None:
-    for replica in [one for one, seen in silent.items() if at.alive.get(one) == seen]:
+def expire_replicas(at: Memory, silent: Mapping[UUID, float], ttl_seconds: float) -> int:
+    expired = [one for one, seen in silent.items() if at.alive.get(one) == seen]
+    for replica in expired:
         before = at.alive.pop(replica)
         at.undo.append(lambda replica=replica, before=before: at.alive.update({replica: before}))  # type: ignore[misc]
+    return len(expired)
 
 
 def release_orphans(at: Memory) -> int:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 DESCRIPTOR = "RECORDED_BODIES"
+BODY_WRITER = "body_writer"
+"""As in `server.http.asgi.body_writer`, which this file must not import before `main` is ready to."""
 _numbers = itertools.count()
 
 
@@ -34,6 +36,10 @@ class Recording:
             self._write(name, method, scope["path"], message)
             await send(message)
 
+        if (writer := scope.get("state", {}).get(BODY_WRITER)) is not None:
+            scope["state"][BODY_WRITER] = RecordingWriter(
+                writer, lambda part: self._write(name, method, scope["path"], body_part(part))
+            )
         await self._application(scope, receive, record)
 
     def _write(self, name: str, method: str, path: str, message: Any) -> None:
@@ -50,6 +56,26 @@ class Recording:
                 return
         with suppress(OSError):  # a full disk is what some tests make
             os.write(self._descriptor, json.dumps(line).encode() + b"\n")
+
+
+class RecordingWriter:
+    """A `BodyWriter` around another one."""
+
+    def __init__(self, writer: Any, record: Callable[[bytes], None]) -> None:
+        self._writer = writer
+        self._record = record
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._writer.is_ready)
+
+    def write(self, part: bytes) -> None:
+        self._record(part)
+        self._writer.write(part)
+
+
+def body_part(part: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": part, "more_body": True}
 
 
 def recorded(build: Callable[..., Any], descriptor: int) -> Callable[..., Any]:

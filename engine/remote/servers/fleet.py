@@ -62,6 +62,8 @@ class Fleet:
         """By URL: ids of calls that were left to a server which did not answer."""
         self._calls: dict[str, Endpoint] = {}
         """By id: where the calls are that run now."""
+        self._faults: dict[str, list[str]] = {}
+        """By URL: why calls failed since the last report."""
         self._first = threading.Event()
         self._mismatch: EngineMismatch | None = None
 
@@ -107,6 +109,7 @@ class Fleet:
             tasks.create_task(self._discovery.watch(self._set_urls))
             was_available = False
             while True:
+                self.report_faults()
                 if self.available != was_available:
                     was_available = self.available
                     self._report(was_available)
@@ -116,6 +119,13 @@ class Fleet:
                         self._probes[endpoint] = probe
                         probe.add_done_callback(partial(self._forget_probe, endpoint))
                 await asyncio.sleep(TICK_SECONDS)
+
+    def report_faults(self) -> None:
+        """Logs one line for each server: a server that dies fails all of its calls at once."""
+        faults, self._faults = self._faults, {}
+        for url, sentences in faults.items():
+            others = f" (and {len(sentences) - 1} more of its calls failed)" if len(sentences) > 1 else ""
+            log.warning("engine %s: %s%s", url, sentences[0], others)
 
     def _report(self, available: bool) -> None:
         if available:
@@ -157,27 +167,26 @@ class Fleet:
         del self._calls[call_id]
         self._router.end(endpoint, fault, monotonic())
         if fault is not None and fault.kind == "failed":
-            log.warning("engine %s: %s", endpoint.url, fault)
+            self._faults.setdefault(endpoint.url, []).append(str(fault))
         self._changed.set()
 
     def abandon(self, endpoint: Endpoint, call_id: str) -> None:
         """The call's connection was lost; the server may still generate for it."""
-        self._abandon(endpoint.url, call_id)
+        self._abandon(endpoint.url, [call_id])
 
-    def _abandon(self, url: str, call_id: str) -> None:
+    def _abandon(self, url: str, call_ids: Sequence[str]) -> None:
         calls = self._abandoned.setdefault(url, {})
-        if len(calls) < MAX_ABANDONED:
-            calls[call_id] = None
+        calls.update(dict.fromkeys(call_ids[: max(0, MAX_ABANDONED - len(calls))]))
 
-    async def end_former_calls(self, call_id: str) -> None:
-        """Ends calls of this id at every server, as another process may have left them there."""
-        request = self._protocol.abort_request([call_id])
+    async def end_former_calls(self, call_ids: Sequence[str]) -> None:
+        """Ends calls of these ids at every server, as another process may have left them there."""
+        request = self._protocol.abort_request(call_ids)
         urls = [endpoint.url for endpoint in self._router.endpoints() if endpoint.description is not None]
         if request is None or not urls:
             return
-        await asyncio.gather(*(self._end_calls(url, call_id, request) for url in urls))
+        await asyncio.gather(*(self._end_calls(url, call_ids, request) for url in urls))
 
-    async def _end_calls(self, url: str, call_id: str, request: HttpRequest) -> None:
+    async def _end_calls(self, url: str, call_ids: Sequence[str], request: HttpRequest) -> None:
         """Tries twice, since the first try may be on an idle connection that the network has lost; then it is
         left to the next probe.
         """
@@ -186,7 +195,7 @@ class Fleet:
                 async with asyncio.timeout(ABORT_SECONDS / 2):
                     await self._client.fetch(url, request)
                 return
-        self._abandon(url, call_id)
+        self._abandon(url, call_ids)
 
     async def _probe(self, endpoint: Endpoint) -> None:
         try:
@@ -211,8 +220,8 @@ class Fleet:
             log.error("engine %s is not used: %s", endpoint.url, mismatch)
             return
         self._missed_probes.pop(endpoint.url, None)
+        await self._end_abandoned(endpoint)  # before the server gets new calls
         self._router.probed(endpoint, description, load, monotonic())
-        await self._end_abandoned(endpoint)
         if self._router.available:
             self._first.set()
             self._changed.set()
@@ -236,8 +245,10 @@ class Fleet:
         left = [call_id for call_id in calls if self._calls.get(call_id) is not endpoint]
         request = self._protocol.abort_request(left) if left else None
         if request is not None:
-            with suppress(EngineFault):
+            try:
                 await self._client.fetch(endpoint.url, request)
+            except EngineFault:
+                self._abandon(endpoint.url, left)
 
 
 class _OneServer:

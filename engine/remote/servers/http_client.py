@@ -6,8 +6,9 @@ seconds of silence. Redirects and compressed bodies are refused: neither is what
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -18,8 +19,8 @@ from engine.remote.interface import (
     EngineProtocol,
     GenerateCall,
     HttpRequest,
-    split_events,
 )
+from engine.remote.servers.answer_reader import AnswerReader
 from engine.request import describe
 
 CONNECT_SECONDS = 5.0
@@ -27,14 +28,10 @@ PROBE_SECONDS = 5.0
 """For the whole answer to a probe, an abort, or a question for the load."""
 PROBE_BYTES = 4 * 2**20
 """/metrics of a server with many adapters has some hundred KiB."""
-EVENT_BYTES = 4 * 2**20
-"""One event, and all comments and empty events before it; a token with 20 logprobs has 2 KiB."""
 ERROR_BYTES = 16 * 2**10
 """Of an error's body, what is read."""
 BYTES_PER_LOGPROB = 160
 """Of prompt logprobs, in an answer that is not streamed; vLLM takes about 80."""
-TOKENS_PER_CHUNK = 4096
-"""More tokens in one event than this are no answer of an engine."""
 
 
 class EngineClient:
@@ -51,8 +48,9 @@ class EngineClient:
         self._tls = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
         self._silence_seconds = silence_seconds
         self._session: aiohttp.ClientSession | None = None
-        self._streams: dict[str, set[aiohttp.ClientResponse]] = {}
-        """By URL: the answers that are being read."""
+        self._paused = False
+        self._readers: dict[AnswerReader, str] = {}
+        """Of the answers that are being read, with the server's URL."""
 
     def open(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -68,8 +66,16 @@ class EngineClient:
 
     def drop(self, url: str) -> None:
         """Closes the connections of calls to this server; reading them raises `EngineFault`."""
-        for response in tuple(self._streams.get(url, ())):
-            response.close()
+        for reader in [reader for reader, server in self._readers.items() if server == url]:
+            reader.close()
+
+    def set_paused(self, paused: bool) -> None:
+        """While paused, no streamed answer is read. Idempotent."""
+        if paused != self._paused:
+            self._paused = paused
+            for reader in list(self._readers):
+                reader.paused = paused
+                reader.take()
 
     async def fetch(self, url: str, request: HttpRequest) -> tuple[int, bytes]:
         """Status and body of a small answer. Raises `EngineFault`."""
@@ -77,10 +83,12 @@ class EngineClient:
         async with self._send(url, request, timeout) as response:
             return response.status, await _read(response, PROBE_BYTES)
 
-    async def generate(self, url: str, model: str, call: GenerateCall) -> AsyncGenerator[Chunk]:
-        """The parts of the call's answer; leaving the iteration early closes the connection.
+    async def generate(
+        self, url: str, model: str, call: GenerateCall, receive: Callable[[Chunk], bool]
+    ) -> None:
+        """Makes the call and gives the parts of its answer to `receive`, until that returns False.
 
-        Raises `EngineFault`.
+        Leaving the call early closes the connection. Raises `EngineFault`, and what `receive` raises.
         """
         request = self._protocol.generate_request(call, model)
         timeout = aiohttp.ClientTimeout(
@@ -90,37 +98,24 @@ class EngineClient:
             if response.status != 200:
                 body = await _read(response, ERROR_BYTES, cut=True)
                 raise self._protocol.read_error(response.status, body)
-            if not request.streamed:
-                count = 2 + (call.request.prompt_logprobs or 0)
-                limit = PROBE_BYTES + len(call.tokens) * count * BYTES_PER_LOGPROB
-                yield self._protocol.read_answer(await _read(response, limit), call)
+            if request.streamed:
+                await self._read_events(url, response, call, receive)
                 return
-            streams = self._streams.setdefault(url, set())
-            streams.add(response)
-            try:
-                async for chunk in self._events(response, call):
-                    yield chunk
-            finally:
-                streams.discard(response)
-                if not streams:
-                    self._streams.pop(url, None)
+            count = 2 + (call.request.prompt_logprobs or 0)
+            limit = PROBE_BYTES + len(call.tokens) * count * BYTES_PER_LOGPROB
+            receive(self._protocol.read_answer(await _read(response, limit), call))
 
-    async def _events(self, response: aiohttp.ClientResponse, call: GenerateCall) -> AsyncIterator[Chunk]:
-        buffer = bytearray()
-        read_event = self._protocol.read_event
-        unread = 0
-        while part := await response.content.readany():
-            buffer += part
-            unread += len(part)
-            for data in split_events(buffer):
-                chunk = read_event(data, call)
-                if chunk is not None:
-                    if len(chunk.token_ids) > TOKENS_PER_CHUNK:
-                        raise EngineFault("failed", f"one event has {len(chunk.token_ids)} tokens")
-                    unread = len(buffer)
-                    yield chunk
-            if unread > EVENT_BYTES:
-                raise EngineFault("failed", f"it sent more than {EVENT_BYTES} bytes without a token")
+    async def _read_events(
+        self, url: str, response: aiohttp.ClientResponse, call: GenerateCall, receive: Callable[[Chunk], bool]
+    ) -> None:
+        read_event = partial(self._protocol.read_event, call=call)
+        reader = AnswerReader(response, read_event, receive, self._silence_seconds)
+        reader.paused = self._paused
+        self._readers[reader] = url
+        try:
+            await reader.read()
+        finally:
+            del self._readers[reader]
 
     @asynccontextmanager
     async def _send(

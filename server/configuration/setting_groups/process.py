@@ -15,8 +15,8 @@ class CapacitySettings:
 
     max_running: int | None = setting(
         None,
-        "the maximum of responses that are generated at the same time; default: 64, or 256 on a GPU of this "
-        "process",
+        "the maximum of responses that are generated at the same time; default: 64, on a GPU of this process "
+        "256, with engine vllm 256 for each URL of engine-url",
         low=1,
         high=4096,
     )

@@ -18,6 +18,7 @@ from server.crashpoints import die, is_last_pass
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
 from server.errors import Overloaded, TooManyRequests
+from server.http.asgi.body_writer import BodyWriter, body_writer
 from server.http.asgi.thread_pools import RunInThread, store_reader
 from server.http.json_responses import on_error
 from server.store.database_errors import DatabaseError
@@ -50,22 +51,35 @@ class Timing:
     """Time that a client has to take one message."""
 
 
-class _Waker:
-    """Set by news in channels and by the client's disconnect."""
+class _Waker(asyncio.Event):
+    """Set by news in channels, unless `on_news` deals with them, and by the client's disconnect."""
 
     def __init__(self, disconnected: asyncio.Future[None]) -> None:
-        self.event = asyncio.Event()
+        super().__init__()
+        self.on_news: Callable[[], bool] | None = None
         self._disconnected = disconnected
-        disconnected.add_done_callback(lambda _: self.event.set())
+        disconnected.add_done_callback(lambda _: super(_Waker, self).set())
+
+    def set(self) -> None:
+        if self.on_news is None or not self.on_news():
+            super().set()
 
     def has_client(self) -> bool:
         return not self._disconnected.done()
 
-    async def wait(self, seconds: float | None) -> None:
-        """Waits until it is set or the time is over. Creates no task: this runs once for every event."""
-        with suppress(TimeoutError):
+    async def wait_for(self, seconds: float | None, on_news: Callable[[], bool] | None = None) -> None:
+        """Waits until it is set or the time is over.
+
+        Meanwhile news call `on_news`, which returns whether it has dealt with them.
+        """
+        self.on_news = on_news
+        try:
             async with asyncio.timeout(seconds):
-                await self.event.wait()
+                await self.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.on_news = None
 
 
 @asynccontextmanager
@@ -78,14 +92,14 @@ async def _waker(channels: Iterable[Channel | None], receive: Receive) -> AsyncI
     waker = _Waker(disconnected)
     joined = [channel for channel in channels if channel is not None]
     for channel in joined:
-        channel.join(waker.event)
+        channel.join(waker)
     try:
         with suppress(TimeoutError):
             yield waker
     finally:
         disconnected.cancel()
         for channel in joined:
-            channel.leave(waker.event)
+            channel.leave(waker)
 
 
 async def _receive_disconnect(receive: Receive) -> None:
@@ -124,6 +138,19 @@ class StreamPosition:
         self.ended = page.ended
         return page.frames
 
+    def new_frames(self) -> Sequence[bytes] | None:
+        """The channel's frames since the last call of `next_frames`.
+
+        None if that has to be called: the store has to be read, or the response has ended.
+        """
+        if self.ended:
+            return ()
+        return None if self.channel is None or self.channel.ended else self.channel.after(self._position)
+
+    def advance(self, count: int) -> None:
+        """The next so many frames have been sent."""
+        self._position += count
+
     async def _read_page(self, run: RunInThread) -> FramePage:
         if self.channel:
             frames = self.channel.after(self._position)
@@ -148,7 +175,8 @@ class FrameTransform(Protocol):
 class EventStream:
     """Streams the events of one response from a position on, or of several rewritten into one stream.
 
-    Ends with `[DONE]`. An ASGI message holds whole frames.
+    Ends with `[DONE]`. An ASGI message holds whole frames. While the client keeps up, new frames are written
+    to its connection as they are published, and the stream's task sleeps.
     """
 
     def __init__(
@@ -163,12 +191,17 @@ class EventStream:
         self._headers = headers
         self._transform = transform
         self._keep_alive = KEEP_ALIVE_LINE if transform is None else KEEP_ALIVE
+        self._writer: BodyWriter | None = None
+        self._silent_since = 0.0
+        self._failure: Exception | None = None
+        """Of `_write_news`, to be raised by the task."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(self._timing.send):
                 await send(message)
 
+        self._writer = body_writer(scope)
         async with _waker((position.channel for position in self._positions), receive) as waker:
             await send_in_time(_response_start(self._headers))
             async for block in self._blocks(waker, store_reader(scope)):
@@ -183,25 +216,55 @@ class EventStream:
     async def _blocks(self, waker: _Waker, run: RunInThread) -> AsyncIterator[bytes]:
         """Blocks of whole frames; ends after `[DONE]` or when the client has disconnected."""
         clock = asyncio.get_running_loop().time
-        silent_since = clock()
+        self._silent_since = clock()
         while waker.has_client():
-            waker.event.clear()
+            waker.clear()
             frames = await self._next_frames(run)
             for block in _in_blocks(frames):
                 yield block
-                silent_since = clock()
+                self._silent_since = clock()
                 if not waker.has_client():
                     return
             if all(position.ended for position in self._positions):
                 yield b"".join(self._transform.end() if self._transform else []) + DONE
                 return
-            left = silent_since + self._timing.keep_alive - clock()
+            left = self._silent_since + self._timing.keep_alive - clock()
             if left <= 0:
                 yield self._keep_alive
-                silent_since = clock()
+                self._silent_since = clock()
             elif not frames:
                 behind = any(position.is_behind for position in self._positions)
-                await waker.wait(min(left, _STORE_POLL_SECONDS) if behind else left)
+                await waker.wait_for(min(left, _STORE_POLL_SECONDS) if behind else left, self._on_news)
+                if self._failure is not None:
+                    raise self._failure
+
+    def _on_news(self) -> bool:
+        """Whether the channels' new frames have been written; if not, the task has to look after them."""
+        try:
+            return self._writer is not None and self._writer.is_ready and self._write_news(self._writer)
+        except Exception as error:  # noqa: BLE001 - it is this stream's alone, and not the publisher's
+            self._failure = error
+            return False
+
+    def _write_news(self, writer: BodyWriter) -> bool:
+        news: list[Sequence[bytes]] = []
+        for position in self._positions:
+            if (frames := position.new_frames()) is None:
+                return False
+            news.append(frames)
+        if sum(len(frame) for frames in news for frame in frames) > _BLOCK_BYTES:
+            return False
+        ready: list[bytes] = []
+        for index, (position, frames) in enumerate(zip(self._positions, news, strict=True)):
+            position.advance(len(frames))
+            ready += self._transform.rewrite(index, frames) if self._transform and frames else frames
+        if block := b"".join(ready):
+            if is_last_pass("stream.frame"):
+                writer.write(block[: len(block) // 2 + 1])
+                die()
+            writer.write(block)
+            self._silent_since = asyncio.get_running_loop().time()
+        return True
 
     async def _next_frames(self, run: RunInThread) -> list[bytes]:
         ready: list[bytes] = []
@@ -288,13 +351,13 @@ class FinalResponse:
         clock = asyncio.get_running_loop().time
         until = None if self._seconds is None else clock() + self._seconds
         while not self._ended and waker.has_client() and (until is None or clock() < until):
-            waker.event.clear()
+            waker.clear()
             left = None if until is None else until - clock()
             if self._read_stored is None:
-                await waker.wait(left)
+                await waker.wait_for(left)
                 continue
-            await waker.wait(min(left or _FINAL_POLL_SECONDS, _FINAL_POLL_SECONDS))
-            if not waker.event.is_set():
+            await waker.wait_for(min(left or _FINAL_POLL_SECONDS, _FINAL_POLL_SECONDS))
+            if not waker.is_set():
                 with suppress(DatabaseError, Overloaded, TooManyRequests):
                     self._stored = await run(self._read_stored)
 

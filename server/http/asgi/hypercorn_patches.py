@@ -15,8 +15,11 @@ from hypercorn.protocol.h11 import H11Protocol
 from wsproto.events import Message
 
 from server.errors import Overloaded, TooManyRequests
+from server.http.asgi.body_writer import BODY_WRITER, BodyWriter
 from server.limits import SharedLimit
 
+TRANSPORT = "transport"
+"""The key of a connection's transport in its state."""
 MESSAGE_BUFFER = "message_buffer"
 """The key of a WebSocket's buffer in its ASGI scope's state."""
 
@@ -57,6 +60,12 @@ class Http1(H11Protocol):
     async def handle(self, event: Event) -> None:
         with suppress(_Refused):
             await super().handle(event)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        assert isinstance(self.connection, h11.Connection)
+        transport = self.connection_state[TRANSPORT]
+        self.connection_state[BODY_WRITER] = BodyWriter(self.connection, transport)
+        await super()._create_stream(request)
 
     async def _check_protocol(self, event: h11.Request) -> None:
         if event.http_version not in (b"1.0", b"1.1"):

@@ -21,6 +21,7 @@ from hypercorn.events import Closed, Event, Updated
 from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
+from server.http.asgi.hypercorn_patches import TRANSPORT
 from server.http.asgi.tls import HANDSHAKE_SECONDS, ServerCertificate
 
 log = logging.getLogger("holdfast.listener")
@@ -190,7 +191,8 @@ class Listener:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         loop = asyncio.get_running_loop()
-        connection = Connection(self._app, loop, self._settings, self._context, {}, reader, writer)
+        state = {TRANSPORT: writer.transport}
+        connection = Connection(self._app, loop, self._settings, self._context, state, reader, writer)
         connection.track(self._connections)
         try:
             await connection.run()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.remote.servers import discovery, http_client
+from engine.remote.servers import answer_reader, discovery, http_client
 from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES
 from server import limits
 from server.administration import checks, keys
@@ -109,7 +109,7 @@ def test_the_table_names_the_bounds_of_what_mcp_servers_send() -> None:
 def test_the_table_names_the_bounds_of_engine_servers() -> None:
     urls = f"{discovery.MAX_URLS} of {discovery.MAX_URL:,} characters"
     assert f"| {urls}; a file of {discovery.MAX_FILE_BYTES >> 10} KiB |" in TABLE
-    event = f"{http_client.EVENT_BYTES >> 20} MiB; {http_client.TOKENS_PER_CHUNK:,}"
+    event = f"{answer_reader.EVENT_BYTES >> 20} MiB; {answer_reader.TOKENS_PER_CHUNK:,}"
     assert f"| {event}; {http_client.PROBE_BYTES >> 20} MiB |" in TABLE
 
 

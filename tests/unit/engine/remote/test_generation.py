@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.remote.generation import MAX_BARREN_CALLS, Generation, LocalMasks
+from engine.remote.generation import CALL_IDS, MAX_BARREN_CALLS, Generation, LocalMasks, call_ids
 from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
 from engine.remote.protocols.vllm_protocol import VllmProtocol
 from engine.request import (
@@ -312,3 +312,15 @@ def test_a_cancelled_request_ends_once(compiler: GrammarCompiler) -> None:
     last = generation.messages[-1]
     assert isinstance(last, Finished)
     assert last.reason == "cancelled"
+
+
+def test_calls_of_a_request_have_ids_of_their_own(compiler: GrammarCompiler) -> None:
+    request = make_request("a", PROMPT, max_tokens=40)
+    generation, ids = begin(request, compiler), list[str]()
+    for _ in range(CALL_IDS + 1):
+        call = generation.next_call()
+        assert call is not None
+        ids.append(call.call_id)
+    assert ids[:CALL_IDS] == call_ids(request.request_id)
+    assert len(set(ids)) == CALL_IDS
+    assert ids[CALL_IDS] == ids[0]

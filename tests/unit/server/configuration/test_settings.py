@@ -19,6 +19,7 @@ ALL = {setting.name: setting for setting in settings()}
 SEAL_KEY = base64.b64encode(bytes(range(32))).decode()
 
 VALUES: dict[str, tuple[str, object]] = {
+    "max_running": ("65", 65),
     "scripted_answers": ('[["a", "b"]]', '[["a", "b"]]'),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104
     "port": ("9000", 9000),
@@ -67,7 +68,6 @@ VALUES: dict[str, tuple[str, object]] = {
     "trust_request_chat_template": ("on", "on"),
     "seal_key": (SEAL_KEY, SEAL_KEY),
     "token_budget": ("8192", 8192),
-    "max_running": ("100", 100),
     "block_size": ("256", 256),
     "attention": ("sdpa", "sdpa"),
     "graphs": ("off", "off"),

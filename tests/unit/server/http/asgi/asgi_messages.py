@@ -52,6 +52,21 @@ async def inline(function: Callable[..., T], *arguments: Any, limiter: object = 
     return function(*arguments)
 
 
+class Writer:
+    """A `BodyWriter` to one client, which may take no more."""
+
+    def __init__(self, client: "Client") -> None:
+        self.is_ready = True
+        self.written: list[bytes] = []
+        self._client = client
+
+    def write(self, part: bytes) -> None:
+        assert self.is_ready
+        assert part
+        self.written.append(part)
+        self._client.take({"type": "http.response.body", "body": part, "more_body": True})
+
+
 class Client:
     """One exchange. It reads all it is sent until told to stall, and stays until told to leave."""
 
@@ -87,6 +102,9 @@ class Client:
             await asyncio.Event().wait()
         if not self.sent:
             self.received_before_answer = self.received
+        self.take(message)
+
+    def take(self, message: MutableMapping[str, Any]) -> None:
         self.sent.append(dict(message))
         self.times.append(now())
         self._news.set()

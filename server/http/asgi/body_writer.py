@@ -1,0 +1,43 @@
+"""`BodyWriter`: writes parts of an answer's body to its connection at once, without ASGI's tasks and queues.
+
+For streams of many small parts: through ASGI each costs two timeouts, a lock and a turn of the event loop.
+"""
+
+import asyncio
+
+import h11
+from starlette.types import Scope
+
+BODY_WRITER = "body_writer"
+"""The key of an answer's writer in its ASGI scope's state."""
+
+
+class BodyWriter:
+    """The body of the answer that one connection is sending. Only on the event loop, and only while the
+    application has no `send` in progress.
+    """
+
+    def __init__(self, connection: h11.Connection, transport: asyncio.WriteTransport) -> None:
+        self._connection = connection
+        self._transport = transport
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a part may be written: the body has begun, and the kernel has taken all that was written.
+
+        If not, the part has to be sent through ASGI, which waits for the client.
+        """
+        return (
+            self._connection.our_state is h11.SEND_BODY
+            and not self._transport.is_closing()
+            and not self._transport.get_write_buffer_size()
+        )
+
+    def write(self, part: bytes) -> None:
+        """Writes the part, which must not be empty, in the body's framing."""
+        self._transport.write(self._connection.send(h11.Data(data=part)) or b"")
+
+
+def body_writer(scope: Scope) -> BodyWriter | None:
+    """The writer of the answer in this scope; None if the server has none, or the request is a HEAD."""
+    return None if scope["method"] == "HEAD" else scope.get("state", {}).get(BODY_WRITER)

@@ -1,0 +1,70 @@
+"""What a fleet says about calls that fail, and which of them it ends."""
+
+import asyncio
+import logging
+from typing import Any, cast
+
+import pytest
+
+from engine.remote.config import RemoteConfig
+from engine.remote.interface import EngineFault, HttpRequest
+from engine.remote.protocols.vllm_protocol import VllmProtocol
+from engine.remote.servers.fleet import Fleet
+from engine.remote.servers.router import Endpoint
+
+ONE, OTHER = Endpoint("http://one"), Endpoint("http://other")
+
+
+class Client:
+    """An `EngineClient` whose servers answer nothing, or everything."""
+
+    def __init__(self) -> None:
+        self.answers = False
+        self.asked: list[tuple[str, bytes]] = []
+
+    async def fetch(self, url: str, request: HttpRequest) -> tuple[int, bytes]:
+        if not self.answers:
+            raise EngineFault("failed", "it is silent")
+        self.asked.append((url, request.body))
+        return 200, b""
+
+
+def make_fleet(client: Client) -> Fleet:
+    config = RemoteConfig(urls="http://one,http://other")
+    return Fleet(config, VllmProtocol(), cast("Any", client), cast("Any", None))
+
+
+def fail(fleet: Fleet, endpoint: Endpoint, calls: int) -> None:
+    for number in range(calls):
+        endpoint.running += 1
+        fleet._calls[f"{endpoint.url}{number}"] = endpoint
+        fleet.release(f"{endpoint.url}{number}", endpoint, EngineFault("failed", "ClientPayloadError"))
+
+
+def test_a_server_that_loses_all_its_calls_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = make_fleet(Client())
+    with caplog.at_level(logging.WARNING):
+        fail(fleet, ONE, 32)
+        fail(fleet, OTHER, 1)
+        fleet.report_faults()
+        fleet.report_faults()
+    assert [record.getMessage() for record in caplog.records] == [
+        "engine http://one: ClientPayloadError (and 31 more of its calls failed)",
+        "engine http://other: ClientPayloadError",
+    ]
+
+
+def test_an_abandoned_call_is_ended_by_its_name_once_its_server_answers() -> None:
+    async def main() -> list[tuple[str, bytes]]:
+        client = Client()
+        fleet = make_fleet(client)
+        fleet.abandon(ONE, "a-0")
+        fleet._calls["a-1"] = ONE
+        await fleet._end_abandoned(ONE)
+        client.answers = True
+        await fleet._end_abandoned(OTHER)
+        await fleet._end_abandoned(ONE)
+        await fleet._end_abandoned(ONE)
+        return client.asked
+
+    assert asyncio.run(main()) == [("http://one", b'{"request_ids": ["generate-tokens-a-0"]}')]
