@@ -39,5 +39,5 @@ class BodyWriter:
 
 
 def body_writer(scope: Scope) -> BodyWriter | None:
-    """The writer of the answer in this scope; None if the server has none, or the request is a HEAD."""
-    return None if scope["method"] == "HEAD" else scope.get("state", {}).get(BODY_WRITER)
+    """The writer of the answer in this scope; None if there is none: of a WebSocket, of a HEAD."""
+    return None if scope.get("method") == "HEAD" else scope.get("state", {}).get(BODY_WRITER)
