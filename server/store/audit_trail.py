@@ -1,0 +1,104 @@
+"""The audit trail: what operators, callers and the server itself changed. Rows are added and never changed.
+
+An entry is written in the transaction of what it describes, so that there is none without the other. It
+names ids and counts, never the content of a request or an answer, nor a key's text.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Connection, func, select, text
+
+from server.store.operator_tables import audit_trail
+
+log = logging.getLogger("holdfast.audit")
+
+ACTIONS = {
+    "key.create": "a key was made",
+    "key.update": "a key's scopes, limits or expiry were changed",
+    "key.rotate": "a key was replaced by a new one",
+    "key.revoke": "a key was revoked",
+    "key.first_use": "a key was used for the first time",
+    "tenant.create": "settings of a tenant were made",
+    "tenant.update": "settings of a tenant were changed",
+    "tenant.delete": "settings of a tenant were removed",
+    "tenant.erase": "everything of a tenant was removed",
+    "price.set": "a model's price was set",
+    "response.delete": "a caller deleted a response",
+    "conversation.delete": "a caller deleted a conversation",
+    "prompt.put": "a version of a prompt was stored",
+    "prompt.delete": "a prompt, or a version of it, was deleted",
+    "purge.retention": "the server purged what had expired",
+    "purge.command": "`holdfast purge` purged",
+    "process.start": "a server process started, with these settings; secrets and defaults are left out",
+    "process.stop": "a server process ended as asked",
+}
+"""Every action, and what it says."""
+
+MAX_LISTED = 10_000
+"""Entries of one answer of `entries`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the trail."""
+
+    id: UUID
+    at: datetime
+    actor: str
+    """`key:ID`, `user:NAME` of a command, `server:ID` of a replica, or `anonymous` while no key exists."""
+    action: str
+    tenant: str | None
+    target: str | None
+    request_id: str | None
+    details: dict[str, object]
+
+
+_INSERT = text(
+    "insert into audit_trail (actor, action, tenant, target, request_id, details)"
+    " values (:actor, :action, :tenant, :target, :request_id, cast(:details as jsonb))"
+)
+
+
+def record(
+    connection: Connection,
+    actor: str,
+    action: str,
+    tenant: str | None = None,
+    target: str | None = None,
+    details: Mapping[str, object] | None = None,
+    request_id: str | None = None,
+) -> None:
+    """Adds an entry in the caller's transaction, and a log line.
+
+    `action` is one of ACTIONS, `target` the id of what was changed; `details` must be JSON. The log line is
+    written before the commit, so a transaction that fails or is repeated has one, too.
+    """
+    row = {"actor": actor, "action": action, "tenant": tenant, "target": target, "request_id": request_id}
+    connection.execute(_INSERT, {**row, "details": msgspec.json.encode(details or {}).decode()})
+    log.info("%s by %s: %s", action, actor, target or "-", extra={"tenant": tenant, "request_id": request_id})
+
+
+def entries(
+    connection: Connection,
+    *,
+    age: timedelta | None = None,
+    tenant: str | None = None,
+    action: str = "",
+    limit: int = MAX_LISTED,
+) -> Iterator[Entry]:
+    """The newest entries, oldest first: of the last `age`, of a tenant, whose action begins with `action`."""
+    query = select(*(audit_trail.c[name] for name in Entry.__dataclass_fields__))
+    if age is not None:
+        query = query.where(audit_trail.c.at >= func.clock_timestamp() - age)
+    if tenant is not None:
+        query = query.where(audit_trail.c.tenant == tenant)
+    if action:
+        query = query.where(audit_trail.c.action.startswith(action, autoescape=True))
+    newest = query.order_by(audit_trail.c.at.desc(), audit_trail.c.id).limit(limit)
+    for row in reversed(connection.execute(newest).all()):
+        yield Entry(**{**row._mapping, "details": msgspec.json.decode(row.details)})
