@@ -26,8 +26,12 @@ class ApiError(Exception):
         cls.default_code = code or cls.default_code
         cls.retry = cls.retry if retry is None else retry
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, limit: str | None = None
+    ) -> None:
+        """`limit` names the limit that was reached, for the log."""
         super().__init__(message)
+        self.limit = limit
         self.param = param
         self.code = code or self.default_code
 
@@ -129,7 +133,8 @@ class StorageQuotaExceeded(TooManyRequests, code="storage_quota_exceeded"):
     def __init__(self, share: int) -> None:
         super().__init__(
             f"You have stored as much as you may, {share} bytes: delete responses or conversations, or send "
-            "`store: false`."
+            "`store: false`.",
+            limit="stored bytes",
         )
 
 

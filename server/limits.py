@@ -35,11 +35,13 @@ class SharedLimit:
             if self._by_tenant[tenant] + amount > self.per_tenant:
                 self._forget_if_unused(tenant)
                 raise TooManyRequests(
-                    f"You may have {self.per_tenant} {self.what} at a time; try again later."
+                    f"You may have {self.per_tenant} {self.what} at a time; try again later.", limit=self.what
                 )
             if self._used + amount > self.total:
                 self._forget_if_unused(tenant)
-                raise Overloaded(f"The server has {self.total} {self.what}, its limit; try again later.")
+                raise Overloaded(
+                    f"The server has {self.total} {self.what}, its limit; try again later.", limit=self.what
+                )
             self._used += amount
             self._by_tenant[tenant] += amount
 
@@ -70,6 +72,7 @@ class SharedLimit:
 
 
 UNBOUNDED = 2**31
+_UNFINISHED = "unfinished responses"
 MAX_IMAGE_BYTES = 1024**3
 """Of the pictures in prompts of unfinished responses, as PNG; one tenant may use half."""
 
@@ -170,7 +173,10 @@ class UnfinishedResponses:
             )
         if share < self.total and self._counts.get(tenant, 0) + count > share:
             raise TooManyRequests(
-                f"You may have {share} unfinished responses here at a time; try again later."
+                f"You may have {share} unfinished responses here at a time; try again later.",
+                limit=_UNFINISHED,
             )
         if len(self._tenants) + count > self.total:
-            raise Overloaded("The server has more requests than it can take; try again later.")
+            raise Overloaded(
+                "The server has more requests than it can take; try again later.", limit=_UNFINISHED
+            )

@@ -16,6 +16,7 @@ from server.errors import ApiError
 from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers, failed_result
 from server.hosted_tools.offered_tools import DueCall, PendingToolWork, ToolResult
+from server.logs.context import response_fields
 from server.prompting.turns import TurnBuilder
 from server.recording.messages import (
     SERVER_ERROR,
@@ -142,7 +143,8 @@ class ToolLoop:
                 response=turns.response,
             )
         except Exception:
-            log.exception("a tool call of response %s broke", turns.response)
+            fields = response_fields(turns.response, turns.resolved.tenant)
+            log.exception("a tool call of %s broke", fields["response_id"], extra=fields)
             deliver(failed_result("The call broke."))
             return
         future.add_done_callback(lambda done: deliver(done.result()))
@@ -158,7 +160,8 @@ class ToolLoop:
             self._deliver([end])
             return
         except Exception:
-            log.exception("the next turn of response %s cannot be prepared", response)
+            fields = response_fields(response, turns.resolved.tenant)
+            log.exception("the next turn of %s cannot be prepared", fields["response_id"], extra=fields)
             self._deliver([FailRun(response, SERVER_ERROR, CANNOT_GO_ON)])
             return
         if turn is None:
@@ -177,7 +180,8 @@ class ToolLoop:
             self._engine.cancel(turn.engine_request.request_id)
 
     def _end_refused(self, turns: TurnBuilder, refused: RequestRefused) -> None:
-        log.warning("the next turn of response %s is refused: %s", turns.response, refused)
+        fields = response_fields(turns.response, turns.resolved.tenant)
+        log.warning("the next turn of %s is refused: %s", fields["response_id"], refused, extra=fields)
         no_room = refused.reason in ("overloaded", "share_full", "closed")
         if no_room and turns.resolved.request.background:
             self._deliver([ReleaseRuns(frozenset({turns.response}))])

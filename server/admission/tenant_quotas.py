@@ -24,6 +24,7 @@ DEFAULT_TENANT_BYTES: Final = 100 * 1024**3
 FRESH_SECONDS: Final = 2.0
 """How long a tenant's sum is cached."""
 _MAX_TENANTS: Final = 4096
+_QUEUED: Final = "queued background responses"
 
 
 class StorageQuota:
@@ -85,7 +86,8 @@ class QueueLimits:
         share = self.share(caller)
         if share < self.total and claims.count_waiting_of_tenant(connection, caller.tenant, share) >= share:
             raise TooManyRequests(
-                f"You may have {share} background responses waiting at a time; try again later."
+                f"You may have {share} background responses waiting at a time; try again later.",
+                limit=_QUEUED,
             )
         if claims.count_waiting(connection, self.total) >= self.total:
-            raise Overloaded("Too many background responses are waiting; try again later.")
+            raise Overloaded("Too many background responses are waiting; try again later.", limit=_QUEUED)

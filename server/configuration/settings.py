@@ -71,7 +71,7 @@ class Config(
         """The settings without passwords, keys, tokens and the secrets in tool servers' URLs."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         if self.database_url is not None:
-            shown["database_url"] = _without_password(self.database_url)
+            shown["database_url"] = without_password(self.database_url)
         for secret in ("seal_key", "tool_token", "engine_api_key"):
             if shown[secret] is not None:
                 shown[secret] = "***"
@@ -165,7 +165,7 @@ def _without_secrets(tool_servers: str) -> str:
     return re.sub(r"(://[^/?#,]*|=stdio:)[^,]+", r"\1***", shown)
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     """Hides the password before the host and in the query, where libpq accepts it, too."""
     password = urlsplit(url).password
     shown = url if password is None else url.replace(f":{password}@", ":***@", 1)

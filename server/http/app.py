@@ -15,6 +15,7 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
 from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, RefuseAll, RouterRefusal
 from server.http.asgi.request_body import LingeringClose
+from server.http.asgi.request_log import RequestLog
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
 from server.http.asgi.websocket import SocketEndpoint
 from server.http.handlers import health, models_and_tokenizer
@@ -23,6 +24,7 @@ from server.http.json_responses import on_error
 from server.http.routes import HEALTH, PUBLIC_ROUTES, ROUTES, Handler, PublicHandler
 from server.http.services import Services
 from server.limits import SharedLimit
+from server.logs.context import CURRENT
 from server.protocol import input_images
 
 MAX_UNUSED_BODY_BYTES = 4096
@@ -52,7 +54,10 @@ def build(services: Services, connections: int) -> Starlette:
             *(Route(route.path, public[route.handler], methods=[route.method]) for route in PUBLIC_ROUTES),
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
-        middleware=[Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins))],
+        middleware=[
+            Middleware(RequestLog),
+            Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins)),
+        ],
     )
     app.router.redirect_slashes = False
     return app
@@ -67,7 +72,7 @@ def _build_worker(services: Services, threads: ThreadPools, connections: int) ->
             for route in PUBLIC_ROUTES
             if route.handler in HEALTH
         ],
-        middleware=[Middleware(CorsAndSlashes, read_cors_origins(None))],
+        middleware=[Middleware(RequestLog), Middleware(CorsAndSlashes, read_cors_origins(None))],
     )
     app.router.redirect_slashes = False
     app.router.default = RefuseAll(WorkerReplica(), context.lingering_close)
@@ -75,6 +80,12 @@ def _build_worker(services: Services, threads: ThreadPools, connections: int) ->
 
 
 def _endpoint_context(services: Services, threads: ThreadPools, connections: int) -> EndpointContext[Caller]:
+    def authenticate(request: HTTPConnection) -> Caller:
+        caller = services.authenticator.authenticate(request)
+        if (context := CURRENT.get()) is not None:
+            context.tenant, context.key_id = caller.tenant, caller.key_id
+        return caller
+
     def expected_share(request: HTTPConnection) -> ThreadShare:
         tenant = services.authenticator.expected_tenant(request)
         return _UNKNOWN_KEYS if tenant is None else ThreadShare(tenant, unlimited=True)
@@ -83,7 +94,7 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
     memory = max(services.config.body_memory, 2 * body)
     return EndpointContext(
         expected_share=expected_share,
-        authenticate=services.authenticator.authenticate,
+        authenticate=authenticate,
         share_of=_share_of,
         threads=threads,
         requests=_half_per_tenant("requests in progress", connections),

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from server.errors import InvalidRequest
 from server.http.openapi import Parameter
+from server.logs.context import CURRENT
 from server.protocol.ids import is_request_id
 
 MAX_PAGE_SIZE = 100
@@ -107,3 +108,5 @@ def apply_body_request_id(request: Request, given: str | None) -> None:
     if not is_request_id(given):
         raise InvalidRequest("A request_id is of visible characters of ASCII.", param="request_id")
     request.state.request_id = given
+    if (context := CURRENT.get()) is not None:
+        context.request_id = given

@@ -18,8 +18,9 @@ from uuid import UUID
 
 from hypercorn.config import Config as HypercornConfig
 
+from engine.request import Engine
 from server.admission.admit import Admission
-from server.configuration.settings import Config
+from server.configuration.settings import Config, without_password
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
 from server.errors import ConfigError
@@ -31,6 +32,7 @@ from server.http.asgi.listener import Listener
 from server.http.authentication import Authenticator
 from server.http.services import Services
 from server.limits import UnfinishedResponses
+from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
@@ -134,6 +136,7 @@ class ServerProcess:
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
             model = load_model(self._config, self._deliver, self._say, self._engine_died)
+        _log_engine("starts", model.engine)
         return replace(model, seal=load_seal_keys(self._config, self._database))
 
     def _make_recorder(self, hub: Hub) -> Recorder:
@@ -229,6 +232,7 @@ class ServerProcess:
         """Ends the threads and marks the replica as stopped."""
         self._claimer.stop()
         self._engine.close(drain=False)
+        _log_engine("ends", self._engine)
         self._tool_loop.close()
         self._mcp.close()
         self._retention.stop()
@@ -245,15 +249,21 @@ class ServerProcess:
             log.warning("this replica's lease will expire: %s", type(error).__name__)
 
     def _register(self, models: Sequence[str]) -> UUID:
+        host, pid = socket.gethostname(), os.getpid()
         with self._database.begin() as connection:
-            return leases.register_replica(
-                connection,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                version=VERSION,
-                role=self._config.role,
-                models=models,
+            replica = leases.register_replica(
+                connection, host=host, pid=pid, version=VERSION, role=self._config.role, models=models
             )
+        set_replica(str(replica))
+        log.info(
+            "replica %s is process %d of %s, release %s, on database %s",
+            replica,
+            pid,
+            host,
+            VERSION,
+            without_password(self._database.url),
+        )
+        return replica
 
     def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
         """Called by the engine thread, which is created before the recorder."""
@@ -327,3 +337,23 @@ class ServerProcess:
             self._engine.close(drain=False)
             self._recorder.wait_idle(5.0)
         self._loop.call_soon_threadsafe(self._ended.set)
+
+
+def _log_engine(what: str, engine: Engine) -> None:
+    """Logs the engine's figures at its start or its end."""
+    info, stats = engine.model_info, engine.stats()
+    log.info(
+        "the engine %s: context %d tokens, %d KV blocks, attention %s, decode %s; %d steps, %d prompt tokens "
+        "(%d cached), %d generated, %d preemptions, %d deaths",
+        what,
+        info.context_length,
+        stats.kv_blocks_total,
+        info.attention or "-",
+        info.decode or "-",
+        stats.steps,
+        stats.prompt_tokens,
+        stats.cached_tokens,
+        stats.tokens,
+        stats.preemptions,
+        stats.deaths,
+    )

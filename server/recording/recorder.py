@@ -22,7 +22,9 @@ from server.delivery.frames import frames
 from server.delivery.hub import Hub, Published
 from server.generation.run import Run
 from server.limits import UnfinishedResponses
+from server.protocol.ids import response_id
 from server.recording.committer import Committer
+from server.recording.end_log import log_end
 from server.recording.messages import (
     SERVER_ERROR,
     FailRun,
@@ -243,6 +245,8 @@ class Recorder:
         self._publish(updates)
         crashpoint("recorder.published")
         for update in updates:
+            if not update.released:
+                log_end(update.run)
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:
@@ -353,7 +357,11 @@ class Recorder:
             encoded = frames(response, update.events)
             final = msgspec.json.encode(update.run.final) if update.run.final is not None else None
         except Exception:
-            log.exception("events of response %s cannot be encoded", response)
+            log.exception(
+                "events of response %s cannot be encoded",
+                response_id(response),
+                extra=update.run.facts.log_fields,
+            )
             update.unwritable = True
             self._suspend([update])
             return None
