@@ -14,3 +14,8 @@ class Caller:
     key_id: str | None
     priority_floor: int = 0
     """The most urgent priority of the key's requests; a lower number is more urgent."""
+
+    @property
+    def actor(self) -> str:
+        """The caller in the audit trail."""
+        return f"key:{self.key_id}" if self.key_id is not None else "anonymous"

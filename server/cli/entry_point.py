@@ -8,7 +8,7 @@ import argparse
 import logging
 from collections.abc import Sequence
 
-from server.cli import audit, database, keys, prompts
+from server.cli import audit, database, keys, prompts, trail
 from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
 from server.configuration.settings import Config
@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     prompts.add_commands(commands)
     database.add_upgrade(commands)
     audit.add_commands(commands)
+    trail.add_commands(commands)
     database.add_purge(commands)
     database.add_storage(commands)
     database.add_psql(commands)

@@ -68,6 +68,10 @@ class Config(
         read_cors_origins(self.cors_origins)
 
     def __repr__(self) -> str:
+        """The settings without secrets."""
+        return f"Config({', '.join(f'{name}={value!s}' for name, value in self.shown().items())})"
+
+    def shown(self) -> dict[str, object]:
         """The settings without passwords, keys, tokens and the secrets in tool servers' URLs."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         if self.database_url is not None:
@@ -77,7 +81,7 @@ class Config(
                 shown[secret] = "***"
         if self.tool_server is not None:
             shown["tool_server"] = _without_secrets(self.tool_server)
-        return f"Config({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
+        return shown
 
     @property
     def seal_keys(self) -> list[bytes]:
@@ -138,6 +142,16 @@ def settings() -> list[Setting]:
         for group in reversed(Config.__bases__)
         for known in fields(group)
     ]
+
+
+def changed_settings(config: Config) -> dict[str, object]:
+    """The settings that differ from their defaults, without secrets, as JSON values."""
+    shown = config.shown()
+    return {
+        known.name: value if isinstance(value, int | float | str) else str(value)
+        for known in fields(config)
+        if (value := shown[known.name]) != known.default
+    }
 
 
 def _check_range(setting: Field[Any], value: object) -> None:

@@ -20,7 +20,7 @@ from hypercorn.config import Config as HypercornConfig
 
 from engine.request import Engine
 from server.admission.admit import Admission
-from server.configuration.settings import Config, without_password
+from server.configuration.settings import Config, changed_settings, without_password
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
 from server.errors import ConfigError
@@ -44,10 +44,11 @@ from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
 from server.sealing.cipher import Seal, load_seal_keys
+from server.store import audit_trail
 from server.store.cluster import leases
 from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
-from server.store.database import Database
+from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
 from server.supervised_thread import StallWatch
 from server.tool_loop import ToolLoop
@@ -111,7 +112,7 @@ class ServerProcess:
         self._stall_watch = StallWatch()
         self._heartbeat = self._make_heartbeat(hub, opened)
         self._follower = self._make_follower(hub)
-        self._retention = Retention(database, opened.disk, config)
+        self._retention = Retention(database, opened.disk, config, self._replica)
         workers = (self._notifier, self._follower, self._heartbeat, self._retention, self._claimer)
         self._services = Services(
             config=config,
@@ -245,6 +246,7 @@ class ServerProcess:
         try:
             with self._database.begin() as connection:
                 leases.mark_stopped(connection, self._replica)
+                self._record(connection, "process.stop", self._replica, exit_code=self.exit_code)
         except DatabaseError as error:
             log.warning("this replica's lease will expire: %s", type(error).__name__)
 
@@ -254,6 +256,7 @@ class ServerProcess:
             replica = leases.register_replica(
                 connection, host=host, pid=pid, version=VERSION, role=self._config.role, models=models
             )
+            self._record(connection, "process.start", replica, host=host, pid=pid, version=VERSION)
         set_replica(str(replica))
         log.info(
             "replica %s is process %d of %s, release %s, on database %s",
@@ -264,6 +267,12 @@ class ServerProcess:
             without_password(self._database.url),
         )
         return replica
+
+    def _record(self, connection: Connection, action: str, replica: UUID, **details: object) -> None:
+        """Adds this process's start, with its settings, or its end to the audit trail."""
+        if action == "process.start":
+            details["settings"] = changed_settings(self._config)
+        audit_trail.record(connection, f"server:{replica}", action, target=str(replica), details=details)
 
     def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
         """Called by the engine thread, which is created before the recorder."""
