@@ -28,6 +28,8 @@ from server.recording.messages import (
     StartTurn,
     ToolCallFinished,
 )
+from server.tracing.response_traces import ResponseTraces
+from server.tracing.spans import Span
 
 log = logging.getLogger("holdfast.tools")
 
@@ -43,8 +45,13 @@ class ToolLoop:
     """The responses on this replica whose tools the server runs. Any thread."""
 
     def __init__(
-        self, engine: Engine, servers: McpServers, deliver: Callable[[Sequence[RecorderMessage]], None]
+        self,
+        engine: Engine,
+        servers: McpServers,
+        deliver: Callable[[Sequence[RecorderMessage]], None],
+        traces: ResponseTraces | None = None,
     ) -> None:
+        self._traces = traces or ResponseTraces()
         self._engine = engine
         self.servers = servers
         self._deliver = deliver
@@ -121,19 +128,23 @@ class ToolLoop:
 
     def _begin_call(self, turns: TurnBuilder, due: DueCall) -> None:
         """Begins a call; its result is delivered later. Never waits."""
+        call = due.call
+        span: Span | None = None
 
         def deliver(outcome: ToolResult) -> None:
+            if span is not None:
+                span.end(error=None if outcome.error is None else "tool_error")
             self._deliver([ToolCallFinished(turns.response, due.index, outcome)])
 
         if not due.within_limit:
             deliver(failed_result(NO_MORE))
             return
-        call = due.call
         if not due.offered:
             deliver(failed_result(f"There is no tool {call.name[:100]!r}."))
             return
         try:
             access = turns.credentials_for(call.server_label)
+            span = self._traces.begin_tool(turns.response, call.server_label, call.name)
             future = self.servers.start_call(
                 call.server_label,
                 call.name,
@@ -141,6 +152,7 @@ class ToolLoop:
                 access,
                 tenant=turns.resolved.tenant,
                 response=turns.response,
+                trace_parent=None if span is None else span.trace_parent,
             )
         except Exception:
             fields = response_fields(turns.response, turns.resolved.tenant)

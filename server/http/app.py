@@ -55,7 +55,7 @@ def build(services: Services, connections: int) -> Starlette:
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
         middleware=[
-            Middleware(RequestLog),
+            Middleware(RequestLog, services.traces.tracer),
             Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins)),
         ],
     )

@@ -16,6 +16,7 @@ from server.store.database import Database
 from server.store.disk_space import Disk
 from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
+from server.tracing.response_traces import ResponseTraces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Services:
     """Threads whose failure makes the replica unready."""
     stall_watch: StallWatch
     """Measured stalls of the interpreter."""
+    traces: ResponseTraces
     started_at: int
     """Unix seconds; the model's `created`."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)

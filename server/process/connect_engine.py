@@ -22,7 +22,12 @@ def check_engine_settings(config: Config) -> None:
 
 
 def connect(
-    config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
+    config: Config,
+    folder: Path,
+    deliver: Deliver,
+    say: Callable[[str], None],
+    on_dead: OnEngineDeath,
+    trace_parent_of: Callable[[str], str | None],
 ) -> Engine:
     """Waits until a first server can be used. Raises ConfigError if none can."""
     # Parts that other engines do without.
@@ -47,6 +52,7 @@ def connect(
         max_per_key=config.max_of_tenant,
         silence_seconds=config.hang_seconds,
         outage_seconds=config.engine_outage_seconds,
+        trace_parent_of=trace_parent_of,
     )
     protocol: EngineProtocol = VllmProtocol()
     if config.engine == "llama-server":

@@ -52,6 +52,8 @@ from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
 from server.supervised_thread import StallWatch
 from server.tool_loop import ToolLoop
+from server.tracing.open_tracer import open_tracer
+from server.tracing.response_traces import ResponseTraces
 from server.version import VERSION
 
 log = logging.getLogger("holdfast.serve")
@@ -97,12 +99,14 @@ class ServerProcess:
         self._ended = asyncio.Event()
         self._draining = False
         self._database = database
+        self._traces = ResponseTraces()
         hub = Hub(loop)
         model = self._load(opened)
         self._engine = model.engine
         self._replica = self._register(model.names)  # after loading, which may take longer than a lease
+        self._traces.tracer = open_tracer(str(self._replica))
         self._mcp = make_mcp_servers(config, model.seal)
-        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
+        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver, self._traces)
         self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
         self._claimer = self._make_claimer(model)
@@ -129,6 +133,7 @@ class ServerProcess:
             tool_loop=self._tool_loop,
             threads=tuple(worker.thread for worker in workers),
             stall_watch=self._stall_watch,
+            traces=self._traces,
             started_at=int(time.time()),
         )
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
@@ -136,7 +141,9 @@ class ServerProcess:
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
-            model = load_model(self._config, self._deliver, self._say, self._engine_died)
+            model = load_model(
+                self._config, self._deliver, self._say, self._engine_died, self._traces.trace_parent_of
+            )
         _log_engine("starts", model.engine)
         return replace(model, seal=load_seal_keys(self._config, self._database))
 
@@ -150,6 +157,7 @@ class ServerProcess:
             on_released=self._notifier.notify_queue,
             on_committed=self._tool_loop.on_committed,
             cancel=self._tool_loop.cancel,
+            traces=self._traces,
             pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(
                 total=self._config.max_running + self._config.max_waiting,
@@ -241,6 +249,7 @@ class ServerProcess:
         self._heartbeat.stop()
         self._standby.stop()
         self._stall_watch.stop()
+        self._traces.close()
         self._follower.stop()
         self._notifier.stop()
         try:

@@ -39,6 +39,7 @@ from server.recording.side_writer import SideResult, SideWriter
 from server.store.cluster import leases
 from server.store.database import Database
 from server.supervised_thread import Retry, SupervisedThread
+from server.tracing.response_traces import ResponseTraces
 
 log = logging.getLogger("holdfast.recorder")
 
@@ -76,6 +77,7 @@ class Recorder:
         pause_engine: Callable[[bool], None] = lambda _pause: None,
         max_queued: int = MAX_QUEUED,
         capacity: UnfinishedResponses | None = None,
+        traces: ResponseTraces | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`on_fenced` is called once, when this replica can write no more: the process must end.
@@ -85,6 +87,7 @@ class Recorder:
         when responses are left for other replicas. `cancel` gets responses whose run ends here.
         """
         self._hub = hub
+        self._traces = traces or ResponseTraces()
         self._on_events = on_events
         self._on_released = on_released
         self._on_committed = on_committed
@@ -153,6 +156,7 @@ class Recorder:
         with self._starting:
             self._idle.clear()
             self.capacity.add(run.facts.id, run.facts.tenant)
+            self._traces.begin(run.facts)
             self.deliver([StartRun(run)])
 
     def fail_run(self, response_id: UUID, message: str) -> None:
@@ -236,17 +240,23 @@ class Recorder:
         crashpoint("recorder.committed")
         if any(update.run.ending is not None for update in updates):
             crashpoint("end.committed")
-        self._after_commit(updates)
+        self._after_commit(updates, took)
         self._resume_engine()
         self._set_idle()
         return monotonic() + min(_PAUSE_FACTOR * took, _MAX_PAUSE)
 
-    def _after_commit(self, updates: Sequence[RunUpdate]) -> None:
+    def _after_commit(self, updates: Sequence[RunUpdate], seconds: float = 0.0) -> None:
         self._publish(updates)
         crashpoint("recorder.published")
         for update in updates:
             if not update.released:
                 log_end(update.run)
+            self._traces.observe(
+                update.run,
+                has_tokens=bool(update.token_ids),
+                is_last=update.is_last,
+                commit_seconds=seconds,
+            )
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:

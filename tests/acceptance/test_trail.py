@@ -50,7 +50,7 @@ def test_who_deleted_what_is_found_with_the_request_that_did_it(
 def test_each_start_and_end_of_a_process_is_there_with_its_settings_and_without_secrets(
     start_server: StartServer, database_url: str
 ) -> None:
-    server = start_server(tool_token="a-secret-token", max_queued=77)
+    server = start_server(tool_token="label=a-secret-token", max_queued=77)
     server.ask_to_end()
     assert server.wait() == 0
     start, stop = trail(database_url, "--action", "process.")

@@ -13,7 +13,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.logs.context import CURRENT, RequestContext
-from server.protocol.ids import request_id_of
+from server.protocol.ids import request_id_of, response_id
+from server.tracing.spans import Span, Tracer
 
 log = logging.getLogger("holdfast.access")
 
@@ -39,8 +40,9 @@ def begin_request(scope: Scope) -> RequestContext:
 class RequestLog:
     """ASGI middleware, the outermost one."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tracer: Tracer | None = None) -> None:
         self._app = app
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -49,10 +51,41 @@ class RequestLog:
         context = begin_request(scope)
         counting = _CountingSend(send)
         began = perf_counter()
+        span = None if self._tracer is None else _begin_span(self._tracer, scope, context)
         try:
             await self._app(scope, receive, counting)
         finally:
             log_access(scope, context, counting.sent, perf_counter() - began)
+            if span is not None:
+                _end_span(span, scope, context, counting.sent)
+
+
+def _begin_span(tracer: Tracer, scope: Scope, context: RequestContext) -> Span | None:
+    """The span of a request; None if it is not sampled. Probes are not traced."""
+    if scope["path"].startswith(_PROBES):
+        return None
+    method = scope.get("method", "GET")
+    span = tracer.begin(
+        method,
+        kind="server",
+        parent=Headers(scope=scope).get("traceparent"),
+        attributes={"http.request.method": method, "holdfast.request_id": context.request_id},
+    )
+    if span is not None:
+        context.trace_parent = span.trace_parent
+    return span
+
+
+def _end_span(span: Span, scope: Scope, context: RequestContext, sent: "Sent") -> None:
+    status = sent.status or 499
+    attributes = {
+        "http.route": context.route or None,
+        "http.response.status_code": status,
+        "holdfast.tenant": context.tenant,
+        "gen_ai.response.id": response_id(context.responses[0]) if context.responses else None,
+    }
+    name = f"{scope.get('method', 'GET')} {context.route}".rstrip()
+    span.end(attributes, name=name, error=(context.error_code or str(status)) if status >= 500 else None)
 
 
 @dataclass(slots=True)
