@@ -20,15 +20,23 @@ FIELDS = (
 )  # fmt: skip
 """The fields of a line, in this order: attributes of its record (`extra`), or the current request's."""
 IN_MESSAGE = frozenset({"request_id", "response_id", "method", "route", "status", "limit"})
+_REQUEST = "request_fields"
 _ENGINE_REQUEST = re.compile(r"\b([0-9a-f]{32})(?:\.[0-9]+)?\b")
 """The engine names a request by the digits of its response's id, and its turn."""
 
 
+def keep_request(record: logging.LogRecord) -> None:
+    """Keeps the current request's fields in the record, for a formatter on another thread."""
+    request = CURRENT.get()
+    record.__dict__[_REQUEST] = {} if request is None else request.log_fields()
+
+
 def record_fields(record: logging.LogRecord, process: Mapping[str, object]) -> dict[str, object]:
     """The fields of a record, in the order of FIELDS; `process` are those of every line."""
-    request = CURRENT.get()
-    known = {**process, **request.log_fields()} if request is not None else dict(process)
     own = record.__dict__
+    if _REQUEST not in own:
+        keep_request(record)
+    known = {**process, **own[_REQUEST]}
     known.update((name, value) for name in FIELDS if (value := own.get(name)) is not None)
     if record.name.startswith("engine.") and (named := _ENGINE_REQUEST.search(record.getMessage())):
         known["response_id"] = f"resp_{named[1]}"

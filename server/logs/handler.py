@@ -13,14 +13,14 @@ from collections.abc import Hashable
 from time import monotonic, sleep, time
 from typing import Literal
 
-from server.logs.formats import JsonFormatter, OneLineFormatter
+from server.logs.formats import JsonFormatter, OneLineFormatter, keep_request
 from server.logs.repeats import FOLD_SECONDS, RepeatFolder
 
 MAX_LINES = 10_000
 """Lines that wait to be written; with tracebacks a few megabytes."""
 MAX_LINE_CHARACTERS = 64 * 1024
 _BATCH = 256
-_GATHER_SECONDS = 0.02
+_GATHER_SECONDS = 0.05
 """Pause between the first line and the write, so that a write has many lines: a busy server would else wake
 this thread, and take the interpreter from others, for every line."""
 _TICK_SECONDS = 1.0
@@ -37,7 +37,9 @@ class NonBlockingHandler(logging.Handler):
         super().__init__()
         self._descriptor = descriptor
         self._max_lines = max_lines
-        self._lines: deque[str] = deque()
+        self._lines: deque[str | logging.LogRecord] = deque()
+        """Lines, and records of level info and below, which are formatted by the log thread: all together,
+        which takes a fraction of the time."""
         self._dropped = 0
         self._repeats: RepeatFolder[logging.LogRecord] = RepeatFolder()
         self._news = threading.Event()
@@ -51,7 +53,10 @@ class NonBlockingHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Queues the record's line, unless it is folded. Called with the handler's lock held."""
         try:
-            if record.levelno not in (logging.WARNING, logging.ERROR) or self._repeats.admit(
+            if record.levelno <= logging.INFO and not record.exc_info:
+                keep_request(record)
+                self._put(record)
+            elif record.levelno > logging.ERROR or self._repeats.admit(
                 fold_key(record), _repeatable(record), monotonic()
             ):
                 self._put(self.format(record))
@@ -63,12 +68,12 @@ class NonBlockingHandler(logging.Handler):
         self._report(monotonic() + 2 * FOLD_SECONDS)
         self._written.wait(_FLUSH_SECONDS)
 
-    def _put(self, line: str) -> None:
+    def _put(self, line: str | logging.LogRecord) -> None:
         with self._waiting:
             if len(self._lines) >= self._max_lines:
                 self._dropped += 1
                 return
-            self._lines.append(line[:MAX_LINE_CHARACTERS])
+            self._lines.append(line)
             self._written.clear()
         if not self._news.is_set():
             self._news.set()
@@ -99,15 +104,22 @@ class NonBlockingHandler(logging.Handler):
                 self._write(batch)
             self._report(monotonic())
 
-    def _next_batch(self) -> list[str]:
+    def _next_batch(self) -> list[str | logging.LogRecord]:
         """The lines to write next; none, and `_written` is set, when all are written."""
         with self._waiting:
             if not self._lines:
                 self._written.set()
             return [self._lines.popleft() for _ in range(min(len(self._lines), _BATCH))]
 
-    def _write(self, batch: list[str]) -> None:
-        data = memoryview(("\n".join(batch) + "\n").encode(errors="backslashreplace"))
+    def _line(self, line: str | logging.LogRecord) -> str:
+        try:
+            return (line if isinstance(line, str) else self.format(line))[:MAX_LINE_CHARACTERS]
+        except Exception as error:  # noqa: BLE001 - it must not end this thread
+            return f"a line cannot be written: {type(error).__name__}"
+
+    def _write(self, batch: list[str | logging.LogRecord]) -> None:
+        text = "\n".join(map(self._line, batch)) + "\n"
+        data = memoryview(text.encode(errors="backslashreplace"))
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]
@@ -136,6 +148,8 @@ def _repeatable(record: logging.LogRecord) -> logging.LogRecord:
 
 def configure_logging(level: str, style: Literal["text", "json"] = "text", *, access: bool = True) -> None:
     """Writes records from `level` on to standard error in this format; those of requests with `access`."""
+    logging._srcfile = None  # no line has its place in the code: logging's HOWTO has this
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.getLogger("httpx").setLevel("WARNING")  # logs every exchange with its full URL
     logging.getLogger("mcp").setLevel("CRITICAL")  # logs what servers send; our log has the failures
     if not access:
