@@ -41,7 +41,7 @@ LLAMA_JOBS ?= 2
 
 VLLM := 0.32.0
 
-.PHONY: help serve test clients llama-server test-llama vllm test-vllm openai-document peers-tests check faults bench clean
+.PHONY: help serve test test-nginx clients llama-server test-llama vllm test-vllm openai-document peers-tests check faults bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -82,6 +82,9 @@ llama-server: .llama/llama-server ## build llama.cpp's server into .llama (25 mi
 
 test-llama: $(VENV)/installed-dev llama-server ## the engine contract and the demo model on a real llama-server
 	$(BIN)/python -m pytest -n0 tests/contract tests/integration/test_llama_server.py tests/unit/engine/remote -k "llama"
+
+test-nginx: $(VENV)/installed-dev ## the acceptance tests through nginx with the documented file; needs nginx
+	TEST_NGINX=1 $(BIN)/python -m pytest -m "not gpu and not bench and not faults" -n $(TEST_WORKERS) --dist loadfile tests/acceptance
 
 vllm: .vllm/bin/vllm ## install vLLM for CPUs into .vllm, for tests against it
 

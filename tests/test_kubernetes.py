@@ -92,10 +92,18 @@ def test_engine_serves_the_model_of_the_replicas_at_the_address_that_they_call()
 
 @pytest.mark.parametrize("name", REPLICAS)
 def test_pod_may_take_as_long_to_end_as_its_server_needs(name: str) -> None:
-    pod = PODS[name]
-    stop = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-    needed = stop + settings_of(name).drain_seconds + CLOSING_SECONDS
-    assert pod["terminationGracePeriodSeconds"] >= needed
+    config = settings_of(name)
+    delay = config.shutdown_delay_seconds if config.serves_api else 0
+    needed = delay + config.drain_seconds + CLOSING_SECONDS
+    assert PODS[name]["terminationGracePeriodSeconds"] >= needed
+
+
+def test_api_pod_accepts_requests_until_its_readiness_probe_has_failed() -> None:
+    probe = PODS["holdfast-api"]["containers"][0]["readinessProbe"]
+    assert (
+        settings_of("holdfast-api").shutdown_delay_seconds
+        >= probe["periodSeconds"] * probe["failureThreshold"]
+    )
 
 
 @pytest.mark.parametrize("name", REPLICAS)

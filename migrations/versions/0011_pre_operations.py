@@ -119,6 +119,13 @@ def _create_audit_trail() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_audit_trail")),
         comment="what operators and callers changed; rows are added and never changed",
     )
+    op.create_table(
+        "reader_tenants",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("role", sa.Text(), nullable=False, comment="a database user"),
+        sa.PrimaryKeyConstraint("tenant", "role", name=op.f("pk_reader_tenants")),
+        comment="whose rows the readers of single tenants see",
+    )
     op.create_index("ix_audit_trail_at", "audit_trail", [sa.text("at desc")])
 
 
@@ -145,7 +152,7 @@ def downgrade() -> None:
     for table in ("responses", "usage_ledger"):
         for column in ("prefill_seconds", "queue_seconds", "request_id"):
             op.drop_column(table, column)
-    for table in ("audit_trail", "spend", "rate_windows", "prices"):
+    for table in ("reader_tenants", "audit_trail", "spend", "rate_windows", "prices"):
         op.drop_table(table)
     op.drop_constraint(op.f("ck_api_keys_budget_period"), "api_keys", type_="check")
     for column in (

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 
+from server.cli import database_roles
 from server.cli.command import (
     Subcommands,
     add_command,
@@ -22,6 +23,7 @@ from server.errors import ConfigError
 from server.maintenance.retention import DiskShort, Purged, purge, quiet_seconds
 from server.store.content import deletion, idempotency_keys, responses, storage_usage
 from server.store.database import Database
+from server.store.database_roles import reader_options
 from server.store.disk_space import Disk
 
 MOST_DAYS = 36500
@@ -30,6 +32,7 @@ MOST_DAYS = 36500
 def add_upgrade(commands: Subcommands) -> None:
     group = add_group(commands, "db", "the database")
     add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
+    database_roles.add_commands(group)
 
 
 def add_storage(commands: Subcommands) -> None:
@@ -37,7 +40,10 @@ def add_storage(commands: Subcommands) -> None:
 
 
 def add_psql(commands: Subcommands) -> None:
-    add_command(commands, "psql", "open a SQL shell on the database; takes psql's own arguments", run_psql)
+    command = add_command(
+        commands, "psql", "open a SQL shell that only reads; takes psql's own arguments", run_psql
+    )
+    command.add_argument("--write", action="store_true", help="with the rights of the schema's owner")
 
 
 def add_purge(commands: Subcommands) -> None:
@@ -68,7 +74,8 @@ def _storage(config: Config, _options: argparse.Namespace) -> int:
 def run_psql(config: Config, options: argparse.Namespace) -> int:
     with opened_database(config, print_status) as opened:
         command, secrets = psql_command(opened.url)
-        environment = child_environment(secrets)
+        options_of_reader = {} if options.write else {"PGOPTIONS": reader_options(opened.url)}
+        environment = child_environment({**secrets, **options_of_reader})
         return subprocess.run([*command, *options.rest], env=environment, check=False).returncode
 
 

@@ -1,6 +1,7 @@
 """Services: the objects that every HTTP handler may use, made once when the process starts."""
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -40,8 +41,10 @@ class Services:
     traces: ResponseTraces
     started_at: int
     """Unix seconds; the model's `created`."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the server was asked to stop; it is not ready any more, and may still accept requests."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server begins to shut down."""
+    """Set when the server begins to refuse requests."""
 
     def request_stop(self, response: UUID) -> None:
         """Ends a response whose row has `cancel_requested_at`, on whichever replica it runs or waits."""

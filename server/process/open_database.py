@@ -9,6 +9,7 @@ from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError, default_data_dir
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.errors import ConfigError
+from server.store import database_roles
 from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
 from server.store.schema_upgrade import schema_state, upgrade
@@ -76,6 +77,8 @@ class OpenDatabase:
                 f"The schema cannot be upgraded: {_cause(error)}. If it waits for a lock, another "
                 "transaction uses the tables: let it end, or end it, and try again."
             ) from error
+        if self.is_embedded or database_roles.roles_exist(self.url):
+            database_roles.create_roles(self.url)
 
     def _is_current(self) -> bool:
         """Whether the schema is this release's. Raises ConfigError if it is newer, or without an answer."""

@@ -16,6 +16,7 @@ from server.crashpoints import arm
 from server.errors import ConfigError
 from server.http.asgi.listener import connection_limit, raise_file_limit
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
+from server.http.asgi.tls import ServerCertificate
 from server.process.key_required import require_key
 from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
@@ -34,6 +35,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     model_name(config)  # these raise ConfigError before anything is started
     read_adapters(config)
     make_mcp_servers(config)
+    certificate = _read_certificate(config)
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
@@ -47,12 +49,20 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         require_key(config, database)
         listener = stack.enter_context(listening_socket(config))
         runner = stack.enter_context(asyncio.Runner())
-        process = ServerProcess(config, database, opened, runner.get_loop(), say)
+        process = ServerProcess(config, database, opened, runner.get_loop(), say, certificate)
         stack.callback(process.stop)
         process.run(
             runner, listener, connection_limit(config.max_connections, files, config.database_connections)
         )
     return process.exit_code
+
+
+def _read_certificate(config: Config) -> ServerCertificate | None:
+    if config.tls_certificate is None and config.tls_key is None:
+        return None
+    if config.tls_certificate is None or config.tls_key is None:
+        raise ConfigError("tls-certificate and tls-key belong together: set both or neither.")
+    return ServerCertificate(config.tls_certificate, config.tls_key)
 
 
 def _enable_stack_dumps() -> None:

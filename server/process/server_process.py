@@ -1,7 +1,7 @@
 """The threads of a server process: created, started and stopped in order.
 
-Order of shutdown: refuse new work, release background responses to other replicas, wait for running ones,
-fail the rest, write everything, stop listening. Hypercorn runs in this process: a kill leaves no orphan.
+`shutdown` has what happens at SIGTERM; then everything is written and the threads end in the order of `stop`.
+Hypercorn runs in this process: a kill leaves no orphan.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ from server.hosted_tools.registered_servers import RegisteredServers, read_acces
 from server.http.app import build
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener
+from server.http.asgi.tls import ServerCertificate
 from server.http.authentication import Authenticator
 from server.http.services import Services
 from server.limits import UnfinishedResponses
@@ -38,6 +38,7 @@ from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.load_model import load_model
 from server.process.open_database import OpenDatabase
+from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
 from server.recording.messages import RecorderMessage
 from server.recording.recorder import Recorder
@@ -91,13 +92,14 @@ class ServerProcess:
         opened: OpenDatabase,
         loop: asyncio.AbstractEventLoop,
         say: Callable[[str], None],
+        certificate: ServerCertificate | None = None,
     ) -> None:
         self.exit_code = 0
+        self._certificate = certificate
         self._config = config
         self._say = say
         self._loop = loop
         self._ended = asyncio.Event()
-        self._draining = False
         self._database = database
         self._traces = ResponseTraces()
         hub = Hub(loop)
@@ -218,12 +220,20 @@ class ServerProcess:
 
     def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
         """Serves at most `connections` on the listener until shutdown."""
+        server = Listener(
+            build(self._services, connections), self._http_settings(), connections, self._certificate
+        )
+        shutdown = Shutdown(self._services, server, self._loop, self._ended)
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._asked_to_end)
+            self._loop.add_signal_handler(number, shutdown.request)
         if interrupts.was_interrupted():  # between loading and this handler
             self._ended.set()
         self._announce(listener)
         gc.freeze()  # a model has a million permanent objects, which collections then skip
+        install_patches()
+        runner.run(server.serve(listener, self._ended.wait))
+
+    def _http_settings(self) -> HypercornConfig:
         settings = HypercornConfig()
         settings.errorlog = logging.getLogger("hypercorn.error")  # keeps our log format
         settings.errorlog.setLevel("WARNING")
@@ -233,9 +243,7 @@ class ServerProcess:
         settings.include_server_header = False
         settings.websocket_max_message_size = self._config.max_body_bytes
         settings.websocket_ping_interval = self._config.keep_alive_seconds
-        install_patches()
-        server = Listener(build(self._services, connections), settings, connections)
-        runner.run(server.serve(listener, self._ended.wait))
+        return settings
 
     def stop(self) -> None:
         """Ends the threads and marks the replica as stopped."""
@@ -307,14 +315,15 @@ class ServerProcess:
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
+        scheme = "http" if self._certificate is None else "https"
+        shown = f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"
         name = self._services.model.name
         if not self._config.serves_api:
-            self._say(f"Ready: a worker for {name}, health at http://{shown}:{port}/health/ready .\n")
+            self._say(f"Ready: a worker for {name}, health at {shown}:{port}/health/ready .\n")
             return
-        self._say(f"Ready: {name} at http://{shown}:{port}/v1 . Try:\n")
+        self._say(f"Ready: {name} at {shown}:{port}/v1 . Try:\n")
         self._say(
-            f"  curl http://{shown}:{port}/v1/responses -H 'Content-Type: application/json'"
+            f"  curl {shown}:{port}/v1/responses -H 'Content-Type: application/json'"
             f""" -d '{{"model": "{name}", "input": "Hello!"}}'\n"""
         )
 
@@ -329,31 +338,6 @@ class ServerProcess:
 
     def _end_with(self, exit_code: int) -> None:
         self.exit_code = exit_code
-        self._loop.call_soon_threadsafe(self._ended.set)
-
-    def _asked_to_end(self) -> None:
-        """Called on the loop: the first signal drains, the second ends at once."""
-        if self._draining:
-            self._ended.set()
-            return
-        self._draining = True
-        self._admission.close()
-        self._services.closing.set()
-        threading.Thread(target=self._drain, name="drain", daemon=True).start()
-
-    def _drain(self) -> None:
-        self._claimer.stop()
-        background = [run.facts.id for run in self._recorder.active_runs() if run.facts.echo.background]
-        self._recorder.release_background_runs()
-        for response in background:
-            self._cancel(response)  # stops the engine; the recorder no longer records this response
-        if not self._recorder.wait_idle(self._config.drain_seconds):
-            for run in self._recorder.active_runs():
-                self._recorder.fail_run(
-                    run.facts.id, "The server was stopped while it was generating this response."
-                )
-            self._engine.close(drain=False)
-            self._recorder.wait_idle(5.0)
         self._loop.call_soon_threadsafe(self._ended.set)
 
 

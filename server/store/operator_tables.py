@@ -169,5 +169,13 @@ seal_keys = Table(
     time_column("created_at", required=True),
 )
 
+reader_tenants = Table(
+    "reader_tenants",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("role", Text, primary_key=True, comment="a database user"),
+    comment="whose rows the readers of single tenants see",
+)
+
 ALL_TABLES = metadata
 """The metadata of these tables and of those in `tables.py`."""

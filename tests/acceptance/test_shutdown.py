@@ -1,5 +1,9 @@
 """SIGTERM: what runs may finish, what cannot is told so, and the exit code is 0."""
 
+import json
+from contextlib import closing
+from http.client import HTTPConnection, HTTPMessage
+
 import httpx
 
 from tests.fix_server import StartServer
@@ -53,6 +57,87 @@ def test_new_responses_are_refused_while_server_drains(start_server: StartServer
     assert refused.headers["retry-after"] == "1"
     assert refused.json()["error"]["type"] == "server_error"
     assert server.wait() == 0
+
+
+def test_responses_are_accepted_during_the_shutdown_delay_and_refused_after_it(
+    start_server: StartServer,
+) -> None:
+    server = start_server(scripted_tokens=100, scripted_step_seconds=0.02, shutdown_delay_seconds=1)
+    with create(server.url, HELLO) as first:
+        first.take(5)
+        server.ask_to_end()
+        eventually(lambda: is_draining(server))
+        with create(server.url, HELLO) as second:
+            second.take(1)
+            eventually(lambda: httpx.post(f"{server.api}/responses", json=HELLO | {"max_output_tokens": 1})
+                       .status_code == 503)  # fmt: skip
+            for stream in (first, second):
+                assert parse(stream.read())[-1].event == "response.completed"
+    assert server.wait() == 0
+
+
+def test_connections_are_closed_after_their_answer_or_at_the_end_of_the_shutdown_delay(
+    start_server: StartServer,
+) -> None:
+    server = start_server(scripted_tokens=100, scripted_step_seconds=0.02, shutdown_delay_seconds=1)
+    busy, idle = (HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(2))
+    with create(server.url, HELLO) as stream, closing(busy), closing(idle):
+        assert headers_of(busy).get("connection") is None
+        assert headers_of(idle).get("connection") is None
+        stream.take(5)
+        server.ask_to_end()
+        eventually(lambda: is_draining(server))
+        assert headers_of(busy)["connection"] == "close"
+        assert idle.sock.recv(1) == b""
+        assert not stream.response.isclosed()
+        stream.read()
+    assert server.wait() == 0
+
+
+def test_connection_of_a_stream_that_began_before_the_signal_is_closed_when_it_ends_after_the_delay(
+    start_server: StartServer,
+) -> None:
+    server = start_server(scripted_tokens=100, scripted_step_seconds=0.02)
+    with create(server.url, HELLO) as other, closing(HTTPConnection("127.0.0.1", server.port)) as connection:
+        body = json.dumps(HELLO | {"stream": True, "max_output_tokens": 40})
+        connection.request("POST", "/v1/responses", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.headers.get("connection") is None
+        assert answer.read(1)
+        server.ask_to_end()
+        assert answer.read().endswith(DONE)
+        assert connection.sock.recv(1) == b""
+        assert parse(other.read())[-1].event == "response.completed"
+    assert server.wait() == 0
+
+
+def headers_of(connection: HTTPConnection) -> HTTPMessage:
+    connection.request("GET", "/v1/models")
+    answer = connection.getresponse()
+    answer.read()
+    assert answer.status == 200
+    return answer.headers
+
+
+def test_second_signal_ends_the_shutdown_delay(start_server: StartServer) -> None:
+    server = start_server(shutdown_delay_seconds=3600)
+    server.ask_to_end()
+    eventually(lambda: is_draining(server))
+    server.ask_to_end()
+    assert server.wait() == 0
+
+
+def test_stream_of_another_replicas_response_is_read_to_its_end_when_its_server_is_asked_to_end(
+    start_server: StartServer,
+) -> None:
+    first, second = (start_server(scripted_tokens=400, scripted_step_seconds=0.02) for _ in range(2))
+    with create(first.url, HELLO | {"background": True}) as stream:
+        stream.take(5)
+        first.ask_to_end()
+        raw = stream.read()  # eight seconds: longer than the listener's last five
+    assert parse(raw)[-1].event == "response.completed"
+    assert first.wait() == 0
+    assert httpx.get(f"{second.url}/health/ready").status_code == 200
 
 
 def test_idle_server_ends_quietly(start_server: StartServer) -> None:

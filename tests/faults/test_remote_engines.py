@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,8 +15,8 @@ from tests.support.attached import (
     PATIENCE_S,
     Attached,
     Body,
-    Countdown,
     Crowd,
+    Times,
     ask,
     check,
     check_whole,
@@ -57,18 +56,6 @@ def engines() -> Iterator[Engines]:
 def settings_of(engines: Engines, **more: object) -> dict[str, object]:
     urls = ",".join(engine.url for engine in engines)
     return {"engine": "vllm", "engine_url": urls, "hang_seconds": HANG_S, **more}
-
-
-class Times(Countdown):
-    """Records when events came."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.times: list[float] = []
-
-    def count(self, events: int) -> None:
-        self.times.append(monotonic())
-        super().count(events)
 
 
 def greedy(choose: random.Random, *, background: bool = False, **more: object) -> Body:
@@ -114,7 +101,7 @@ def test_engines_that_are_killed_in_mid_stream_cost_no_token(
     tally["F20", "tokens compared across killed engines"] += check_undisturbed(crowd.clients, server)
     for client in crowd.clients:
         assert isinstance(client.countdown, Times)
-        pauses.append(max(later - earlier for earlier, later in pairwise(client.countdown.times)))
+        pauses.append(client.countdown.longest_pause)
     pauses.sort()
     tally["F20", "engines killed"] += kills
     tally["F20", "calls on engines that were killed"] += hit

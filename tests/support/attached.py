@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import monotonic
 from typing import Any, Self
 from uuid import uuid4
@@ -58,6 +59,23 @@ class Countdown:
     def wait(self, over: Callable[[], bool]) -> None:
         """Until then, or until there is no more to receive."""
         eventually(lambda: self._reached.is_set() or over(), within=PATIENCE_S)
+
+
+class Times(Countdown):
+    """Records when events of its one client came."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._times: list[float] = []
+
+    def count(self, events: int) -> None:
+        self._times.append(monotonic())
+        super().count(events)
+
+    @property
+    def longest_pause(self) -> float:
+        """Seconds between two parts of the stream."""
+        return max(later - earlier for earlier, later in pairwise(self._times))
 
 
 @dataclass
@@ -177,7 +195,7 @@ def ask(number: int, choose: random.Random, *, background: bool, **more: object)
     return {"model": MODEL, "input": words, "background": background, **sampling, **more}
 
 
-def uncut(server: ServerProcess, bodies: Sequence[Body]) -> list[str]:
+def uncut(server: ServerProcess, bodies: Sequence[Body], at_once: int = 32) -> list[str]:
     """What the server says to these requests when nothing happens to it."""
 
     def text(body: Body) -> str:
@@ -186,7 +204,7 @@ def uncut(server: ServerProcess, bodies: Sequence[Body]) -> list[str]:
         assert answer.status_code == 200, answer.text
         return output_text(answer.json())
 
-    with ThreadPoolExecutor(32) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(text, bodies))
 
 
@@ -206,12 +224,12 @@ def retrieve(server: ServerProcess, response_id: str) -> Body:
     return found
 
 
-def check(clients: Sequence[Attached], server: ServerProcess) -> int:
+def check(clients: Sequence[Attached], server: ServerProcess, at_once: int = 32) -> int:
     """Each saw its whole stream once, and what is stored; each completed, or failed in the foreground.
 
     What was said is what would have been said without the trouble. Gives the number of tokens compared.
     """
-    expected = uncut(server, [client.body for client in clients])
+    expected = uncut(server, [client.body for client in clients], at_once)
     return sum(check_one(client, server, text) for client, text in zip(clients, expected, strict=True))
 
 

@@ -49,6 +49,12 @@ class EngineServerProcess:
         self._process.wait()
         self._process = None
 
+    def ask_to_end(self) -> None:
+        """SIGTERM, at which it ends with its calls; returns when it has."""
+        assert self._process is not None
+        self._process.terminate()
+        self.wait()
+
     def restart(self, **options: object) -> None:
         self._options |= options
         if self._process is not None:

@@ -21,6 +21,7 @@ import httpx
 from tests.support.bodies import Bodies
 from tests.support.eventually import eventually
 from tests.support.fork_server import Process, fork_server, model_fork_server
+from tests.support.nginx import Nginx, documented_server
 from tests.support.recorded_server import DESCRIPTOR
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,6 +34,9 @@ MODEL = "holdfast-demo"
 ENGINE_URL = "TEST_ENGINE_URL"
 ENGINE = "TEST_ENGINE"
 """Environment: servers that run the demo model, and their kind; see `tests.support.engine_suite`."""
+
+PROXIED = "TEST_NGINX" in os.environ
+"""Every server is behind an nginx with the documented file, at the port that tests ask."""
 
 NEW_PROCESS = ("tests.support.recorded_server",)
 """For a server that is not forked, but started with its imports before it."""
@@ -96,6 +100,11 @@ def _engine_settings(flags: Sequence[str], settings: Mapping[str, object]) -> di
     return {"engine": os.environ.get(ENGINE, "vllm"), "engine_url": url}
 
 
+def _proxy(port: int, server: int) -> Nginx:
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-nginx-"))
+    return Nginx(folder, port, documented_server(port, [server]))
+
+
 class ServerProcess:
     """One server, which may be stopped or killed and started again on the same port."""
 
@@ -118,7 +127,12 @@ class ServerProcess:
         self._fork_server = None if module else fork_server if is_scripted else model_fork_server
         self._arguments = [*(module or NEW_PROCESS), "serve", *flags]
         settings = {**_engine_settings(flags, settings or {}), **(settings or {})}
-        self._environment = environment(database_url, {"port": self.port, **settings})
+        own = free_port() if PROXIED else self.port
+        self._proxy = _proxy(self.port, own) if PROXIED else None
+        listening: dict[str, object] = {"port": self.port}
+        if PROXIED:
+            listening = {"port": own, "allowed_hosts": "127.0.0.1, localhost"}
+        self._environment = environment(database_url, {**listening, **settings})
         self._process: Process | None = None
         self._before = 0
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
@@ -140,6 +154,8 @@ class ServerProcess:
     def launch(self, standard_error: int | None = None) -> None:
         """Starts the process and waits for nothing. What it says goes to a file, or its errors elsewhere."""
         assert self._process is None
+        if self._proxy is not None:
+            self._proxy.start()
         self._before = os.fstat(self._said.fileno()).st_size
         said, recorded = self._said.fileno(), self._recorded.fileno()
         errors = said if standard_error is None else standard_error
@@ -211,6 +227,8 @@ class ServerProcess:
         """Ends it for good, whatever state it is in."""
         if self._process is not None:
             self.kill()
+        if self._proxy is not None:
+            self._proxy.stop()
         living.discard(self)
         faults_of_the_dead.extend(self.take_bodies())
         self._recorded.close()

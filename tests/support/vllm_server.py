@@ -3,6 +3,7 @@
 import atexit
 import functools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -58,6 +59,12 @@ class VllmServer:
 
     def start(self) -> None:
         """Returns when it answers."""
+        self.launch()
+        eventually(self.is_ready, within=PATIENCE_S)
+
+    def launch(self) -> None:
+        """Starts the process, which must not be there, and waits for nothing."""
+        assert self._process is None
         self._process = subprocess.Popen(
             self._command,
             env=os.environ | SETTINGS,
@@ -65,9 +72,9 @@ class VllmServer:
             stderr=self._output,
             start_new_session=True,
         )
-        eventually(self._is_ready, within=PATIENCE_S)
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether it answers. Fails when the process has ended."""
         assert self._process is not None
         assert self._process.poll() is None, self.said()
         try:
@@ -75,21 +82,55 @@ class VllmServer:
         except httpx.HTTPError:
             return False
 
-    def said(self) -> str:
-        """The end of its output."""
-        self._output.seek(0)
-        return self._output.read().decode(errors="replace")[-10_000:]
+    def said(self, size: int = 10_000) -> str:
+        """The end of its output, of every start."""
+        end = os.fstat(self._output.fileno()).st_size
+        start = max(0, end - size)
+        return os.pread(self._output.fileno(), end - start, start).decode(errors="replace")
 
     def kill(self) -> None:
         """SIGKILL to all of its processes."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended, and was asked whether it has
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+    def ask_to_end(self) -> None:
+        """SIGTERM, as a supervisor sends it."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill_worker(self) -> None:
+        """SIGKILL to the process that has the model, as the kernel does when memory runs out."""
+        os.kill(self._worker(), signal.SIGKILL)
+
+    def take_memory(self) -> None:
+        """From now on the system gives no further memory to the process that has the model."""
+        worker = self._worker()
+        in_use = int(Path(f"/proc/{worker}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(worker, resource.RLIMIT_AS, (in_use, resource.RLIM_INFINITY))
+
+    def has_ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def _worker(self) -> int:
+        """A child of the engine core, which is a child of the server."""
+        (core,) = [child for child in _children(self.pid) if _name(child).startswith("VLLM::EngineCor")]
+        (worker,) = [child for child in _children(core) if _name(child).startswith("VLLM::")]
+        return worker
 
     def stop(self) -> None:
         self.kill()
         self._output.close()
+
+
+def _children(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in lists for child in file.read_text().split()]
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text()
 
 
 def installed() -> bool:

@@ -45,6 +45,7 @@ REACH = {
     "server/browser/page.py:from_html": PAGE,  # a literal and digits
     "server/browser/page.py:_text": PAGE,
     "server/cli/keys.py": OPERATOR,
+    "server/cli/database_roles.py": OPERATOR,
     "server/configuration/settings.py": OPERATOR,
     "server/outbound_http/guarded_http.py:_LINE_END": HEADER,  # what a socket gives at once
     "server/prompting/ebnf_to_lark.py:_EBNF": MAX_LARK,

@@ -1,6 +1,7 @@
 """Settings of listening, HTTP and the API: address, origins, sizes and times of requests, behaviour."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from server.configuration.setting_groups.declare import setting
@@ -17,6 +18,10 @@ class ListeningSettings:
         "values of the Host header that are accepted: name, name:port or *.name, comma-separated; default: "
         "this machine's names while no key exists, then any",
     )
+    tls_certificate: Path | None = setting(
+        None, "a file with the server's certificate chain in PEM; renewed files are used without a restart"
+    )
+    tls_key: Path | None = setting(None, "a file with the certificate's private key in PEM")
     cors_origins: str | None = setting(
         None,
         "origins of web pages that may use the server: https://name or http://name:port, comma-separated, "

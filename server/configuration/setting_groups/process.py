@@ -44,6 +44,9 @@ class ReplicaSettings:
         "process; `worker` generates background responses and serves nothing but health; `all` does both",
     )
     drain_seconds: float = setting(20.0, "seconds that SIGTERM waits for running responses", low=0)
+    shutdown_delay_seconds: float = setting(
+        0.0, "seconds after SIGTERM in which requests are still accepted, while readiness says 503", low=0
+    )
     lease_seconds: float = setting(
         10.0, "seconds without a heartbeat after which a replica counts as dead", low=2
     )

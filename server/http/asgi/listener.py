@@ -21,6 +21,8 @@ from hypercorn.events import Closed, Event, Updated
 from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
+from server.http.asgi.tls import HANDSHAKE_SECONDS, ServerCertificate
+
 log = logging.getLogger("holdfast.listener")
 
 DEFAULT_CONNECTIONS = 4096
@@ -56,7 +58,17 @@ def connection_limit(wanted: int | None, files: int, database: int) -> int:
 class Listener:
     """Serves an ASGI application on a listening socket."""
 
-    def __init__(self, app: ASGIApp, settings: HypercornConfig, max_connections: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: HypercornConfig,
+        max_connections: int,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
+        """With a certificate every connection is TLS."""
+        self._certificate = certificate
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        """TLS handshakes, oldest first. They are not connections yet, but count as such."""
         self._app = wrap_app(app, settings.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
         self._settings = settings
         self._max_connections = max_connections
@@ -78,7 +90,22 @@ class Listener:
             ending.cancel()
             listener.close()
             await self._context.terminated.set()
+            while self._handshakes:
+                self._close_idle()
             await self._finish()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is in progress. Any thread."""
+        return self._connections.busy
+
+    def close_after_answers(self) -> None:
+        """From now on every answer has `Connection: close`; nothing is closed before it was answered."""
+        self._settings.keep_alive_max_requests = 0
+
+    def close_idle(self) -> None:
+        """From now on closes connections between two requests: the next one would be refused."""
+        self._connections.close_between_requests()
 
     async def _finish(self) -> None:
         if not self._tasks:
@@ -98,33 +125,64 @@ class Listener:
                 if error.errno in _EXHAUSTED:
                     await self._recover(error)
                 continue  # otherwise the client has disconnected already
-            try:
+            if self._certificate is not None:
+                task = asyncio.ensure_future(self._attach(accepted))
+                self._handshakes[task] = None
+                task.add_done_callback(self._forget_handshake)
+            else:
                 await self._attach(accepted)
-            except OSError:
-                accepted.close()
 
     async def _make_room(self) -> None:
         """Closes the longest idle connection at the limit; waits at the hard limit if none is idle."""
-        while self._connections.open >= self._max_connections + _SPARE:
-            if not self._connections.close_idle():
+        while self._open() >= self._max_connections + _SPARE:
+            if not self._close_idle():
                 await self._connections.changed()
             else:
                 await asyncio.sleep(0)
-        if self._connections.open >= self._max_connections:
-            self._connections.close_idle()
+        if self._open() >= self._max_connections:
+            self._close_idle()
+
+    def _open(self) -> int:
+        return self._connections.open + len(self._handshakes)
+
+    def _close_idle(self) -> bool:
+        """Closes an idle connection, or the oldest handshake; False where there is neither."""
+        if self._connections.close_idle():
+            return True
+        if not self._handshakes:
+            return False
+        task = next(iter(self._handshakes))
+        del self._handshakes[task]
+        task.cancel()
+        return True
+
+    def _forget_handshake(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
 
     async def _recover(self, error: OSError) -> None:
         if monotonic() - self._warned_at >= _LOG_INTERVAL_S:
             self._warned_at = monotonic()
             log.error("no connection can be accepted: %s", error.strerror)
-        self._connections.close_idle()
+        self._close_idle()
         await asyncio.sleep(_PAUSE_S)
 
     async def _attach(self, accepted: socket.socket) -> None:
+        """Begins to serve a connection, after its TLS handshake. Closes one that is lost before."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, self._run, loop=loop)
-        await loop.connect_accepted_socket(lambda: protocol, accepted)
+        try:
+            if self._certificate is None:
+                await loop.connect_accepted_socket(lambda: protocol, accepted)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: protocol,
+                    accepted,
+                    ssl=self._certificate.context(),
+                    ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                )
+        except OSError:  # ssl.SSLError and a time-out are OSErrors
+            accepted.close()
 
     async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -152,6 +210,12 @@ class OpenConnections:
         self._idle: dict[Connection, None] = {}
         """In order: the one that has been idle for longest is first."""
         self._changed = asyncio.Event()
+        self._keeps_idle = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether any is not idle. Any thread."""
+        return self.open > len(self._idle)
 
     def add(self, connection: "Connection") -> None:
         """Adds a connection, which is idle until its first request."""
@@ -165,7 +229,9 @@ class OpenConnections:
 
     def set_idle(self, connection: "Connection", idle: bool) -> None:
         self._idle.pop(connection, None)
-        if idle:
+        if idle and not self._keeps_idle:
+            connection.writer.close()  # sends what is left of an answer
+        elif idle:
             self._idle[connection] = None
             self._changed.set()
 
@@ -177,6 +243,12 @@ class OpenConnections:
         del self._idle[connection]
         connection.writer.transport.abort()
         return True
+
+    def close_between_requests(self) -> None:
+        """From now on closes connections after their requests; the first one of others may be on its way."""
+        self._keeps_idle = False
+        for connection in [one for one in self._idle if one.had_request]:
+            self.set_idle(connection, True)
 
     async def changed(self) -> None:
         """Waits until a connection closes or becomes idle."""
@@ -194,6 +266,7 @@ class Connection(TCPServer):
     """
 
     _connections: OpenConnections | None = None
+    had_request = False
 
     def track(self, connections: OpenConnections) -> None:
         """Registers with the open connections and reports to them when it is idle."""
@@ -210,6 +283,7 @@ class Connection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated) and self._connections is not None:
+            self.had_request = True
             self._connections.set_idle(self, event.idle)
         try:
             await super().protocol_send(event)

@@ -39,7 +39,7 @@ def version(_services: Services, request: Request, _body: bytes) -> Response:
 
 
 def _unready_reason(services: Services) -> str | None:
-    if not services.admission.open:
+    if services.stopping.is_set():
         return "shutting down"
     stats = services.model.engine.stats()
     if not stats.alive:

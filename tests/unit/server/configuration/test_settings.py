@@ -37,6 +37,8 @@ VALUES: dict[str, tuple[str, object]] = {
     "engine_model": ("qwen", "qwen"),
     "engine_api_key": ("secret", "secret"),
     "engine_ca": ("/etc/engine.pem", Path("/etc/engine.pem")),
+    "tls_certificate": ("/etc/server.pem", Path("/etc/server.pem")),
+    "tls_key": ("/etc/server.key", Path("/etc/server.key")),
     "role": ("worker", "worker"),
     "durability": ("strict", "strict"),
     "delivery": ("poll", "poll"),

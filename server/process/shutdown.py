@@ -1,0 +1,86 @@
+"""`Shutdown`: what a server does between SIGTERM and the end of its listener.
+
+At the signal `/health/ready` says 503 and every answer closes its connection, so that balancers and pools of
+connections turn to other replicas; for `shutdown_delay_seconds` requests are still accepted. Then the server
+drains: it refuses new work, releases background responses to other replicas, waits for running ones and for
+readers of responses that run elsewhere, and ends the rest as failed.
+"""
+
+import asyncio
+import threading
+from time import monotonic, sleep
+
+from server.http.asgi.listener import Listener
+from server.http.services import Services
+from server.store.cluster.leases import other_heartbeats
+from server.store.database_errors import DatabaseError
+
+ANSWERS_SECONDS = 0.1
+"""Between two looks at whether answers are still being sent."""
+FINAL_COMMIT_SECONDS = 5.0
+"""For the commits that end what did not end by itself."""
+
+
+class Shutdown:
+    """Ends the listener by setting `ended`."""
+
+    def __init__(
+        self, services: Services, listener: Listener, loop: asyncio.AbstractEventLoop, ended: asyncio.Event
+    ) -> None:
+        self._services = services
+        self._listener = listener
+        self._loop = loop
+        self._ended = ended
+
+    def request(self) -> None:
+        """Called on the loop by each SIGTERM or SIGINT: the first begins, the second ends at once."""
+        if self._services.stopping.is_set():
+            self._ended.set()
+            return
+        self._services.stopping.set()
+        self._listener.close_after_answers()
+        config = self._services.config
+        delay = config.shutdown_delay_seconds if config.serves_api else 0.0
+        if delay:
+            self._loop.call_later(delay, self._begin_drain)
+        else:
+            self._begin_drain()
+
+    def _begin_drain(self) -> None:
+        self._services.admission.close()
+        self._services.closing.set()
+        self._listener.close_idle()
+        threading.Thread(target=self._drain, name="drain", daemon=True).start()
+
+    def _drain(self) -> None:
+        services, seconds = self._services, self._services.config.drain_seconds
+        until = monotonic() + seconds
+        recorder = services.recorder
+        services.claimer.stop()
+        background = [run.facts.id for run in recorder.active_runs() if run.facts.echo.background]
+        recorder.release_background_runs()
+        for response in background:
+            services.tool_loop.cancel(response)  # stops the engine; the recorder no longer records this one
+        if not recorder.wait_idle(seconds):
+            for run in recorder.active_runs():
+                recorder.fail_run(
+                    run.facts.id, "The server was stopped while it was generating this response."
+                )
+            services.model.engine.close(drain=False)
+            recorder.wait_idle(FINAL_COMMIT_SECONDS)
+        self._wait_for_answers(until)
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _wait_for_answers(self, until: float) -> None:
+        """Until nobody reads here what other replicas generate; without others nothing more will come."""
+        if self._listener.busy and self._has_others():
+            while self._listener.busy and monotonic() < until:
+                sleep(ANSWERS_SECONDS)
+
+    def _has_others(self) -> bool:
+        """Whether other replicas are alive; the last heartbeat may not know of one that has just started."""
+        database, replica = self._services.database, self._services.replica
+        try:
+            return bool(database.retry(lambda connection: other_heartbeats(connection, replica), seconds=0))
+        except DatabaseError:
+            return False

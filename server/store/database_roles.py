@@ -1,0 +1,217 @@
+"""Database roles beside the schema's owner: `holdfast_server` without DDL, and readers; row-level security.
+
+Three roles that cannot log in have the rights; users are members of one of them. `holdfast_server` serves.
+`holdfast_reader` reads everything but secrets. `holdfast_tenant_reader` reads the rows of the tenants that
+`reader_tenants` names for the user, which policies of row-level security select, and sees no others even if a
+query forgets its condition.
+
+COPY refuses tables with row-level security, and the recorder copies into `response_events_hot`: that table
+has none, a tenant's readers have no right to it, and read `v_tenant_events` instead.
+
+Every function raises ConfigError for what the database refuses.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, LiteralString
+
+import psycopg
+from psycopg import sql
+from psycopg.errors import DuplicateObject, InsufficientPrivilege
+from sqlalchemy import Table
+
+from server.errors import ConfigError
+from server.store.operator_tables import ALL_TABLES
+from server.store.timeout_connection import with_network_timeouts
+
+SERVER = "holdfast_server"
+READER = "holdfast_reader"
+TENANT_READER = "holdfast_tenant_reader"
+Role = Literal["server", "reader"]
+
+APPEND_ONLY = frozenset({"audit_trail"})
+"""Tables to which the server adds rows and which it never changes."""
+COPIED_INTO = frozenset({"response_events_hot"})
+HIDDEN_TABLES = frozenset({"seal_keys"})
+HIDDEN_COLUMNS = {"api_keys": frozenset({"digest"})}
+"""What no reader sees: with these, content and keys could be opened or guessed offline."""
+OF_NO_TENANT = frozenset({"prices"})
+"""Tables without tenants that a tenant's readers see, too."""
+VIEWS = ("v_events", "v_images")
+TENANT_VIEWS = {"v_tenant_events": "v_events", "v_tenant_images": "v_images"}
+"""Views of a tenant's readers, and what they select from. The views beneath have the owner's rights."""
+READER_SETTINGS: dict[LiteralString, str] = {
+    "default_transaction_read_only": "on",
+    "statement_timeout": "30s",
+    "lock_timeout": "1s",
+    "idle_in_transaction_session_timeout": "60s",
+}
+MAX_READER_CONNECTIONS = 8
+
+_READABLE = sql.SQL("(select tenant from reader_tenants where role = current_user)")
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseUser:
+    """A role that can log in; `tenants` is empty for one that sees all of them."""
+
+    name: str
+    role: Role
+    tenants: tuple[str, ...]
+
+
+def create_roles(url: str) -> None:
+    """Makes the three roles, or gives them what this release's tables need; repeatable beside servers."""
+    with _owner(url) as connection:
+        for role in (SERVER, READER, TENANT_READER):
+            _create_group(connection, role)
+        for table in ALL_TABLES.tables.values():
+            with connection.transaction():
+                _grant(connection, table)
+                if "tenant" in table.columns and table.name not in COPIED_INTO:
+                    _secure_rows(connection, table.name)
+        with connection.transaction():
+            _grant_views(connection)
+
+
+def roles_exist(url: str) -> bool:
+    """Whether `create_roles` has run in this database."""
+    with _owner(url) as connection:
+        return connection.execute("select 1 from pg_policies where policyname = %s", [SERVER]).rowcount > 0
+
+
+def reader_options(url: str) -> str:
+    """Libpq's `options` of a session that only reads, as `holdfast_reader` where the roles exist."""
+    settings = {**READER_SETTINGS, **({"role": READER} if roles_exist(url) else {})}
+    return " ".join(f"-c {name}={value}" for name, value in settings.items())
+
+
+def create_user(url: str, name: str, role: Role, password: str, tenants: Sequence[str] = ()) -> None:
+    """A login role with that password; with `tenants` a reader of their rows alone."""
+    group = SERVER if role == "server" else TENANT_READER if tenants else READER
+    with _owner(url) as connection, connection.transaction():
+        encrypted = connection.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256")
+        options = sql.SQL("login password {} in role {}").format(encrypted.decode(), sql.Identifier(group))
+        user = sql.Identifier(name)
+        try:
+            connection.execute(sql.SQL("create role {} {}").format(user, options))
+        except DuplicateObject:
+            raise ConfigError(f"There is a role {name!r} already.") from None
+        if role == "reader":
+            limit = sql.Literal(MAX_READER_CONNECTIONS)
+            connection.execute(sql.SQL("alter role {} connection limit {}").format(user, limit))
+            for setting, value in READER_SETTINGS.items():
+                change = sql.SQL("alter role {} set {} = {}").format(user, sql.SQL(setting), value)
+                connection.execute(change)
+        for tenant in tenants:
+            connection.execute("insert into reader_tenants (tenant, role) values (%s, %s)", [tenant, name])
+
+
+def drop_user(url: str, name: str) -> bool:
+    """Removes the user; returns whether its sessions could be ended, too.
+
+    Raises ConfigError if `create_user` did not make it in this database.
+    """
+    if all(user.name != name for user in list_users(url)):
+        raise ConfigError(f"There is no user {name!r} of this database; `holdfast db users` shows them.")
+    sessions = "select pg_terminate_backend(pid) from pg_stat_activity where usename = %s"
+    with _owner(url) as connection, connection.transaction():
+        try:
+            with connection.transaction():
+                connection.execute(sessions, [name])
+            ended = True
+        except InsufficientPrivilege:
+            ended = False
+        connection.execute("delete from reader_tenants where role = %s", [name])
+        connection.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+    return ended
+
+
+def list_users(url: str) -> list[DatabaseUser]:
+    """The members of the three roles, by name."""
+    query = """
+        select m.rolname, g.rolname,
+               array(select tenant from reader_tenants t where t.role = m.rolname order by 1)
+        from pg_auth_members a join pg_roles m on m.oid = a.member join pg_roles g on g.oid = a.roleid
+        where g.rolname = any(%s) and m.rolcanlogin and m.rolname <> current_user order by 1
+    """
+    with _owner(url) as connection:
+        rows = connection.execute(query, [[SERVER, READER, TENANT_READER]]).fetchall()
+    return [
+        DatabaseUser(name, "server" if group == SERVER else "reader", tuple(tenants))
+        for name, group, tenants in rows
+    ]
+
+
+@contextmanager
+def _owner(url: str) -> Iterator[psycopg.Connection]:
+    """A session of the schema's owner. Errors of the database are raised as ConfigError."""
+    try:
+        with psycopg.connect(with_network_timeouts(url), autocommit=True) as connection:
+            yield connection
+    except InsufficientPrivilege as error:
+        raise ConfigError(
+            f"The role of the database URL may not do this: {error.diag.message_primary}. It must own the"
+            " tables, and needs CREATEROLE to make roles."
+        ) from error
+    except psycopg.Error as error:
+        raise ConfigError(f"The database refused: {str(error).strip().splitlines()[0]}") from error
+
+
+def _create_group(connection: psycopg.Connection, role: str) -> None:
+    if connection.execute("select 1 from pg_roles where rolname = %s", [role]).rowcount == 0:
+        connection.execute(sql.SQL("create role {} nologin").format(sql.Identifier(role)))
+    connection.execute(sql.SQL("grant usage on schema public to {}").format(sql.Identifier(role)))
+
+
+def _grant(connection: psycopg.Connection, table: Table) -> None:
+    changes = sql.SQL("select, insert" if table.name in APPEND_ONLY else "select, insert, update, delete")
+    _grant_on(connection, changes, table.name, SERVER)
+    if table.name in HIDDEN_TABLES:
+        return
+    shown = [column.name for column in table.columns if column.name not in HIDDEN_COLUMNS.get(table.name, ())]
+    names = sql.SQL(", ").join(sql.Identifier(name) for name in shown)
+    select = sql.SQL("select ({})").format(names)
+    _grant_on(connection, select, table.name, READER)
+    of_a_tenant = "tenant" in table.columns and table.name not in COPIED_INTO
+    if of_a_tenant or table.name in OF_NO_TENANT:
+        _grant_on(connection, select, table.name, TENANT_READER)
+
+
+def _grant_on(connection: psycopg.Connection, what: sql.Composable, table: str, role: str) -> None:
+    statement = sql.SQL("grant {} on {} to {}").format(what, sql.Identifier(table), sql.Identifier(role))
+    connection.execute(statement)
+
+
+def _secure_rows(connection: psycopg.Connection, table: str) -> None:
+    """Row-level security with a policy for each role. Locks the table only where something is missing."""
+    own = sql.SQL("role = current_user") if table == "reader_tenants" else sql.SQL("tenant in ") + _READABLE
+    anything = sql.SQL("true")
+    policies = ((SERVER, "all", anything), (READER, "select", anything), (TENANT_READER, "select", own))
+    made = connection.execute("select policyname from pg_policies where tablename = %s", [table]).fetchall()
+    for role, command, condition in policies:
+        if (role,) not in made:
+            connection.execute(
+                sql.SQL("create policy {0} on {1} for {2} to {0} using ({3})").format(
+                    sql.Identifier(role), sql.Identifier(table), sql.SQL(command), condition
+                )
+            )
+    enabled = connection.execute("select relrowsecurity from pg_class where oid = %s::regclass", [table])
+    if enabled.fetchone() == (False,):
+        connection.execute(sql.SQL("alter table {} enable row level security").format(sql.Identifier(table)))
+
+
+def _grant_views(connection: psycopg.Connection) -> None:
+    select = sql.SQL("select")
+    _grant_on(connection, select, "alembic_version", SERVER)
+    for view in VIEWS:
+        for role in (SERVER, READER):
+            _grant_on(connection, select, view, role)
+    for view, source in TENANT_VIEWS.items():
+        connection.execute(
+            sql.SQL(
+                "create or replace view {} with (security_barrier) as select * from {} where tenant in {}"
+            ).format(sql.Identifier(view), sql.Identifier(source), _READABLE)
+        )
+        _grant_on(connection, select, view, TENANT_READER)

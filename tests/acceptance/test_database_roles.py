@@ -1,0 +1,232 @@
+"""Database roles: a server without DDL, people who only read, and readers of one tenant."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
+
+from server.store.database_roles import (
+    COPIED_INTO,
+    HIDDEN_TABLES,
+    READER,
+    READER_SETTINGS,
+    SERVER,
+    TENANT_READER,
+    TENANT_VIEWS,
+)
+from server.store.operator_tables import ALL_TABLES
+from tests.fix_server import SCRIPTED, Connect
+from tests.support.invariants import check
+from tests.support.server_process import MODEL, ServerProcess, run_command
+
+TENANT_TABLES = {name for name, table in ALL_TABLES.tables.items() if "tenant" in table.columns}
+
+
+@dataclass(frozen=True)
+class Users:
+    owner: str
+    server: str
+    reader: str
+    acme_reader: str
+
+
+@pytest.fixture
+def users(database_url: str) -> Iterator[Users]:
+    """URLs of this database as its owner, as a server, as a reader, and as a reader of the tenant acme."""
+    assert run_command("db", "roles", database_url=database_url).returncode == 0
+    names = {"server": ["server"], "reader": ["reader"], "acme": ["reader", "--tenant", "acme"]}
+    database = conninfo_to_dict(database_url)["dbname"]
+    urls = {}
+    for name, options in names.items():
+        user = f"{name}_of_{database}"
+        made = run_command("db", "create-user", user, "--as", *options, database_url=database_url)
+        assert (made.returncode, len(made.stdout.strip())) == (0, 32), made.stderr
+        urls[name] = make_conninfo(database_url, user=user, password=made.stdout.strip())
+    yield Users(database_url, urls["server"], urls["reader"], urls["acme"])
+    for name in names:
+        gone = run_command("db", "drop-user", f"{name}_of_{database}", database_url=database_url)
+        assert gone.returncode == 0, gone.stderr
+
+
+@pytest.fixture
+def served(users: Users, connect: Connect) -> Iterator[ServerProcess]:
+    """A server that is no owner, with responses of two tenants."""
+    server = ServerProcess(_url(users.server), settings=SCRIPTED)
+    server.start()
+    for tenant in ("acme", "other"):
+        made = run_command("keys", "create", "--tenant", tenant, database_url=users.owner)
+        client = connect(server, made.stdout.strip())
+        client.responses.create(model=MODEL, input=f"Words of {tenant}", metadata={"of": tenant})
+        with client.responses.create(model=MODEL, input="Hello", stream=True, background=True) as stream:
+            assert [event.type for event in stream][-1] == "response.completed"
+        conversation = client.conversations.create()
+        answer = client.responses.create(model=MODEL, input="Hello", conversation=conversation.id)
+        client.responses.delete(answer.id)
+        client.responses.create(model=MODEL, input="Hello", store=False)
+    yield server
+    server.stop()
+    check(users.owner)
+
+
+def test_a_server_without_ddl_serves_everything(served: ServerProcess, users: Users) -> None:
+    with psycopg.connect(users.owner) as connection:
+        ended = connection.execute("select distinct status from responses").fetchall()
+        metered = connection.execute(
+            "select tenant, count(*) from usage_ledger group by 1 order by 1"
+        ).fetchall()
+    assert ended == [("completed",)]
+    assert metered == [("acme", 4), ("other", 4)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "create table t (a int)",
+        "alter table responses add column a int",
+        "drop table items",
+        "truncate responses",
+        "alter table responses disable row level security",
+        "delete from audit_trail",
+        "update audit_trail set actor = 'nobody'",
+        "select * from reader_tenants; drop view v_events",
+    ],
+)
+def test_a_server_user_changes_no_schema_and_no_audit_trail(users: Users, statement: str) -> None:
+    with psycopg.connect(users.server) as connection, pytest.raises(InsufficientPrivilege):
+        connection.execute(statement)
+
+
+def test_a_reader_reads_every_tenant_and_no_secret(served: ServerProcess, users: Users) -> None:
+    with psycopg.connect(users.reader, autocommit=True) as connection:
+        tenants = connection.execute("select distinct tenant from responses order by 1").fetchall()
+        events = connection.execute("select count(*) > 0 from v_events where tenant = 'other'").fetchone()
+        assert (tenants, events) == ([("acme",), ("other",)], (True,))
+        for query in ("select digest from api_keys", "select * from api_keys", "select * from seal_keys"):
+            with pytest.raises(InsufficientPrivilege):
+                connection.execute(query)
+        for name, value in READER_SETTINGS.items():
+            shown = connection.execute(sql.SQL("show {}").format(sql.SQL(name))).fetchone()
+            assert shown in ((value,), ("1min",) if value == "60s" else (value,))
+
+
+def test_a_reader_writes_nothing_even_in_a_transaction_that_may(users: Users) -> None:
+    for url in (users.reader, users.acme_reader):
+        with psycopg.connect(url, autocommit=True) as connection:
+            with pytest.raises(ReadOnlySqlTransaction):
+                connection.execute("delete from responses")
+            connection.execute("set default_transaction_read_only = off")
+            for table in sorted(ALL_TABLES.tables):
+                with pytest.raises(InsufficientPrivilege):
+                    connection.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
+            with pytest.raises(InsufficientPrivilege):
+                connection.execute("create table t (a int)")
+
+
+def test_a_tenants_reader_sees_its_rows_alone(served: ServerProcess, users: Users) -> None:
+    with psycopg.connect(users.owner) as owner:
+        filled = {
+            table
+            for table in TENANT_TABLES - COPIED_INTO
+            if owner.execute(
+                sql.SQL("select 1 from {} where tenant <> 'acme' limit 1").format(sql.Identifier(table))
+            ).fetchone()
+        }
+    assert filled >= {"responses", "items", "conversations", "usage_ledger", "api_keys", "response_streams"}
+    with psycopg.connect(users.acme_reader, autocommit=True) as connection:
+        for table in sorted(TENANT_TABLES - COPIED_INTO):
+            query = sql.SQL("select distinct tenant from {}").format(sql.Identifier(table))
+            assert set(connection.execute(query)) <= {("acme",)}, table
+        for view in TENANT_VIEWS:
+            query = sql.SQL("select distinct tenant from {}").format(sql.Identifier(view))
+            assert set(connection.execute(query)) <= {("acme",)}
+        assert connection.execute("select count(*) > 0 from v_tenant_events").fetchone() == (True,)
+        for hidden in (*COPIED_INTO, *HIDDEN_TABLES, "v_events", "v_images", "replicas"):
+            with pytest.raises(InsufficientPrivilege):
+                connection.execute(sql.SQL("select 1 from {}").format(sql.Identifier(hidden)))
+        connection.execute("set default_transaction_read_only = off")
+        with pytest.raises(InsufficientPrivilege):
+            connection.execute("insert into reader_tenants values ('other', current_user)")
+
+
+def test_every_table_has_its_rights_and_its_policies(users: Users) -> None:
+    with psycopg.connect(users.owner) as owner:
+        for table in ALL_TABLES.tables:
+            may = owner.execute("select has_table_privilege(%s, %s, 'insert')", [SERVER, table]).fetchone()
+            assert may == (True,), table
+        secured = owner.execute("select relname from pg_class where relrowsecurity").fetchall()
+        policies = owner.execute(
+            "select tablename, array_agg(policyname::text order by 1) from pg_policies group by 1"
+        )
+        assert {name for (name,) in secured} == TENANT_TABLES - COPIED_INTO
+        roles = sorted((SERVER, READER, TENANT_READER))
+        assert {table: sorted(names) for table, names in policies} == dict.fromkeys(
+            TENANT_TABLES - COPIED_INTO, roles
+        )
+
+
+def test_making_the_roles_again_changes_nothing_and_waits_for_nobody(users: Users) -> None:
+    with psycopg.connect(users.owner) as reading:
+        reading.execute("select 1 from responses")  # an open transaction, as pg_dump has one
+        again = run_command("db", "roles", database_url=users.owner)
+        assert again.returncode == 0, again.stderr
+
+
+def test_users_are_listed_with_the_tenants_that_they_see(users: Users) -> None:
+    database = conninfo_to_dict(users.owner)["dbname"]
+    listed = run_command("db", "users", database_url=users.owner)
+    ours = [
+        line.split("\t")
+        for line in listed.stdout.splitlines()
+        if line.split("\t")[0].endswith(f"_{database}")
+    ]
+    assert ours == [
+        [f"acme_of_{database}", "reader", "acme"],
+        [f"reader_of_{database}", "reader", "all tenants"],
+        [f"server_of_{database}", "server", "all tenants"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["create-user", "Bobby; drop", "--as", "reader"], "A user's name is"),
+        (["create-user", "bobby", "--as", "server", "--tenant", "acme"], "A server serves all tenants"),
+        (["create-user", "bobby", "--as", "reader", "--tenant", "A B"], "is not a tenant's name"),
+        (["create-user", "bobby", "--as", "reader"], "run: holdfast db roles"),
+        (["drop-user", "postgres"], "There is no user 'postgres'"),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(
+    database_url: str, arguments: list[str], sentence: str
+) -> None:
+    answered = run_command("db", *arguments, database_url=database_url)
+    assert answered.returncode == 1
+    assert sentence in answered.stderr
+    assert "Traceback" not in answered.stderr
+
+
+def test_a_user_without_the_right_is_told_so(users: Users) -> None:
+    for arguments in (["roles"], ["create-user", "bobby", "--as", "reader"]):
+        answered = run_command("db", *arguments, database_url=_url(users.server))
+        assert answered.returncode == 1
+        assert "The role of the database URL may not do this" in answered.stderr
+
+
+def test_psql_only_reads_unless_it_is_asked_to_write(users: Users) -> None:
+    delete = ["-c", "delete from prompts"]
+    refused = run_command("psql", *delete, database_url=users.owner)
+    assert (refused.returncode, "read-only transaction" in refused.stderr) == (1, True)
+    secret = run_command("psql", "-c", "select key from seal_keys", database_url=users.owner)
+    assert (secret.returncode, "permission denied" in secret.stderr) == (1, True)
+    assert run_command("psql", "--write", *delete, database_url=users.owner).returncode == 0
+
+
+def _url(conninfo: str) -> str:
+    """The URL of a libpq string."""
+    parts = {name: str(value) for name, value in conninfo_to_dict(conninfo).items()}
+    user, password, host = parts["user"], parts["password"], parts["host"]
+    return f"postgresql://{user}:{password}@/{parts['dbname']}?host={host}"
