@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from server.errors import InvalidRequest
 from server.http.openapi import Parameter
@@ -101,7 +101,7 @@ def include_values(request: Request) -> list[str]:
     return request.query_params.getlist("include[]") + request.query_params.getlist("include")
 
 
-def apply_body_request_id(request: Request, given: str | None) -> None:
+def apply_body_request_id(request: HTTPConnection, given: str | None) -> None:
     """Gives the request, its log lines and its `x-request-id` the id in its body. Raises InvalidRequest."""
     if given is None:
         return

@@ -86,15 +86,13 @@ class Recorder:
         gets the stored responses with new events, and `on_committed` all updates. `on_released` is called
         when responses are left for other replicas. `cancel` gets responses whose run ends here.
         """
-        self._hub = hub
-        self._traces = traces or ResponseTraces()
+        self._hub, self._traces = hub, traces or ResponseTraces()
         self._on_events = on_events
         self._on_released = on_released
         self._on_committed = on_committed
         self._cancel = cancel
         self._pause_engine = pause_engine
-        self._clock = clock
-        self._max_queued = max_queued
+        self._clock, self._max_queued = clock, max_queued
         self._engine_paused = False
         self._backpressure = threading.Lock()
         """Orders the calls of `pause_engine`."""

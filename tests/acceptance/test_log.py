@@ -83,6 +83,13 @@ def test_a_request_and_the_end_of_its_response_are_a_line_each_with_the_same_ids
     assert 0 <= end["ttft_ms"] <= end["ms"]
 
 
+def test_a_request_for_a_response_names_it(server: ServerProcess) -> None:
+    response = httpx.post(f"{server.api}/responses", json=HELLO).json()["id"]
+    httpx.delete(f"{server.api}/responses/{response}").raise_for_status()
+    line = wait_for(server, "holdfast.access", method="DELETE")
+    assert (line["route"], line["response_id"]) == ("/v1/responses/{response_id}", response)
+
+
 def test_a_stream_has_its_line_when_it_ends_with_its_events(server: ServerProcess) -> None:
     body = httpx.post(f"{server.api}/responses", json={**HELLO, "stream": True}).content
     access = wait_for(server, "holdfast.access", route="/v1/responses")
@@ -168,14 +175,16 @@ def test_the_request_id_is_stored_with_responses_of_every_api(
         httpx.post(f"{server.api}/{path}", json=body, headers={"x-request-id": name}).raise_for_status()
     with WebSocket(server.url, headers={"x-request-id": "r-6"}) as socket:
         socket.turn(HELLO)
-    names = {f"r-{number}" for number in range(1, 7)}
+        socket.turn({**HELLO, "request_id": "r-7"})
+        socket.turn(HELLO)
+    names = {f"r-{number}" for number in range(1, 8)}
     with psycopg.connect(database_url, autocommit=True) as connection:
 
         def of(query: LiteralString) -> set[str]:
             return {row[0] for row in connection.execute(query)}
 
         eventually(lambda: of("select request_id from usage_ledger") == names)
-        assert {"r-1", "r-2", "r-6"} <= of("select request_id from responses") <= names
+        assert {"r-1", "r-2", "r-6", "r-7"} <= of("select request_id from responses") <= names
     eventually(lambda: {line["request_id"] for line in found(server, "holdfast.responses")} == names)
 
 
@@ -194,7 +203,18 @@ def test_the_request_id_is_kept_when_another_replica_takes_a_response_over(
     assert "took over 1 responses" in wait_for(second, "holdfast.claimer", level="warning")["msg"]
     released = wait_for(second, "holdfast.heartbeat", level="warning")
     replica = found(first, "holdfast.access")[0]["replica"]
+    for server in (first, second):  # responses have their public ids, everywhere
+        assert set(BARE_UUID.findall(server.said())) <= {replica, end["replica"]}
     assert released["msg"] == f"released 1 unfinished responses of replica {replica}, which is gone"
+
+
+def test_without_access_lines_the_ends_of_responses_are_logged_all_the_same(
+    start_server: StartServer,
+) -> None:
+    server = start_server(log_format="json", access_log="off")
+    httpx.post(f"{server.api}/responses", json=HELLO).raise_for_status()
+    wait_for(server, "holdfast.responses")
+    assert found(server, "holdfast.access") == []
 
 
 def test_an_outage_is_a_line_at_its_beginning_and_one_at_its_end(

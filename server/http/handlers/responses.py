@@ -34,6 +34,7 @@ from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamP
 from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
+from server.logs.context import note_responses
 from server.prompting.engine_parameters import SEALED_REASONING
 from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
@@ -317,6 +318,7 @@ def response_id(request: Request) -> UUID:
     response = ids.parse_response_id(request.path_params["response_id"])
     if response is None:
         raise response_not_found(request)
+    note_responses([response])
     return response
 
 

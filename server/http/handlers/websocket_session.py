@@ -18,6 +18,7 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.websocket import PendingResponse
 from server.http.handlers import responses
 from server.http.json_responses import log_refusal, to_api_error
+from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
 from server.limits import SharedLimit
 from server.logs.context import current_origin
@@ -123,6 +124,7 @@ class SocketSession:
 
     def _begin(self, wanted: PendingResponse) -> Answer:
         services, message = self._services, _validated(wanted.message)
+        apply_body_request_id(self._websocket, message.request_id)
         # Again: the key may have been revoked meanwhile.
         caller = services.authenticator.authenticate(self._websocket)
         input_images.SOURCE.set(services.model.image_source(caller.tenant))
