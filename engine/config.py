@@ -6,12 +6,12 @@ Frozen; any thread. Devices and dtypes are names, so that torch is not imported.
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-DecodeName = Literal["auto", "eager", "static"]
-AttentionName = Literal["auto", "sdpa"]
+DecodeName = Literal["auto", "eager", "graphs", "static"]
+AttentionName = Literal["auto", "varlen", "flash", "sdpa"]
 
 HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 
@@ -21,8 +21,21 @@ class ModelRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSettings:
-    """The scheduler's settings that the operator chooses."""
+class QueueSettings:
+    """The settings of the queue that do not depend on the device."""
+
+    max_waiting: int = 256
+    """Maximum of accepted requests that are not running."""
+    max_per_key: int | None = None
+    """Maximum of unfinished requests of one fairness key."""
+    hang_seconds: float = 300.0
+    """A longer step counts as a hang and ends the engine. On a CPU a full token budget of a large model takes
+    about a minute, and on a GPU the first step may compile kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings(QueueSettings):
+    """The scheduler's settings. The defaults are those of a CPU."""
 
     block_size: int = 16
     """Tokens a KV block: the unit of allocation and of prefix reuse."""
@@ -30,15 +43,8 @@ class SchedulerSettings:
     """Maximum of tokens that one step computes, prefill and decode together."""
     max_running: int = 64
     """Maximum of requests in one step."""
-    max_waiting: int = 256
-    """Maximum of accepted requests that are not running."""
-    max_per_key: int | None = None
-    """Maximum of unfinished requests of one fairness key."""
     whole_images: bool = False
     """The tokens of a picture attend to each other in both directions, so they are computed in one step."""
-    hang_seconds: float = 300.0
-    """A longer step counts as a hang and ends the engine. On a CPU a full token budget of a large model takes
-    about a minute, and on a GPU the first step may compile kernels."""
 
     def limits(self, kv_blocks: int) -> "Limits":
         """The scheduler's limits with this number of blocks."""
@@ -68,12 +74,40 @@ class Limits(SchedulerSettings):
         return -(-token_count // self.block_size)
 
 
+class StepSizes(NamedTuple):
+    """The largest step."""
+
+    token_budget: int
+    max_running: int
+
+
+GPU_STEPS = ((32 * 2**30, StepSizes(8192, 256)), (8 * 2**30, StepSizes(4096, 256)), (0, StepSizes(2048, 256)))
+"""By the memory that a GPU has free after the weights, at least these bytes. A token of a step takes about
+0.1 MiB in a model of 8 billion parameters, of the fifth that the KV cache leaves."""
+
+
+def default_step_sizes(gpu_free: int | None) -> StepSizes:
+    """The default sizes of steps on a GPU with this free memory in bytes; None is a CPU.
+
+    On a CPU a step of 512 tokens takes seconds, for which all other requests wait.
+    """
+    if gpu_free is None:
+        return StepSizes(512, 64)
+    return next(sizes for least, sizes in GPU_STEPS if gpu_free >= least)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(SchedulerSettings):
+class EngineConfig(QueueSettings):
     """Settings of an engine with a model."""
 
     model: Path
     """A directory with config.json and safetensors; nothing is downloaded."""
+    block_size: int | None = None
+    """Tokens a KV block; None is what the attention kernel likes best."""
+    token_budget: int | None = None
+    """Maximum of tokens in one step; None chooses by device and memory (`step_sizes`), as for the next."""
+    max_running: int | None = None
+    """Maximum of requests in one step."""
     adapters: tuple[tuple[str, Path], ...] = ()
     """Names and folders of LoRA adapters for this model, in peft's format."""
     device: DeviceName = "auto"
@@ -91,11 +125,13 @@ class EngineConfig(SchedulerSettings):
     torch_threads: int | None = None
     """Intra-op CPU threads; None is 1 for a small model and torch's default otherwise."""
     decode: DecodeName = "auto"
-    """How decode-only steps run: `auto` captures CUDA graphs on a GPU; `eager` captures nothing; `static`
-    runs the passes that would be captured, on any device (slow on a CPU; for tests)."""
+    """How decode-only steps run: `auto` captures CUDA graphs on a GPU; `graphs` refuses the model if that
+    fails; `eager` captures nothing; `static` runs the passes that would be captured, on any device (slow on a
+    CPU; for tests)."""
     attention: AttentionName = "auto"
-    """`auto` uses an installed paged-attention kernel on a GPU if it supports the model; `sdpa` always uses
-    torch's own attention."""
+    """`auto` uses the first attention kernel on a GPU that supports the model and is right there
+    (`attention.selection`); `flash` and `varlen` use that one or refuse; `sdpa` always uses torch's
+    `scaled_dot_product_attention`."""
     hub_kernel: str | None = None
     """A paged-attention kernel that the package `kernels` may download from the Hugging Face Hub, as
     `owner/name@commit`. None downloads nothing."""
@@ -122,7 +158,37 @@ class EngineConfig(SchedulerSettings):
         _require(all(adapters), "an adapter in adapters has no name")
         _require(len(set(adapters)) == len(adapters), "two adapters in adapters have one name")
         _require(self.torch_threads is None or self.torch_threads >= 1, "torch_threads must be at least 1")
-        self.limits(self.kv_blocks if self.kv_blocks is not None else 1)
+        self.limits(
+            1 if self.kv_blocks is None else self.kv_blocks, self.block_size or 1, self.step_sizes(None)
+        )
+        _require(self.block_size is None or self.block_size >= 1, "block_size must be at least 1")
+
+    def step_sizes(self, gpu_free: int | None) -> StepSizes:
+        """The sizes of steps: the operator's, and defaults that fit them.
+
+        `gpu_free` is the free memory of the GPU in bytes after the weights; None on a CPU.
+        """
+        default = default_step_sizes(gpu_free)
+        max_running, token_budget = self.max_running, self.token_budget
+        if max_running is None:
+            fits = default.max_running if token_budget is None else token_budget
+            max_running = min(default.max_running, fits)
+        if token_budget is None:
+            token_budget = max(default.token_budget, max_running)
+        return StepSizes(token_budget, max_running)
+
+    def limits(
+        self, kv_blocks: int, block_size: int, sizes: StepSizes, *, whole_images: bool = False
+    ) -> Limits:
+        """The scheduler's limits with this pool."""
+        return Limits(
+            kv_blocks=kv_blocks,
+            block_size=block_size,
+            token_budget=sizes.token_budget,
+            max_running=sizes.max_running,
+            whole_images=whole_images,
+            **{each.name: getattr(self, each.name) for each in fields(QueueSettings)},
+        )
 
 
 def _require(condition: bool, sentence: str) -> None:

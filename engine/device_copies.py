@@ -1,4 +1,4 @@
-"""Asynchronous copies between host and device: `to_device` and `AsyncToHost`. Engine thread.
+"""Asynchronous copies between host and device: `to_device`, `AsyncToHost`; `reads_are_free`. Engine thread.
 
 Copies to the device start from pinned memory and copies to the host are read later, so that the host does not
 wait and the GPU's queue does not run empty. On a CPU these are ordinary copies.
@@ -8,6 +8,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+
+def reads_are_free(device: torch.device) -> bool:
+    """Whether the host can read a tensor's numbers without waiting for work that is queued before them.
+
+    Where it cannot, nothing may depend on a tensor's content between a forward pass and the read of its
+    tokens: no branch, no shape, and no scalar that torch copies to the device, as `where` and indexed
+    assignment do.
+    """
+    return device.type == "cpu"
 
 
 def to_device(

@@ -45,7 +45,9 @@ class ThreadedEngine:
         self._executor = executor
         self._limits = limits
         self._registry = RequestRegistry(limits.max_running + limits.max_waiting, limits.max_per_key)
-        self._metrics = EngineMetrics(limits.kv_blocks)
+        self._metrics = EngineMetrics(
+            limits.kv_blocks, limits.max_running, limits.block_size, executor.model_info.context_length
+        )
         self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, limits.block_size)
         self._supervisor = Supervisor(
             lambda watchdog: EngineCore(
@@ -129,7 +131,12 @@ class ThreadedEngine:
     def stats(self) -> Stats:
         """A snapshot; `waiting` counts accepted requests that are not running. Any thread."""
         snapshot = self._metrics.stats
-        return replace(snapshot, waiting=max(0, len(self._registry) - snapshot.running))
+        return replace(
+            snapshot,
+            waiting=max(0, len(self._registry) - snapshot.running),
+            paused=self._registry.paused,
+            requests=self._metrics.requests.stats,
+        )
 
     def close(self, *, drain: bool) -> None:
         """Ends the engine thread: after the accepted requests (`drain`), or after cancelling them.

@@ -49,6 +49,7 @@ class KVCache:
     ) -> None:
         slots = (blocks + 2) * block_size
         self.block_size = block_size
+        self.blocks = blocks
         self.spare_block = blocks + 1
         self.device = device
         self.keys = [
@@ -57,6 +58,11 @@ class KVCache:
         self.values = [
             torch.zeros(slots, shape.heads, shape.value_size, dtype=dtype, device=device) for shape in shapes
         ]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of all blocks that requests may have."""
+        return self.blocks * self.block_size
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Puts each token's key and value into its slot."""
@@ -240,7 +246,17 @@ cache in memory.stat."""
 MEMINFO = Path("/proc/meminfo")
 
 
-def count_blocks(config: EngineConfig, *, block_bytes: int, context_length: int, gpu_free: int | None) -> int:
+def free_gpu_memory(device: torch.device) -> int | None:
+    """Bytes that are free on the GPU, those that torch keeps without use included; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def count_blocks(
+    config: EngineConfig, *, block_size: int, block_bytes: int, context_length: int, gpu_free: int | None
+) -> int:
     """The size of the pool. `gpu_free` is None on a CPU.
 
     Raises `ModelRefused` if not even one block fits.
@@ -253,7 +269,7 @@ def count_blocks(config: EngineConfig, *, block_bytes: int, context_length: int,
         budget = int(gpu_free * GPU_MEMORY_FRACTION)
     else:
         budget = min(int(free_memory() * CPU_MEMORY_FRACTION), CPU_MAX_BYTES)
-    useful_blocks = MAX_FULL_CONTEXTS * -(-context_length // config.block_size)
+    useful_blocks = MAX_FULL_CONTEXTS * -(-context_length // block_size)
     blocks = budget // block_bytes
     if config.kv_memory is None:
         blocks = min(blocks, useful_blocks if gpu_free is None else max(useful_blocks, GPU_MAX_BLOCKS))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from engine.statistics import Stats
+from engine.statistics import NOT_MEASURED, RequestTimes, Stats
 
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token or stop string came; `length`: the limit was reached; `cancelled`: `Cancel` came."""
@@ -119,7 +119,7 @@ class ImageText:
     """How a picture is written in a prompt, from `Engine.image_text`."""
 
     text: str
-    """What replaces `ModelInfo.image_placeholder` in the rendered prompt."""
+    """What replaces `ModelInfo.image_placeholder` in the prompt."""
     tokens: int
     """How many times `ModelInfo.image_token_id` is among the tokens of `text`; at least 1."""
 
@@ -274,6 +274,7 @@ class Finished:
     usage: Usage
     stop_match: StopMatch | None = None
     """Set if a stop string ended the request."""
+    times: RequestTimes = field(default=NOT_MEASURED, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +285,7 @@ class Failed:
     code: FailureCode
     message: str
     usage: Usage = field(default_factory=Usage)
+    times: RequestTimes = field(default=NOT_MEASURED, compare=False)
 
 
 Outbound = Tokens | PromptLogprobs | Finished | Failed
@@ -338,13 +340,11 @@ class ModelInfo:
     stop_ids: frozenset[int]
     """The end-of-sequence ids of generation_config."""
     temperature: float
-    """Default of generation_config; 0 if it sets do_sample=False."""
     top_p: float
-    """Default of generation_config; 1 if it sets do_sample=False."""
+    """Both: default of generation_config; 0 and 1 if it sets do_sample=False."""
     top_k: int = 0
-    """Default of generation_config; 0 if it has none or sets do_sample=False."""
     min_p: float = 0.0
-    """Default of generation_config; 0 if it has none or sets do_sample=False."""
+    """Both: default of generation_config; 0 if it has none or sets do_sample=False."""
     repetition_penalty: float = 1.0
     """Default of generation_config, also if it sets do_sample=False."""
     max_new_tokens: int | None = None

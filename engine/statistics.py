@@ -1,7 +1,73 @@
-"""`Stats`: a snapshot of an engine's counters and of the duration of its steps."""
+"""`Stats`: a snapshot of an engine's counters, of the duration of its steps, and of its requests' times."""
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+
+class RequestTimes(NamedTuple):
+    """Seconds that one request took in the engine; None for what it did not come to."""
+
+    queue: float | None = None
+    """From its acceptance to the first step that computes it."""
+    prefill: float | None = None
+    """From there to its first token."""
+
+
+NOT_MEASURED = RequestTimes()
+
+
+class Distribution(NamedTuple):
+    """A histogram's values: how many are in each bucket, and their sum."""
+
+    bounds: Sequence[float] = ()
+    """The upper bounds of the buckets, ascending and inclusive; the last bucket has none."""
+    counts: Sequence[int] = (0,)
+    """By bucket, not cumulative; one more than `bounds`."""
+    total: float = 0.0
+
+
+class Histogram:
+    """Counts values by bucket. One thread writes; any thread reads `values`."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Adds a value, `count` times."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._total += value * count
+
+    @property
+    def values(self) -> Distribution:
+        return Distribution(self._bounds, tuple(self._counts), self._total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """What an engine has measured of its requests since the process started."""
+
+    distributions: Mapping[str, Distribution] = field(default_factory=dict)
+    """By the name of a histogram of `engine.core.request_metrics`."""
+    ended: Mapping[str, int] = field(default_factory=dict)
+    """Ended requests by reason: `stop`, `length`, `abort`, `error`."""
+    running_adapters: Sequence[str] = ()
+    """LoRA adapters of requests that have begun, sorted."""
+    waiting_adapters: Sequence[str] = ()
+    """LoRA adapters of requests that have not."""
+
+
+class ServerStats(NamedTuple):
+    """One server of a remote engine."""
+
+    url: str
+    state: str
+    """`new`, `up`, `broken` (its circuit is open), `unfit` or `draining`."""
+    running: int
+    """Calls of this process."""
 
 
 class StepSeconds(NamedTuple):
@@ -24,6 +90,8 @@ class Stats:
     tokens: int
     """Generated tokens."""
     alive: bool
+    max_running: int = 0
+    """The largest number of requests that are generated at a time."""
     computed_tokens: int = 0
     """Prompt and output tokens that went through the model, recomputation after preemption included."""
     prompt_tokens: int = 0
@@ -35,9 +103,16 @@ class Stats:
     tokens_per_second: float = 0.0
     """Generated tokens a second, over the last 10 s with work; 0 after 1 s without work."""
     step_seconds: StepSeconds = StepSeconds()
+    block_size: int = 0
+    """Tokens of a KV block."""
+    paused: bool = False
+    """No step begins, because what was generated is not stored yet."""
+    requests: RequestStats = RequestStats()
     remote: bool = False
     """Servers run the model: blocks, steps and what is computed in them are theirs and 0 here. `alive` is
     whether one of them takes requests."""
+    servers: Sequence[ServerStats] = ()
+    """Those of a remote engine."""
 
     @property
     def prefix_hit_rate(self) -> float:

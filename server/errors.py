@@ -29,11 +29,12 @@ class ApiError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, limit: str | None = None
     ) -> None:
-        """`limit` names the limit that was reached, for the log."""
+        """`limit` is the name, in metrics and logs, of the limit that was reached."""
         super().__init__(message)
         self.limit = limit
         self.param = param
         self.code = code or self.default_code
+        self.limit = limit
 
     @property
     def type(self) -> str:
@@ -82,6 +83,16 @@ class WrongHost(ApiError, status=403, code="wrong_host"):
         super().__init__(
             f"This server does not answer as host {host[:100]!r}; its operator lists names other than this "
             "machine's own in HOLDFAST_ALLOWED_HOSTS."
+        )
+
+
+class MissingScope(ApiError, status=403, code="insufficient_scope"):
+    """The key may not do this."""
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(
+            f"You have insufficient permissions for this operation. Missing scopes: {scope}. This server's "
+            "operator sets what an API key may do."
         )
 
 

@@ -72,7 +72,7 @@ class SharedLimit:
 
 
 UNBOUNDED = 2**31
-_UNFINISHED = "unfinished responses"
+UNFINISHED = "unfinished responses"
 MAX_IMAGE_BYTES = 1024**3
 """Of the pictures in prompts of unfinished responses, as PNG; one tenant may use half."""
 
@@ -174,9 +174,9 @@ class UnfinishedResponses:
         if share < self.total and self._counts.get(tenant, 0) + count > share:
             raise TooManyRequests(
                 f"You may have {share} unfinished responses here at a time; try again later.",
-                limit=_UNFINISHED,
+                limit=UNFINISHED,
             )
         if len(self._tenants) + count > self.total:
             raise Overloaded(
-                "The server has more requests than it can take; try again later.", limit=_UNFINISHED
+                "The server has more requests than it can take; try again later.", limit=UNFINISHED
             )

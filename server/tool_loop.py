@@ -8,7 +8,8 @@ committed, the next turn's engine request is submitted.
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
 from uuid import UUID
 
 from engine.request import Engine, RequestRefused
@@ -18,6 +19,7 @@ from server.hosted_tools.mcp_client import McpServers, failed_result
 from server.hosted_tools.offered_tools import DueCall, PendingToolWork, ToolResult
 from server.logs.context import response_fields
 from server.prompting.turns import TurnBuilder
+from server.protocol.responses.items import McpCall
 from server.recording.messages import (
     SERVER_ERROR,
     CancelRequested,
@@ -49,10 +51,13 @@ class ToolLoop:
         engine: Engine,
         servers: McpServers,
         deliver: Callable[[Sequence[RecorderMessage]], None],
+        on_call: Callable[[McpCall, ToolResult, float], None] = lambda _call, _outcome, _seconds: None,
         traces: ResponseTraces | None = None,
     ) -> None:
+        """`on_call` gets each call that was made, with its result and its duration in seconds."""
         self._traces = traces or ResponseTraces()
         self._engine = engine
+        self._on_call = on_call
         self.servers = servers
         self._deliver = deliver
         self._lock = threading.Lock()
@@ -128,7 +133,7 @@ class ToolLoop:
 
     def _begin_call(self, turns: TurnBuilder, due: DueCall) -> None:
         """Begins a call; its result is delivered later. Never waits."""
-        call = due.call
+        call, began = due.call, monotonic()
         span: Span | None = None
 
         def deliver(outcome: ToolResult) -> None:
@@ -159,7 +164,12 @@ class ToolLoop:
             log.exception("a tool call of %s broke", fields["response_id"], extra=fields)
             deliver(failed_result("The call broke."))
             return
-        future.add_done_callback(lambda done: deliver(done.result()))
+
+        def end(done: Future[ToolResult]) -> None:
+            deliver(done.result())
+            self._on_call(call, done.result(), monotonic() - began)
+
+        future.add_done_callback(end)
 
     def _begin_turn(self, turns: TurnBuilder, tool_work: PendingToolWork) -> None:
         response = turns.response

@@ -139,6 +139,8 @@ class AttentionMetadata:
     """`[requests]`: tokens of each request, those of this step (its last ones) included."""
     query_start_loc: Tensor
     """`[requests + 1]`: start of each request's tokens in the packed row, and the row's end."""
+    kv_start_loc: Tensor
+    """`[requests + 1]`: sums of `seq_lens`, from 0."""
     max_query_len: int
     """Maximum of a request's tokens in this step."""
     max_seq_len: int

@@ -13,15 +13,21 @@ from math import inf
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.interface import AttentionMetadata, LayerCall
+from engine.attention.sdpa_calls import attend_one_token, attend_prompt
 from engine.kv_cache import ContiguousBuffer, KVCache
 from engine.scheduling.block_pool import BLANK_BLOCK
 
 MAX_QUERIES_PER_CALL = 128
 """Prefill tokens per attention call where masks are per head (sinks, softcap), or where a sliding window
 makes most keys irrelevant for most queries."""
+
+MAX_MASK_ELEMENTS = 2**26
+"""On a GPU a prefill chunk is split so that no mask has more elements: 128 MiB in bfloat16."""
+
+MASK_ALIGNMENT = 16
+"""Columns of a mask's row in memory are a multiple of this; torch's memory-efficient kernel copies others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +165,9 @@ class SdpaForward:
         two_way = bool(chunk.two_way) and (call.window is not None or not chunk.two_way_windowed_only)
         if not two_way and chunk.past == 0 and call.sinks is None and call.softcap is None and window is None:
             # A prompt's first chunk attends only to itself.
-            return _attend_prompt(query, call.key[rows], call.value[rows], None, call)
+            return attend_prompt(query, call.key[rows], call.value[rows], None, call)
         count = chunk.end - chunk.begin
-        segment = count
-        if not two_way and (window is not None or call.sinks is not None or call.softcap is not None):
-            segment = max(MAX_QUERIES_PER_CALL, window or 0)
+        segment = _queries_per_call(call, chunk, window, two_way)
         parts = [
             self._prefill_segment(call, chunk, window, begin, min(begin + segment, count), two_way)
             for begin in range(0, count, segment)
@@ -186,7 +190,7 @@ class SdpaForward:
             mask = _with_sinks(mask, call.sinks)
         key = self._kv_cache.keys[call.layer].index_select(0, slots)
         value = self._kv_cache.values[call.layer].index_select(0, slots)
-        return _attend_prompt(call.query[chunk.begin + begin : chunk.begin + end], key, value, mask, call)
+        return attend_prompt(call.query[chunk.begin + begin : chunk.begin + end], key, value, mask, call)
 
     def _decode_mask(
         self, rows: DecodeRows, window: int | None, first: int, width: int, dtype: torch.dtype
@@ -219,6 +223,18 @@ class SdpaForward:
         return mask
 
 
+def _queries_per_call(call: LayerCall, chunk: PromptChunk, window: int | None, two_way: bool) -> int:
+    """How many tokens of a prefill chunk one attention call has, which bounds its masks."""
+    count = chunk.end - chunk.begin
+    if two_way:
+        return count
+    if window is not None or call.sinks is not None or call.softcap is not None:
+        return max(MAX_QUERIES_PER_CALL, window or 0)
+    if call.query.device.type == "cpu":
+        return count
+    return min(count, max(MAX_QUERIES_PER_CALL, MAX_MASK_ELEMENTS // chunk.total))
+
+
 def _is_cut(window: int | None, tokens: int) -> bool:
     return window is not None and window < tokens
 
@@ -233,71 +249,23 @@ def _visibility(
         masked &= ~(queries[:, None] & keys[None])
     if window is not None:
         masked |= position[None] <= own[:, None] - window
-    return torch.zeros(masked.shape, dtype=dtype, device=masked.device).masked_fill_(masked, -inf)
+    return _empty_mask(*masked.shape, dtype=dtype, device=masked.device).zero_().masked_fill_(masked, -inf)
+
+
+def _empty_mask(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialized tensor whose rows begin at multiples of `MASK_ALIGNMENT`, on a GPU."""
+    columns = shape[-1]
+    padded = columns if device.type == "cpu" else -(-columns // MASK_ALIGNMENT) * MASK_ALIGNMENT
+    return torch.empty(*shape[:-1], padded, dtype=dtype, device=device)[..., :columns]
 
 
 def _with_sinks(mask: Tensor, sinks: Tensor) -> Tensor:
     """The mask for every head, with the sink logit in the last column, whose key and value are zero."""
-    whole = mask.repeat(1, len(sinks), 1, 1)
+    rows, columns = mask.shape[2:]
+    whole = _empty_mask(1, len(sinks), rows, columns, dtype=mask.dtype, device=mask.device)
+    whole.copy_(mask)
     whole[..., -1] = sinks.to(mask.dtype)[:, None]
     return whole
-
-
-def attend_one_token(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
-) -> Tensor:
-    """`[rows, heads, size]` over `[rows, kv_heads, columns, size]` twice -> `[rows, heads, size]`.
-
-    The mask is `[requests, heads or 1, 1, columns]`.
-    """
-    requests, heads, size = query.shape
-    shared = key.shape[1]
-    if call.softcap is not None:
-        return _attend_with_softcap(query[:, :, None], key, value, mask, call)[:, :, 0]
-    if query.device.type == "cpu" and query.dtype != torch.float32:
-        # torch on CPUs has a faster path for one query per head.
-        out = scaled_dot_product_attention(
-            query[:, :, None], key, value, attn_mask=mask, scale=call.scale, enable_gqa=heads != shared
-        )
-        return out[:, :, 0]
-    # Query heads that share a key head are folded into the query positions, so that keys are neither copied
-    # nor read twice.
-    folded = query.reshape(requests, shared, heads // shared, size)
-    if mask is not None and mask.shape[1] != 1:
-        mask = mask.view(requests, shared, heads // shared, -1)
-    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=call.scale)
-    return out.reshape(requests, heads, value.shape[3])
-
-
-def _attend_prompt(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
-    """`[n, heads, size]`, `[m, kv_heads, size]` twice -> `[n, heads, size]`; causal without mask."""
-    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-    if call.softcap is not None:
-        return _attend_with_softcap(q, k, v, mask, call)[0].transpose(0, 1)
-    out = scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=call.scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return out[0].transpose(0, 1)
-
-
-def _attend_with_softcap(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
-) -> Tensor:
-    """`[requests, heads, n, size]`; in single operations, because torch's SDPA has no softcap (Gemma 2)."""
-    assert call.softcap is not None
-    scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
-    group = query.shape[1] // key.shape[1]
-    key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
-    scores = (query @ key.transpose(2, 3)).mul_(scale / call.softcap).tanh_().mul_(call.softcap)
-    if mask is not None:
-        scores = scores + mask
-    return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value
 
 
 class GatherSdpaBackend:

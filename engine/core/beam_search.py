@@ -20,6 +20,7 @@ from engine.request import (
     Failed,
     FailureCode,
     Finished,
+    FinishReason,
     Outbound,
     RequestRefused,
     SamplingParams,
@@ -28,6 +29,7 @@ from engine.request import (
     Usage,
 )
 from engine.scheduling.block_pool import extend_chain
+from engine.statistics import NOT_MEASURED, RequestTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,8 @@ class _SharedSearch:
     """By index of the beam: the logprobs that this step has returned so far."""
     cached: int | None = None
     """Prompt tokens that the first step found in the prefix cache."""
+    times: RequestTimes = NOT_MEASURED
+    """Those of the first step."""
     cancelled: bool = False
     """All of its requests have been cancelled."""
 
@@ -236,7 +240,7 @@ class BeamRequests:
             case Finished():
                 del self._by_step[message.request_id]
                 if shared.cached is None:
-                    shared.cached = message.usage.cached
+                    shared.cached, shared.times = message.usage.cached, message.times
                 if len(shared.tables) == len(shared.steps):
                     return self._advance(shared)
             case Failed(_, code, message_text):
@@ -366,7 +370,8 @@ def _final_messages(shared: _SharedSearch, request: EngineRequest) -> list[Outbo
         logprobs = None if request.logprobs is None else beam.logprobs[offset:]
         outbound.append(Tokens(request.request_id, rest, logprobs))
     usage = replace(_usage(shared, request), output=len(rest))
-    return [*outbound, Finished(request.request_id, "stop" if beam.ended else "length", usage)]
+    reason: FinishReason = "stop" if beam.ended else "length"
+    return [*outbound, Finished(request.request_id, reason, usage, times=shared.times)]
 
 
 def _usage(shared: _SharedSearch, request: EngineRequest) -> Usage:

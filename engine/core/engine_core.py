@@ -39,6 +39,7 @@ from engine.executor import (
 from engine.request import (
     Cancel,
     Deliver,
+    EngineRequest,
     Failed,
     FailureCode,
     Finished,
@@ -120,14 +121,21 @@ class EngineCore:
         """Delivers `Failed` to every unfinished request, those in the inbox included."""
         messages = self._outbox  # results of the last step before it failed
         ended = set(self._ended)
-        failures: list[Outbound] = []
-        for request in self._registry.remove_all():
-            if request.request_id not in ended:
-                sequence = self._sequences.get(request.request_id)
-                usage = sequence.usage if sequence else Usage(prompt=len(request.prompt))
-                failures.append(Failed(request.request_id, "engine_dead", describe(cause), usage))
+        failures = [
+            self._last_message(request, describe(cause))
+            for request in self._registry.remove_all()
+            if request.request_id not in ended
+        ]
         if messages or failures:
             self._call_deliver([*messages, *failures])
+
+    def _last_message(self, request: EngineRequest, cause: str) -> Failed:
+        sequence = self._sequences.get(request.request_id)
+        if sequence is None:  # it is in the inbox
+            self._metrics.requests.failed()
+            return Failed(request.request_id, "engine_dead", cause, Usage(prompt=len(request.prompt)))
+        times = self._metrics.requests.ended(sequence, "error", monotonic())
+        return Failed(request.request_id, "engine_dead", cause, sequence.usage, times)
 
     def _run_until_closed(self) -> None:
         while not (self._closing and self._scheduler.idle):
@@ -191,7 +199,9 @@ class EngineCore:
             usage = Usage(prompt=len(request.prompt))
             self._outbox.append(Failed(request.request_id, "engine_error", describe(error), usage))
             self._ended.append(request.request_id)
+            self._metrics.requests.failed()
             return
+        self._metrics.requests.admitted(sequence, accepted.at)
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
         if accepted.due is not None:
@@ -236,7 +246,12 @@ class EngineCore:
             self._collect()
 
     def _dispatch(self, plan: SchedulerOutput, pending: PendingTokens, began: float) -> None:
+        computed = self._scheduler.counters.computed_tokens
         progress = {each.sequence: each for each in self._scheduler.advance(plan)}
+        if self._scheduler.admitted:
+            self._metrics.requests.started(filter(self._is_live, self._scheduler.admitted), began)
+            self._scheduler.admitted.clear()
+        self._metrics.requests.step(self._scheduler.counters.computed_tokens - computed)
         self._queue_prompt_logprobs(pending.prompt_logprobs)
         for sequence in pending.sequences:
             sequence.in_flight = True
@@ -253,10 +268,12 @@ class EngineCore:
         for sequence, finite in zip(pending.partial_prefills, result.prefills_finite, strict=True):
             if finite and self._is_live(sequence):
                 self._scheduler.confirm(in_flight.progress[sequence])
-        for sequence, sampled in zip(pending.sequences, result.sampled, strict=True):
-            if self._is_live(sequence):
-                self._apply_result(in_flight.progress[sequence], sampled)
         now = monotonic()
+        rows = [row for row in zip(pending.sequences, result.sampled, strict=True) if self._is_live(row[0])]
+        got_token = frozenset(sequence for sequence, sampled in rows if not isinstance(sampled, RowFailure))
+        self._metrics.requests.tokens(got_token, now)
+        for sequence, sampled in rows:
+            self._apply_result(in_flight.progress[sequence], sampled)
         if pending.sequences or not self._executor.pipelined:
             self._metrics.record_step(max(in_flight.began, self._last_read_at), now, len(result.sampled))
         self._last_read_at = now
@@ -327,13 +344,15 @@ class EngineCore:
     # Ends
 
     def _finish(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        self._end(
-            sequence, Finished(sequence.request.request_id, reason, sequence.usage, sequence.stop_match)
-        )
+        ended = self._metrics.requests.ended
+        times = ended(sequence, "abort" if reason == "cancelled" else reason, monotonic())
+        request_id = sequence.request.request_id
+        self._end(sequence, Finished(request_id, reason, sequence.usage, sequence.stop_match, times))
 
     def _fail(self, sequence: TokenSequence, code: FailureCode, message: str) -> None:
         log.warning("request %s failed (%s): %s", sequence.request.request_id, code, message)
-        self._end(sequence, Failed(sequence.request.request_id, code, message, sequence.usage))
+        times = self._metrics.requests.ended(sequence, "error", monotonic())
+        self._end(sequence, Failed(sequence.request.request_id, code, message, sequence.usage, times))
 
     def _end(self, sequence: TokenSequence, last: Finished | Failed) -> None:
         self._scheduler.remove(sequence)

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import replace
 from math import inf
 
+from engine.core.request_metrics import RequestMetrics
 from engine.scheduling.scheduler import SchedulerCounters
 from engine.statistics import Stats, StepSeconds
 
@@ -22,10 +23,21 @@ REFRESH_SECONDS = 0.25
 class EngineMetrics:
     """Counts steps; the scheduler adds to `counters`."""
 
-    def __init__(self, kv_blocks: int) -> None:
+    def __init__(
+        self, kv_blocks: int, max_running: int, block_size: int = 0, context_length: int = 0
+    ) -> None:
         self.counters = SchedulerCounters()
+        self.requests = RequestMetrics(context_length)
         self.stats = Stats(
-            running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=kv_blocks, steps=0, tokens=0, alive=True
+            running=0,
+            waiting=0,
+            kv_blocks_used=0,
+            kv_blocks_total=kv_blocks,
+            block_size=block_size,
+            steps=0,
+            tokens=0,
+            alive=True,
+            max_running=max_running,
         )
         self._steps = 0
         self._tokens = 0

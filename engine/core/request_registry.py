@@ -8,7 +8,8 @@ import heapq
 import queue
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 
 from engine.grammar.compiler import CompiledGrammar
 from engine.request import Cancel, EngineRequest, RequestRefused
@@ -26,6 +27,8 @@ class AcceptedRequest:
     """The deadline as monotonic time."""
     grammar: CompiledGrammar | None = None
     """The compiled grammar; the engine thread never compiles one."""
+    at: float = field(default_factory=monotonic)
+    """When it was accepted."""
 
 
 @dataclass(frozen=True, slots=True)

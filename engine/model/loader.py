@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from engine.attention.interface import IMPLEMENTATION, LayerAttentionSpec, ProbeForward
+from engine.attention.sdpa_calls import configure_sdpa
 from engine.config import EngineConfig, ModelRefused
 from engine.executor import EngineFault
 from engine.model.prepacked_linear import prepack_weights
@@ -65,6 +66,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     if config.torch_threads is not None:
         torch.set_num_threads(config.torch_threads)
     device = _choose_device(config)
+    configure_sdpa(device)
     progress(f"reading {config.model}")
     hf_config = _read_hf_config(config)
     _refuse_unservable(hf_config.get_text_config())

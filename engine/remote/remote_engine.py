@@ -68,9 +68,10 @@ class RemoteEngine:
                 vocabulary = replace(vocabulary, special=vocabulary.special | vocabulary.markup)
             self._grammars = GrammarCompiler(vocabulary)
         vocab_size = folder.model_info.vocab_size
+        self._max_running = config.max_running
         self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
         self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, BLOCK_SIZE)
-        self._metrics = RemoteMetrics()
+        self._metrics = RemoteMetrics(folder.model_info.context_length)
         self._client = EngineClient(
             protocol, config.api_key, config.ca_file, config.silence_seconds, config.trace_parent_of
         )
@@ -182,11 +183,14 @@ class RemoteEngine:
     def stats(self) -> Stats:
         """A snapshot; `waiting` counts accepted requests that are not running. Any thread."""
         running = self._requests.running
-        return self._metrics.stats(
+        stats = self._metrics.stats(
             running=running,
             waiting=max(0, len(self._registry) - running),
             alive=self._thread.is_alive() and self._fleet.available,
+            paused=self._registry.paused,
+            servers=self._fleet.stats,
         )
+        return replace(stats, max_running=self._max_running)
 
     def trouble(self) -> str | None:
         """Why no server can be used, in a sentence; None if one can. Any thread."""

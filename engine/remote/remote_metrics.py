@@ -1,10 +1,12 @@
 """`RemoteMetrics`: counters of a remote engine, as `Stats`. Written on the event loop, read by any thread."""
 
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic
 
+from engine.core.request_metrics import RequestMetrics
 from engine.request import Usage
-from engine.statistics import Stats
+from engine.statistics import ServerStats, Stats
 
 RECENT_SECONDS = 10.0
 BUCKET_SECONDS = 0.5
@@ -14,7 +16,8 @@ IDLE_SECONDS = 1.0
 class RemoteMetrics:
     """Counts tokens; blocks and steps are the servers' own and stay 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, context_length: int = 0) -> None:
+        self.requests = RequestMetrics(context_length)
         self._tokens = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -35,7 +38,9 @@ class RemoteMetrics:
         self._prompt_tokens += usage.prompt
         self._cached_tokens += usage.cached
 
-    def stats(self, *, running: int, waiting: int, alive: bool) -> Stats:
+    def stats(
+        self, *, running: int, waiting: int, alive: bool, paused: bool, servers: Sequence[ServerStats]
+    ) -> Stats:
         now = monotonic()
         recent = [bucket for bucket in list(self._buckets) if now - bucket[0] < RECENT_SECONDS]
         idle = not recent or now - recent[-1][0] > IDLE_SECONDS
@@ -47,6 +52,9 @@ class RemoteMetrics:
             steps=0,
             tokens=self._tokens,
             alive=alive,
+            paused=paused,
+            requests=self.requests.stats,
+            servers=servers,
             remote=True,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,

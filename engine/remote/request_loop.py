@@ -7,10 +7,12 @@ the engine is paused tasks do not read, so that TCP slows the servers down.
 import asyncio
 import logging
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
 
+from engine.core.request_metrics import EndReason
 from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry, Resumed
 from engine.remote.generation import Generation, LocalMasks
 from engine.remote.interface import EngineFault, EngineFeatures, GenerateCall
@@ -18,7 +20,7 @@ from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.servers.fleet import Fleet
 from engine.remote.servers.http_client import EngineClient
 from engine.remote.servers.router import Endpoint
-from engine.request import Cancel, Deliver, Failed, Outbound, Tokens, Usage, describe
+from engine.request import Cancel, Deliver, Failed, Finished, Outbound, Tokens, Usage, describe
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue
 from engine.vocabulary import Vocabulary
@@ -103,7 +105,7 @@ class RequestLoop:
             if generation is None:
                 generation = self._generation(TokenSequence(request, 0, self._vocabulary))
             generation.fail("engine_dead", describe(cause))
-            self._outbox += generation.messages
+            self._outbox += [self._with_times(generation.sequence, one) for one in generation.messages]
         self._ended.clear()
         self._deliver_now()
 
@@ -131,11 +133,13 @@ class RequestLoop:
                 request, self._arrivals, self._vocabulary, accepted.digests, accepted.grammar
             )
             self._generations[request.request_id] = self._generation(sequence)
+            self._metrics.requests.admitted(sequence, accepted.at)
         except Exception as error:
             log.exception("request %s cannot be handled", request.request_id)
             usage = Usage(prompt=len(request.prompt))
             self._outbox.append(Failed(request.request_id, "engine_error", describe(error), usage))
             self._ended.append(request.request_id)
+            self._metrics.requests.failed()
             self._deliver_soon()
             return
         self._waiting.push(sequence)
@@ -256,6 +260,7 @@ class RequestLoop:
     ) -> EngineFault | None:
         """Makes the call; returns why it failed."""
         assert endpoint.description is not None
+        self._metrics.requests.started([generation.sequence], monotonic())
         fault: EngineFault | None = None
         try:
             async with aclosing(
@@ -289,9 +294,20 @@ class RequestLoop:
             if isinstance(message, Tokens):
                 self._collect_tokens(generation.sequence, message)
             else:
-                self._outbox.append(message)
+                self._outbox.append(self._with_times(generation.sequence, message))
         if messages or self._ended:
             self._deliver_soon()
+
+    def _with_times(self, sequence: TokenSequence, message: Outbound) -> Outbound:
+        """The message; a request's last one with its times."""
+        match message:
+            case Finished(reason=reason):
+                reason_of_end: EndReason = "abort" if reason == "cancelled" else reason
+            case Failed():
+                reason_of_end = "error"
+            case _:
+                return message
+        return replace(message, times=self._metrics.requests.ended(sequence, reason_of_end, monotonic()))
 
     def _deliver_soon(self) -> None:
         if self._delivery is None:
@@ -305,6 +321,7 @@ class RequestLoop:
         for _ in message.token_ids:
             self._waiting.charge(sequence)
         self._metrics.count_tokens(len(message.token_ids))
+        self._metrics.requests.tokens(frozenset([sequence]), monotonic(), len(message.token_ids))
         index = self._tokens_at.get(message.request_id)
         if index is None:
             self._tokens_at[message.request_id] = len(self._outbox)

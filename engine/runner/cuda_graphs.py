@@ -1,4 +1,4 @@
-"""Selects attention and decoding at load time; captures, verifies, replays CUDA graphs of decode steps.
+"""Chooses at load time how decode steps run; captures, verifies and replays CUDA graphs of them.
 
 Graphs remove the launch time of a step's operations, which on a GPU is longer than their execution. Each
 graph is replayed on inputs other than those of its capture and compared with an eager pass before it is used.
@@ -13,10 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.flash_attention import kernel_sources, select_backend
 from engine.attention.interface import PagedAttentionBackend
 from engine.attention.sdpa import GatherSdpaBackend
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ModelRefused
 from engine.kv_cache import KVCache
 from engine.model.loader import LoadedModel
 from engine.request import describe
@@ -150,51 +149,37 @@ def _check_replay(expected: Tensor, replayed: Tensor, bucket: GraphBucket) -> No
 
 @dataclass(frozen=True, slots=True)
 class DecodingChoice:
-    """The selected backend and decoder; `attention` and `decode` as in `request.ModelInfo`."""
+    """How steps that only decode are computed; `name` as `decode` in `request.ModelInfo`."""
 
-    attention: str = "sdpa"
-    decode: str = "eager"
-    backend: PagedAttentionBackend | None = None
-    """None is torch's own attention."""
+    name: str = "eager"
     static: StaticDecoder | None = None
     """None runs every step as a packed row."""
 
 
-def select_attention_and_graphs(
+def choose_decoding(
     model: LoadedModel,
     kv_cache: KVCache,
     config: EngineConfig,
+    *,
+    max_running: int,
     context_length: int,
+    backend: PagedAttentionBackend | None,
     progress: Callable[[str], None],
-    backend: PagedAttentionBackend | None = None,
 ) -> DecodingChoice:
-    """Selects a paged-attention kernel and captures CUDA graphs, on a GPU or if `config` asks for it.
+    """Captures CUDA graphs on a GPU, if `config` does not forbid it. `backend` is None for torch's attention.
 
-    A `backend` argument is used without a check.
+    Raises `ModelRefused` if `config` demands graphs and they cannot be captured.
     """
     on_gpu = model.device.type == "cuda"
-    if backend is None and on_gpu and config.attention == "auto":
-        progress("looking for an attention kernel")
-        backend = select_backend(
-            set(model.layers),
-            model.dtype,
-            model.device,
-            kv_cache.block_size,
-            kernel_sources(config.hub_kernel),
-        )
-    decode, static = "eager", None
-    if config.decode == "static" or (on_gpu and config.decode == "auto"):
-        attention = backend or GatherSdpaBackend()
-        buckets = choose_buckets(
-            config.max_running, context_length, kv_cache.block_size, gathers=on_gpu and backend is None
-        )
-        max_bucket = GraphBucket(max(s.rows for s in buckets), -(-context_length // kv_cache.block_size))
-        static_inputs = StaticInputs(model.network, kv_cache, attention, max_bucket)
-        decode, static = _build_static_decoder(static_inputs, buckets, config, progress)
-    name = "sdpa" if backend is None else backend.name
-    if on_gpu:
-        log.info("attention is computed by %s, steps that only generate as %s", name, decode)
-    return DecodingChoice(name, decode, backend, static)
+    if config.decode == "graphs" and not on_gpu:
+        raise ModelRefused("CUDA graphs cannot be recorded: there is no GPU here")
+    if config.decode == "eager" or (config.decode == "auto" and not on_gpu):
+        return DecodingChoice()
+    block_size = kv_cache.block_size
+    buckets = choose_buckets(max_running, context_length, block_size, gathers=on_gpu and backend is None)
+    max_bucket = GraphBucket(max(s.rows for s in buckets), -(-context_length // block_size))
+    static_inputs = StaticInputs(model.network, kv_cache, backend or GatherSdpaBackend(), max_bucket)
+    return _build_static_decoder(static_inputs, buckets, config, progress)
 
 
 def _build_static_decoder(
@@ -202,12 +187,14 @@ def _build_static_decoder(
     buckets: Sequence[GraphBucket],
     config: EngineConfig,
     progress: Callable[[str], None],
-) -> tuple[str, StaticDecoder | None]:
+) -> DecodingChoice:
     if config.decode == "static":
-        return "static", StaticDecoder(static_inputs, buckets, static_inputs.compute)
+        return DecodingChoice("static", StaticDecoder(static_inputs, buckets, static_inputs.compute))
     progress(f"recording {len(buckets)} shapes of steps as CUDA graphs")
     with torch.inference_mode():
         compute = capture_graphs_or_log(static_inputs, buckets, CudaRecorder())
-    if compute is None:
-        return "eager", None
-    return "graphs", StaticDecoder(static_inputs, buckets, compute)
+    if compute is not None:
+        return DecodingChoice("graphs", StaticDecoder(static_inputs, buckets, compute))
+    if config.decode == "graphs":
+        raise ModelRefused("CUDA graphs cannot be recorded; the log says why")
+    return DecodingChoice()

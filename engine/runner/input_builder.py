@@ -6,6 +6,7 @@ Engine thread. All integers of a step go to the device as one tensor in one asyn
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -280,6 +281,7 @@ class PagedInputBuilder:
         )
         seq_lens = staging.add(chunk.start + chunk.count for chunk in plan)
         query_starts = staging.add(starts)
+        kv_starts = staging.add(accumulate((chunk.start + chunk.count for chunk in plan), initial=0))
         logit_positions, staged_indexes = staging.add(ends), staging.add(adapter_indexes)
         staging.upload(self._kv_cache.device)
         table = staging[padded].view(len(plan), width)
@@ -288,6 +290,7 @@ class PagedInputBuilder:
             table.int(),
             staging[seq_lens].int(),
             staging[query_starts].int(),
+            staging[kv_starts].int(),
             max_query_len=max(chunk.count for chunk in plan),
             max_seq_len=width * size,
         )

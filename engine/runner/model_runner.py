@@ -3,6 +3,7 @@
 Created by the thread that starts the engine, then used by the engine thread only.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,19 +13,21 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import PagedAttentionBackend
-from engine.config import EngineConfig, Limits
+from engine.attention.selection import candidates, choose_attention
+from engine.config import EngineConfig, Limits, ModelRefused
 from engine.device_copies import AsyncToHost, to_device
 from engine.executor import RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
-from engine.kv_cache import KVCache, count_blocks, retain_freed_memory
+from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, retain_freed_memory
 from engine.model.loader import LoadedModel, load_model, raising_model_refused
 from engine.model.lora_layers import (
     Adapters,
     install_adapters,
 )
 from engine.request import ImageText, ModelInfo, PromptLogprobs, RequestRefused
-from engine.runner.cuda_graphs import select_attention_and_graphs
+from engine.runner.cuda_graphs import choose_decoding
 from engine.runner.input_builder import ForwardInputs, InputBuilder, PagedInputBuilder, PromptLogitRows
+from engine.runner.pipelining_check import blocks_used, find_pipelining_fault
 from engine.runner.prompt_images import NO_IMAGES, ModelInputs, PromptImages, StepImages
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
 from engine.runner.torch_errors import translate_errors
@@ -34,6 +37,8 @@ from engine.sampling.sampler import PendingSample, SamplingBatches
 from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,38 @@ class SampledStep:
         return StepResult(sampled, finite)
 
 
+def _make_kv_cache(
+    model: LoadedModel,
+    config: EngineConfig,
+    block_size: int,
+    gpu_free: int | None,
+    progress: Callable[[str], None],
+) -> KVCache:
+    """Raises `ModelRefused` if not even one block fits."""
+    shapes = [layer.kv_shape for layer in model.layers]
+    per_token = sum(shape.elements_per_token for shape in shapes) * model.dtype.itemsize
+    # On a CPU the contiguous cache may hold every token once more.
+    copies = 1 if gpu_free is not None else 2
+    blocks = count_blocks(
+        config,
+        block_size=block_size,
+        block_bytes=per_token * block_size * copies,
+        context_length=model.model_info.context_length,
+        gpu_free=gpu_free,
+    )
+    if gpu_free is None:
+        retain_freed_memory()
+    kv_cache = KVCache(shapes, blocks, block_size, model.dtype, model.device)
+    size = kv_cache.capacity * per_token * copies / 2**20
+    progress(f"the KV cache holds {kv_cache.capacity} tokens in at most {size:.0f} MiB")
+    return kv_cache
+
+
+def is_pipelined(config: EngineConfig, device: torch.device) -> bool:
+    """Whether a step begins before the last one's tokens are read, if that is right on this device."""
+    return device.type == "cuda" if config.pipelined is None else config.pipelined
+
+
 SMALL_MODEL = 20_000_000
 """Below this number of parameters, one CPU thread is faster than several, which wait for each other."""
 
@@ -96,6 +133,7 @@ class ModelRunner:
         backend: PagedAttentionBackend | None = None,
         static: StaticDecoder | None = None,
     ) -> None:
+        self.model = model
         self._network = model.network
         is_small = model.network.num_parameters() < SMALL_MODEL
         self._threads = config.torch_threads or (1 if is_small else None)
@@ -114,8 +152,7 @@ class ModelRunner:
         self._static = static
         self._device_tokens: DeviceTokens | None = None
         """The tokens sampled last, which the next step may take as input before the host has read them."""
-        on_gpu = model.device.type == "cuda"
-        self.pipelined = on_gpu if config.pipelined is None else config.pipelined
+        self.pipelined = is_pipelined(config, model.device)
         self.model_info: ModelInfo = model.model_info
         self.vocabulary = model.vocabulary
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
@@ -128,26 +165,29 @@ class ModelRunner:
         with raising_model_refused(config.model):
             model = load_model(config, progress)
             adapters = install_adapters(model.network, config.adapters, progress)
-            context = model.model_info.context_length
-            shapes = [layer.kv_shape for layer in model.layers]
-            per_token = sum(shape.elements_per_token for shape in shapes) * model.dtype.itemsize
-            on_gpu = model.device.type == "cuda"
-            if not on_gpu:
-                retain_freed_memory()
-            # On a CPU the contiguous cache may hold every token once more.
-            copies = 1 if on_gpu else 2
-            blocks = count_blocks(
-                config,
-                block_bytes=per_token * config.block_size * copies,
-                context_length=context,
-                gpu_free=torch.cuda.mem_get_info(model.device)[0] if on_gpu else None,
+            attention = choose_attention(
+                set(model.layers),
+                model.dtype,
+                model.device,
+                wanted=config.attention,
+                block_size=config.block_size,
+                kernels=candidates(model.device, config.attention, config.hub_kernel),
             )
-            kv_cache = KVCache(shapes, blocks, config.block_size, model.dtype, model.device)
-            capacity = blocks * config.block_size
-            size = capacity * per_token * copies / 2**20
-            progress(f"the KV cache holds {capacity} tokens in at most {size:.0f} MiB")
-            usable = min(context, capacity)
-            decoding = select_attention_and_graphs(model, kv_cache, config, usable, progress)
+            gpu_free = free_gpu_memory(model.device)
+            sizes = config.step_sizes(gpu_free)
+            kv_cache = _make_kv_cache(model, config, attention.block_size, gpu_free, progress)
+            usable = min(model.model_info.context_length, kv_cache.capacity)
+            decoding = choose_decoding(
+                model,
+                kv_cache,
+                config,
+                max_running=sizes.max_running,
+                context_length=usable,
+                backend=attention.backend,
+                progress=progress,
+            )
+            if gpu_free is not None:
+                log.info("attention is computed by %s, decode steps as %s", attention.name, decoding.name)
             images = model.image_processor
             model_info = replace(
                 model.model_info,
@@ -155,16 +195,42 @@ class ModelRunner:
                 image_token_id=None if images is None else images.token_id,
                 context_length=usable,
                 adapters=adapters.names,
-                attention=decoding.attention,
-                decode=decoding.decode,
+                attention=attention.name,
+                decode=decoding.name,
             )
             model = replace(model, model_info=model_info)
-            executor = ModelRunner(model, adapters, config, kv_cache, decoding.backend, decoding.static)
+            executor = ModelRunner(model, adapters, config, kv_cache, attention.backend, decoding.static)
+            executor.check_pipelining(refuses=config.pipelined is True)
             if executor.grammars is not None:
                 executor.grammars.load_tokenizer()  # holds the GIL for up to a second
-            limits = config.limits(blocks)
             whole = executor._images is not None and executor._images.two_way is not None
-            return executor, replace(limits, whole_images=whole)
+            return executor, config.limits(
+                kv_blocks=kv_cache.blocks,
+                block_size=kv_cache.block_size,
+                sizes=sizes,
+                whole_images=whole,
+            )
+
+    @property
+    def threads(self) -> int:
+        """Intra-op CPU threads."""
+        return self._threads or torch.get_num_threads()
+
+    def check_pipelining(self, *, refuses: bool) -> None:
+        """Computes one step after the other if pipelined steps are not right, or raises `ModelRefused`."""
+        if not self.pipelined:
+            return
+        vocab_size, size = self.model_info.vocab_size, self._kv_cache.block_size
+        with torch.inference_mode():
+            fault = find_pipelining_fault(self.begin, vocab_size, size, self._kv_cache.blocks)
+            self._kv_cache.scrub(range(1, min(blocks_used(size), self._kv_cache.blocks) + 1))
+        self._device_tokens = None
+        if fault is None:
+            return
+        if refuses:
+            raise ModelRefused(f"steps cannot be pipelined: {fault}")
+        log.warning("steps are not pipelined, but computed one after the other: %s", fault)
+        self.pipelined = False
 
     @contextmanager
     def thread_context(self) -> Iterator[None]:

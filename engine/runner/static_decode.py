@@ -83,10 +83,12 @@ class StaticInputs:
         token_ids, positions, rope_positions = self.inputs[:, : bucket.rows]
         block_tables = self.block_tables[: bucket.rows, : bucket.width]
         block = block_tables.gather(1, (positions // size)[:, None])[:, 0]
+        seq_lens = (positions + 1).int()
         rows = AttentionMetadata(
             block_tables,
-            (positions + 1).int(),
+            seq_lens,
             self._starts[: bucket.rows + 1],
+            torch.nn.functional.pad(seq_lens.cumsum(0), (1, 0)).int(),
             max_query_len=1,
             max_seq_len=bucket.width * size,
         )

@@ -114,7 +114,7 @@ class PenaltyTable:
         before = flat[cells]
         value = before + bias
         if self._repeats:
-            repetition = repetition.where(count >= 0, 1.0)
+            repetition = repetition.masked_fill(count < 0, 1.0)
             value = (value / repetition).where(value > 0, value * repetition)
         count = count.clamp(min=0)
         value -= frequency * count + presence * count.clamp(max=1)
@@ -155,10 +155,13 @@ def restore_logits(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
 
 
 def mask_tokens(logits: Tensor, rows: Sequence[int], token_ids: Sequence[frozenset[int]]) -> None:
-    """Sets the logits of these tokens to -inf, in place; `token_ids` has one set per entry of `rows`."""
-    pairs = [(row, token_id) for row, ids in zip(rows, token_ids, strict=True) for token_id in ids]
-    cells = to_device(torch.tensor(pairs).reshape(-1, 2), torch.long, logits.device)
-    logits[cells[:, 0], cells[:, 1]] = -inf
+    """Sets the logits of these tokens to -inf, in place; `token_ids` has one set per entry of `rows`.
+
+    `logits` must be contiguous.
+    """
+    size = logits.shape[1]
+    cells = [row * size + token_id for row, ids in zip(rows, token_ids, strict=True) for token_id in ids]
+    logits.view(-1).index_fill_(0, to_device(cells, torch.long, logits.device), -inf)
 
 
 def apply_masks(logits: Tensor, masks: Masks) -> None:
@@ -180,4 +183,4 @@ def apply_masks(logits: Tensor, masks: Masks) -> None:
 def _bars(device: torch.device) -> Tensor:
     """`[256, 8]`: for each byte of a bitmask, the values to add to the logits of its eight tokens."""
     bars = [[0.0 if byte >> bit & 1 else -inf for bit in range(8)] for byte in range(256)]
-    return torch.tensor(bars, dtype=torch.float32, device=device)
+    return to_device(torch.tensor(bars), torch.float32, device)

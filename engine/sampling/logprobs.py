@@ -6,8 +6,9 @@ from math import inf
 import torch
 from torch import Tensor
 
+from engine import device_copies
 from engine.request import TokenLogprobs
-from engine.sampling.vocab_chunks import chunk_max, top_k
+from engine.sampling.vocab_chunks import chunk_max, top_by_key, top_k
 
 ROWS_AT_ONCE = 64
 """Prompt rows per pass; bounds the temporary memory."""
@@ -70,8 +71,11 @@ def top_in_order(logits: Tensor, count: int, maxima: Tensor | None = None) -> tu
     """The `count` highest values of each row, descending, and their ids, ascending among equal values.
 
     Does not sort the vocabulary. `top_k` picks any of several equal values, so where values at the threshold
-    are equal, more candidates are read. Masked tokens have no defined order. `maxima` is `chunk_max(logits)`.
+    are equal, more candidates are read; where the host cannot look, keys of value and id are compared, of
+    which no two are equal. Masked tokens have no defined order. `maxima` is `chunk_max(logits)`.
     """
+    if not device_copies.reads_are_free(logits.device):
+        return top_by_key(logits, count, maxima)
     size = count + EXTRA_CANDIDATES
     while size < logits.shape[-1]:
         values, token_ids = top_k(logits, size, maxima)

@@ -6,7 +6,8 @@ Greedy rows take the argmax. Rows with a small top_k sample from a sorted list o
 rows sample from the whole vocabulary by inverse CDF, without a sort; a larger top_k masks logits below the
 k-th value; top_p is rejection sampling: a rejected token is sampled again, with the next random number, among
 likelier tokens. The result has the distribution of a cut before sampling; equally likely tokens are in or out
-together.
+together. On a GPU, where a look at the result would wait for the forward pass, the number of attempts is
+fixed.
 
 Rows are grouped by these kinds, so that a row's cost does not depend on the parameters of other rows.
 """
@@ -14,10 +15,13 @@ Rows are grouped by these kinds, so that a row's cost does not depend on the par
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import cache
+from math import exp, log
 
 import torch
 from torch import Tensor
 
+from engine import device_copies
 from engine.device_copies import to_device
 from engine.request import SamplingParams
 from engine.sampling.logprobs import top_in_order
@@ -38,7 +42,12 @@ class RowGroup:
     """The rows of a batch that are sampled in one way, with their parameters as tensors."""
 
     def __init__(
-        self, rows: Sequence[int], params: Sequence[SamplingParams], count: int, device: torch.device
+        self,
+        rows: Sequence[int],
+        params: Sequence[SamplingParams],
+        count: int,
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
         """`rows` of a batch of `count` rows, each with its parameters."""
         self.rows = rows
@@ -52,9 +61,17 @@ class RowGroup:
         self.top_p = _column([s.top_p for s in params], device)
         self.top_k = to_device([s.top_k for s in params], torch.long, device)[:, None]
         self.max_top_k = max(s.top_k for s in params)
-        top_p_rows = [row for row, s in enumerate(params) if s.top_p < 1]
-        self.top_p_rows = to_device(top_p_rows, torch.long, device) if top_p_rows else None
-        """Indexes in the group of rows with a top_p; None if there are none."""
+        self.top_p_places = [row for row, s in enumerate(params) if s.top_p < 1]
+        """Indexes in the group of rows with a top_p; where the host does not look whether a row needs another
+        attempt, those with the most attempts come first."""
+        self.top_p_attempts: list[int] = []
+        """The maximum of attempts of each of `top_p_places`, falling; empty if the host looks."""
+        if not device_copies.reads_are_free(device):
+            attempts = {row: attempts_for(params[row].top_p, vocab_size) for row in self.top_p_places}
+            self.top_p_places.sort(key=lambda row: -attempts[row])
+            self.top_p_attempts = [attempts[row] for row in self.top_p_places]
+        self.top_p_rows = to_device(self.top_p_places, torch.long, device) if self.top_p_places else None
+        """`top_p_places` as a tensor; None if there are none."""
         self.large_top_k = [(row, s.top_k) for row, s in enumerate(params) if s.top_k > TOP_K_LIST_SIZES[-1]]
         """(index in the group, top_k) of rows with a top_k above `TOP_K_LIST_SIZES`."""
 
@@ -76,7 +93,8 @@ class TokenSampler:
                 full_rows.append(row)
 
         def group(rows: list[int]) -> RowGroup | None:
-            return RowGroup(rows, [params[row] for row in rows], len(params), device) if rows else None
+            own = [params[row] for row in rows]
+            return RowGroup(rows, own, len(params), vocab_size, device) if rows else None
 
         self._greedy = group(greedy_rows)
         samplers = [
@@ -155,6 +173,9 @@ def _resample_top_p(
     """
     index = group.top_p_rows
     assert index is not None
+    if not device_copies.reads_are_free(weights.device):
+        token_ids[index] = resample_without_reading(token_ids[index], weights, limits, group, positions)
+        return
     if len(index) < len(weights):
         weights, limits = weights[index], limits[index]
     attempt = 0
@@ -173,16 +194,78 @@ def _resample_top_p(
         token_ids[index] = inverse_cdf(likelier[out], sums[out], uniforms)
 
 
+def resample_without_reading(
+    token_ids: Tensor, weights: Tensor, limits: Tensor, group: RowGroup, positions: Sequence[int]
+) -> Tensor:
+    """As `_resample_top_p`, for the tokens of `group.top_p_rows`, without a look whether one is outside.
+
+    Every row has as many attempts as `attempts_for` says. A row that is still outside takes its likeliest
+    token.
+    """
+    index = group.top_p_rows
+    assert index is not None
+    weights, limits = weights[index], limits[index]
+    budgets = group.top_p_attempts
+    numbers = _column(
+        [
+            uniform(group.params[row].seed, positions[row], attempt)
+            for attempt in range(1, budgets[0] + 1)
+            for row in group.top_p_places[: _active(budgets, attempt)]
+        ],
+        weights.device,
+    )
+    begin = 0
+    for attempt in range(1, budgets[0] + 2):
+        # The budgets fall, so these are the first rows.
+        checked, drawing = _active(budgets, attempt - 1), _active(budgets, attempt)
+        own, drawn = weights[:checked], token_ids[:checked]
+        likelier = _zero_unless(torch.gt, own, own.gather(1, drawn[:, None]))
+        sums = chunk_sums(likelier)
+        above = sums.sum(dim=1, keepdim=True)
+        out = ((above >= limits[:checked]) & (above > 0))[:, 0]
+        fresh = inverse_cdf(likelier[:drawing], sums[:drawing], numbers[begin : begin + drawing])
+        fresh = torch.cat((fresh, own[drawing:].argmax(dim=1)))
+        token_ids = torch.cat((torch.where(out, fresh, drawn), token_ids[checked:]))
+        begin += drawing
+    return token_ids
+
+
+def _active(budgets: Sequence[int], attempt: int) -> int:
+    """How many of the falling `budgets` allow this attempt."""
+    return sum(budget >= attempt for budget in budgets)
+
+
+MISSED = 1e-12
+"""Probability, for each token, that a row's attempts do not suffice."""
+
+
+@cache
+def attempts_for(top_p: float, vocab_size: int) -> int:
+    """Attempts after which a token is outside top_p with a probability below `MISSED`.
+
+    Each draw multiplies the mass that is likelier than the token by a factor of at most a uniform one, so it
+    is still top_p or more after n draws with at most the probability that Poisson(-log top_p) is n or more.
+    It need not fall below 1 / vocab_size, which the likeliest token has.
+    """
+    mean = -log(max(top_p, 1 / vocab_size))
+    draws, probability = 0, exp(-mean)
+    # Beyond the mean, the terms of the tail fall at least as a geometric series does.
+    while draws <= mean or probability / (1 - mean / (draws + 1)) > MISSED:
+        draws += 1
+        probability *= mean / draws
+    return draws - 1  # the first draw is no attempt
+
+
 def _sample_top_k_list(logits: Tensor, highest: Tensor, group: RowGroup, positions: Sequence[int]) -> Tensor:
     """Samples rows with a small top_k from a sorted list of the group's largest top_k."""
     values, token_ids = top_in_order(logits, group.max_top_k)
     weights = _weights(values, highest, group)
-    weights[torch.arange(group.max_top_k, device=logits.device) >= group.top_k] = 0
+    weights.masked_fill_(torch.arange(group.max_top_k, device=logits.device) >= group.top_k, 0)
     cumulative = weights.cumsum(dim=1)
     # Equally likely tokens are in or out together, by the first of them.
-    before = (cumulative - weights).where(values != values.roll(1, dims=1), 0).cummax(dim=1).values
+    before = (cumulative - weights).masked_fill_(values == values.roll(1, dims=1), 0).cummax(dim=1).values
     allowed = (before < group.top_p * cumulative[:, -1:]) & (weights >= group.min_p)
-    allowed_weights = weights.where(allowed, 0)
+    allowed_weights = weights.masked_fill(~allowed, 0)
     sums = chunk_sums(allowed_weights)
     column = inverse_cdf(allowed_weights, sums, _uniforms(group, positions, logits.device))
     return token_ids.gather(1, column[:, None])[:, 0]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine import device_copies
+
 CHUNK_WIDTH = 128
 """Columns of a chunk; the last chunk has the rest."""
 
@@ -72,10 +74,52 @@ def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tenso
     return values, columns.gather(1, places)
 
 
+def top_by_key(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The `count` highest values of each row `[rows, columns]` in float32, descending, and their columns,
+    ascending among equal values.
+
+    Each is one of the `count` chunks whose highest value comes first in this order: a value in another chunk
+    comes after those of all of them.
+    """
+    size = rows.shape[1]
+    chunked, rest = _split(rows)
+    if size < 2 * count * CHUNK_WIDTH:
+        candidates, columns = rows, torch.arange(size, device=rows.device)
+    else:
+        maxima = chunked.amax(dim=2) if maxima is None else maxima[:, : chunked.shape[1]]
+        chunk_keys = _order_keys(maxima, torch.arange(maxima.shape[1], device=rows.device))
+        chunks = _column_of_key(chunk_keys.topk(count, dim=1, sorted=False).values)[:, :, None]
+        columns = (chunks * CHUNK_WIDTH + _chunk_offsets(rows.device)).flatten(1)
+        candidates = chunked.gather(1, chunks.expand(-1, -1, CHUNK_WIDTH)).flatten(1)
+        if rest.shape[1]:
+            last = torch.arange(size - rest.shape[1], size, device=rows.device)
+            columns = torch.cat((columns, last.expand(len(rows), -1)), dim=1)
+            candidates = torch.cat((candidates, rest), dim=1)
+    keys = _order_keys(candidates, columns).topk(min(count, size), dim=1).values
+    token_ids = _column_of_key(keys)
+    return rows.gather(1, token_ids), token_ids
+
+
+LOW_BITS = 0xFFFFFFFF
+
+
+def _order_keys(values: Tensor, columns: Tensor) -> Tensor:
+    """int64 keys that are ordered by value, and among equal values by falling column."""
+    # The bits of a float32 are ordered as integers once those of negative numbers are inverted. Adding 0
+    # makes -0 and 0 equal.
+    bits = (values + 0.0).view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.long() << 32) | (LOW_BITS - columns)
+
+
+def _column_of_key(keys: Tensor) -> Tensor:
+    return LOW_BITS - (keys & LOW_BITS)
+
+
 def kth_highest(row: Tensor, count: int) -> Tensor:
     """`[1]`: the `count`-th highest value of one row `[columns]`, without a sort."""
     place = len(row) - count
-    if row.device.type != "cpu":
+    if not device_copies.reads_are_free(row.device):
         return row.kthvalue(place + 1).values
     return torch.from_numpy(np.partition(row.numpy(), place)[place : place + 1])
 

@@ -84,6 +84,8 @@ class Scheduler:
         self.dirty: list[int] = []
         """Freed blocks whose content is not known to be finite. They must be zeroed before the next step: a
         NaN spoils attention even where it is masked."""
+        self.admitted: list[TokenSequence] = []
+        """Those that plans have admitted; who runs the plans takes them."""
         self._waiting = FairWaitingQueue()
         self._running: list[TokenSequence] = []  # by `_rank`
         self._pending_blocks: dict[bytes, TokenSequence] = {}
@@ -318,6 +320,7 @@ class Scheduler:
             sequence.cached = sequence.num_computed_tokens
             self.counters.prompt_tokens += prompt
             self.counters.cached_tokens += sequence.cached
+            self.admitted.append(sequence)
         insort(self._running, sequence, key=_rank)
 
     def _find_victims(self, needed: int, spare: Sequence[TokenSequence]) -> list[TokenSequence] | None:
@@ -349,6 +352,7 @@ class Scheduler:
 
     def _preempt(self, sequence: TokenSequence) -> None:
         self.counters.preemptions += 1
+        sequence.num_preemptions += 1
         self._running.remove(sequence)
         self._release(sequence)
         self._waiting.requeue(sequence)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from engine.grammar.compiler import CompiledGrammar
 from engine.request import EngineRequest, FinishReason, StopMatch, Usage
 from engine.scheduling.block_pool import extend_chain
+from engine.statistics import RequestTimes
 from engine.vocabulary import Vocabulary
 
 
@@ -119,6 +120,12 @@ class TokenSequence:
             self.stops = StopStrings(request.stop_strings, vocabulary, earlier)
         self.stop_match: StopMatch | None = None
         """The stop string that ended the output."""
+        self.accepted_at = 0.0
+        self.started_at: float | None = None
+        """When the first step that computes it began; the times are monotonic and set by their owner."""
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.num_preemptions = 0
 
     @property
     def length(self) -> int:
@@ -177,6 +184,15 @@ class TokenSequence:
     @property
     def usage(self) -> Usage:
         return Usage(prompt=len(self.request.prompt), cached=self.cached or 0, output=self.output_count)
+
+    def times(self, now: float) -> RequestTimes:
+        """What is known of its times by now; a request that waits still has been queued until now."""
+        if self.started_at is None:
+            return RequestTimes(now - self.accepted_at)
+        first = self.first_token_at
+        return RequestTimes(
+            self.started_at - self.accepted_at, None if first is None else first - self.started_at
+        )
 
     def block_digests(self, count: int, block_size: int) -> list[bytes]:
         """The digests of the first `count` blocks, all of which must be full."""

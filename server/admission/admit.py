@@ -65,7 +65,9 @@ class Admission:
         tool_loop: ToolLoop,
         on_queued: Callable[[], None],
         unread: Abandonment,
+        on_accepted: Callable[[int], None] = lambda _choices: None,
     ) -> None:
+        """`on_accepted` gets, for each accepted request, how many answers it asks for."""
         self._served = served
         self._database = database
         self._recorder = recorder
@@ -74,6 +76,7 @@ class Admission:
         self._config = config
         self._on_queued = on_queued
         self._abandonment = unread
+        self._on_accepted = on_accepted
         self._tool_loop = tool_loop
         queue = QueueLimits(config.max_queued, config.max_queued_of_tenant)
         self._writer = ResponseWriter(served, replica, config.retention_days, queue)
@@ -167,7 +170,9 @@ class Admission:
             for _ in range(MAX_CONVERSATION_RETRIES):
                 runs = self._preparation.prepare_runs(create)
                 with suppress(ConversationChanged):
-                    return self._start(runs)
+                    started = self._start(runs)
+                    self._on_accepted(len(started))
+                    return started
             raise ConversationLocked
         except (KeyTaken, ConversationLocked) as refused:
             if previous := find_previous():

@@ -24,7 +24,7 @@ DEFAULT_TENANT_BYTES: Final = 100 * 1024**3
 FRESH_SECONDS: Final = 2.0
 """How long a tenant's sum is cached."""
 _MAX_TENANTS: Final = 4096
-_QUEUED: Final = "queued background responses"
+QUEUED: Final = "queued background responses"
 
 
 class StorageQuota:
@@ -87,7 +87,7 @@ class QueueLimits:
         if share < self.total and claims.count_waiting_of_tenant(connection, caller.tenant, share) >= share:
             raise TooManyRequests(
                 f"You may have {share} background responses waiting at a time; try again later.",
-                limit=_QUEUED,
+                limit=QUEUED,
             )
         if claims.count_waiting(connection, self.total) >= self.total:
-            raise Overloaded("Too many background responses are waiting; try again later.", limit=_QUEUED)
+            raise Overloaded("Too many background responses are waiting; try again later.", limit=QUEUED)

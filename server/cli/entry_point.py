@@ -1,14 +1,14 @@
 """The `holdfast` command: its parser, its exit codes, and `holdfast serve`.
 
 Exit codes: 0 done, 1 refused with a sentence, 2 wrong usage, 70 start the process again. `audit` exits with 1
-if it finds violations and with 2 if it cannot run.
+if it finds violations and with 2 if it cannot run, `doctor` with 1 if it finds a problem.
 """
 
 import argparse
 import logging
 from collections.abc import Sequence
 
-from server.cli import audit, database, keys, prompts, trail
+from server.cli import audit, database, doctor, keys, prompts, trail
 from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
 from server.configuration.settings import Config
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"holdfast {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command")
     add_command(commands, "serve", "serve a model", _serve, all_settings=True)
+    doctor.add_commands(commands)
     keys.add_commands(commands)
     prompts.add_commands(commands)
     database.add_upgrade(commands)

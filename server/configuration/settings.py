@@ -17,7 +17,12 @@ from server.configuration.setting_groups.engine import (
     ModelSettings,
     ScriptedEngineSettings,
 )
-from server.configuration.setting_groups.listening import ApiSettings, HttpSettings, ListeningSettings
+from server.configuration.setting_groups.listening import (
+    ApiSettings,
+    HttpSettings,
+    ListeningSettings,
+    MetricsSettings,
+)
 from server.configuration.setting_groups.process import CapacitySettings, ReplicaSettings, SecretSettings
 from server.configuration.setting_groups.storage import DatabaseSettings, StorageSettings
 from server.configuration.setting_groups.tools import ImageSettings, ToolSettings
@@ -43,6 +48,7 @@ class Config(
     LocalEngineSettings,
     ModelSettings,
     DatabaseSettings,
+    MetricsSettings,
     ListeningSettings,
 ):
     """One server's settings, validated on creation. Raises ConfigError.
@@ -53,7 +59,7 @@ class Config(
     def __post_init__(self) -> None:
         for setting in fields(self):
             _check_range(setting, getattr(self, setting.name))
-        if self.token_budget < self.max_running:
+        if self.token_budget is not None and self.token_budget < (self.max_running or 0):
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )

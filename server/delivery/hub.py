@@ -92,6 +92,11 @@ class Channel:
         """Any thread."""
         return bool(self._wakers)
 
+    @property
+    def readers(self) -> int:
+        """Any thread."""
+        return len(self._wakers)
+
     def after(self, position: int) -> list[bytes] | None:
         """The frames from that sequence number on; None if they have to be read from the store."""
         if self.next_seq is None:
@@ -270,6 +275,12 @@ class Hub:
             for (_, response_id), channel in channels
             if channel.ends_unread and channel.has_readers and not channel.ended
         ]
+
+    def count_readers(self) -> int:
+        """The readers of all channels. Any thread."""
+        with self._lock:
+            channels = list(self._channels.values())
+        return sum(channel.readers for channel in channels)
 
     def is_unread(self, response_id: UUID) -> bool:
         """Whether it runs here in the foreground without readers. Any thread."""

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from engine.request import FinishReason, StopMatch, TokenLogprobs
 from engine.request import Usage as EngineUsage
+from engine.statistics import NOT_MEASURED, RequestTimes
 from server.generation.event_emitter import EventEmitter
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
@@ -80,6 +81,8 @@ class Run:
         self._turn_usages: list[TurnUsage] = []
         """Those of the finished turns."""
         self._reasoning_tokens = 0
+        self._times = NOT_MEASURED
+        """Sums over the turns of what the engine has measured."""
         self._tool_work: PendingToolWork | None = None
         self._token_dump: TokenDump | None = None
         self._streamed_prompt_ids = decoding.streamed_prompt_ids
@@ -199,9 +202,15 @@ class Run:
         return []
 
     def finish(
-        self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_match: StopMatch | None = None
+        self,
+        reason: FinishReason,
+        usage: EngineUsage,
+        at: datetime,
+        stop_match: StopMatch | None = None,
+        times: RequestTimes = NOT_MEASURED,
     ) -> list[Event]:
         """The events that follow the end of the engine request: the turn's last ones, or the response's."""
+        self._add_times(times)
         status, incomplete_reason = _ENDS[reason]
         if not self.facts.wants_output:
             usage = replace(usage, output=0)
@@ -304,6 +313,10 @@ class Run:
         self._reasoning_tokens += self._decoder.reasoning_tokens
         self._resumed_tokens = 0
 
+    def _add_times(self, times: RequestTimes) -> None:
+        """Adds those of a turn; what no turn has is not known."""
+        self._times = RequestTimes(*map(_sum_of_known, self._times, times))
+
     def cancel(self, at: datetime) -> list[Event]:
         """The last events of a response that is cancelled while the engine has no request of it."""
         return self.finish("cancelled", self._counted_usage(), at)
@@ -315,12 +328,14 @@ class Run:
         at: datetime,
         usage: EngineUsage | None = None,
         *,
+        times: RequestTimes = NOT_MEASURED,
         readable: bool = True,
     ) -> list[Event]:
         """The last events of a failed response, with the output up to now.
 
         Pass `readable=False` after the parser has raised: the text that it held back is lost.
         """
+        self._add_times(times)
         readable = readable and not self.awaiting_tools
         rest = self._emit(self._decoder.close()) if readable else []
         usage = usage or self._counted_usage()
@@ -356,6 +371,8 @@ class Run:
             cached_tokens=sum(turn.cached for turn in turns),
             output_tokens=sum(turn.output for turn in turns),
             reasoning_tokens=self._reasoning_tokens,
+            queue_seconds=self._times.queue,
+            prefill_seconds=self._times.prefill,
             turns=turns,
             error_code=error_code,
             error_message=error_message,
@@ -369,3 +386,7 @@ class Run:
             self._summary_text += [delta.text for delta, _ in decoded if isinstance(delta, TextDelta)]
             return []
         return [event for delta, logprobs in decoded for event in self._emitter.delta(delta, logprobs)]
+
+
+def _sum_of_known(one: float | None, other: float | None) -> float | None:
+    return one if other is None else (one or 0.0) + other

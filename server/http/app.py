@@ -14,6 +14,7 @@ from server.errors import WorkerReplica
 from server.http.asgi.answers import Answer
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
 from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, RefuseAll, RouterRefusal
+from server.http.asgi.measure_requests import MeasureRequests
 from server.http.asgi.request_body import LingeringClose
 from server.http.asgi.request_log import RequestLog
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
@@ -57,6 +58,7 @@ def build(services: Services, connections: int) -> Starlette:
         middleware=[
             Middleware(RequestLog, services.traces.tracer),
             Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins)),
+            Middleware(MeasureRequests, services.events),
         ],
     )
     app.router.redirect_slashes = False
@@ -72,7 +74,11 @@ def _build_worker(services: Services, threads: ThreadPools, connections: int) ->
             for route in PUBLIC_ROUTES
             if route.handler in HEALTH
         ],
-        middleware=[Middleware(RequestLog), Middleware(CorsAndSlashes, read_cors_origins(None))],
+        middleware=[
+            Middleware(RequestLog),
+            Middleware(CorsAndSlashes, read_cors_origins(None)),
+            Middleware(MeasureRequests, services.events),
+        ],
     )
     app.router.redirect_slashes = False
     app.router.default = RefuseAll(WorkerReplica(), context.lingering_close)
@@ -97,8 +103,8 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
         authenticate=authenticate,
         share_of=_share_of,
         threads=threads,
-        requests=_half_per_tenant("requests in progress", connections),
-        bodies=_half_per_tenant("bytes of request bodies", memory),
+        requests=_half_per_tenant(services, "requests in progress", connections),
+        bodies=_half_per_tenant(services, "bytes of request bodies", memory),
         lingering_close=LingeringClose(),
     )
 
@@ -108,9 +114,11 @@ def _share_of(caller: Caller) -> ThreadShare:
     return ThreadShare(caller.tenant, unlimited=caller.key_id is None)
 
 
-def _half_per_tenant(what: str, total: int) -> SharedLimit:
+def _half_per_tenant(services: Services, what: str, total: int) -> SharedLimit:
     """A limit of which one tenant may use half, so that the rest is left for the others."""
-    return SharedLimit(what, total=total, per_tenant=max(1, total // 2))
+    limit = SharedLimit(what, total=total, per_tenant=max(1, total // 2))
+    services.limits.append(limit)
+    return limit
 
 
 def _keyed_route(
@@ -150,11 +158,11 @@ def _websocket_endpoint(
     services: Services, context: EndpointContext[Caller], connections: int
 ) -> SocketEndpoint[Caller]:
     memory = max(services.config.body_memory, 2)
-    retained_bytes = _half_per_tenant("bytes of WebSockets' unstored responses", memory)
+    retained_bytes = _half_per_tenant(services, "bytes of WebSockets' unstored responses", memory)
     return SocketEndpoint(
         lambda websocket, caller: SocketSession(services, websocket, caller, retained_bytes),
         context,
-        sockets=_half_per_tenant("WebSockets", max(2, connections // 4)),
+        sockets=_half_per_tenant(services, "WebSockets", max(2, connections // 4)),
         seconds=services.config.websocket_seconds,
         send_seconds=services.config.send_seconds,
         closing=services.closing,

@@ -108,6 +108,7 @@ def on_error(request: HTTPConnection, error: Exception) -> Response:
     """Starlette's handler for every exception that a route raises."""
     request_id = getattr(request.state, "request_id", None) or new_request_id()
     api_error = to_api_error(error)
+    request.state.error = api_error
     log_refusal(api_error, request_id, error)
     answered = error_response(api_error, request_id)
     if isinstance(api_error, MethodNotAllowed):

@@ -94,6 +94,10 @@ class Operation(Generic[H]):
     """Bodies of other statuses that are not error objects; None for an empty body."""
     operation_id: str = ""
     """If not the handler's, which is its module's name and its own."""
+    media_type: str = "application/json"
+    """Of the answer's body."""
+    scope: str = ""
+    """The scope that a key needs, if not the method's."""
 
     @property
     def method(self) -> str:
@@ -162,7 +166,7 @@ def _parameter(parameter: Parameter, schemas: "_Schemas") -> Json:
 
 
 def _responses(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) -> Json:
-    content = {"application/json": {"schema": schemas.of(route.gives)}}
+    content = {route.media_type: {"schema": schemas.of(route.gives)}}
     if route.streams:
         content["text/event-stream"] = {"schema": _server_sent_event(schemas.of(*route.streams))}
     refused = [*_COMMON_ERRORS, *route.refuses]

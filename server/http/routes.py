@@ -14,6 +14,7 @@ from server.errors import (
     Conflict,
     ConversationLocked,
     InvalidRequest,
+    MissingScope,
     NotFound,
     TooManyRequests,
     WrongHost,
@@ -25,6 +26,7 @@ from server.http.handlers import (
     completions,
     conversations,
     health,
+    metrics,
     models_and_tokenizer,
     responses,
 )
@@ -304,6 +306,16 @@ ROUTES: list[Operation[Handler]] = [
         "One model.",
         response.Model,
         operation_id="models.retrieve",
+    ),
+    Operation(
+        "GET /metrics",
+        metrics.scrape,
+        "This process's metrics, as Prometheus reads them.",
+        str,
+        refuses=(MissingScope,),
+        operation_id="metrics.scrape",
+        media_type="text/plain",
+        scope=metrics.SCOPE,
     ),
 ]
 """Every one of them needs a key once a key exists."""

@@ -9,6 +9,9 @@ from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.delivery.hub import Hub
 from server.http.authentication import Authenticator
+from server.limits import SharedLimit
+from server.metrics.events import Events
+from server.metrics.exposition import Metrics
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
@@ -34,11 +37,16 @@ class Services:
     admission: Admission
     claimer: Claimer
     tool_loop: ToolLoop
+    metrics: Metrics
+    events: Events
+    """Counters of what happens."""
     threads: tuple[SupervisedThread, ...]
     """Threads whose failure makes the replica unready."""
     stall_watch: StallWatch
     """Measured stalls of the interpreter."""
     traces: ResponseTraces
+    limits: list[SharedLimit]
+    """Those of the HTTP edge, which adds them."""
     started_at: int
     """Unix seconds; the model's `created`."""
     stopping: threading.Event = field(default_factory=threading.Event)

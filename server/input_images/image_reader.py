@@ -199,9 +199,8 @@ class ImageReader:
                     check=False,
                 )
         except (TimeoutError, subprocess.TimeoutExpired):
-            raise Overloaded(
-                "Too many pictures are being read; try again later.", limit="pictures being read"
-            ) from None
+            message = "Too many pictures are being read; try again later."
+            raise Overloaded(message, limit="pictures being read") from None
         if ran.returncode != 0 or not ran.stdout:
             raise ImageError(*_HEAVY)
         return ran.stdout

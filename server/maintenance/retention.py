@@ -127,6 +127,8 @@ class Retention:
         self._quiet = quiet_seconds(config)
         self._purged_at = time.monotonic()
         self._scanned: UseKey | None = None
+        self.purged = Purged()
+        """What this process has purged."""
         self.thread = SupervisedThread("retention", self._turn, retry=Retry(max_failures=None))
 
     def start(self) -> None:
@@ -156,6 +158,7 @@ class Retention:
         except DiskShort as short:
             log.warning("new responses are refused, and nothing is purged: %s", short)
         else:
+            self.purged += done
             if done != Purged():
                 log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)
             done.record(self._database, f"server:{self._replica}", "purge.retention")

@@ -1,11 +1,13 @@
 """`connect`: the engine over servers of vLLM or llama.cpp, from the settings."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from engine.config import ModelRefused
 from engine.request import Deliver, Engine, OnEngineDeath
 from server.configuration.setting_groups.engine import REMOTE_ENGINES
+from server.configuration.setting_groups.process import MAX_RUNNING
 from server.configuration.settings import Config
 from server.errors import ConfigError
 
@@ -27,9 +29,13 @@ def connect(
     deliver: Deliver,
     say: Callable[[str], None],
     on_dead: OnEngineDeath,
-    trace_parent_of: Callable[[str], str | None],
+    start_seconds: float | None = None,
+    trace_parent_of: Callable[[str], str | None] = lambda _request_id: None,
 ) -> Engine:
-    """Waits until a first server can be used. Raises ConfigError if none can."""
+    """Waits until a first server can be used, by default for half an hour, in which it may load its model.
+
+    Raises ConfigError if none can.
+    """
     # Parts that other engines do without.
     from engine.remote.config import RemoteConfig
     from engine.remote.interface import EngineFault, EngineMismatch, EngineProtocol
@@ -47,13 +53,15 @@ def connect(
         urls=config.engine_url,
         api_key=config.engine_api_key,
         ca_file=config.engine_ca,
-        max_running=config.max_running,
+        max_running=config.max_running or MAX_RUNNING,
         max_waiting=config.max_waiting,
         max_per_key=config.max_of_tenant,
         silence_seconds=config.hang_seconds,
         outage_seconds=config.engine_outage_seconds,
         trace_parent_of=trace_parent_of,
     )
+    if start_seconds is not None:
+        settings = replace(settings, start_seconds=start_seconds)
     protocol: EngineProtocol = VllmProtocol()
     if config.engine == "llama-server":
         protocol = LlamaProtocol(model_folder.model_info.vocab_size)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.config import DecodeName, EngineConfig
 from engine.request import Deliver, Engine, OnEngineDeath
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.environment import tiktoken_folders
@@ -32,7 +33,7 @@ def load_model(
     if config.engine == "scripted":
         engine = _load_scripted(config, folder, deliver, on_dead)
     elif config.engine in REMOTE_ENGINES:
-        engine = connect(config, folder, deliver, say, on_dead, trace_parent_of)
+        engine = connect(config, folder, deliver, say, on_dead, trace_parent_of=trace_parent_of)
     else:
         engine = _load_checkpoint(config, folder, deliver, say, on_dead)
     model_info = engine.model_info
@@ -108,32 +109,42 @@ def read_adapters(config: Config) -> tuple[tuple[str, Path], ...]:
     return tuple((name, Path(folder).resolve()) for name, _, folder in pairs)
 
 
+DECODES: dict[str, DecodeName] = {"auto": "auto", "on": "graphs", "off": "eager"}
+PIPELINED = {"auto": None, "on": True, "off": False}
+
+
+def engine_config(config: Config, folder: Path, adapters: tuple[tuple[str, Path], ...]) -> EngineConfig:
+    """The settings of the engine of this process. Raises ValueError."""
+    return EngineConfig(
+        model=folder,
+        adapters=adapters,
+        device=config.device,
+        dtype=config.dtype,
+        kv_memory=config.kv_memory,
+        token_budget=config.token_budget,
+        max_running=config.max_running,
+        max_waiting=config.max_waiting,
+        max_per_key=config.max_of_tenant,
+        max_image_tokens=config.max_image_tokens,
+        hang_seconds=config.hang_seconds,
+        torch_threads=config.torch_threads,
+        attention=config.attention,
+        hub_kernel=config.hub_kernel,
+        block_size=config.block_size,
+        decode=DECODES[config.graphs],
+        pipelined=PIPELINED[config.ahead],
+    )
+
+
 def _load_checkpoint(
     config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
-    from engine.config import EngineConfig, ModelRefused
+    from engine.config import ModelRefused
     from engine.engine import load
 
     adapters = read_adapters(config)
     try:
-        wanted = EngineConfig(
-            model=folder,
-            adapters=adapters,
-            device=config.device,
-            dtype=config.dtype,
-            kv_memory=config.kv_memory,
-            token_budget=config.token_budget,
-            max_running=config.max_running,
-            max_waiting=config.max_waiting,
-            max_per_key=config.max_of_tenant,
-            max_image_tokens=config.max_image_tokens,
-            hang_seconds=config.hang_seconds,
-            torch_threads=config.torch_threads,
-            attention=config.attention,
-            hub_kernel=config.hub_kernel,
-            decode="eager" if config.graphs == "off" else "auto",
-            pipelined=False if config.ahead == "off" else None,
-        )
+        wanted = engine_config(config, folder, adapters)
         return load(wanted, deliver, say, on_dead)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):

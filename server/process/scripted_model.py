@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from engine.request import Deliver, Engine, EngineRequest, OnEngineDeath
 from engine.scripted_engine import FAULT_KINDS, Fault, Script, ScriptedConfig, ScriptedEngine
 from engine.vocabulary import read_vocabulary
+from server.configuration.setting_groups.process import MAX_RUNNING
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.decode import decode_as
@@ -42,7 +43,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
             spelling=read_vocabulary(folder, tokenizer.get_vocab_size()),
             script=default,
             step_seconds=config.scripted_step_seconds,
-            max_running=config.max_running,
+            max_running=config.max_running or MAX_RUNNING,
             max_waiting=config.max_waiting,
             max_per_key=config.max_of_tenant,
             hang_seconds=config.hang_seconds,

@@ -48,8 +48,11 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         stack.callback(database.close)
         require_key(config, database)
         listener = stack.enter_context(listening_socket(config))
+        scraped = None
+        if config.metrics_port is not None:
+            scraped = stack.enter_context(bind(config.metrics_host, config.metrics_port))
         runner = stack.enter_context(asyncio.Runner())
-        process = ServerProcess(config, database, opened, runner.get_loop(), say, certificate)
+        process = ServerProcess(config, database, opened, runner.get_loop(), say, certificate, scraped)
         stack.callback(process.stop)
         process.run(
             runner, listener, connection_limit(config.max_connections, files, config.database_connections)
@@ -80,15 +83,20 @@ def _arm_crashpoint(config: Config) -> None:
 
 def listening_socket(config: Config) -> socket.socket:
     """The listening socket, bound before the model is loaded, so that a port in use is reported early."""
-    try:
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
-    except OSError as error:
-        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise ConfigError(f"Cannot listen on {config.host} port {config.port}: {reason}.") from error
+    listener = bind(config.host, config.port)
     _limit_send_buffer(listener, config.send_seconds)
     listener.setblocking(False)
     return listener
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises ConfigError."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ConfigError(f"Cannot listen on {host} port {port}: {reason}.") from error
 
 
 def _limit_send_buffer(listener: socket.socket, seconds: float) -> None:

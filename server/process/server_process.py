@@ -38,9 +38,10 @@ from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.load_model import load_model
 from server.process.open_database import OpenDatabase
+from server.process.process_metrics import ProcessMetrics
 from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
-from server.recording.messages import RecorderMessage
+from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
@@ -93,10 +94,11 @@ class ServerProcess:
         loop: asyncio.AbstractEventLoop,
         say: Callable[[str], None],
         certificate: ServerCertificate | None = None,
+        scraped: socket.socket | None = None,
     ) -> None:
+        """`scraped` is the listening socket of the metrics listener, if there is one."""
         self.exit_code = 0
-        self._certificate = certificate
-        self._config = config
+        self._config, self._certificate = config, certificate
         self._say = say
         self._loop = loop
         self._ended = asyncio.Event()
@@ -106,11 +108,12 @@ class ServerProcess:
         model = self._load(opened)
         self._engine = model.engine
         self._replica = self._register(model.names)  # after loading, which may take longer than a lease
-        self._traces.tracer = open_tracer(str(self._replica))
         self._mcp = make_mcp_servers(config, model.seal)
-        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver, self._traces)
+        self._metrics = ProcessMetrics(config, model, sorted(self._mcp.registered.labels))
+        self._events = self._metrics.events
+        self._tool_loop = self._make_tool_loop()
         self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
-        self._recorder = self._make_recorder(hub)
+        self._recorder = self._make_recorder(model, hub)
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(model, hub, opened)
@@ -133,13 +136,20 @@ class ServerProcess:
             admission=self._admission,
             claimer=self._claimer,
             tool_loop=self._tool_loop,
+            metrics=self._metrics.metrics,
+            events=self._events,
             threads=tuple(worker.thread for worker in workers),
             stall_watch=self._stall_watch,
             traces=self._traces,
+            limits=[],
             started_at=int(time.time()),
         )
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
             starting.start()
+        self._metrics.start(self._services, self._heartbeat, self._retention, scraped)
+
+    def _make_tool_loop(self) -> ToolLoop:
+        return ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call, self._traces)
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
@@ -149,7 +159,7 @@ class ServerProcess:
         _log_engine("starts", model.engine)
         return replace(model, seal=load_seal_keys(self._config, self._database))
 
-    def _make_recorder(self, hub: Hub) -> Recorder:
+    def _make_recorder(self, model: LoadedModel, hub: Hub) -> Recorder:
         return Recorder(
             self._database,
             self._replica,
@@ -157,12 +167,12 @@ class ServerProcess:
             on_fenced=self._fenced,
             on_events=self._notifier.notify_events,
             on_released=self._notifier.notify_queue,
-            on_committed=self._tool_loop.on_committed,
+            on_committed=self._committed,
             cancel=self._tool_loop.cancel,
             traces=self._traces,
             pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(
-                total=self._config.max_running + self._config.max_waiting,
+                total=model.engine.stats().max_running + self._config.max_waiting,
                 per_tenant=self._config.max_of_tenant,
             ),
         )
@@ -171,7 +181,7 @@ class ServerProcess:
         at = (self._database, self._replica, model, self._recorder, self._tool_loop)
         return Claimer(
             *at,
-            max_running=self._config.max_running,
+            max_running=model.engine.stats().max_running,
             max_deaths=self._config.max_deaths,
             generates=self._config.generates_background,
             on_fatal=self._fenced,
@@ -189,6 +199,7 @@ class ServerProcess:
             tool_loop=self._tool_loop,
             on_queued=self._queued,
             unread=self._abandonment,
+            on_accepted=self._events.accepted,
         )
 
     def _make_heartbeat(self, hub: Hub, opened: OpenDatabase) -> Heartbeat:
@@ -247,6 +258,7 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ends the threads and marks the replica as stopped."""
+        self._metrics.stop()
         self._claimer.stop()
         self._engine.close(drain=False)
         _log_engine("ends", self._engine)
@@ -275,6 +287,7 @@ class ServerProcess:
             )
             self._record(connection, "process.start", replica, host=host, pid=pid, version=VERSION)
         set_replica(str(replica))
+        self._traces.tracer = open_tracer(str(replica))
         log.info(
             "replica %s is process %d of %s, release %s, on database %s",
             replica,
@@ -294,6 +307,11 @@ class ServerProcess:
     def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
         """Called by the engine thread, which is created before the recorder."""
         self._recorder.deliver(messages)
+
+    def _committed(self, updates: Sequence[RunUpdate]) -> None:
+        """Called by the recorder's thread after each commit."""
+        self._tool_loop.on_committed(updates)
+        self._events.committed(updates)
 
     def _cancel(self, response: UUID) -> None:
         self._tool_loop.cancel(response)

@@ -4,7 +4,7 @@ Also the asynchronous commits that a crash of Postgres may still lose. The recor
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,6 +13,7 @@ from math import inf
 from time import monotonic, sleep
 from uuid import UUID
 
+from engine.statistics import Histogram
 from server.crashpoints import crashpoint
 from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.persist import is_written, log_chunks, write
@@ -41,6 +42,7 @@ _LOCK_MS, _STATEMENT_MS = 50, 600
 _KEEP_SECONDS = 15.0
 """How long `UnsyncedCommits` keeps commits. Postgres flushes them within three times `wal_writer_delay`:
 0.6 s by default, and 15 s allow for a delay of 5 s."""
+COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class Committer:
@@ -61,6 +63,10 @@ class Committer:
         self._unreachable_since: float | None = None
         self._in_doubt = False
         """The connection was lost: a try may have been committed, and Postgres may have crashed."""
+        self.seconds = Histogram(COMMIT_BOUNDS)
+        """Durations of commits that succeeded, without earlier tries."""
+        self.failures: Counter[CommitFailure] = Counter()
+        """Commits that failed, by why."""
 
     def trouble(self) -> str | None:
         """Why nothing is committed at the moment; None if all is well. Any thread."""
@@ -98,18 +104,21 @@ class Committer:
     ) -> Exception | None:
         """Tries until the updates are committed; returns the error if one of the updates is at fault."""
         while True:
+            began = monotonic()
             try:
                 commit(self._connect(), transaction)
             except leases.Fenced:
                 raise
             except Exception as error:  # noqa: BLE001 - also of our own code: it may concern one run only
                 trouble = classify(error)
+                self.failures[trouble] += 1
                 self.close()
                 if transaction.reached_updates and trouble not in ("unavailable", "schema_mismatch"):
                     return error
                 self._await_database(error, trouble)
             else:
                 self._unreachable_since = None
+                self.seconds.observe(monotonic() - began)
                 self.unsynced.committed(transaction.updates)
                 return None
 

@@ -25,6 +25,7 @@ def log_end(run: Run) -> None:
         "cached_tokens": ending.cached_tokens,
         "output_tokens": ending.output_tokens,
         "reasoning_tokens": ending.reasoning_tokens,
+        "queue_ms": None if ending.queue_seconds is None else round(ending.queue_seconds * 1000, 1),
         "ttft_ms": None if first is None else round((first - begun).total_seconds() * 1000, 1),
         "ms": round((ending.finished_at - begun).total_seconds() * 1000, 1),
     }

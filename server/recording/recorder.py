@@ -8,8 +8,9 @@ model formats.
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
 from time import monotonic, sleep
@@ -17,6 +18,7 @@ from uuid import UUID
 
 import msgspec
 
+from engine.statistics import Distribution
 from server.crashpoints import crashpoint
 from server.delivery.frames import frames
 from server.delivery.hub import Hub, Published
@@ -38,6 +40,7 @@ from server.recording.run_registry import RunRegistry
 from server.recording.side_writer import SideResult, SideWriter
 from server.store.cluster import leases
 from server.store.database import Database
+from server.store.database_errors import CommitFailure
 from server.supervised_thread import Retry, SupervisedThread
 from server.tracing.response_traces import ResponseTraces
 
@@ -58,6 +61,19 @@ _MAX_WAIT = 0.004
 """Seconds after that pause for which the next commit may wait for a delivery. A delivery means that the
 engine has just begun a step, beside which there is time for the commit and for publishing, which takes
 longer. Pause and wait together bound the delay of a token while commits follow each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderStats:
+    """What the recorder has done and has to do."""
+
+    commit_seconds: Distribution
+    commit_failures: Mapping[CommitFailure, int]
+    queued: int
+    """Deliveries in the inbox."""
+    suspended: int
+    """Runs whose last update is written beside the others."""
+    engine_paused: bool
 
 
 class Recorder:
@@ -131,6 +147,17 @@ class Recorder:
     def trouble(self) -> str | None:
         """Why nothing is recorded at the moment, for /health/ready; None if all is well. Any thread."""
         return self._committer.trouble() or self._thread.trouble() or self._side.thread.trouble()
+
+    @property
+    def stats(self) -> RecorderStats:
+        """A snapshot. Any thread."""
+        return RecorderStats(
+            commit_seconds=self._committer.seconds.values,
+            commit_failures=dict(self._committer.failures),
+            queued=self._inbox.qsize(),
+            suspended=len(self._registry.suspended),
+            engine_paused=self._engine_paused,
+        )
 
     def deliver(self, messages: Sequence[RecorderMessage], /) -> None:
         """Puts messages into the inbox; never blocks. Any thread."""
@@ -249,12 +276,7 @@ class Recorder:
         for update in updates:
             if not update.released:
                 log_end(update.run)
-            self._traces.observe(
-                update.run,
-                has_tokens=bool(update.token_ids),
-                is_last=update.is_last,
-                commit_seconds=seconds,
-            )
+            self._traces.observe(update.run, bool(update.token_ids), update.is_last, seconds)
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:

@@ -118,11 +118,13 @@ class RunRegistry:
                 self._finish(updates, message, now)
             case Failed(request_id, "engine_dead") if self._is_background(response_id_of(request_id)):
                 self._release(updates, frozenset({response_id_of(request_id)}), engine_died=True)
-            case Failed(request_id, code, cause, usage):
+            case Failed(request_id, code, cause, usage, times):
                 response = response_id_of(request_id)
                 fields = response_fields(response)
                 log.error("%s failed in the engine: %s: %s", fields["response_id"], code, cause, extra=fields)
-                act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
+                act = partial(
+                    Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage, times=times
+                )
                 self._advance(updates, response, now, act)
             case PromptLogprobs():
                 act = partial(Run.add_prompt_logprobs, logprobs=message.logprobs)
@@ -160,7 +162,12 @@ class RunRegistry:
         """The engine request has ended, and with it one turn of the run, or the run."""
         response = response_id_of(message.request_id)
         act = partial(
-            Run.finish, reason=message.reason, usage=message.usage, at=now, stop_match=message.stop_match
+            Run.finish,
+            reason=message.reason,
+            usage=message.usage,
+            at=now,
+            stop_match=message.stop_match,
+            times=message.times,
         )
         update = self._advance(updates, response, now, act)
         tokens = self._tokens_without_event.pop(response, [])

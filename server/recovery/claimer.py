@@ -6,9 +6,10 @@ that are to be ended: a fleet without workers can still cancel what is queued, a
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
 
@@ -42,6 +43,29 @@ class _NoRoom(Exception):
     """The engine refuses new requests at the moment."""
 
 
+@dataclass(slots=True)
+class ClaimCounts:
+    """Responses that this replica has claimed. The claimer's thread writes."""
+
+    new: int = 0
+    """That no replica had begun."""
+    after_death: int = 0
+    """That another replica, or an engine, had begun before it died."""
+    handed_over: int = 0
+    """That another replica had begun and released."""
+    given_up: Counter[bool] = field(default_factory=Counter)
+    """That ended as failed because their replica died, by whether they were background responses."""
+
+    def count_start(self, stored: StoredResponse) -> None:
+        """Counts one that goes on here."""
+        if stored.deaths:
+            self.after_death += 1
+        elif stored.attempt > 1:
+            self.handed_over += 1
+        else:
+            self.new += 1
+
+
 class Claimer:
     """Claims no more responses than this replica can run."""
 
@@ -72,6 +96,7 @@ class Claimer:
         self._max_deaths = max_deaths
         self._generates = generates
         self._unserved_queue = UnservedQueue(database)
+        self.counts = ClaimCounts()
         self.thread = SupervisedThread("claimer", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
     def start(self) -> None:
@@ -214,6 +239,7 @@ class Claimer:
                 response_id(stored.id),
                 extra=stored.log_fields,
             )
+            self.counts.given_up[stored.background] += 1
             end = FailRun(stored.id, SERVER_ERROR, GIVEN_UP if stored.background else STOPPED)
         self._recorder.deliver([StartRun(rebuilt.run, starts=False), end])
 
@@ -229,6 +255,7 @@ class Claimer:
         if rebuilt.turns is not None and rebuilt.turns.may_have_next_turn:
             self._tool_loop.register(rebuilt.turns)
         self._recorder.start_run(run)
+        self.counts.count_start(rebuilt.stored)
         crashpoint("claim.begun")
         if rebuilt.engine_request is None:
             if tool_work is not None:

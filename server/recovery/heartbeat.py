@@ -63,6 +63,9 @@ class Heartbeat:
         self._on_beat_done = on_beat_done
         self._clock = clock
         self._watch = HeartbeatWatch(lease_seconds)
+        self._beat_at = clock()
+        self.declared_dead = 0
+        """Replicas that this one has declared dead."""
         self.thread = SupervisedThread(
             "heartbeat",
             self._turn,
@@ -76,6 +79,11 @@ class Heartbeat:
 
     def stop(self) -> None:
         self.thread.stop()
+
+    @property
+    def age(self) -> float:
+        """Seconds since this replica's last heartbeat was committed, or since it started. Any thread."""
+        return self._clock() - self._beat_at
 
     def _turn(self) -> None:
         if self.thread.wait(leases.heartbeat_interval(self._lease_seconds)):
@@ -96,7 +104,8 @@ class Heartbeat:
         silent = self._watch.observe(self._clock(), self._heartbeats())
         if silent:
             with self._database.begin() as connection:
-                leases.expire_replicas(connection, silent, self._lease_seconds)
+                expired = leases.expire_replicas(connection, silent, self._lease_seconds)
+            self.declared_dead += expired
         with self._database.begin() as connection:
             orphans = leases.release_orphans(connection)
             if orphans:
@@ -123,6 +132,7 @@ class Heartbeat:
         except Exception:
             self._watch.failed()
             raise
+        self._beat_at = self._clock()
         self._on_other_replicas(bool(heartbeats))
         self._abandonment.settle(read, alone=not heartbeats)
         return heartbeats

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from time import monotonic, sleep
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from sqlalchemy import Connection as Connection
@@ -17,6 +17,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from engine.statistics import Distribution, Histogram
 from server.store.database_errors import (
     TransientError,
     first_line,
@@ -44,6 +45,7 @@ _USED_AT = "used_at"
 _RESERVED_CONNECTIONS = 5
 """Pooled connections for the process' own threads, so that requests cannot delay a heartbeat."""
 
+POOL_WAIT_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 _DISK_FULL_S = 10.0
 """Seconds that readiness reports a full disk after the error; probes of load balancers are more frequent."""
 
@@ -109,6 +111,17 @@ class SharedOutage:
         return self._down_since is None or not self._probing
 
 
+class PoolStats(NamedTuple):
+    """The connection pool of requests and of this process's threads."""
+
+    size: int
+    """The most connections."""
+    in_use: int
+    wait: Distribution
+    """Seconds until a transaction had its connection, of those that got one. Threads that begin one at the
+    same moment may be counted once."""
+
+
 class Database:
     """A connection pool for handlers, and dedicated connections for threads.
 
@@ -137,6 +150,7 @@ class Database:
         )
         self._autocommit_engine = self._pool_engine.execution_options(isolation_level="AUTOCOMMIT")
         self._disk_full_at: float | None = None
+        self._pool_wait = Histogram(POOL_WAIT_BOUNDS)
         event.listen(self._pool_engine, "checkin", self._checked_in)
         event.listen(self._pool_engine, "checkout", _ping_on_checkout)
 
@@ -145,6 +159,13 @@ class Database:
         """Whether Postgres reported a full disk to a request within the last `_DISK_FULL_S` seconds."""
         full_at = self._disk_full_at
         return full_at is not None and monotonic() - full_at < _DISK_FULL_S
+
+    @property
+    def pool_stats(self) -> PoolStats:
+        """A snapshot. Any thread."""
+        connections = self._pool_engine.pool
+        assert isinstance(connections, pool.QueuePool)
+        return PoolStats(connections.size(), connections.checkedout(), self._pool_wait.values)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -157,6 +178,7 @@ class Database:
         began = monotonic()
         try:
             with engine.begin() as connection:
+                self._pool_wait.observe(monotonic() - began)
                 self._outage.report_success()
                 yield connection
         except TransientError as error:

@@ -21,9 +21,22 @@ class Shortage:
     reserve: int
 
 
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Bytes that are free, and those that must be."""
+
+    free: int
+    reserve: int
+
+
+def reserve_of(total: int, reserve: int | None) -> int:
+    """The bytes that must be free on a disk of `total` bytes; `reserve` is the setting. Pure."""
+    return min(int(total * SMALL_SHARE), LARGE_DISK_RESERVE) if reserve is None else reserve
+
+
 def shortage_of(free: int, total: int, reserve: int | None) -> Shortage | None:
     """The shortage of a disk with `free` of `total` bytes; None if there is none. Pure."""
-    wanted = min(int(total * SMALL_SHARE), LARGE_DISK_RESERVE) if reserve is None else reserve
+    wanted = reserve_of(total, reserve)
     return Shortage(free, wanted) if free < wanted else None
 
 
@@ -33,6 +46,14 @@ class Disk:
     def __init__(self, directory: Path | None, reserve: int | None) -> None:
         self._directory = directory
         self._reserve = reserve
+
+    def space(self) -> Space | None:
+        """Free bytes and the reserve, by statvfs; None for a disk that this process does not see."""
+        if self._directory is None:
+            return None
+        found = os.statvfs(self._directory)
+        total = found.f_blocks * found.f_frsize
+        return Space(found.f_bavail * found.f_frsize, reserve_of(total, self._reserve))
 
     def shortage(self) -> Shortage | None:
         """The current shortage, by statvfs. Thread-safe."""

@@ -45,6 +45,11 @@ def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
         sleep(_UPGRADE_PAUSE_S)
 
 
+def newest_revision() -> str:
+    """The revision of this release's schema."""
+    return ScriptDirectory.from_config(_alembic()).get_current_head() or ""
+
+
 def schema_state(url: str) -> SchemaState:
     """The database's schema compared with this release's."""
     script = ScriptDirectory.from_config(_alembic())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, func, or_, select, update
+from sqlalchemy import Connection, any_, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from server.store.operator_tables import api_keys, seal_keys
@@ -59,6 +59,12 @@ def get_valid(connection: Connection, key_id: str) -> StoredKey | None:
         )
     ).first()
     return StoredKey(*row) if row else None
+
+
+def has_scope(connection: Connection, tenant: str, key_id: str, scope: str) -> bool:
+    """Whether the key has the scope."""
+    wanted = (api_keys.c.tenant == tenant, api_keys.c.id == key_id, literal(scope) == any_(api_keys.c.scopes))
+    return connection.execute(select(api_keys.c.id).where(*wanted)).first() is not None
 
 
 def record_use(connection: Connection, tenant: str, key_id: str) -> None:

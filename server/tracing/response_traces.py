@@ -46,7 +46,7 @@ class ResponseTraces:
         if facts.echo.background and facts.attempt <= 1:
             self._add("queue", parent, min(now, _began(facts)), now)
 
-    def observe(self, run: Run, *, has_tokens: bool, is_last: bool, commit_seconds: float) -> None:
+    def observe(self, run: Run, has_tokens: bool, is_last: bool, commit_seconds: float) -> None:
         """An update of a run is committed. With the last one the response's span ends."""
         if not self._active:  # the usual case, once for each run and commit
             return
@@ -127,6 +127,8 @@ class ResponseTraces:
                 "gen_ai.usage.cache_read.input_tokens": ending.cached_tokens,
                 "holdfast.reasoning_tokens": ending.reasoning_tokens,
                 "holdfast.status": ending.status,
+                "holdfast.queue_seconds": ending.queue_seconds,
+                "holdfast.prefill_seconds": ending.prefill_seconds,
                 "holdfast.tenant": facts.tenant,
                 "holdfast.attempt": facts.attempt,
                 "holdfast.background": facts.echo.background,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.flash_attention import kernel_sources, select_backend
 from engine.attention.interface import LayerAttentionSpec
+from engine.attention.selection import candidates, choose_attention
 from engine.request import EngineRequest, Failed, TokenLogprobs, Tokens
 from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
 
@@ -99,21 +99,20 @@ def _logprobs(bench: Bench, request_id: str) -> Iterator[TokenLogprobs]:
         yield from getattr(message, "logprobs", None) or ()
 
 
-def test_an_installed_kernel_is_taken_for_a_plain_model() -> None:
-    """Finding it includes comparing it with the reference on this device."""
-    if not any(_is_there(load) for load in kernel_sources().values()):
-        pytest.skip("no attention kernel is installed here")
-    needs = LayerAttentionSpec(32, 8, 128, 128, None, sinks=False, softcap=None)
-    kernel = select_backend([needs, replace(needs, window=100)], torch.bfloat16, torch.device("cuda"), 16)
-    assert kernel is not None
-
-
-def _is_there(load: Callable[[], object]) -> bool:
-    try:
-        load()
-    except (ImportError, OSError):
-        return False
-    return True
+@pytest.mark.parametrize("wanted", ["auto", "varlen", "sdpa"])
+@pytest.mark.parametrize(
+    "change", [{}, {"window": 100}, {"sinks": True}, {"window": 128, "sinks": True}], ids=str
+)
+def test_attention_is_right_on_this_device(wanted: Any, change: dict[str, Any]) -> None:
+    """The choice compares it with plain arithmetic; `varlen` raises if it is not right."""
+    needs = replace(LayerAttentionSpec(32, 8, 128, 128, None, sinks=False, softcap=None), **change)
+    device = torch.device("cuda", torch.cuda.current_device())
+    kernels = candidates(device, wanted, None)
+    choice = choose_attention([needs], torch.bfloat16, device, wanted=wanted, kernels=kernels)
+    if wanted == "auto":
+        assert choice.backend is not None, choice.rejected
+    else:
+        assert choice.name == wanted
 
 
 def test_a_gpu_without_memory_for_a_step_computes_less_at_a_time_and_goes_on() -> None:
@@ -150,7 +149,17 @@ def test_a_tiny_pool_preempts_and_gives_the_same(way: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"temperature": 1.0}, {"temperature": 0.7, "presence_penalty": 0.5}, {"min_tokens": 30}],
+    [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "presence_penalty": 0.5},
+        {"temperature": 0.7, "repetition_penalty": 1.1, "logit_bias": ((5, 1.0),)},
+        {"min_tokens": 30},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+        {"temperature": 1.0, "min_p": 0.05, "top_k": 90},
+        {"temperature": 1.0, "logprobs": 5},
+    ],
     ids=str,
 )
 def test_a_step_ahead_never_makes_the_host_wait(fields: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from engine.remote.servers.discovery import Discovery
 from engine.remote.servers.http_client import EngineClient
 from engine.remote.servers.router import Endpoint, Router
 from engine.request import describe
+from engine.statistics import ServerStats
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,11 @@ class Fleet:
     def trouble(self) -> str | None:
         """Why no server can be used, in a sentence; None if one can. Any thread."""
         return None if self._router.available else self._router.trouble()
+
+    @property
+    def stats(self) -> list[ServerStats]:
+        """Every server: where it is, its state, our calls. Any thread."""
+        return [ServerStats(one.url, one.state, one.running) for one in self._router.endpoints()]
 
     def wait_for_first(self, seconds: float, say: Callable[[str], None]) -> EngineDescription:
         """Waits until a server has been probed. Any thread but the loop's.

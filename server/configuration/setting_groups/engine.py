@@ -30,22 +30,41 @@ class LocalEngineSettings:
 
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "the device that the model runs on")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto", "the data type of the weights")
-    token_budget: int = setting(512, "the maximum of tokens computed in one step", low=1)
+    token_budget: int | None = setting(
+        None,
+        "the maximum of tokens computed in one step; default: 512 on a CPU, 2048, 4096 or 8192 on a GPU by "
+        "the memory that the weights leave",
+        low=1,
+    )
     kv_memory: int | None = setting(None, "bytes of the KV cache; default: by model and free memory", low=1)
     torch_threads: int | None = setting(
         None, "CPU threads per operation; default: one for a small model, else torch's choice", low=1
     )
-    attention: Literal["auto", "sdpa"] = setting(
-        "auto", "`sdpa` uses torch's attention on a GPU, even if a faster kernel is installed"
+    block_size: int | None = setting(
+        None,
+        "tokens of a KV block, by which prompts share prefixes; default: 16, or 256 where the attention "
+        "kernel is `varlen`",
+        low=1,
+        high=4096,
+    )
+    attention: Literal["auto", "varlen", "flash", "sdpa"] = setting(
+        "auto",
+        "how attention is computed on a GPU: by the first kernel that is there and right, or by this one: "
+        "FlashAttention 3 (`flash`), torch's kernel for pages (`varlen`), or torch's attention over gathered "
+        "blocks (`sdpa`)",
     )
     hub_kernel: str | None = setting(
         None,
         "an attention kernel for GPUs, which the package `kernels` downloads from the Hugging Face Hub: "
         "owner/name@commit; default: none",
     )
-    graphs: Literal["auto", "off"] = setting("auto", "`off` disables CUDA graphs")
-    ahead: Literal["auto", "off"] = setting(
-        "auto", "`off` disables asynchronous scheduling: a step starts after the last one's tokens were read"
+    graphs: Literal["auto", "on", "off"] = setting(
+        "auto", "CUDA graphs of decode steps: where they are right, always or the start fails, or never"
+    )
+    ahead: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "asynchronous scheduling, a step starts before the last one's tokens are read: on a GPU where it is "
+        "right, always or the start fails, or never",
     )
     hang_seconds: float = setting(
         300.0, "seconds after which an engine step counts as hung and the engine as dead", low=1

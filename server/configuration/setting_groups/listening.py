@@ -30,6 +30,20 @@ class ListeningSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricsSettings:
+    """Metrics."""
+
+    metrics_port: int | None = setting(
+        None,
+        "port of a listener that serves GET /metrics without a key, for workers too; default: none, the main "
+        "port has /metrics for keys with the scope metrics",
+        low=0,
+        high=65535,
+    )
+    metrics_host: str = setting("127.0.0.1", "address that the metrics listener listens on")
+
+
+@dataclass(frozen=True, kw_only=True)
 class HttpSettings:
     """HTTP."""
 

@@ -5,13 +5,20 @@ from typing import Literal
 
 from server.configuration.setting_groups.declare import setting
 
+MAX_RUNNING = 64
+"""Default of `max_running` for engines that do not run the model on a GPU of this process."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CapacitySettings:
     """Admission and queues."""
 
-    max_running: int = setting(
-        64, "the maximum of responses that are generated at the same time", low=1, high=4096
+    max_running: int | None = setting(
+        None,
+        "the maximum of responses that are generated at the same time; default: 64, or 256 on a GPU of this "
+        "process",
+        low=1,
+        high=4096,
     )
     max_waiting: int = setting(256, "the maximum of responses that wait for the engine", low=0, high=65536)
     max_of_tenant: int | None = setting(

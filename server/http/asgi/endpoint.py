@@ -12,11 +12,12 @@ from typing import Generic, TypeVar
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from server.errors import ApiError, ClientGone, NotReady, Overloaded
 from server.http.asgi.answers import Answer
+from server.http.asgi.measure_requests import SentStatus
 from server.http.asgi.request_body import LingeringClose, RequestBody, read_content_encoding
 from server.http.asgi.request_log import begin_request
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
@@ -73,17 +74,17 @@ class Endpoint(Generic[C]):
         request = Request(scope, receive)
         begin_request(scope)
         body = RequestBody(request, receive, self.context.bodies)
-        tracked_send = _TrackedSend(send)
+        tracked_send = send if isinstance(send, SentStatus) else SentStatus(send)
         try:
             await self._serve(request, body, tracked_send)
         except ClientGone:
             return
         except asyncio.CancelledError:
-            if not tracked_send.started:
+            if tracked_send.status is None:
                 await _answer_shutdown(request, tracked_send)
             raise
         except Exception as error:
-            if tracked_send.started:
+            if tracked_send.status is not None:
                 raise
             answer = on_error(request, error)
             if body.whole or not _has_body(request):
@@ -91,7 +92,7 @@ class Endpoint(Generic[C]):
             else:
                 await self.context.lingering_close.answer_and_drain(answer, scope, receive, tracked_send)
 
-    async def _serve(self, request: Request, body: RequestBody, send: "_TrackedSend") -> None:
+    async def _serve(self, request: Request, body: RequestBody, send: Send) -> None:
         caller = await self.context.identify_caller(request)
         share = self.context.share_of(caller)
         with self._within_limit(share):
@@ -203,18 +204,6 @@ async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:
             pending = [asyncio.wrap_future(future) for future in missing.pending]
         await asyncio.wait(pending)  # cancellation does not reach the futures: other requests share them
     raise Overloaded("The tool servers of this request did not answer in time; try again.")
-
-
-class _TrackedSend:
-    """`send`, and whether the response has started."""
-
-    def __init__(self, send: Send) -> None:
-        self.started = False
-        self._send = send
-
-    def __call__(self, message: Message) -> Awaitable[None]:
-        self.started = True
-        return self._send(message)
 
 
 async def _answer_shutdown(request: Request, send: Send) -> None:

@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 WAIT_S = 10.0
 """Seconds that a request waits for a thread of its pool before it is refused."""
-_THREADS = "threads for requests"
-"""The name of this limit in the log."""
 _STORE_READER = "store_reads"
 """The key, in an ASGI scope's state, of the function that runs an answer's reads from the store."""
 
@@ -81,8 +79,8 @@ class ThreadPool:
         except NoSlot:
             if self.busy < self.size:
                 message = "Your other requests are still being worked on; try again later."
-                raise TooManyRequests(message, limit=_THREADS) from None
-            raise Overloaded("Too many requests are waiting; try again.", limit=_THREADS) from None
+                raise TooManyRequests(message, limit="threads") from None
+            raise Overloaded("Too many requests are waiting; try again.", limit="threads") from None
 
     def bind(self, share: ThreadShare) -> RunInThread:
         """`run` for one tenant."""

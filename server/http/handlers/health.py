@@ -27,7 +27,7 @@ def live(_services: Services, request: Request, _body: bytes) -> Response:
 
 def ready(services: Services, request: Request, _body: bytes) -> Response:
     """GET /health/ready, /health or /ping: new requests can be served; 503 and why, when they cannot."""
-    reason = _unready_reason(services)
+    reason = unready_reason(services)
     if reason is None:
         return json_response(request, Health("ready"))
     return json_response(request, Health("unavailable", reason), 503)
@@ -38,7 +38,8 @@ def version(_services: Services, request: Request, _body: bytes) -> Response:
     return json_response(request, Version(VERSION))
 
 
-def _unready_reason(services: Services) -> str | None:
+def unready_reason(services: Services) -> str | None:
+    """Why new requests cannot be served; None if they can. Pings the database."""
     if services.stopping.is_set():
         return "shutting down"
     stats = services.model.engine.stats()

@@ -188,6 +188,7 @@ class SocketSession:
 
     def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
         api_error = to_api_error(error)
+        self._services.events.error(api_error)
         log_refusal(api_error, current_origin().request_id or self._websocket.state.request_id, error)
         lane = wanted.message.stream_id if wanted else None
         return msgspec.json.encode(

@@ -130,6 +130,10 @@ class Ending:
     cached_tokens: int
     output_tokens: int
     reasoning_tokens: int
+    queue_seconds: float | None = None
+    """How long its turns waited in the engine, as far as this replica has measured it."""
+    prefill_seconds: float | None = None
+    """From their first step to their first token, likewise."""
     turns: Sequence[TurnUsage] = ()
     """Token counts of each model turn."""
     error_code: str | None = None

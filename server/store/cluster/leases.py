@@ -159,8 +159,8 @@ def other_heartbeats(connection: Connection, replica: UUID) -> dict[UUID, float]
     return {row[0]: row[1] for row in connection.execute(_HEARTBEATS, {"id": replica})}
 
 
-def expire_replicas(connection: Connection, silent: Mapping[UUID, float], ttl_seconds: float) -> None:
-    """Declares replicas dead whose heartbeat is still the one in `silent`.
+def expire_replicas(connection: Connection, silent: Mapping[UUID, float], ttl_seconds: float) -> int:
+    """Declares replicas dead whose heartbeat is still the one in `silent`; returns how many.
 
     A replica with a commit in flight holds a row lock and is skipped (SKIP LOCKED) until the next call. A
     recorder session whose transaction is older than `ttl_seconds` is terminated: Postgres waits without limit
@@ -168,7 +168,7 @@ def expire_replicas(connection: Connection, silent: Mapping[UUID, float], ttl_se
     """
     seen = {"ids": list(silent), "heartbeats": list(silent.values())}
     connection.execute(_TERMINATE_STUCK_SESSIONS, {**seen, "ttl": ttl_seconds})
-    connection.execute(_EXPIRE, seen)
+    return connection.execute(_EXPIRE, seen).rowcount
 
 
 def release_orphans(connection: Connection) -> dict[UUID, int]:

@@ -276,6 +276,10 @@ def record_usage(
             reasoning_tokens=ending.reasoning_tokens,
             started_at=started_at,
             finished_at=ending.finished_at,
+            queue_seconds=ending.queue_seconds,
+            prefill_seconds=ending.prefill_seconds,
+            first_token_at=ending.first_token_at,
+            error_code=ending.error_code,
         )
     )
 

@@ -44,9 +44,45 @@ def test_blocks_are_counted_up() -> None:
     assert [limits.blocks_for(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
 
 
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("gpu_free", "settings", "expected"),
+    [
+        (None, {}, (512, 64)),
+        (0, {}, (2048, 256)),
+        (8 * GIB - 1, {}, (2048, 256)),
+        (8 * GIB, {}, (4096, 256)),
+        (32 * GIB - 1, {}, (4096, 256)),
+        (32 * GIB, {}, (8192, 256)),
+        (140 * GIB, {}, (8192, 256)),
+        (None, {"token_budget": 2048}, (2048, 64)),
+        (60 * GIB, {"token_budget": 512}, (512, 256)),
+        (60 * GIB, {"token_budget": 24}, (24, 24)),
+        (None, {"token_budget": 24}, (24, 24)),
+        (None, {"max_running": 600}, (600, 600)),
+        (60 * GIB, {"max_running": 600}, (8192, 600)),
+        (60 * GIB, {"max_running": 3, "token_budget": 9}, (9, 3)),
+    ],
+)
+def test_the_largest_step_follows_from_the_device_unless_the_operator_says_it(
+    gpu_free: int | None, settings: dict[str, int], expected: tuple[int, int]
+) -> None:
+    config = EngineConfig(model=Path(), **settings)  # type: ignore[arg-type]
+    sizes = config.step_sizes(gpu_free)
+    assert sizes == expected
+    limits = config.limits(kv_blocks=7, block_size=256, sizes=sizes, whole_images=True)
+    assert (limits.token_budget, limits.max_running, limits.kv_blocks, limits.block_size) == (
+        *expected,
+        7,
+        256,
+    )
+
+
 def count(gpu_free: int | None = None, block_bytes: int = 1024, **settings: int) -> int:
     config = EngineConfig(model=Path(), **settings)  # type: ignore[arg-type]
-    return count_blocks(config, block_bytes=block_bytes, context_length=160, gpu_free=gpu_free)
+    return count_blocks(config, block_size=16, block_bytes=block_bytes, context_length=160, gpu_free=gpu_free)
 
 
 def test_the_pool_is_as_large_as_it_was_told() -> None:

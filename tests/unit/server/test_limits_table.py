@@ -13,6 +13,7 @@ from server.configuration.settings import settings
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
 from server.http.asgi import request_body
 from server.input_images import image_reader, image_worker
+from server.metrics import events, exposition
 from server.outbound_http import guarded_http
 from server.prompting import engine_parameters, turns
 from server.protocol import input_files, list_pages
@@ -54,6 +55,12 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
     assert f"| {pdf.MAX_CONCURRENT}, each in a process of its own with {pdf.CPU_SECONDS} s" in TABLE
     assert f"{input_files.MEMORY >> 20} MiB of memory while it is read" in TABLE
     assert f"{request_body._DROPPED_BYTES >> 20} MiB of each within {request_body._LINGER_S:g} s" in TABLE
+
+
+def test_the_table_names_the_bounds_of_metrics() -> None:
+    assert f"in metrics; the rest is `other` | | {events.MAX_TENANTS}; {events.MAX_TOOLS} |" in TABLE
+    most, silent = exposition.MAX_CONNECTIONS, exposition.CONNECTION_SECONDS
+    assert f"of the metrics listener | | {most}, each silent for {silent:g} s at most |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_pictures() -> None:

@@ -3,18 +3,19 @@
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.flash_attention import FlashAttentionBackend, kernel_sources, select_backend
+from engine.attention.flash_attention import FlashAttentionBackend, Function, kernel_sources
 from engine.attention.interface import LayerAttentionSpec
+from engine.attention.selection import AttentionChoice, Candidate, choose_attention, load_flash
 from engine.request import Failed
-from engine.runner import cuda_graphs
 from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
 from tests.support.flash import flash_attn_with_kvcache as flash
 
@@ -31,10 +32,17 @@ NEEDS = [
 ]
 
 
+def choose(
+    needs: Collection[LayerAttentionSpec], dtype: torch.dtype, sources: Mapping[str, Callable[[], Function]]
+) -> AttentionChoice:
+    kernels = [Candidate(name, partial(load_flash, name, load)) for name, load in sources.items()]
+    return choose_attention(needs, dtype, CPU, kernels=kernels)
+
+
 def find(
     function: Callable[..., Tensor], *needs: LayerAttentionSpec, dtype: torch.dtype = torch.bfloat16
 ) -> FlashAttentionBackend | None:
-    found = select_backend(needs, dtype, CPU, 16, {"a kernel": lambda: function})
+    found = choose(needs, dtype, {"a kernel": lambda: function}).backend
     assert found is None or isinstance(found, FlashAttentionBackend)
     return found
 
@@ -146,14 +154,14 @@ def test_a_kernel_that_raises_is_left(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_nothing_is_said_where_no_kernel_is_installed(caplog: pytest.LogCaptureFixture) -> None:
-    assert select_backend([PLAIN], torch.bfloat16, CPU, 16) is None
+    assert choose([PLAIN], torch.bfloat16, kernel_sources()).backend is None
     assert caplog.messages == []
 
 
 def test_an_installed_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.SimpleNamespace(flash_attn_with_kvcache=flash)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
-    found = select_backend([PLAIN], torch.bfloat16, CPU, 16)
+    found = choose([PLAIN], torch.bfloat16, kernel_sources()).backend
     assert found is not None
     assert found.name == "flash_attn_interface"
 
@@ -170,14 +178,14 @@ def test_the_hub_is_asked_for_the_commit_that_the_operator_names_and_for_nothing
         return types.SimpleNamespace(flash_attn_with_kvcache=flash)
 
     monkeypatch.setitem(sys.modules, "kernels", types.SimpleNamespace(get_kernel=get_kernel))
-    assert select_backend([PLAIN], torch.bfloat16, CPU, 16) is None
+    assert choose([PLAIN], torch.bfloat16, kernel_sources()).backend is None
     assert asked == []
     commit = "0123456789" * 4
     named = kernel_sources(f"kernels-community/vllm-flash-attn3@{commit}")
-    found = select_backend([PLAIN], torch.bfloat16, CPU, 16, named)
+    found = choose([PLAIN], torch.bfloat16, named).backend
     assert found is not None
     assert found.name == f"kernels-community/vllm-flash-attn3@{commit}"
-    assert select_backend([PLAIN], torch.bfloat16, CPU, 16, named) is None
+    assert choose([PLAIN], torch.bfloat16, named).backend is None
     assert "the hub cannot be reached" in caplog.messages[0]
     assert asked == [("kernels-community/vllm-flash-attn3", commit)] * 2
 
@@ -218,10 +226,8 @@ def test_an_engine_with_a_kernel_gives_the_same_tokens(
         return flash(**given)
 
     kernel = FlashAttentionBackend("a kernel", counted, inspect.signature(flash).parameters)
-    choose: Any = cuda_graphs.select_attention_and_graphs
-    monkeypatch.setattr(
-        "engine.runner.model_runner.select_attention_and_graphs", lambda *args: choose(*args, backend=kernel)
-    )
+    choice = AttentionChoice("a kernel", 16, kernel)
+    monkeypatch.setattr("engine.runner.model_runner.choose_attention", lambda *_args, **_settings: choice)
     bench = start_model(path, decode=decode, **settings)
     assert bench.engine.model_info.attention == "a kernel"
     assert run(bench) == expected

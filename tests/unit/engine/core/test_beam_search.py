@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
+from engine.attention.selection import BLOCK_SIZE
 from engine.core.beam_search import BeamSearch
 from engine.request import Beams, EngineRequest, Failed, Finished, RequestRefused, TokenLogprobs, Tokens
 from tests.support.engines import (
@@ -92,7 +92,7 @@ def test_requests_that_ask_for_the_outputs_of_one_search_share_it(model: Bench) 
 def test_what_the_beams_have_in_common_is_computed_once(model: Bench) -> None:
     before = model.engine.stats().computed_tokens
     model.run(*requests(make_prompt(200, 8), "common"))
-    of_steps = WIDTH * TOKENS * 2 * EngineConfig(model=tiny_model()).block_size
+    of_steps = WIDTH * TOKENS * 2 * BLOCK_SIZE
     assert model.engine.stats().computed_tokens - before < 200 + of_steps
 
 

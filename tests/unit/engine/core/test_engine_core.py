@@ -227,7 +227,7 @@ def test_preemptions_are_counted() -> None:
 
 
 def test_percentiles_are_those_of_the_recent_steps() -> None:
-    metrics = EngineMetrics(8)
+    metrics = EngineMetrics(8, 4)
     for n in range(100):
         metrics.record_step(1000.0 + n, 1000.5 + n, 1)
     for n in range(100):

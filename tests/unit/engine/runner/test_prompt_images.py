@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from engine.attention.flash_attention import FlashAttentionBackend
+from engine.attention.selection import AttentionChoice
 from engine.request import Beams, EngineRequest, Failed, Finished, PromptLogprobs, RequestRefused
-from engine.runner import cuda_graphs, prompt_images
+from engine.runner import prompt_images
 from engine.runner.input_builder import PagedInputBuilder
 from engine.vision.image_encoder import EncodedImage
 from tests.support.engines import Bench, make_prompt, make_request, start_model, tiny_model
@@ -140,10 +141,8 @@ def test_a_paged_kernel_gives_the_same_and_computes_all_steps_without_a_two_way_
     model: VisionFamily, decode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = FlashAttentionBackend("a kernel", flash, inspect.signature(flash).parameters)
-    choose: Any = cuda_graphs.select_attention_and_graphs
-    monkeypatch.setattr(
-        "engine.runner.model_runner.select_attention_and_graphs", lambda *args: choose(*args, backend=kernel)
-    )
+    choice = AttentionChoice("a kernel", 16, kernel)
+    monkeypatch.setattr("engine.runner.model_runner.choose_attention", lambda *_args, **_settings: choice)
     bench = model.start(decode=decode)
     executor: Any = bench.engine._executor
     assert isinstance(executor._input_builder, PagedInputBuilder)

@@ -51,6 +51,8 @@ VALUES: dict[str, tuple[str, object]] = {
     "scripted_fault": ("crash@5", "crash@5"),
     "disk_reserve": ("1000", 1000),
     "max_connections": ("100", 100),
+    "metrics_port": ("9090", 9090),
+    "metrics_host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104 - a value like any
     "max_of_tenant": ("7", 7),
     "max_queued_of_tenant": ("7", 7),
     "max_stored_bytes_of_tenant": ("1000", 1000),
@@ -66,6 +68,9 @@ VALUES: dict[str, tuple[str, object]] = {
     "reasoning_summary": ("off", "off"),
     "trust_request_chat_template": ("on", "on"),
     "seal_key": (SEAL_KEY, SEAL_KEY),
+    "token_budget": ("8192", 8192),
+    "max_running": ("100", 100),
+    "block_size": ("256", 256),
     "attention": ("sdpa", "sdpa"),
     "graphs": ("off", "off"),
     "ahead": ("off", "off"),
@@ -226,6 +231,8 @@ def test_a_value_of_the_wrong_kind_is_refused_by_its_source(name: str, written: 
         ("port", "65536"),
         ("max_running", "0"),
         ("max_running", "4097"),
+        ("block_size", "0"),
+        ("block_size", "4097"),
         ("lease_seconds", "1.9"),
         ("keep_alive_seconds", "0"),
         ("database_connections", "0"),
@@ -244,6 +251,7 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, written: str) -> Non
 def test_fewer_tokens_a_step_than_responses_are_refused() -> None:
     assert "token-budget" in refuse({"token_budget": "10", "max_running": "11"}, {})
     assert load({"token_budget": "11", "max_running": "11"}, {}).token_budget == 11
+    assert load({"max_running": "600"}, {}).token_budget is None
 
 
 @pytest.mark.parametrize(

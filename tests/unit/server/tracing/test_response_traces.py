@@ -59,7 +59,7 @@ def traced_run(*, background: bool = False, attempt: int = 1, parent: str | None
 
 
 def observe(traces: ResponseTraces, run: Run, *, has_tokens: bool = False, is_last: bool = False) -> None:
-    traces.observe(run, has_tokens=has_tokens, is_last=is_last, commit_seconds=0.001)
+    traces.observe(run, has_tokens, is_last, commit_seconds=0.001)
 
 
 def test_a_response_is_its_turn_and_its_commit_under_a_span_of_its_own_id() -> None:

@@ -12,7 +12,7 @@ from tests.support.eventually import eventually
 
 def services(*threads: SupervisedThread) -> Any:
     return SimpleNamespace(
-        admission=SimpleNamespace(open=True),
+        stopping=SimpleNamespace(is_set=lambda: False),
         model=SimpleNamespace(engine=SimpleNamespace(stats=lambda: SimpleNamespace(alive=True))),
         disk=SimpleNamespace(shortage=lambda: None),
         database=SimpleNamespace(retry=lambda *_, **__: None, disk_is_full=False),
@@ -24,7 +24,7 @@ def services(*threads: SupervisedThread) -> Any:
 def test_a_server_is_ready_while_its_threads_work() -> None:
     thread = SupervisedThread("taker", lambda: waits(thread))
     thread.start()
-    assert health._unready_reason(services(thread)) is None
+    assert health.unready_reason(services(thread)) is None
     thread.stop()
 
 
@@ -39,7 +39,7 @@ def test_a_thread_that_has_died_is_named() -> None:
 
     thread = SupervisedThread("taker", turn)
     thread.start()
-    assert eventually(lambda: health._unready_reason(services(thread))) == "the taker thread has died"
+    assert eventually(lambda: health.unready_reason(services(thread))) == "the taker thread has died"
 
 
 def test_a_thread_whose_turn_does_not_end_is_named() -> None:
@@ -49,5 +49,5 @@ def test_a_thread_whose_turn_does_not_end_is_named() -> None:
     eventually(lambda: thread.activity._state[0])
     thread.activity.busy(0.0)
     now[0] = 61.0
-    assert health._unready_reason(services(thread)) == "the keeper thread has been at one turn for 61 s"
+    assert health.unready_reason(services(thread)) == "the keeper thread has been at one turn for 61 s"
     thread.stop()

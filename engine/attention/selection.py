@@ -1,0 +1,166 @@
+"""`choose_attention`: the first way to compute attention that is there, fits the model, and is right here.
+
+On the thread that starts the engine. On a GPU: an installed FlashAttention 3, the operator's kernel from the
+Hub, torch's own kernel for pages, torch's `scaled_dot_product_attention` over gathered blocks with its fused
+kernels, and the same without them. Each is checked on the device before it is taken; one that is not right is
+left with a warning that says by how much. On a CPU there is only torch's own attention.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from engine.attention.flash_attention import FlashAttentionBackend, Function, kernel_sources
+from engine.attention.interface import LayerAttentionSpec, PagedAttentionBackend
+from engine.attention.kernel_check import attend_with, attend_with_sdpa, find_fault
+from engine.attention.varlen_attention import PAGE_SIZE, VarlenAttentionBackend
+from engine.config import AttentionName, ModelRefused
+from engine.request import describe
+
+log = logging.getLogger(__name__)
+
+BLOCK_SIZE = 16
+"""Tokens of a KV block where the kernel does not ask for more: smaller blocks are shared by more prompts."""
+
+
+class KernelBackend(PagedAttentionBackend, Protocol):
+    """A backend that says for which layers it is not made."""
+
+    def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel that may be there."""
+
+    name: str
+    load: Callable[[], KernelBackend]
+    """Raises ModuleNotFoundError if it is not installed, and anything else if it is broken."""
+    page_size: int = 1
+    """Block sizes must be multiples of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """How attention is computed."""
+
+    name: str = "sdpa"
+    """For the log and `ModelInfo.attention`."""
+    block_size: int = BLOCK_SIZE
+    backend: PagedAttentionBackend | None = None
+    """None is torch's own attention over gathered blocks."""
+    rejected: tuple[str, ...] = field(default=())
+    """A sentence for each candidate that is not used."""
+
+
+def candidates(device: torch.device, wanted: AttentionName, hub_kernel: str | None) -> list[Candidate]:
+    """The kernels to try on this device, in order."""
+    if device.type != "cuda" or wanted == "sdpa":
+        return []
+    found = []
+    if wanted in ("auto", "flash"):
+        sources = kernel_sources(hub_kernel)
+        found += [Candidate(name, partial(load_flash, name, load)) for name, load in sources.items()]
+    if wanted in ("auto", "varlen"):
+        capability = torch.cuda.get_device_capability(device)
+        found.append(Candidate("varlen", partial(VarlenAttentionBackend, capability), PAGE_SIZE))
+    return found
+
+
+def load_flash(name: str, load: Callable[[], Function]) -> FlashAttentionBackend:
+    function = load()
+    return FlashAttentionBackend(name, function, inspect.signature(function).parameters)
+
+
+def choose_attention(
+    specs: Collection[LayerAttentionSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    wanted: AttentionName = "auto",
+    block_size: int | None = None,
+    kernels: Sequence[Candidate] = (),
+) -> AttentionChoice:
+    """The first of `kernels` that is right for all specs, else torch's own attention.
+
+    `block_size` is the operator's; None is what the kernel likes best. Raises `ModelRefused` if `wanted` is a
+    kernel and none is right, or if on a GPU nothing is.
+    """
+    rejected: list[str] = []
+    for kernel in kernels:
+        size = block_size or max(BLOCK_SIZE, kernel.page_size)
+        try:
+            backend = kernel.load()
+        except ModuleNotFoundError as error:
+            rejected.append(f"the attention kernel {kernel.name} is not installed: {describe(error)}")
+            continue
+        except Exception as error:  # noqa: BLE001 - whatever a foreign package raises
+            reason: str | None = describe(error)
+        else:
+            reason = _fault(kernel, backend, specs, dtype, device, size)
+            if reason is None:
+                return AttentionChoice(kernel.name, size, backend, tuple(rejected))
+        rejected.append(f"the attention kernel {kernel.name} is not used: {reason}")
+        log.warning("%s", rejected[-1])
+    if wanted in ("flash", "varlen"):
+        because = "; ".join(rejected) or "there is no GPU here"
+        raise ModelRefused(f"attention {wanted} cannot be used: {because}")
+    name, reasons = "sdpa", tuple(rejected)
+    if device.type != "cpu":
+        name, reasons = _check_sdpa(specs, dtype, device, block_size or BLOCK_SIZE, rejected)
+    return AttentionChoice(name, block_size or BLOCK_SIZE, None, reasons)
+
+
+def _fault(
+    kernel: Candidate,
+    backend: KernelBackend,
+    specs: Collection[LayerAttentionSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    block_size: int,
+) -> str | None:
+    if block_size % kernel.page_size:
+        return f"its blocks have a multiple of {kernel.page_size} tokens, and block_size is {block_size}"
+    for spec in sorted(specs, key=repr):
+        unsupported = backend.unsupported_reason(spec, dtype)
+        if unsupported is not None:
+            return unsupported
+    try:
+        return find_fault(attend_with(backend), specs, dtype, device, block_size)
+    except torch.AcceleratorError as error:
+        # The device can do nothing more in this process.
+        raise ModelRefused(
+            f"the attention kernel {kernel.name} broke the device ({describe(error)}); "
+            "start again with another `attention`, such as sdpa"
+        ) from error
+
+
+def _check_sdpa(
+    specs: Collection[LayerAttentionSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    block_size: int,
+    rejected: list[str],
+) -> tuple[str, tuple[str, ...]]:
+    """The name of torch's own attention, without its fused kernels if those are not right."""
+    fault = find_fault(attend_with_sdpa, specs, dtype, device, block_size)
+    if fault is None:
+        return "sdpa", tuple(rejected)
+    rejected.append(f"torch's fused attention kernels are not used: {fault}")
+    log.warning("%s", rejected[-1])
+    disable_fused_sdpa()
+    fault = find_fault(attend_with_sdpa, specs, dtype, device, block_size)
+    if fault is not None:
+        raise ModelRefused(f"no attention is right on this device: {fault}")
+    return "sdpa (math)", tuple(rejected)
+
+
+def disable_fused_sdpa() -> None:
+    """Leaves only the kernel that writes out all scores, for the whole process."""
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)

@@ -1,0 +1,130 @@
+"""`diagnose`: loads a model as the server would, and says what was chosen on this machine, and what was not.
+
+For `holdfast doctor`. Runs every check of a start, and on a CPU, where attention is not checked at a start,
+compares it with plain arithmetic, too.
+"""
+
+import logging
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoConfig
+
+from engine.attention.kernel_check import attend_with_sdpa, find_fault
+from engine.config import EngineConfig, ModelRefused
+from engine.model.quantization import quantization_method
+from engine.runner.model_runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What an engine with these settings is on this machine."""
+
+    device: str
+    """`cpu` or `cuda:0`, say."""
+    device_name: str
+    gpus: int
+    """Number of GPUs of the machine."""
+    dtype: str
+    parameters: int
+    weight_bytes: int
+    quantization: str | None
+    """The format of the checkpoint's weights in few bits; None if it has none."""
+    dequantized: bool
+    """The weights are computed, and held, with all bits of `dtype`."""
+    attention: str
+    decode: str
+    """As in `request.ModelInfo`, as is `attention`."""
+    pipelined: bool
+    block_size: int
+    kv_blocks: int
+    token_budget: int
+    max_running: int
+    threads: int
+    context_length: int
+    images: bool
+    attention_fault: str | None
+    """Why attention is not right here, in a sentence; None if it is."""
+    warnings: tuple[str, ...]
+    """What was logged while loading: what is not used, and why."""
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.kv_blocks * self.block_size
+
+
+class _Collector(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(" ".join(record.getMessage().split()))
+
+
+@contextmanager
+def _collected_warnings() -> Iterator[list[str]]:
+    """The engine's warnings, which go nowhere else meanwhile."""
+    logger, collector = logging.getLogger("engine"), _Collector()
+    propagates = logger.propagate
+    logger.addHandler(collector)
+    logger.propagate = False
+    try:
+        yield collector.lines
+    finally:
+        logger.removeHandler(collector)
+        logger.propagate = propagates
+
+
+def diagnose(config: EngineConfig, progress: Callable[[str], None]) -> Diagnosis:
+    """Raises `ModelRefused` if the model cannot be served with these settings."""
+    with _collected_warnings() as warnings:
+        runner, limits = ModelRunner.load(config, progress)
+        with closing(runner):
+            progress("comparing attention with plain arithmetic")
+            model = runner.model
+            fault = find_fault(
+                attend_with_sdpa, set(model.layers), model.dtype, model.device, limits.block_size
+            )
+            weights = list(model.network.parameters())
+            weight_bytes = sum(tensor.nbytes for tensor in weights)
+            parameters = int(model.network.num_parameters())
+            quantization = _quantization(config)
+            return Diagnosis(
+                device=str(model.device),
+                device_name=_device_name(model.device),
+                gpus=torch.cuda.device_count(),
+                dtype=str(model.dtype).removeprefix("torch."),
+                parameters=parameters,
+                weight_bytes=weight_bytes,
+                quantization=quantization,
+                dequantized=quantization is not None and weight_bytes >= parameters * model.dtype.itemsize,
+                attention=runner.model_info.attention,
+                decode=runner.model_info.decode,
+                pipelined=runner.pipelined,
+                block_size=limits.block_size,
+                kv_blocks=limits.kv_blocks,
+                token_budget=limits.token_budget,
+                max_running=limits.max_running,
+                threads=runner.threads,
+                context_length=runner.model_info.context_length,
+                images=runner.model_info.image_placeholder is not None,
+                attention_fault=fault,
+                warnings=tuple(warnings),
+            )
+
+
+def _quantization(config: EngineConfig) -> str | None:
+    try:
+        return quantization_method(AutoConfig.from_pretrained(config.model, local_files_only=True))
+    except ModelRefused:
+        return None
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return platform.processor() or platform.machine()

@@ -1,0 +1,143 @@
+"""`Events`: counters and histograms that change when something happens: requests, ends of responses, tools.
+
+Everything is observed once a request, a tool call or the end of a response, and nothing for each token. Label
+values that callers choose are bounded by `BoundedLabels`.
+"""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from server.errors import ApiError
+from server.hosted_tools.offered_tools import ToolResult
+from server.metrics.labels import OTHER, BoundedLabels
+from server.protocol.responses.items import McpCall
+from server.recording.messages import RunUpdate
+
+MAX_TENANTS = 100
+MAX_TOOLS = 200
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+REQUEST_BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
+TOOL_BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
+CHOICE_BOUNDS = (1, 2, 5, 10, 20)
+"""vLLM's bounds of `n`."""
+
+
+class Events:
+    """Any thread."""
+
+    def __init__(self, registry: CollectorRegistry, model: str, tool_servers: Sequence[str] = ()) -> None:
+        """`model` is the served model's name, `tool_servers` the labels of registered MCP servers."""
+        self._tenants = BoundedLabels(MAX_TENANTS)
+        self._tools = BoundedLabels(MAX_TOOLS)
+        self._tool_servers = frozenset(tool_servers)
+        self._make_http_series(registry)
+        self._make_response_series(registry, model)
+
+    def _make_http_series(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "http_requests",
+            "HTTP requests answered, by route, method and status.",
+            ("handler", "method", "status"),
+            registry=registry,
+        )
+        self._request_seconds = Histogram(
+            "http_request_duration_seconds",
+            "Seconds from a request's head to the end of its answer, streams included.",
+            ("handler", "method"),
+            buckets=REQUEST_BOUNDS,
+            registry=registry,
+        )
+        self._errors = Counter(
+            "holdfast_request_errors",
+            "Error objects sent, over HTTP and WebSockets, by code and status.",
+            ("code", "status"),
+            registry=registry,
+        )
+        self._limits = Counter(
+            "holdfast_limit_reached",
+            "Requests refused at a limit; `of` is whose limit it is, tenant or server.",
+            ("limit", "of"),
+            registry=registry,
+        )
+
+    def _make_response_series(self, registry: CollectorRegistry, model: str) -> None:
+        self._choices = Histogram(
+            "vllm:request_params_n",
+            "Answers that a request asks for.",
+            ("model_name", "engine"),
+            buckets=CHOICE_BOUNDS,
+            registry=registry,
+        ).labels(model, "0")
+        self._ended = Counter(
+            "holdfast_responses_ended",
+            "Responses whose end is committed, by status.",
+            ("status", "background"),
+            registry=registry,
+        )
+        for status in ("completed", "incomplete", "failed", "cancelled"):
+            for background in ("false", "true"):
+                self._ended.labels(status, background)
+        self._events = Counter("holdfast_events", "Stream events committed.", registry=registry)
+        self._tokens = Counter(
+            "holdfast_tokens",
+            "Tokens of ended responses; cached_input is a part of input, reasoning of output.",
+            ("tenant", "model", "kind"),
+            registry=registry,
+        )
+        self._tool_seconds = Histogram(
+            "holdfast_tool_call_seconds",
+            "Seconds of tool calls that the server made, by outcome: ok, tool_error or no_answer.",
+            ("server", "tool", "outcome"),
+            buckets=TOOL_BOUNDS,
+            registry=registry,
+        )
+
+    def request(self, handler: str, method: str, status: int, seconds: float | None) -> None:
+        """An HTTP request was answered. `handler` is its route's template; `seconds` None for a WebSocket."""
+        known = method if method in METHODS else OTHER
+        self._requests.labels(handler, known, str(status)).inc()
+        if seconds is not None:
+            self._request_seconds.labels(handler, known).observe(seconds)
+
+    def error(self, error: ApiError) -> None:
+        """An error object was sent."""
+        self._errors.labels(error.code or "", str(error.status)).inc()
+        if error.limit is not None:
+            self._limits.labels(error.limit, "tenant" if error.status == 429 else "server").inc()
+
+    def accepted(self, choices: int) -> None:
+        """A request was accepted that asks for so many answers."""
+        self._choices.observe(choices)
+
+    def committed(self, updates: Sequence[RunUpdate]) -> None:
+        """A commit wrote these updates. The recorder's thread."""
+        events = 0
+        for update in updates:
+            events += len(update.events)
+            if update.run.ending is not None:
+                self._count_end(update)
+        self._events.inc(events)
+
+    def _count_end(self, update: RunUpdate) -> None:
+        facts, ending = update.run.facts, update.run.ending
+        assert ending is not None
+        self._ended.labels(ending.status, str(facts.echo.background).lower()).inc()
+        tenant, model = self._tenants.of(facts.tenant), facts.echo.model
+        for kind, count in (
+            ("input", ending.input_tokens),
+            ("cached_input", ending.cached_tokens),
+            ("output", ending.output_tokens),
+            ("reasoning", ending.reasoning_tokens),
+        ):
+            self._tokens.labels(tenant, model, kind).inc(count)
+
+    def tool_call(self, call: McpCall, outcome: ToolResult, seconds: float) -> None:
+        """A tool call ended. Calls of servers that a request names by URL have no names of their own."""
+        registered = call.server_label in self._tool_servers
+        server = call.server_label if registered else OTHER
+        tool = self._tools.of(f"{server} {call.name}") if registered else OTHER
+        result = "ok" if outcome.error is None else "no_answer"
+        if outcome.error is not None and outcome.error.type == "mcp_tool_execution_error":
+            result = "tool_error"
+        self._tool_seconds.labels(server, tool.removeprefix(f"{server} "), result).observe(seconds)

@@ -1,0 +1,196 @@
+"""`examine`: what this configuration is on this machine, as findings of one sentence each.
+
+Model and engine are loaded as `serve` loads them, with all checks; the database is asked for its schema.
+Nothing is changed.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from engine.config import EngineConfig, ModelRefused
+from server.configuration.setting_groups.engine import REMOTE_ENGINES
+from server.configuration.settings import Config
+from server.configuration.shipped_files import model_folder
+from server.embedded_postgres.account import EmbeddedError
+from server.errors import ConfigError
+from server.process.connect_engine import check_engine_settings, connect
+from server.process.load_model import engine_config, read_adapters
+from server.process.open_database import OpenDatabase, data_dir
+from server.store.database_errors import DatabaseError
+from server.store.schema_upgrade import schema_state
+
+if TYPE_CHECKING:
+    from engine.diagnosis import Diagnosis
+
+MANY_TOKENS = 1000
+"""A KV cache of fewer tokens holds hardly one conversation."""
+
+FIRST_SERVER_SECONDS = 10.0
+"""How long a server of another engine is waited for."""
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    level: Literal["ok", "note", "problem"]
+    """A problem keeps the server from starting or from answering right; a note is worth reading."""
+    topic: str
+    sentence: str
+
+
+def examine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
+    """The findings, as they are made. `say` gets what is being done meanwhile."""
+    yield from examine_engine(config, say)
+    yield from examine_database(config)
+
+
+# The engine
+
+
+def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
+    try:
+        folder = model_folder(config)
+        check_engine_settings(config)
+        if config.engine == "scripted":
+            yield Finding(
+                "note", "engine", "The scripted engine answers with made-up words, without a model."
+            )
+        elif config.engine in REMOTE_ENGINES:
+            yield from _examine_servers(config, folder, say)
+        else:
+            settings = engine_config(config, folder, read_adapters(config))
+            yield from describe_engine(_diagnose(settings, say))
+    except (ConfigError, ModelRefused, OSError, ValueError) as error:
+        yield Finding("problem", "engine", _sentence(str(error)))
+
+
+def _diagnose(settings: EngineConfig, say: Callable[[str], None]) -> "Diagnosis":
+    try:
+        from engine.diagnosis import diagnose
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise ConfigError(
+            f"{error.name} is not installed, so this process cannot run a model: install holdfast in place "
+            "of holdfast-server, or set engine to one of another process."
+        ) from error
+    return diagnose(settings, say)
+
+
+def _examine_servers(config: Config, folder: Path, say: Callable[[str], None]) -> Iterator[Finding]:
+    engine = connect(config, folder, lambda _messages: None, say, lambda _why: None, FIRST_SERVER_SECONDS)
+    info = engine.model_info
+    engine.close(drain=False)
+    yield Finding(
+        "ok",
+        "engine",
+        f"A server of {config.engine} serves the model of {folder.name}, with contexts of "
+        f"{info.context_length} tokens.",
+    )
+
+
+def describe_engine(found: "Diagnosis") -> Iterator[Finding]:
+    """What was chosen, and what would be better. Pure."""
+    size = f"{found.parameters / 1e6:.0f} million parameters, {found.weight_bytes / 2**30:.1f} GiB"
+    yield Finding(
+        "ok", "device", f"The model ({size}) runs on {found.device} ({found.device_name}) in {found.dtype}."
+    )
+    if found.attention_fault is None:
+        yield Finding("ok", "attention", f"Attention is computed by {found.attention}, and is right here.")
+    else:
+        yield Finding("problem", "attention", _sentence(f"Attention is wrong here: {found.attention_fault}"))
+    decode = {"graphs": "CUDA graphs", "eager": "single operations", "static": "static passes"}
+    yield Finding(
+        "ok", "graphs", f"Steps that only generate run as {decode.get(found.decode, found.decode)}."
+    )
+    order = (
+        "before the last one's tokens are read"
+        if found.pipelined
+        else "after the last one's tokens were read"
+    )
+    yield Finding("ok", "ahead", f"A step begins {order}.")
+    yield Finding(
+        "ok" if found.kv_tokens >= min(MANY_TOKENS, found.context_length) else "note",
+        "memory",
+        f"The KV cache has {found.kv_blocks} blocks of {found.block_size} tokens, {found.kv_tokens} in all; "
+        f"a context has at most {found.context_length}.",
+    )
+    yield Finding(
+        "ok",
+        "steps",
+        f"A step computes at most {found.token_budget} tokens of at most {found.max_running} responses, with "
+        f"{found.threads} CPU threads.",
+    )
+    yield from (Finding("note", "fallback", _sentence(line)) for line in found.warnings)
+    yield from (Finding("note", "advice", line) for line in engine_advice(found))
+
+
+def engine_advice(found: "Diagnosis") -> Iterator[str]:
+    """Why another engine may be better, each in a sentence. Pure."""
+    on_gpu = found.device.startswith("cuda")
+    if found.gpus > 1:
+        yield f"This machine has {found.gpus} GPUs, and this engine uses one: `--engine vllm` uses all."
+    if found.gpus and not on_gpu:
+        yield "This machine has a GPU, and the model runs on the CPU: set device to auto or cuda."
+    if on_gpu and found.gpus == 1:
+        yield "For many users at a time `--engine vllm` is faster on a GPU; for a few this engine is enough."
+    if on_gpu and found.attention.startswith("sdpa"):
+        yield (
+            "No kernel for paged attention serves this model here, so keys are gathered in every step: "
+            "FlashAttention 3 or `--engine vllm` would be faster."
+        )
+    if found.dequantized:
+        yield (
+            f"The weights are written in {found.quantization} and held in {found.dtype}, which takes more "
+            "memory and time: `--engine vllm` computes with few bits."
+        )
+    if not found.gpus and found.parameters > 4e9:
+        yield (
+            "Models of this size are slow on a CPU: `--engine llama-server` with a GGUF file of few bits is "
+            "faster."
+        )
+
+
+# The database
+
+
+def examine_database(config: Config) -> Iterator[Finding]:
+    """An embedded database that does not exist yet is not made."""
+    if config.database_url is None and not (data_dir(config) / "pgdata").is_dir():
+        yield Finding("ok", "database", f"The first start makes an embedded Postgres in {data_dir(config)}.")
+        return
+    try:
+        opened = OpenDatabase(config, lambda _line: None)
+    except (ConfigError, EmbeddedError) as error:
+        yield Finding("problem", "database", _sentence(str(error)))
+        return
+    try:
+        yield describe_schema(schema_state(opened.url), embedded=opened.is_embedded)
+    except DatabaseError as error:
+        cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
+        yield Finding("problem", "database", _sentence(f"The database does not answer: {cause}"))
+    finally:
+        opened.close()
+
+
+def describe_schema(state: str, *, embedded: bool) -> Finding:
+    """Pure; `state` is that of `schema_state`."""
+    kind = "embedded" if embedded else "external"
+    if state == "unknown":
+        return Finding(
+            "problem", "database", "The database was made by a newer release of Holdfast; use that one."
+        )
+    if state == "current":
+        return Finding("ok", "database", f"The {kind} database answers, and its schema is this release's.")
+    if embedded:
+        return Finding("ok", "database", "The embedded database answers; the next start upgrades its schema.")
+    return Finding(
+        "problem", "database", "The database's schema is behind this release; run: holdfast db upgrade"
+    )
+
+
+def _sentence(text: str) -> str:
+    """One line that begins with a capital and ends with a full stop."""
+    line = " ".join(text.split())
+    return line[:1].upper() + line[1:].rstrip(".?") + "."

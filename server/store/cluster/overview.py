@@ -1,0 +1,76 @@
+"""The state of the whole cluster, for metrics: unfinished responses, replicas, overdue purges, sizes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+MAX_COUNTED = 100_000
+"""Unfinished responses that are counted one by one."""
+
+_UNFINISHED = text(
+    """
+    select status, background, count(*),
+           cast(extract(epoch from clock_timestamp() - min(queued_at) filter (where replica_id is null))
+                as float8)
+    from (
+        (select status, background, replica_id, queued_at from responses
+         where replica_id is null and status in ('queued', 'in_progress') limit :most)
+        union all
+        (select status, background, replica_id, queued_at from responses
+         where status = 'in_progress' and replica_id is not null limit :most)
+    ) as unfinished
+    group by status, background
+    """
+)
+"""Both halves are read by partial indexes, so that the cost grows with unfinished responses only."""
+_REPLICAS = text(
+    "select state, role, count(*) from replicas"
+    " where state = 'alive' or heartbeat_at > clock_timestamp() - interval '1 day' group by state, role"
+)
+_OVERDUE = text(
+    "select cast(extract(epoch from clock_timestamp() - min(expires_at)) as float8) from responses"
+    " where expires_at is not null"
+)
+_DATABASE = text(
+    """
+    select (select sum(numbackends) from pg_stat_database) as connections,
+           cast(current_setting('max_connections') as integer) as max_connections,
+           pg_database_size(current_database()) as size
+    """
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOverview:
+    """What the database shows at one moment."""
+
+    unfinished: Mapping[tuple[str, bool], int]
+    """Responses by status and by whether they are background responses."""
+    oldest_queued_seconds: float
+    """How long the oldest response has waited that no replica runs; 0 without any."""
+    replicas: Mapping[tuple[str, str], int]
+    """By state and role: those that are alive, and those whose last heartbeat is of the last day."""
+    purge_lag_seconds: float
+    """How long ago the response expired that has been waiting for its purge for longest; 0 without any."""
+    connections: int
+    """Open connections to the database's server, those of other programs included."""
+    max_connections: int
+    database_bytes: int
+
+
+def read_overview(connection: Connection) -> ClusterOverview:
+    """Reads all of it, in one transaction of the caller's. Raises DatabaseError."""
+    unfinished = list(connection.execute(_UNFINISHED, {"most": MAX_COUNTED}))
+    replicas = {(state, role): count for state, role, count in connection.execute(_REPLICAS)}
+    overdue = connection.execute(_OVERDUE).scalar()
+    connections, max_connections, size = connection.execute(_DATABASE).one()
+    return ClusterOverview(
+        unfinished={(status, background): count for status, background, count, _ in unfinished},
+        oldest_queued_seconds=max((waited or 0.0 for _, _, _, waited in unfinished), default=0.0),
+        replicas=replicas,
+        purge_lag_seconds=max(0.0, overdue or 0.0),
+        connections=int(connections or 0),
+        max_connections=max_connections,
+        database_bytes=size,
+    )
