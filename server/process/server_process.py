@@ -99,8 +99,7 @@ class ServerProcess:
         """`scraped` is the listening socket of the metrics listener, if there is one."""
         self.exit_code = 0
         self._config, self._certificate = config, certificate
-        self._say = say
-        self._loop = loop
+        self._say, self._loop = say, loop
         self._ended = asyncio.Event()
         self._database = database
         self._traces = ResponseTraces()
