@@ -17,6 +17,7 @@ from server.errors import ApiError
 from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers, failed_result
 from server.hosted_tools.offered_tools import DueCall, PendingToolWork, ToolResult
+from server.logs.context import response_fields
 from server.prompting.turns import TurnBuilder
 from server.protocol.responses.items import McpCall
 from server.recording.messages import (
@@ -29,6 +30,8 @@ from server.recording.messages import (
     StartTurn,
     ToolCallFinished,
 )
+from server.tracing.response_traces import ResponseTraces
+from server.tracing.spans import Span
 
 log = logging.getLogger("holdfast.tools")
 
@@ -49,8 +52,10 @@ class ToolLoop:
         servers: McpServers,
         deliver: Callable[[Sequence[RecorderMessage]], None],
         on_call: Callable[[McpCall, ToolResult, float], None] = lambda _call, _outcome, _seconds: None,
+        traces: ResponseTraces | None = None,
     ) -> None:
         """`on_call` gets each call that was made, with its result and its duration in seconds."""
+        self._traces = traces or ResponseTraces()
         self._engine = engine
         self._on_call = on_call
         self.servers = servers
@@ -128,19 +133,23 @@ class ToolLoop:
 
     def _begin_call(self, turns: TurnBuilder, due: DueCall) -> None:
         """Begins a call; its result is delivered later. Never waits."""
+        call, began = due.call, monotonic()
+        span: Span | None = None
 
         def deliver(outcome: ToolResult) -> None:
+            if span is not None:
+                span.end(error=None if outcome.error is None else "tool_error")
             self._deliver([ToolCallFinished(turns.response, due.index, outcome)])
 
         if not due.within_limit:
             deliver(failed_result(NO_MORE))
             return
-        call, began = due.call, monotonic()
         if not due.offered:
             deliver(failed_result(f"There is no tool {call.name[:100]!r}."))
             return
         try:
             access = turns.credentials_for(call.server_label)
+            span = self._traces.begin_tool(turns.response, call.server_label, call.name)
             future = self.servers.start_call(
                 call.server_label,
                 call.name,
@@ -148,9 +157,11 @@ class ToolLoop:
                 access,
                 tenant=turns.resolved.tenant,
                 response=turns.response,
+                trace_parent=None if span is None else span.trace_parent,
             )
         except Exception:
-            log.exception("a tool call of response %s broke", turns.response)
+            fields = response_fields(turns.response, turns.resolved.tenant)
+            log.exception("a tool call of %s broke", fields["response_id"], extra=fields)
             deliver(failed_result("The call broke."))
             return
 
@@ -171,7 +182,8 @@ class ToolLoop:
             self._deliver([end])
             return
         except Exception:
-            log.exception("the next turn of response %s cannot be prepared", response)
+            fields = response_fields(response, turns.resolved.tenant)
+            log.exception("the next turn of %s cannot be prepared", fields["response_id"], extra=fields)
             self._deliver([FailRun(response, SERVER_ERROR, CANNOT_GO_ON)])
             return
         if turn is None:
@@ -190,7 +202,8 @@ class ToolLoop:
             self._engine.cancel(turn.engine_request.request_id)
 
     def _end_refused(self, turns: TurnBuilder, refused: RequestRefused) -> None:
-        log.warning("the next turn of response %s is refused: %s", turns.response, refused)
+        fields = response_fields(turns.response, turns.resolved.tenant)
+        log.warning("the next turn of %s is refused: %s", fields["response_id"], refused, extra=fields)
         no_room = refused.reason in ("overloaded", "share_full", "closed")
         if no_room and turns.resolved.request.background:
             self._deliver([ReleaseRuns(frozenset({turns.response}))])

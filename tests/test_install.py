@@ -56,6 +56,7 @@ def test_both_distributions_differ_by_the_engine_in_this_process_alone() -> None
     left = [one for one in whole["dependencies"] if not names([one]) & OF_THE_LOCAL_ENGINE]
     assert server["dependencies"] == left
     assert server["scripts"] == whole["scripts"]
+    assert server["optional-dependencies"]["tracing"] == whole["optional-dependencies"]["tracing"]
     assert server["version"] == whole["version"]
     assert server["requires-python"] == whole["requires-python"]
 

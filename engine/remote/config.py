@@ -1,5 +1,6 @@
 """`RemoteConfig`: which engine servers are called, and the bounds of calling them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,3 +24,5 @@ class RemoteConfig:
     """How long a request waits while no server can take it; then it fails."""
     start_seconds: float = 1800.0
     """How long the start waits for a first server, which may be loading its model."""
+    trace_parent_of: Callable[[str], str | None] = lambda _request_id: None
+    """The header `traceparent` of calls for a request, by its id; None without a trace."""

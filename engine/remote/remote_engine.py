@@ -72,7 +72,9 @@ class RemoteEngine:
         self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
         self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, BLOCK_SIZE)
         self._metrics = RemoteMetrics(folder.model_info.context_length)
-        self._client = EngineClient(protocol, config.api_key, config.ca_file, config.silence_seconds)
+        self._client = EngineClient(
+            protocol, config.api_key, config.ca_file, config.silence_seconds, config.trace_parent_of
+        )
         self._fleet = Fleet(config, protocol, self._client, folder)
         self._requests = RequestLoop(
             self._registry,

@@ -130,6 +130,7 @@ class ResponseWriter:
             attempt=0 if new.prepared.echo.background else 1,
             prompt_tokens=len(new.prepared.prompt.token_ids),
             wants_output=new.prepared.wants_output,
+            origin=new.origin,
         )
         return Run(facts, first_decoding_spec(self._served, new.resolved, new.prepared))
 
@@ -160,6 +161,8 @@ class ResponseWriter:
             metadata=msgspec.json.encode(echo.metadata).decode(),
             choice=request.choice if isinstance(request, ChoiceRequest) else None,
             lifetime=lifetime(request, self._retention_days_of(new.caller)),
+            request_id=new.origin.request_id,
+            trace_parent=new.origin.trace_parent,
         )
 
 

@@ -32,6 +32,7 @@ from server.delivery.frames import FramePage, frames
 from server.delivery.hub import Abandonment, Channel, Hub
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
+from server.logs.context import current_origin, note_responses
 from server.prompting.engine_request import refusal
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import Event
@@ -135,6 +136,19 @@ class Admission:
         Their ids are derived from the first one's, which the idempotency key is stored with. Without
         `input_items` there is one request, whose `input` is read.
         """
+        accepted = self._admit(caller, requests, idempotency_key, input_items, prior_items, generate)
+        note_responses([one.id for one in accepted])
+        return accepted
+
+    def _admit(
+        self,
+        caller: Caller,
+        requests: Sequence[CreateResponse],
+        idempotency_key: IdempotencyKey | None,
+        input_items: Sequence[InputItem] | None,
+        prior_items: Sequence[Item] | None,
+        generate: bool,
+    ) -> list[AcceptedResponse]:
         if self._closed.is_set():
             raise Overloaded("The server is shutting down.")
         find_previous = partial(
@@ -154,6 +168,7 @@ class Admission:
             input_items=input_items,
             prior_items=prior_items,
             idempotency_key=idempotency_key,
+            origin=current_origin(),
             generate=generate,
         )
         try:

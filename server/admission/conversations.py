@@ -8,8 +8,10 @@ import msgspec
 
 from server.admission import resolve_input
 from server.admission.history import MAX_ITEMS, check_history_size
+from server.caller import Caller
 from server.delivery.image_urls import page_with_image_urls, with_image_urls
 from server.errors import ConversationLocked, InvalidRequest, NotFound
+from server.logs.context import current_origin
 from server.protocol import ids
 from server.protocol.conversations import Conversation, CreateConversation
 from server.protocol.earlier_releases import with_logprobs
@@ -18,6 +20,7 @@ from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.input import AdditionalTools, CompactionTrigger, InputItem, read_input
 from server.protocol.responses.request import Metadata
 from server.sealing.cipher import Seal
+from server.store import audit_trail
 from server.store.content import conversations as store
 from server.store.content import stored_items
 from server.store.content.conversations import StoredConversation
@@ -55,11 +58,17 @@ def update(database: Database, tenant: str, conversation: UUID, metadata: Metada
     return to_wire(database.retry(work))
 
 
-def delete(database: Database, tenant: str, conversation: UUID) -> None:
+def delete(database: Database, caller: Caller, conversation: UUID) -> None:
     """Delete the conversation; its responses remain. Raises NotFound or ConversationLocked."""
     with database.begin() as connection:
-        lock_conversation(connection, tenant, conversation)
-        store.delete(connection, tenant, conversation)
+        lock_conversation(connection, caller.tenant, conversation)
+        store.delete(connection, caller.tenant, conversation)
+        _record(connection, caller, "conversation.delete", ids.conversation_id(conversation))
+
+
+def _record(connection: Connection, caller: Caller, action: str, target: str) -> None:
+    name = current_origin().request_id
+    audit_trail.record(connection, caller.actor, action, caller.tenant, target, request_id=name)
 
 
 def add_items(
@@ -97,12 +106,13 @@ def find_item(database: Database, tenant: str, conversation: UUID, item_id: str)
     return with_logprobs(database.retry(work)).encode()
 
 
-def delete_item(database: Database, tenant: str, conversation: UUID, item_id: str) -> Conversation:
+def delete_item(database: Database, caller: Caller, conversation: UUID, item_id: str) -> Conversation:
     """Delete one item; returns the conversation. Raises NotFound or ConversationLocked."""
     with database.begin() as connection:
-        locked = lock_conversation(connection, tenant, conversation)
-        if not store.delete_item(connection, tenant, conversation, item_id):
+        locked = lock_conversation(connection, caller.tenant, conversation)
+        if not store.delete_item(connection, caller.tenant, conversation, item_id):
             raise unknown_item(item_id)
+        _record(connection, caller, "conversation.delete_item", item_id)
     return to_wire(locked)
 
 

@@ -19,6 +19,7 @@ from server.compaction.inline import prepare_with_compaction
 from server.errors import InvalidRequest
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
+from server.logs.context import Origin
 from server.prompting.engine_parameters import MAX_LOGPROBS, beams, logprobs_limit, prompt_logprobs
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, refusal
 from server.prompting.loaded_model import LoadedModel
@@ -50,6 +51,7 @@ class ParsedCreate:
     prior_items: Sequence[Item] | None = None
     """The history up to the end of the previous response, where that is not stored."""
     idempotency_key: IdempotencyKey | None = None
+    origin: Origin = Origin()
     generate: bool = True
     """If False, the responses complete without output when their prompt is prefilled."""
 
@@ -68,6 +70,7 @@ class NewRun:
     """The engine request of `prepared`."""
     turns: TurnBuilder
     idempotency_key: IdempotencyKey | None
+    origin: Origin
 
     @property
     def response(self) -> UUID:
@@ -151,6 +154,7 @@ class RunPreparation:
                 model_writes_summary=prepared.model_writes_summary,
             ),
             idempotency_key=create.idempotency_key,
+            origin=create.origin,
         )
 
     def _with_prompt_of(

@@ -27,6 +27,7 @@ from server.store.schema_upgrade import schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 _AGE = re.compile(r"(\d{1,6})([mhd])")
+AGE_HELP = "90m, 24h, 7d"
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 
@@ -48,7 +49,7 @@ def add_commands(commands: Subcommands) -> None:
     command.epilog = "invariants:\n" + "\n".join(f"  {name:4} {text}" for name, text in INVARIANTS.items())
     command.add_argument("--tenant", help="only this tenant's responses")
     command.add_argument(
-        "--since", type=_since, help="only responses created since: 90m, 24h, 7d, or 2026-11-20T08:00 (UTC)"
+        "--since", type=_since, help=f"only responses created since: {AGE_HELP}, or 2026-11-20T08:00 (UTC)"
     )
     command.add_argument("--limit", type=_count, help="only the newest N responses of each tenant")
     command.add_argument(
@@ -57,9 +58,17 @@ def add_commands(commands: Subcommands) -> None:
     command.add_argument("--json", action="store_true", help="one JSON object a line, the summary last")
 
 
+def read_age(text: str) -> timedelta:
+    """An age such as 24h. Raises ArgumentTypeError."""
+    age = _AGE.fullmatch(text)
+    if age is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an age, such as {AGE_HELP}")
+    return int(age[1]) * _UNITS[age[2]]
+
+
 def _since(text: str) -> datetime | timedelta:
-    if age := _AGE.fullmatch(text):
-        return int(age[1]) * _UNITS[age[2]]
+    if _AGE.fullmatch(text):
+        return read_age(text)
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

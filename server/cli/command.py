@@ -1,6 +1,8 @@
 """What the subcommands share: `add_command` with its settings, `print_status`, `current_database`."""
 
 import argparse
+import os
+import pwd
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -26,6 +28,14 @@ def print_status(line: str) -> None:
 def print_result(line: str) -> None:
     """Prints to standard output."""
     print(line, flush=True)  # noqa: T201 - the result
+
+
+def terminal_user() -> str:
+    """The user of this machine who runs the command, in the audit trail."""
+    try:
+        return f"user:{pwd.getpwuid(os.getuid()).pw_name}"
+    except KeyError:  # a container's user without an entry
+        return f"user:{os.getuid()}"
 
 
 def add_group(commands: Subcommands, name: str, help_text: str) -> Subcommands:

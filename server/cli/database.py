@@ -14,6 +14,7 @@ from server.cli.command import (
     opened_database,
     print_result,
     print_status,
+    terminal_user,
 )
 from server.configuration.environment import child_environment
 from server.configuration.settings import Config
@@ -96,6 +97,7 @@ def _purge_or_count(database: Database, disk: Disk, config: Config, options: arg
     if options.dry_run:
         return f"There are {_summary(_count(database, quiet, options.older_than))} to purge."
     total = Purged()
+    age = options.older_than.days if options.older_than is not None else None
     try:
         for purged in _purge_batches(database, disk, quiet, options.older_than):
             total += purged
@@ -104,6 +106,8 @@ def _purge_or_count(database: Database, disk: Disk, config: Config, options: arg
             f"A purge writes before it frees, and the disk is nearly full: {short} Make room on it first."
             f" Until now, {_summary(total)} were purged."
         ) from short
+    finally:
+        total.record(database, terminal_user(), "purge.command", older_than_days=age)
     return f"Purged {_summary(total)}."
 
 

@@ -5,9 +5,10 @@ if it finds violations and with 2 if it cannot run, `doctor` with 1 if it finds 
 """
 
 import argparse
+import logging
 from collections.abc import Sequence
 
-from server.cli import audit, database, doctor, keys, prices, prompts, tenants
+from server.cli import audit, database, doctor, keys, prices, prompts, tenants, trail
 from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
 from server.configuration.settings import Config
@@ -16,6 +17,8 @@ from server.errors import ConfigError
 from server.process import interrupts
 from server.process.interrupts import INTERRUPTED
 from server.version import VERSION
+
+log = logging.getLogger("holdfast.serve")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,18 +70,25 @@ def _parser() -> argparse.ArgumentParser:
     prompts.add_commands(commands)
     database.add_upgrade(commands)
     audit.add_commands(commands)
+    trail.add_commands(commands)
     database.add_purge(commands)
     database.add_storage(commands)
     database.add_psql(commands)
     return parser
 
 
-def _serve(config: Config, _options: argparse.Namespace) -> int:
+def _serve(config: Config, options: argparse.Namespace) -> int:
     """`holdfast serve`: serves a model until SIGTERM or SIGINT."""
     # Imported here because they import the web framework, which other commands do not need.
-    from server.process.log_format import configure_logging
+    from server.logs.handler import configure_logging
     from server.process.serve import serve
 
     interrupts.raise_on_interrupt()
-    configure_logging(config.log_level)
-    return serve(config, print_status)
+    configure_logging(config.log_level, config.log_format, access=config.access_log == "on")
+    if config.log_format == "text":
+        return serve(config, print_status)
+    try:
+        return serve(config, lambda line: log.info("%s", line.strip()))
+    except (ConfigError, EmbeddedError) as error:
+        log.critical("%s", error)
+        return int(options.failure_code)

@@ -1,8 +1,6 @@
 """Types of command options: durations, amounts, lists; options of limits, which keys and tenants share."""
 
 import argparse
-import os
-import pwd
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ import msgspec
 
 from server.administration.actor import Actor, as_json
 from server.caller import PERIODS, Limits
+from server.cli.command import terminal_user
 from server.errors import ApiError, ConfigError
 
 T = TypeVar("T")
@@ -150,10 +149,7 @@ def _flat(value: Any, hidden: frozenset[str]) -> dict[str, object]:
 
 def this_user() -> Actor:
     """The user of this machine who runs the command."""
-    try:
-        return Actor(f"user:{pwd.getpwuid(os.getuid()).pw_name}")
-    except KeyError:  # a container's user without an entry
-        return Actor(f"user:{os.getuid()}")
+    return Actor(terminal_user())
 
 
 @contextmanager

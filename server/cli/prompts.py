@@ -15,12 +15,15 @@ from server.cli.command import (
     current_database,
     print_result,
     print_status,
+    terminal_user,
 )
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
+from server.store import audit_trail
 from server.store.content import prompt_templates
+from server.store.database import Connection
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -69,9 +72,16 @@ def _put(config: Config, options: argparse.Namespace) -> int:
                 version = prompt_templates.put(
                     connection, options.tenant, options.prompt, content.decode(), options.version
                 )
+                if version is not None:
+                    _record(connection, options, "prompt.put", version)
     needs = f" It needs {', '.join(sorted(names))}." if names else ""
     print_status(f"Prompt {options.prompt} of tenant {options.tenant} has version {version}.{needs}")
     return 0
+
+
+def _record(connection: Connection, options: argparse.Namespace, action: str, version: int | None) -> None:
+    details = {"version": version}
+    audit_trail.record(connection, terminal_user(), action, options.tenant, options.prompt, details)
 
 
 def _read(file: Path) -> bytes:
@@ -107,6 +117,8 @@ def _delete(config: Config, options: argparse.Namespace) -> int:
     """Raises ConfigError if there is no such prompt or version."""
     with current_database(config) as (database, _), database.begin() as connection:
         deleted = prompt_templates.delete(connection, options.tenant, options.prompt, options.version)
+        if deleted:
+            _record(connection, options, "prompt.delete", options.version)
     if not deleted:
         raise ConfigError(f"There is no such prompt {options.prompt!r}; `holdfast prompts list` shows them.")
     print_status(f"Deleted {deleted} versions of prompt {options.prompt}.")

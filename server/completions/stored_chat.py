@@ -169,7 +169,8 @@ def _encode_answered(connection: Connection, tenant: str, first: Sequence[Stored
         try:
             yield msgspec.json.encode(_stored_completion(group, connection, tenant))
         except (ValueError, KeyError, TypeError):  # msgspec's errors among them
-            log.exception("completion %s cannot be decoded and is not listed", stored.id)
+            name = ids.completion_id(stored.id)
+            log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
 
 
 def _stored_completion(

@@ -90,6 +90,13 @@ def tool_tokens() -> list[str]:
     return [entry.partition("=")[2] or entry for entry in entries if entry]
 
 
+def exports_traces() -> bool:
+    """Whether a collector for traces is named, by the variables that OpenTelemetry's SDK reads."""
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return not disabled and any(os.environ.get(name) for name in names)
+
+
 def tiktoken_folders() -> tuple[Path | None, Path]:
     """openai-harmony's vocabulary folders by its own variables: the user's, if set, and the cache."""
     folder = os.environ.get("TIKTOKEN_ENCODINGS_BASE")

@@ -76,16 +76,20 @@ class Config(
         read_cors_origins(self.cors_origins)
 
     def __repr__(self) -> str:
+        """The settings without secrets."""
+        return f"Config({', '.join(f'{name}={value!s}' for name, value in self.shown().items())})"
+
+    def shown(self) -> dict[str, object]:
         """The settings without passwords, keys, tokens and the secrets in tool servers' URLs."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         if self.database_url is not None:
-            shown["database_url"] = _without_password(self.database_url)
+            shown["database_url"] = without_password(self.database_url)
         for secret in ("seal_key", "tool_token", "engine_api_key"):
             if shown[secret] is not None:
                 shown[secret] = "***"
         if self.tool_server is not None:
             shown["tool_server"] = _without_secrets(self.tool_server)
-        return f"Config({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
+        return shown
 
     @property
     def seal_keys(self) -> list[bytes]:
@@ -148,6 +152,16 @@ def settings() -> list[Setting]:
     ]
 
 
+def changed_settings(config: Config) -> dict[str, object]:
+    """The settings that differ from their defaults, without secrets, as JSON values."""
+    shown = config.shown()
+    return {
+        known.name: value if isinstance(value, int | float | str) else str(value)
+        for known in fields(config)
+        if (value := shown[known.name]) != known.default
+    }
+
+
 def _check_range(setting: Field[Any], value: object) -> None:
     """Raises ConfigError for a number outside the setting's range, and for NaN."""
     low, high = setting.metadata["low"], setting.metadata["high"]
@@ -173,7 +187,7 @@ def _without_secrets(tool_servers: str) -> str:
     return re.sub(r"(://[^/?#,]*|=stdio:)[^,]+", r"\1***", shown)
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     """Hides the password before the host and in the query, where libpq accepts it, too."""
     password = urlsplit(url).password
     shown = url if password is None else url.replace(f":{password}@", ":***@", 1)

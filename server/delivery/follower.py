@@ -14,6 +14,7 @@ from uuid import UUID
 
 from server.delivery.hub import Hub, Published, SubscriptionKey
 from server.delivery.stored_responses import read_update
+from server.logs.context import response_fields
 from server.store import log_read
 from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints
@@ -217,5 +218,6 @@ def _to_published(connection: Connection, update: SubscriptionUpdate) -> Publish
     except DatabaseError:
         raise
     except Exception:
-        log.exception("response %s cannot be followed", response)
+        fields = response_fields(response, update.subscription.tenant)
+        log.exception("%s cannot be followed", fields["response_id"], extra=fields)
     return Published(response, position, (), None, gone=True)

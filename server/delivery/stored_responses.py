@@ -82,7 +82,8 @@ def with_turns(
     try:
         usage = with_last_event(connection, stored, response).usage
     except ValueError:  # msgspec's errors among them
-        log.exception("the last event of response %s cannot be read", stored.id)
+        name = ids.response_id(stored.id)
+        log.exception("the last event of %s cannot be read", name, extra=stored.log_fields)
         return response
     return msgspec.structs.replace(response, usage=usage)
 
@@ -254,7 +255,8 @@ def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[st
         response = as_response(stored, output)
         return msgspec.json.encode(with_turns(connection, stored, response, output))
     except ValueError:  # msgspec's errors among them
-        list_log.exception("response %s cannot be decoded and is not listed", stored.id)
+        name = ids.response_id(stored.id)
+        list_log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)
         return None
 
 

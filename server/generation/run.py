@@ -17,6 +17,7 @@ from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
 from server.generation.response_builder import TokenDump
 from server.hosted_tools.offered_tools import PendingToolWork, ToolResult
+from server.logs.context import Origin, ResponseFields, response_fields
 from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest
@@ -36,6 +37,12 @@ class RunFacts:
     prompt_tokens: int
     wants_output: bool = True
     """If False, only the prompt is prefilled; the single sampled token is discarded."""
+    origin: Origin = Origin()
+
+    @property
+    def log_fields(self) -> ResponseFields:
+        """`extra` of a log line about this response."""
+        return response_fields(self.id, self.tenant, self.key_id, self.origin.request_id)
 
 
 _ENDS: dict[FinishReason, tuple[EndStatus, str | None]] = {

@@ -124,6 +124,7 @@ class McpServers:
         *,
         tenant: str,
         response: UUID,
+        trace_parent: str | None = None,
     ) -> "Future[ToolResult]":
         """Call a tool with JSON arguments once there is a slot. The future never raises."""
         if credentials.url is None and label not in self.registered.labels:
@@ -132,7 +133,7 @@ class McpServers:
         if parsed is None:
             return _resolved(failed_result("The arguments are not a JSON object."))
         try:
-            location = self._location(label, credentials, tenant, response)
+            location = self._location(label, credentials, tenant, response, trace_parent)
             self._calls.acquire(tenant)
         except ApiError as full:
             return _resolved(failed_result(str(full)))
@@ -171,19 +172,25 @@ class McpServers:
             self._thread.join(STOP_SECONDS)
 
     def _location(
-        self, label: str, credentials: McpCredentials, tenant: str, response: UUID | None = None
+        self,
+        label: str,
+        credentials: McpCredentials,
+        tenant: str,
+        response: UUID | None = None,
+        trace_parent: str | None = None,
     ) -> mcp_session.ServerLocation:
         """The server's URL and headers, or its command; with a session id if registered. Raises Refused."""
+        trace = {} if trace_parent is None else {"traceparent": trace_parent}
         if credentials.url is not None:
             self.check(credentials.url)
-            return mcp_session.Remote(credentials.url, credentials.headers, self._allowed)
+            return mcp_session.Remote(credentials.url, {**credentials.headers, **trace}, self._allowed)
         location = self.registered.locations[label]
         if location.startswith(COMMAND):
             return mcp_session.Command(shlex.split(location.removeprefix(COMMAND)))
         headers = self.registered.headers(
             label, credentials.headers, tenant, response.hex if response else None
         )
-        return mcp_session.Remote(location, headers, allow_host_of(location))
+        return mcp_session.Remote(location, {**headers, **trace}, allow_host_of(location))
 
     def _share_key(self, label: str, credentials: McpCredentials) -> str:
         """The server's name in limits: the label of a registered one, else host and port."""

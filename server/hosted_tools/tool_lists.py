@@ -113,7 +113,8 @@ class ToolListCache:
             self._by_tenant.release(key.tenant)
             raise Overloaded(
                 f"The MCP server '{key.label[:100]}' is asked for its tools by too many requests; try again "
-                "later."
+                "later.",
+                limit="tool lists of a server",
             ) from None
 
     def _finish(self, key: ToolListKey, done: "Future[None]", listing: ToolList) -> None:

@@ -16,6 +16,7 @@ from server.http.asgi.cors_and_slashes import CorsAndSlashes
 from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, RefuseAll, RouterRefusal
 from server.http.asgi.measure_requests import MeasureRequests
 from server.http.asgi.request_body import LingeringClose
+from server.http.asgi.request_log import RequestLog
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
 from server.http.asgi.websocket import SocketEndpoint
 from server.http.handlers import health, models_and_tokenizer
@@ -24,6 +25,7 @@ from server.http.json_responses import on_error
 from server.http.routes import HEALTH, PUBLIC_ROUTES, ROUTES, PublicHandler
 from server.http.services import Handler, Services
 from server.limits import SharedLimit
+from server.logs.context import CURRENT
 from server.protocol import input_images
 from server.quotas.headers import rate_limit_headers
 
@@ -55,6 +57,7 @@ def build(services: Services, connections: int) -> Starlette:
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
         middleware=[
+            Middleware(RequestLog, services.traces.tracer),
             Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins)),
             Middleware(MeasureRequests, services.events),
         ],
@@ -73,6 +76,7 @@ def _build_worker(services: Services, threads: ThreadPools, connections: int) ->
             if route.handler in HEALTH
         ],
         middleware=[
+            Middleware(RequestLog),
             Middleware(CorsAndSlashes, read_cors_origins(None)),
             Middleware(MeasureRequests, services.events),
         ],
@@ -83,6 +87,12 @@ def _build_worker(services: Services, threads: ThreadPools, connections: int) ->
 
 
 def _endpoint_context(services: Services, threads: ThreadPools, connections: int) -> EndpointContext[Caller]:
+    def authenticate(request: HTTPConnection) -> Caller:
+        caller = services.authenticator.authenticate(request)
+        if (context := CURRENT.get()) is not None:
+            context.tenant, context.key_id = caller.tenant, caller.key_id
+        return caller
+
     def expected_share(request: HTTPConnection) -> ThreadShare:
         tenant = services.authenticator.expected_tenant(request)
         return _UNKNOWN_KEYS if tenant is None else ThreadShare(tenant, unlimited=True)
@@ -91,7 +101,7 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
     memory = max(services.config.body_memory, 2 * body)
     return EndpointContext(
         expected_share=expected_share,
-        authenticate=services.authenticator.authenticate,
+        authenticate=authenticate,
         share_of=_share_of,
         threads=threads,
         requests=_half_per_tenant(services, "requests in progress", connections),

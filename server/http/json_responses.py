@@ -21,6 +21,7 @@ from server.errors import (
     TooManyRequests,
     UnsupportedEncoding,
 )
+from server.logs.context import CURRENT
 from server.protocol.error_object import DecodeFailure, ErrorBody, ErrorDetail
 from server.protocol.ids import new_request_id
 from server.protocol.input_files import ExtractionBusy
@@ -64,7 +65,7 @@ def to_api_error(error: Exception) -> ApiError:
         case DecodeFailure():
             return InvalidRequest(str(error), param=error.param, code=error.code)
         case ExtractionBusy(own=own):
-            return TooManyRequests(str(error)) if own else Overloaded(str(error))
+            return (TooManyRequests if own else Overloaded)(str(error), limit="files being read")
         case DatabaseError() if is_disk_full(error):
             log.error("the database's disk is full")
             return StorageFull()
@@ -82,10 +83,25 @@ def to_api_error(error: Exception) -> ApiError:
             return InternalError()
 
 
-def log_internal_error(api_error: ApiError, request_id: str, error: Exception) -> None:
-    """Logs the cause of an InternalError, of which the client learns nothing."""
-    if isinstance(api_error, InternalError):
-        log.error("request %s failed", request_id, exc_info=error)
+def log_refusal(api_error: ApiError, request_id: str, error: Exception) -> None:
+    """Logs what an operator should know of a request that is answered with this error.
+
+    That is the cause of an InternalError, of which the client learns nothing; a limit that was reached; a
+    key that was refused. Notes the error's code for the access line.
+    """
+    request = CURRENT.get()
+    if request is not None:
+        request.error_code, request.error_status = api_error.code, api_error.status
+    tenant = request.tenant if request is not None else None
+    match api_error:
+        case InternalError():
+            log.error("request %s failed", request_id, exc_info=error)
+        case NotAuthenticated():
+            log.warning("a request without a valid API key was refused")
+        case ApiError(limit=str(limit)) | TooManyRequests(code=str(limit)):
+            log.warning("limit reached: %s", limit, extra={"limit": limit, "tenant": tenant})
+        case _:
+            pass
 
 
 def on_error(request: HTTPConnection, error: Exception) -> Response:
@@ -93,7 +109,7 @@ def on_error(request: HTTPConnection, error: Exception) -> Response:
     request_id = getattr(request.state, "request_id", None) or new_request_id()
     api_error = to_api_error(error)
     request.state.error = api_error
-    log_internal_error(api_error, request_id, error)
+    log_refusal(api_error, request_id, error)
     answered = error_response(api_error, request_id)
     if isinstance(api_error, MethodNotAllowed):
         answered.headers["allow"] = ", ".join(_allowed_methods(request))

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from server.errors import InvalidRequest
 from server.http.openapi import Parameter
+from server.logs.context import CURRENT
 from server.protocol.administration.requests import MAX_UNIX_SECONDS
 from server.protocol.ids import is_request_id
 
@@ -123,10 +124,12 @@ def include_values(request: Request) -> list[str]:
     return request.query_params.getlist("include[]") + request.query_params.getlist("include")
 
 
-def apply_body_request_id(request: Request, given: str | None) -> None:
+def apply_body_request_id(request: HTTPConnection, given: str | None) -> None:
     """Gives the request, its log lines and its `x-request-id` the id in its body. Raises InvalidRequest."""
     if given is None:
         return
     if not is_request_id(given):
         raise InvalidRequest("A request_id is of visible characters of ASCII.", param="request_id")
     request.state.request_id = given
+    if (context := CURRENT.get()) is not None:
+        context.request_id = given

@@ -26,6 +26,7 @@ from server.store.database import Database
 from server.store.disk_space import Disk
 from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
+from server.tracing.response_traces import ResponseTraces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Services:
     """Threads whose failure makes the replica unready."""
     stall_watch: StallWatch
     """Measured stalls of the interpreter."""
+    traces: ResponseTraces
     limits: list[SharedLimit]
     """Those of the HTTP edge, which adds them."""
     started_at: int

@@ -5,12 +5,14 @@ Any number of replicas may run one at the same time.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from uuid import UUID
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
-from server.store import spend
+from server.store import audit_trail, spend
 from server.store.content import deletion, idempotency_keys, image_removal, storage_usage
 from server.store.content.image_removal import UseKey
 from server.store.database import Database
@@ -42,9 +44,20 @@ class Purged:
 
     responses: int = 0
     keys: int = 0
+    by_tenant: Counter[str] = field(default_factory=Counter, compare=False)
+    """`responses` by tenant."""
 
     def __add__(self, other: "Purged") -> "Purged":
-        return Purged(self.responses + other.responses, self.keys + other.keys)
+        by_tenant = self.by_tenant + other.by_tenant
+        return Purged(self.responses + other.responses, self.keys + other.keys, by_tenant)
+
+    def record(self, database: Database, actor: str, action: str, **details: object) -> None:
+        """Adds the purge to the audit trail, unless it removed nothing. Raises DatabaseError."""
+        if self == Purged():
+            return
+        counts = {"responses": dict(self.by_tenant), "idempotency_keys": self.keys}
+        with database.begin() as connection:
+            audit_trail.record(connection, actor, action, details={**details, **counts})
 
 
 def quiet_seconds(config: Config) -> float:
@@ -76,7 +89,7 @@ def purge(
             crashpoint("purge.committed")
         with database.begin() as connection:
             keys = idempotency_keys.delete_old_keys(connection)
-        done += Purged(batch.responses, keys)
+        done += Purged(batch.responses, keys, Counter(batch.by_tenant))
         if not (batch.moved or keys) or pause(time.monotonic() - began):
             break
     remove_images(database, pause)
@@ -107,8 +120,9 @@ def fold(database: Database) -> None:
 class Retention:
     """Purges every `purge_seconds`; folds counters and removes unused pictures every FOLD_SECONDS."""
 
-    def __init__(self, database: Database, disk: Disk, config: Config) -> None:
+    def __init__(self, database: Database, disk: Disk, config: Config, replica: UUID) -> None:
         self._database = database
+        self._replica = replica
         self._disk = disk
         self._every = config.purge_seconds
         self._quiet = quiet_seconds(config)
@@ -148,5 +162,6 @@ class Retention:
             self.purged += done
             if done != Purged():
                 log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)
+            done.record(self._database, f"server:{self._replica}", "purge.retention")
             with self._database.begin() as connection:
                 self._scanned = image_removal.repair_uses(connection, self._scanned)

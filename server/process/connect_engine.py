@@ -30,6 +30,7 @@ def connect(
     say: Callable[[str], None],
     on_dead: OnEngineDeath,
     start_seconds: float | None = None,
+    trace_parent_of: Callable[[str], str | None] = lambda _request_id: None,
 ) -> Engine:
     """Waits until a first server can be used, by default for half an hour, in which it may load its model.
 
@@ -57,6 +58,7 @@ def connect(
         max_per_key=config.max_of_tenant,
         silence_seconds=config.hang_seconds,
         outage_seconds=config.engine_outage_seconds,
+        trace_parent_of=trace_parent_of,
     )
     if start_seconds is not None:
         settings = replace(settings, start_seconds=start_seconds)

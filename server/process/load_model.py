@@ -21,7 +21,11 @@ from server.prompting.loaded_model import LoadedModel
 
 
 def load_model(
-    config: Config, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
+    config: Config,
+    deliver: Deliver,
+    say: Callable[[str], None],
+    on_dead: OnEngineDeath,
+    trace_parent_of: Callable[[str], str | None] = lambda _request_id: None,
 ) -> LoadedModel:
     """Loads the configured model. Raises ConfigError if it cannot be served."""
     folder = model_folder(config)
@@ -29,7 +33,7 @@ def load_model(
     if config.engine == "scripted":
         engine = _load_scripted(config, folder, deliver, on_dead)
     elif config.engine in REMOTE_ENGINES:
-        engine = connect(config, folder, deliver, say, on_dead)
+        engine = connect(config, folder, deliver, say, on_dead, trace_parent_of=trace_parent_of)
     else:
         engine = _load_checkpoint(config, folder, deliver, say, on_dead)
     model_info = engine.model_info

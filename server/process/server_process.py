@@ -17,8 +17,9 @@ from uuid import UUID
 
 from hypercorn.config import Config as HypercornConfig
 
+from engine.request import Engine
 from server.admission.admit import Admission
-from server.configuration.settings import Config
+from server.configuration.settings import Config, changed_settings, without_password
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
 from server.errors import ConfigError
@@ -32,6 +33,7 @@ from server.http.asgi.tls import ServerCertificate
 from server.http.authentication import Authenticator
 from server.http.services import Services
 from server.limits import UnfinishedResponses
+from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
@@ -47,13 +49,16 @@ from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
 from server.sealing.cipher import Seal, load_seal_keys
+from server.store import audit_trail
 from server.store.cluster import leases
 from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
-from server.store.database import Database
+from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
 from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
+from server.tracing.open_tracer import open_tracer
+from server.tracing.response_traces import ResponseTraces
 from server.version import VERSION
 
 log = logging.getLogger("holdfast.serve")
@@ -96,12 +101,11 @@ class ServerProcess:
     ) -> None:
         """`scraped` is the listening socket of the metrics listener, if there is one."""
         self.exit_code = 0
-        self._certificate = certificate
-        self._config = config
-        self._say = say
-        self._loop = loop
+        self._config, self._certificate = config, certificate
+        self._say, self._loop = say, loop
         self._ended = asyncio.Event()
         self._database = database
+        self._traces = ResponseTraces()
         hub = Hub(loop)
         model = self._load(opened)
         self._engine = model.engine
@@ -109,7 +113,7 @@ class ServerProcess:
         self._mcp = make_mcp_servers(config, model.seal)
         self._metrics = ProcessMetrics(config, model, sorted(self._mcp.registered.labels))
         self._events = self._metrics.events
-        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call)
+        self._tool_loop = self._make_tool_loop()
         self._rates = RateLimits(database)
         self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
         self._recorder = self._make_recorder(model, hub)
@@ -120,7 +124,7 @@ class ServerProcess:
         self._stall_watch = StallWatch()
         self._heartbeat = self._make_heartbeat(hub, opened)
         self._follower = self._make_follower(hub)
-        self._retention = Retention(database, opened.disk, config)
+        self._retention = Retention(database, opened.disk, config, self._replica)
         self._connections = OpenConnections()
         self._ended_keys = EndedKeys(database, self._recorder, self._connections, self._cancel)
         of_keys = (self._rates, self._ended_keys)
@@ -130,9 +134,15 @@ class ServerProcess:
             starting.start()
         self._metrics.start(self._services, self._heartbeat, self._retention, scraped)
 
+    def _make_tool_loop(self) -> ToolLoop:
+        return ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call, self._traces)
+
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
-            model = load_model(self._config, self._deliver, self._say, self._engine_died)
+            model = load_model(
+                self._config, self._deliver, self._say, self._engine_died, self._traces.trace_parent_of
+            )
+        _log_engine("starts", model.engine)
         return replace(model, seal=load_seal_keys(self._config, self._database))
 
     def _make_recorder(self, model: LoadedModel, hub: Hub) -> Recorder:
@@ -145,6 +155,7 @@ class ServerProcess:
             on_released=self._notifier.notify_queue,
             on_committed=self._committed,
             cancel=self._tool_loop.cancel,
+            traces=self._traces,
             pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(
                 total=model.engine.stats().max_running + self._config.max_waiting,
@@ -198,6 +209,7 @@ class ServerProcess:
             events=self._events,
             threads=threads,
             stall_watch=self._stall_watch,
+            traces=self._traces,
             connections=self._connections,
             limits=[],
             started_at=int(time.time()),
@@ -262,6 +274,7 @@ class ServerProcess:
         self._metrics.stop()
         self._claimer.stop()
         self._engine.close(drain=False)
+        _log_engine("ends", self._engine)
         self._tool_loop.close()
         self._mcp.close()
         self._retention.stop()
@@ -271,24 +284,40 @@ class ServerProcess:
         self._heartbeat.stop()
         self._standby.stop()
         self._stall_watch.stop()
+        self._traces.close()
         self._follower.stop()
         self._notifier.stop()
         try:
             with self._database.begin() as connection:
                 leases.mark_stopped(connection, self._replica)
+                self._record(connection, "process.stop", self._replica, exit_code=self.exit_code)
         except DatabaseError as error:
             log.warning("this replica's lease will expire: %s", type(error).__name__)
 
     def _register(self, models: Sequence[str]) -> UUID:
+        host, pid = socket.gethostname(), os.getpid()
         with self._database.begin() as connection:
-            return leases.register_replica(
-                connection,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                version=VERSION,
-                role=self._config.role,
-                models=models,
+            replica = leases.register_replica(
+                connection, host=host, pid=pid, version=VERSION, role=self._config.role, models=models
             )
+            self._record(connection, "process.start", replica, host=host, pid=pid, version=VERSION)
+        set_replica(str(replica))
+        self._traces.tracer = open_tracer(str(replica))
+        log.info(
+            "replica %s is process %d of %s, release %s, on database %s",
+            replica,
+            pid,
+            host,
+            VERSION,
+            without_password(self._database.url),
+        )
+        return replica
+
+    def _record(self, connection: Connection, action: str, replica: UUID, **details: object) -> None:
+        """Adds this process's start, with its settings, or its end to the audit trail."""
+        if action == "process.start":
+            details["settings"] = changed_settings(self._config)
+        audit_trail.record(connection, f"server:{replica}", action, target=str(replica), details=details)
 
     def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
         """Called by the engine thread, which is created before the recorder."""
@@ -344,3 +373,23 @@ class ServerProcess:
     def _end_with(self, exit_code: int) -> None:
         self.exit_code = exit_code
         self._loop.call_soon_threadsafe(self._ended.set)
+
+
+def _log_engine(what: str, engine: Engine) -> None:
+    """Logs the engine's figures at its start or its end."""
+    info, stats = engine.model_info, engine.stats()
+    log.info(
+        "the engine %s: context %d tokens, %d KV blocks, attention %s, decode %s; %d steps, %d prompt tokens "
+        "(%d cached), %d generated, %d preemptions, %d deaths",
+        what,
+        info.context_length,
+        stats.kv_blocks_total,
+        info.attention or "-",
+        info.decode or "-",
+        stats.steps,
+        stats.prompt_tokens,
+        stats.cached_tokens,
+        stats.tokens,
+        stats.preemptions,
+        stats.deaths,
+    )

@@ -161,13 +161,21 @@ def _engine_request(
     )
 
 
+_ENGINE = "requests of the engine"
+"""The limit that the engine applies, for the log."""
+
+
 def refusal(refused: RequestRefused, request: CreateResponse) -> ApiError:
     """The error that the client gets."""
     match refused.reason:
         case "overloaded":
-            return Overloaded("The server has more requests than it can take; try again later.")
+            return Overloaded(
+                "The server has more requests than it can take; try again later.", limit=_ENGINE
+            )
         case "share_full":
-            return TooManyRequests("You have as many requests here as one may have; try again later.")
+            return TooManyRequests(
+                "You have as many requests here as one may have; try again later.", limit=_ENGINE
+            )
         case "closed":
             return Overloaded("The engine does not take requests at the moment.")
     source = _grammar_source(request) if refused.reason == "bad_grammar" else None

@@ -19,6 +19,7 @@ MAX_CONCURRENT = 2
 MAX_WAITING = 16
 """Long texts of one tenant that may wait for a slot."""
 MAX_WAIT_SECONDS = 30.0
+_LONG = "long prompts"
 """How long a request waits for a slot."""
 
 
@@ -40,15 +41,15 @@ class LongPromptLimit:
             return
         if self._limit.waiting(tenant) >= MAX_WAITING:
             raise TooManyRequests(
-                f"You may have {MAX_WAITING} long prompts waiting at a time; try again later.",
-                limit="long prompts",
+                f"You may have {MAX_WAITING} long prompts waiting at a time; try again later.", limit=_LONG
             )
         slot = self._limit.hold(tenant, MAX_WAIT_SECONDS)
         try:
             slot.__enter__()
         except TimeoutError:
-            message = "The server has more long prompts than it can read; try again later."
-            raise Overloaded(message, limit="long prompts") from None
+            raise Overloaded(
+                "The server has more long prompts than it can read; try again later.", limit=_LONG
+            ) from None
         try:
             yield
         finally:

@@ -146,6 +146,7 @@ def _write_end(
         tenant=facts.tenant,
         response_id=facts.id,
         key_id=facts.key_id,
+        request_id=facts.origin.request_id,
         model=facts.echo.model,
         stored=run.stored,
         started_at=facts.created_at,

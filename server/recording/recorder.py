@@ -24,7 +24,9 @@ from server.delivery.frames import frames
 from server.delivery.hub import Hub, Published
 from server.generation.run import Run
 from server.limits import UnfinishedResponses
+from server.protocol.ids import response_id
 from server.recording.committer import Committer
+from server.recording.end_log import log_end
 from server.recording.messages import (
     SERVER_ERROR,
     FailRun,
@@ -40,6 +42,7 @@ from server.store.cluster import leases
 from server.store.database import Database
 from server.store.database_errors import CommitFailure
 from server.supervised_thread import Retry, SupervisedThread
+from server.tracing.response_traces import ResponseTraces
 
 log = logging.getLogger("holdfast.recorder")
 
@@ -90,6 +93,7 @@ class Recorder:
         pause_engine: Callable[[bool], None] = lambda _pause: None,
         max_queued: int = MAX_QUEUED,
         capacity: UnfinishedResponses | None = None,
+        traces: ResponseTraces | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`on_fenced` is called once, when this replica can write no more: the process must end.
@@ -98,14 +102,13 @@ class Recorder:
         gets the stored responses with new events, and `on_committed` all updates. `on_released` is called
         when responses are left for other replicas. `cancel` gets responses whose run ends here.
         """
-        self._hub = hub
+        self._hub, self._traces = hub, traces or ResponseTraces()
         self._on_events = on_events
         self._on_released = on_released
         self._on_committed = on_committed
         self._cancel = cancel
         self._pause_engine = pause_engine
-        self._clock = clock
-        self._max_queued = max_queued
+        self._clock, self._max_queued = clock, max_queued
         self._engine_paused = False
         self._backpressure = threading.Lock()
         """Orders the calls of `pause_engine`."""
@@ -178,6 +181,7 @@ class Recorder:
         with self._starting:
             self._idle.clear()
             self.capacity.add(run.facts.id, run.facts.tenant)
+            self._traces.begin(run.facts)
             self.deliver([StartRun(run)])
 
     def fail_run(self, response_id: UUID, message: str) -> None:
@@ -261,15 +265,18 @@ class Recorder:
         crashpoint("recorder.committed")
         if any(update.run.ending is not None for update in updates):
             crashpoint("end.committed")
-        self._after_commit(updates)
+        self._after_commit(updates, took)
         self._resume_engine()
         self._set_idle()
         return monotonic() + min(_PAUSE_FACTOR * took, _MAX_PAUSE)
 
-    def _after_commit(self, updates: Sequence[RunUpdate]) -> None:
+    def _after_commit(self, updates: Sequence[RunUpdate], seconds: float = 0.0) -> None:
         self._publish(updates)
         crashpoint("recorder.published")
         for update in updates:
+            if not update.released:
+                log_end(update.run)
+            self._traces.observe(update.run, bool(update.token_ids), update.is_last, seconds)
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:
@@ -380,7 +387,11 @@ class Recorder:
             encoded = frames(response, update.events)
             final = msgspec.json.encode(update.run.final) if update.run.final is not None else None
         except Exception:
-            log.exception("events of response %s cannot be encoded", response)
+            log.exception(
+                "events of response %s cannot be encoded",
+                response_id(response),
+                extra=update.run.facts.log_fields,
+            )
             update.unwritable = True
             self._suspend([update])
             return None

@@ -12,6 +12,8 @@ from uuid import UUID
 
 from engine.request import Failed, Finished, PromptLogprobs, Tokens
 from server.generation.run import Run
+from server.logs.context import response_fields
+from server.protocol.ids import response_id
 from server.protocol.responses.events import Event
 from server.recording.messages import (
     SERVER_ERROR,
@@ -117,11 +119,13 @@ class RunRegistry:
             case Failed(request_id, "engine_dead") if self._is_background(response_id_of(request_id)):
                 self._release(updates, frozenset({response_id_of(request_id)}), engine_died=True)
             case Failed(request_id, code, cause, usage, times):
-                log.error("engine request %s failed: %s: %s", request_id, code, cause)
+                response = response_id_of(request_id)
+                fields = response_fields(response)
+                log.error("%s failed in the engine: %s: %s", fields["response_id"], code, cause, extra=fields)
                 act = partial(
                     Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage, times=times
                 )
-                self._advance(updates, response_id_of(request_id), now, act)
+                self._advance(updates, response, now, act)
             case PromptLogprobs():
                 act = partial(Run.add_prompt_logprobs, logprobs=message.logprobs)
                 self._advance(updates, response_id_of(message.request_id), now, act)
@@ -185,7 +189,9 @@ class RunRegistry:
         try:
             update.events += act(run)
         except Exception:
-            log.exception("run %s failed while reading its tokens", response)
+            log.exception(
+                "%s failed while its tokens were read", response_id(response), extra=run.facts.log_fields
+            )
             self._fail_undecodable(update, now)
         return update
 
@@ -195,7 +201,10 @@ class RunRegistry:
         try:
             update.events += update.run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
         except Exception:
-            log.exception("run %s cannot be ended with what it has", update.run.facts.id)
+            facts = update.run.facts
+            log.exception(
+                "%s cannot be ended with what it has", response_id(facts.id), extra=facts.log_fields
+            )
             update.unwritable = True
 
 

@@ -17,6 +17,7 @@ from uuid import UUID
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run, RunFacts
+from server.protocol.ids import response_id
 from server.recording.messages import SERVER_ERROR, RunUpdate
 from server.recording.persist import is_owner, is_written, read_log, write
 from server.store import log_append
@@ -239,12 +240,13 @@ class SideWriter:
         trouble = classify(error)
         was_given_up = retry.given_up
         self._retries.failed(retry, trouble, self._clock())
-        details = (retry.response, type(error).__name__, retry.way)
+        details = (response_id(retry.response), type(error).__name__, retry.way)
+        fields = retry.update.run.facts.log_fields
         if retry.given_up and not was_given_up:
-            log.error("an update of response %s cannot be stored (%s); next: %s", *details)
+            log.error("an update of %s cannot be stored (%s); next: %s", *details, extra=fields)
             self._on_result(SideResult(retry.update, "given up"))
         elif trouble != "unavailable":
-            log.warning("an update of response %s is not stored yet (%s); next: %s", *details)
+            log.warning("an update of %s is not stored yet (%s); next: %s", *details, extra=fields)
 
     def _commit(self, connection: Connection, retry: Retry) -> SideResult:
         """One try. The commit is synchronous, because `UnsyncedCommits` belongs to the recorder's thread."""
@@ -260,7 +262,11 @@ class SideWriter:
             owner = responses.get_owner(connection, facts.tenant, facts.id)
             if not is_owner(owner, self._replica, update.run):
                 log_append.delete_orphaned_log(connection, facts.tenant, facts.id)
-                log.warning("response %s is not this replica's any more; its run is dropped", facts.id)
+                log.warning(
+                    "%s is not this replica's any more; its run is dropped",
+                    response_id(facts.id),
+                    extra=facts.log_fields,
+                )
                 return SideResult(update, "left")
             match retry.way:
                 case "write":
@@ -281,7 +287,8 @@ class SideWriter:
         if retry.given_up and update.run.final is None:
             update = _fail(connection, update.run.facts, RunLog((), update.first_seq, (), None))
         if retry.way == "hand back":
-            log.error("response %s is not metered", retry.response)
+            fields = update.run.facts.log_fields
+            log.error("%s is not metered", response_id(retry.response), extra=fields)
         else:
             write(connection, self._replica, [update])
         return SideResult(update, "ended" if retry.given_up else "committed")

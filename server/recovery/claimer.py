@@ -16,6 +16,7 @@ from uuid import UUID
 from engine.request import RequestRefused
 from server.crashpoints import crashpoint
 from server.prompting.loaded_model import LoadedModel
+from server.protocol.ids import response_id
 from server.recording.messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recording.recorder import Recorder
 from server.recovery.rebuild import Rebuilt, rebuild
@@ -148,6 +149,8 @@ class Claimer:
             raise
         if claimed:
             crashpoint("claim.committed")
+        if taken_over := sum(stored.attempt > 1 for stored in claimed):
+            log.warning("took over %d responses that other replicas had begun", taken_over)
         return claimed
 
     def _release(self, claimed: Iterable[StoredResponse]) -> None:
@@ -188,20 +191,28 @@ class Claimer:
         except TransientError as error:
             if is_unavailable(error):
                 raise
-            log.warning("response %s cannot be read now: %s", claimed.id, type(error).__name__)
+            log.warning(
+                "%s cannot be read now: %s",
+                response_id(claimed.id),
+                type(error).__name__,
+                extra=claimed.log_fields,
+            )
             self._release([claimed])  # perhaps a time-out: the next ones need not wait for it
             return None
         except Exception:
-            log.exception("response %s cannot be read", claimed.id)
+            log.exception("%s cannot be read", response_id(claimed.id), extra=claimed.log_fields)
         self._end_unreadable(claimed)
         return None
 
     def _end_unreadable(self, claimed: StoredResponse) -> None:
+        name = response_id(claimed.id)
         try:
             if claims.fail_undecodable(self._database, self._replica, claimed):
-                log.error("response %s ends as failed: what is stored of it cannot be read", claimed.id)
+                log.error(
+                    "%s ends as failed: what is stored of it cannot be read", name, extra=claimed.log_fields
+                )
         except DatabaseError as error:
-            log.error("response %s cannot even be ended: %s", claimed.id, type(error).__name__)
+            log.error("%s cannot even be ended: %s", name, type(error).__name__, extra=claimed.log_fields)
             if is_unavailable(error):
                 raise
         finally:
@@ -214,7 +225,7 @@ class Claimer:
         except _NoRoom:
             raise
         except Exception:
-            log.exception("response %s cannot go on", rebuilt.stored.id)
+            log.exception("%s cannot go on", response_id(rebuilt.stored.id), extra=rebuilt.stored.log_fields)
             end = FailRun(rebuilt.stored.id, SERVER_ERROR, CANNOT_GO_ON)
             self._recorder.deliver([StartRun(rebuilt.run, starts=False), end])
 
@@ -223,7 +234,11 @@ class Claimer:
         if stored.cancel_requested_at is not None:
             end: CancelRun | FailRun = CancelRun(stored.id)
         else:
-            log.warning("response %s was left by a dead replica and ends as failed", stored.id)
+            log.warning(
+                "%s was left by a dead replica and ends as failed",
+                response_id(stored.id),
+                extra=stored.log_fields,
+            )
             self.counts.given_up[stored.background] += 1
             end = FailRun(stored.id, SERVER_ERROR, GIVEN_UP if stored.background else STOPPED)
         self._recorder.deliver([StartRun(rebuilt.run, starts=False), end])
@@ -255,6 +270,6 @@ class Claimer:
                     raise _NoRoom from refused
                 full.add(run.facts.tenant)
                 return
-            log.error("response %s cannot go on: %s", run.facts.id, refused)
+            log.error("%s cannot go on: %s", response_id(run.facts.id), refused, extra=run.facts.log_fields)
             self._recorder.fail_run(run.facts.id, CHANGED)
         crashpoint("claim.submitted")

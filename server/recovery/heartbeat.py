@@ -112,6 +112,8 @@ class Heartbeat:
                 crashpoint("orphans.written")
         if orphans:
             crashpoint("orphans.committed")
+        for replica, count in orphans.items():
+            log.warning("released %d unfinished responses of replica %s, which is gone", count, replica)
         with self._database.begin() as connection:
             lost = self._release_lost(connection)
             cancelled = claims.cancel_requested(connection, self._replica)

@@ -19,12 +19,14 @@ from server.errors import ApiError
 from server.generation.event_log import LoggedTurn, RunLog, texts
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run, RunFacts
+from server.logs.context import Origin
 from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after, prepare
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import prompt_images, with_prompt_images
 from server.prompting.turns import TurnBuilder, first_decoding_spec
 from server.protocol.decode import decode_as
 from server.protocol.error_object import DecodeFailure
+from server.protocol.ids import response_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import CreateResponse
@@ -73,9 +75,10 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     except DatabaseError:
         raise
     except (ApiError, DecodeFailure) as error:
-        log.error("response %s cannot be prepared again: %s", stored.id, error)
+        log.error("%s cannot be prepared again: %s", response_id(stored.id), error, extra=stored.log_fields)
     except Exception:
-        log.exception("response %s cannot go on from what is stored of it", stored.id)
+        name = response_id(stored.id)
+        log.exception("%s cannot go on from what is stored of it", name, extra=stored.log_fields)
     decoding = replace(no_decoding(), summarizes_reasoning=bool(logged.has_summaries()))
     run = Run(_facts(stored, prepared), decoding)
     run.restore_output_only(logged)
@@ -94,7 +97,8 @@ def _resume(
     emitted, engine_request = _replay(run, turns, prepared, logged)
     if texts(emitted) == texts(logged.events):
         return Rebuilt(stored, run, engine_request, turns)
-    log.error("response %s reads otherwise than when it was written", stored.id)
+    name = response_id(stored.id)
+    log.error("%s reads otherwise than when it was written", name, extra=stored.log_fields)
     return None
 
 
@@ -154,6 +158,7 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
         attempt=stored.attempt,
         prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
         wants_output=prepared is None or prepared.wants_output,
+        origin=Origin(stored.request_id, stored.trace_parent),
     )
 
 
@@ -185,7 +190,8 @@ def _prepare_again(stored: StoredResponse, served: LoadedModel, resolved: Resolv
     settings = resolved.request.context_management
     prepared = prepare_with_compaction(served, resolved, settings) if settings else prepare(served, resolved)
     if prepared.prompt_hash != stored.prompt_hash:
-        log.error("response %s has another prompt now than when it was accepted", stored.id)
+        name = response_id(stored.id)
+        log.error("%s has another prompt now than when it was accepted", name, extra=stored.log_fields)
         return None
     return prepared
 

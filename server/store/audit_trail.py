@@ -32,6 +32,7 @@ ACTIONS = {
     "price.set": "a model's price was set",
     "response.delete": "a caller deleted a response",
     "conversation.delete": "a caller deleted a conversation",
+    "conversation.delete_item": "a caller took an item out of a conversation",
     "prompt.put": "a version of a prompt was stored",
     "prompt.delete": "a prompt, or a version of it, was deleted",
     "purge.retention": "the server purged what had expired",

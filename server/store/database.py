@@ -1,5 +1,6 @@
 """`Database`: the connection pool, transactions with retries, and one prober for all threads in an outage."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,13 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from engine.statistics import Distribution, Histogram
-from server.store.database_errors import TransientError, is_contention, is_disk_full, is_unavailable
+from server.store.database_errors import (
+    TransientError,
+    first_line,
+    is_contention,
+    is_disk_full,
+    is_unavailable,
+)
 from server.store.timeout_connection import (
     REQUEST_TIMEOUTS,
     TimeoutConnection,
@@ -25,6 +32,7 @@ from server.store.timeout_connection import (
     psycopg_connection,
 )
 
+log = logging.getLogger("holdfast.database")
 T = TypeVar("T")
 
 RETRY_S = 5.0
@@ -60,18 +68,23 @@ class SharedOutage:
         self._down_since: float | None = None
         self._probing = False
 
-    def report_failure(self, when: float) -> None:
+    def report_failure(self, when: float, error: Exception | None = None) -> None:
         """A request that began at `when` (of `monotonic`) failed."""
         with self._changed:
-            self._down_since = when if self._down_since is None else self._down_since
+            if self._down_since is not None:
+                return
+            self._down_since = when
+        log.warning("the database does not answer: %s", first_line(error) if error else "no reason is known")
 
     def report_success(self) -> None:
         """The database answered."""
         if self._down_since is None:
             return
         with self._changed:
-            self._down_since = None
+            since, self._down_since = self._down_since, None
             self._changed.notify_all()
+        if since is not None:
+            log.warning("the database is back after %.1f s", monotonic() - since)
 
     def deadline(self, seconds: float) -> float:
         """The deadline of a retry that begins now: `seconds` after now, or after the outage began."""
@@ -170,12 +183,12 @@ class Database:
                 yield connection
         except TransientError as error:
             if is_unavailable(error):
-                self._outage.report_failure(began)
+                self._outage.report_failure(began, error)
             if is_disk_full(error):
                 self._disk_full_at = monotonic()
             raise
         except psycopg.OperationalError as error:  # SQLAlchemy translates none that comes of a setting
-            self._outage.report_failure(began)
+            self._outage.report_failure(began, error)
             raise OperationalError("begin", None, error) from error
 
     def retry(self, work: Callable[[Connection], T], seconds: float = RETRY_S) -> T:

@@ -30,6 +30,12 @@ class OwnershipLost(Exception):
     """The response's row is deleted, ended, owned by another replica, or of a later attempt."""
 
 
+def first_line(error: Exception) -> str:
+    """What the driver says, without the statement and without details, which may have content."""
+    said = str(getattr(error, "orig", None) or error).strip()
+    return said.partition("\n")[0] or type(error).__name__
+
+
 def is_unavailable(error: DatabaseError) -> bool:
     """Whether Postgres did not answer, or is starting up or shutting down."""
     sqlstate = _sqlstate(error)

@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 
+from server.logs.context import response_fields
 from server.protocol.decode import decode_as
 from server.protocol.responses.events import Event, Kind
 
@@ -209,7 +210,8 @@ def _update_of(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> Subscr
             for event in decode_row(first_seq, kind, output_index, content_index, body.encode())
         ]
     except ValueError:  # msgspec's errors among them
-        log.exception("the events of response %s cannot be decoded", watched.response_id)
+        fields = response_fields(watched.response_id, watched.tenant)
+        log.exception("the events of %s cannot be decoded", fields["response_id"], extra=fields)
         return SubscriptionUpdate(watched, "unreadable", 0, [])
     if found:
         return SubscriptionUpdate(watched, "running", found[-1].sequence_number + 1, found)

@@ -5,6 +5,7 @@ against those before them as they are written: numbers without a gap, attempts t
 after the end.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -62,12 +63,13 @@ def expire_replicas(at: Memory, silent: Mapping[UUID, float], ttl_seconds: float
     return len(expired)
 
 
-def release_orphans(at: Memory) -> int:
+def release_orphans(at: Memory) -> dict[UUID, int]:
     left = [row for row in _unfinished(at) if row.stored.replica_id is not None]
     left = [row for row in left if row.stored.replica_id not in at.alive]
+    found = Counter(row.stored.replica_id for row in left if row.stored.replica_id is not None)
     for row in left:
         at.change(row, replica_id=None, deaths=row.stored.deaths + 1)
-    return len(left)
+    return dict(found)
 
 
 def _unfinished(at: Memory) -> list[Row]:
@@ -269,7 +271,8 @@ def finish(
     row = at.rows[response_id]
     stored = row.stored
     assert (stored.replica_id, stored.attempt, stored.status) == (replica, attempt, "in_progress"), stored
-    at.change(row, **columns_of(ending))
+    read_again = StoredResponse.__dataclass_fields__.keys()
+    at.change(row, **{name: value for name, value in columns_of(ending).items() if name in read_again})
     return FinishedRow(row.deleted, None)
 
 

@@ -151,17 +151,18 @@ class ServerProcess:
         self.launch()
         eventually(lambda: self._answers(health), within=PATIENCE_S)
 
-    def launch(self) -> None:
-        """Starts the process and waits for nothing."""
+    def launch(self, standard_error: int | None = None) -> None:
+        """Starts the process and waits for nothing. What it says goes to a file, or its errors elsewhere."""
         assert self._process is None
         if self._proxy is not None:
             self._proxy.start()
         self._before = os.fstat(self._said.fileno()).st_size
         said, recorded = self._said.fileno(), self._recorded.fileno()
+        errors = said if standard_error is None else standard_error
         if self._fork_server is not None:
             with open(os.devnull, "rb") as nothing:
                 self._process = self._fork_server.fork(
-                    self._arguments, self._environment, (nothing.fileno(), said, said), [recorded]
+                    self._arguments, self._environment, (nothing.fileno(), said, errors), [recorded]
                 )
         else:
             self._process = subprocess.Popen(
@@ -170,7 +171,7 @@ class ServerProcess:
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
-                stderr=said,
+                stderr=errors,
                 pass_fds=[recorded],
                 start_new_session=True,
             )

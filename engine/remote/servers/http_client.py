@@ -38,10 +38,16 @@ class EngineClient:
     """Calls of one kind of server. `open` before use, on the event loop."""
 
     def __init__(
-        self, protocol: EngineProtocol, api_key: str | None, ca_file: Path | None, silence_seconds: float
+        self,
+        protocol: EngineProtocol,
+        api_key: str | None,
+        ca_file: Path | None,
+        silence_seconds: float,
+        trace_parent_of: Callable[[str], str | None] = lambda _request_id: None,
     ) -> None:
         """`silence_seconds` is the longest wait between two parts of an answer."""
         self._protocol = protocol
+        self._trace_parent_of = trace_parent_of
         self._headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -94,7 +100,8 @@ class EngineClient:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=self._silence_seconds
         )
-        async with self._send(url, request, timeout) as response:
+        trace_parent = self._trace_parent_of(call.request.request_id)
+        async with self._send(url, request, timeout, trace_parent) as response:
             if response.status != 200:
                 body = await _read(response, ERROR_BYTES, cut=True)
                 raise self._protocol.read_error(response.status, body)
@@ -119,17 +126,20 @@ class EngineClient:
 
     @asynccontextmanager
     async def _send(
-        self, url: str, request: HttpRequest, limits: aiohttp.ClientTimeout
+        self, url: str, request: HttpRequest, limits: aiohttp.ClientTimeout, trace_parent: str | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response; its connection is closed unless it was read to the end. Raises `EngineFault`."""
         assert self._session is not None
         response: aiohttp.ClientResponse | None = None
+        headers = {} if request.keep_alive else {"Connection": "close"}
+        if trace_parent is not None:
+            headers["traceparent"] = trace_parent
         try:
             response = await self._session.request(
                 request.method,
                 url.rstrip("/") + request.path,
                 data=request.body or None,
-                headers=None if request.keep_alive else {"Connection": "close"},
+                headers=headers,
                 timeout=limits,
                 allow_redirects=False,
             )

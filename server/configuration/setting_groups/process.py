@@ -75,3 +75,7 @@ class SecretSettings:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "the lowest level that is logged"
     )
+    log_format: Literal["text", "json"] = setting("text", "`json` logs one object a line")
+    access_log: Literal["on", "off"] = setting(
+        "on", "a log line for each request, at level info; for probes of health at level debug"
+    )

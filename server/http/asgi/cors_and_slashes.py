@@ -5,7 +5,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.configuration.origins import AllowedOrigins
-from server.protocol.ids import new_request_id
+from server.http.asgi.request_log import begin_request
 
 _OF_RATES = ("limit", "remaining", "reset")
 _RATES = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in _OF_RATES]
@@ -35,15 +35,15 @@ class CorsAndSlashes:
         if scope["type"] != "http" or origin is None or origin not in self._origins:
             await self._app(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await self._preflight(origin, headers)(scope, receive, send)
+            await self._preflight(origin, headers, begin_request(scope).request_id)(scope, receive, send)
         else:
             await self._app(scope, receive, self._allowing(origin, send))
 
-    def _preflight(self, origin: str, asked: Headers) -> Response:
+    def _preflight(self, origin: str, asked: Headers, request_id: str) -> Response:
         """The answer to a preflight request: every header is allowed. The key comes with the real request."""
         headers = {
             **self._allowed(origin),
-            "x-request-id": new_request_id(),
+            "x-request-id": request_id,
             "access-control-allow-methods": _METHODS,
             "access-control-allow-headers": asked.get("access-control-request-headers", "*"),
             "access-control-max-age": str(_MAX_AGE_S),

@@ -20,10 +20,10 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.measure_requests import SentStatus
 from server.http.asgi.open_connections import KeyEnded, OpenConnections
 from server.http.asgi.request_body import LingeringClose, RequestBody, read_content_encoding
+from server.http.asgi.request_log import begin_request
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
 from server.limits import SharedLimit
-from server.protocol.ids import request_id_of
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Endpoint(Generic[C]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        request.state.request_id = request_id_of(request.headers.get("x-request-id"))
+        begin_request(scope)
         body = RequestBody(request, receive, self.context.bodies)
         tracked_send = send if isinstance(send, SentStatus) else SentStatus(send)
         tracked_send.extra_headers = lambda: getattr(request.state, "answer_headers", {})
@@ -150,7 +150,7 @@ class PublicEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        request.state.request_id = request_id_of(request.headers.get("x-request-id"))
+        begin_request(scope)
         try:
             answer = self._handler(request) if self._threads is None else await self._shared_answer(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object

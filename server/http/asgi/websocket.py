@@ -18,10 +18,10 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import EndpointContext, retry_until_ready
 from server.http.asgi.hypercorn_patches import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
 from server.http.asgi.open_connections import KeyEnded
+from server.http.asgi.request_log import MessageLog, begin_request
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
 from server.limits import SharedLimit
-from server.protocol.ids import request_id_of
 from server.protocol.responses.request import CreateMessage
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class SocketEndpoint(Generic[C]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
-        websocket.state.request_id = request_id_of(websocket.headers.get("x-request-id"))
+        begin_request(scope)
         try:
             caller = await self.context.identify_caller(websocket)
             self.authorize(caller)
@@ -163,12 +163,16 @@ class _Connection:
             text = message.get("text")
             body = message["bytes"] if text is None else text.encode()
             del message, text
-            try:
-                found = await self._call(self.session.read, body, len(self._queued))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
-                found = self.session.explain(error)
+            message_log = MessageLog(self.websocket.scope)
+            with message_log.current():
+                try:
+                    found = await self._call(self.session.read, body, len(self._queued))
+                except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
+                    found = self.session.explain(error)
             if isinstance(found, bytes):
                 self.received.release(len(body))
+                message_log.count(found)
+                message_log.write()
                 await self._send(found)
             else:
                 self._queued.append(found)
@@ -200,14 +204,24 @@ class _Connection:
 
     async def _answer(self, wanted: PendingResponse, listening: asyncio.Future[None]) -> None:
         """Raises TimeoutError when the client does not read."""
+        message_log = MessageLog(self.websocket.scope)
+        with message_log.current():
+            try:
+                await self._stream(wanted, listening, message_log)
+            finally:
+                message_log.write()
+
+    async def _stream(
+        self, wanted: PendingResponse, listening: asyncio.Future[None], message_log: MessageLog
+    ) -> None:
         try:
             stream = await retry_until_ready(lambda: self._call(self.session.begin, wanted))
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
-            await self._send(self.session.explain(error, wanted))
+            await self._send(message_log.count(self.session.explain(error, wanted)))
             return
         finally:
             self.received.release(wanted.size)
-        relay = _EventRelay(self._send, wanted.prefix, listening)
+        relay = _EventRelay(lambda event: self._send(message_log.count(event)), wanted.prefix, listening)
         scope: Scope = {"type": "http"}
         set_store_reader(scope, self.threads.stream.bind(self.share))
         await stream(scope, relay.receive, relay.send)

@@ -23,7 +23,7 @@ from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed, NotFound
 from server.http import query_and_headers
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
-from server.http.handlers.responses import idempotency_key, stored_end_reader, timing_of
+from server.http.handlers.responses import idempotency_key, record_deletion, stored_end_reader, timing_of
 from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
@@ -163,6 +163,7 @@ def delete_chat(services: Services, caller: Caller, request: Request, _body: byt
     first = _completion_id(request)
     with services.database.begin() as connection:
         running = stored_chat.delete(connection, caller.tenant, first)
+        record_deletion(connection, caller, request, "response.delete", ids.completion_id(first))
     for response in running:
         services.request_stop(response)
     return json_response(request, DeletedCompletion(ids.completion_id(first)))

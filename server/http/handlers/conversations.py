@@ -50,7 +50,7 @@ def update(services: Services, caller: Caller, request: Request, body: bytes) ->
 def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """DELETE /v1/conversations/{conversation_id}"""
     conversation = _conversation_id(request)
-    conversations.delete(services.database, caller.tenant, conversation)
+    conversations.delete(services.database, caller, conversation)
     return json_response(request, DeletedConversation(ids.conversation_id(conversation)))
 
 
@@ -89,7 +89,7 @@ def retrieve_item(services: Services, caller: Caller, request: Request, _body: b
 def delete_item(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """DELETE /v1/conversations/{conversation_id}/items/{item_id}; the answer is the conversation"""
     conversation, item = _conversation_id(request), _item_id(request)
-    left = conversations.delete_item(services.database, caller.tenant, conversation, item)
+    left = conversations.delete_item(services.database, caller, conversation, item)
     return json_response(request, left)
 
 

@@ -34,6 +34,7 @@ from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamP
 from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
+from server.logs.context import note_responses
 from server.prompting.engine_parameters import SEALED_REASONING
 from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
@@ -41,9 +42,11 @@ from server.protocol.decode import decode
 from server.protocol.responses.request import CountInput, CreateResponse
 from server.protocol.responses.response import TERMINAL_STATUSES, Deleted, InputTokens, Response, Status
 from server.sealing.sealed_items import seal_reasoning
+from server.store import audit_trail
 from server.store.cluster import claims
 from server.store.content import deletion
 from server.store.content.response_pages import Filters
+from server.store.database import Connection
 
 CANCEL_SECONDS = 10.0
 """How long a cancel waits for the end that it asked for; then it answers with what there is."""
@@ -141,6 +144,8 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
     response = response_id(request)
     with services.database.begin() as connection:
         running = deletion.delete(connection, caller.tenant, response)
+        if running is not None:
+            record_deletion(connection, caller, request, "response.delete", ids.response_id(response))
         crashpoint("delete.written")
     crashpoint("delete.marked")
     if running is None:
@@ -148,6 +153,14 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
     if running:
         services.request_stop(response)
     return json_response(request, Deleted(ids.response_id(response)))
+
+
+def record_deletion(
+    connection: Connection, caller: Caller, request: Request, action: str, target: str
+) -> None:
+    """Adds to the audit trail what this request deletes, in its transaction."""
+    name = request.state.request_id
+    audit_trail.record(connection, caller.actor, action, caller.tenant, target, request_id=name)
 
 
 def count_input_tokens(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
@@ -305,6 +318,7 @@ def response_id(request: Request) -> UUID:
     response = ids.parse_response_id(request.path_params["response_id"])
     if response is None:
         raise response_not_found(request)
+    note_responses([response])
     return response
 
 

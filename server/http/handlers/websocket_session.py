@@ -17,9 +17,11 @@ from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, To
 from server.http.asgi.answers import Answer
 from server.http.asgi.websocket import PendingResponse
 from server.http.handlers import responses
-from server.http.json_responses import log_internal_error, to_api_error
+from server.http.json_responses import log_refusal, to_api_error
+from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
 from server.limits import SharedLimit
+from server.logs.context import current_origin
 from server.prompting.structured_outputs import with_modern_names
 from server.protocol import input_images
 from server.protocol.decode import decode, decode_as
@@ -108,7 +110,9 @@ class SocketSession:
             lane = b'"stream_id":' + msgspec.json.encode(given.stream_id) + b","
         wanted = PendingResponse(given, len(message), lane)
         if waiting >= MAX_QUEUED_MESSAGES:
-            error = TooManyRequests("Too many messages of this connection wait for their turn.")
+            error = TooManyRequests(
+                "Too many messages of this connection wait for their turn.", limit="messages of a WebSocket"
+            )
             return self.explain(error, wanted)
         return wanted
 
@@ -124,6 +128,7 @@ class SocketSession:
 
     def _begin(self, wanted: PendingResponse) -> Answer:
         services, message = self._services, _validated(wanted.message)
+        apply_body_request_id(self._websocket, message.request_id)
         # Again: the key may have been revoked meanwhile.
         caller = services.authenticator.authenticate(self._websocket)
         caller.require("write")
@@ -189,7 +194,7 @@ class SocketSession:
     def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
         api_error = to_api_error(error)
         self._services.events.error(api_error)
-        log_internal_error(api_error, self._websocket.state.request_id, error)
+        log_refusal(api_error, current_origin().request_id or self._websocket.state.request_id, error)
         lane = wanted.message.stream_id if wanted else None
         return msgspec.json.encode(
             SocketError(

@@ -236,6 +236,7 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
                 tenant=tenant,
                 response_id=id_,
                 key_id=claimed.key_id,
+                request_id=claimed.request_id,
                 model=claimed.model,
                 stored=True,
                 started_at=claimed.created_at,

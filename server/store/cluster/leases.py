@@ -5,6 +5,7 @@ needs to be correct. The replica id is a new UUID for each process start, so a r
 replica.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
@@ -140,11 +141,13 @@ _DEAD_OWNERS = text(
 _RELEASE_ORPHANS = text(
     """
     with left_over as materialized (
-        select tenant, id from responses where status = 'in_progress' and replica_id = any(:owners)
+        select tenant, id, replica_id from responses
+        where status = 'in_progress' and replica_id = any(:owners)
         for update skip locked)
     update responses r set replica_id = null, deaths = deaths + 1
     from left_over l
     where r.tenant = l.tenant and r.id = l.id and r.status = 'in_progress' and r.replica_id = any(:owners)
+    returning l.replica_id
     """
 ).bindparams(bindparam("owners", type_=ARRAY(Uuid)))
 """The owners are parameters, not a subquery: READ COMMITTED checks the newest version of a concurrently
@@ -168,10 +171,10 @@ def expire_replicas(connection: Connection, silent: Mapping[UUID, float], ttl_se
     return connection.execute(_EXPIRE, seen).rowcount
 
 
-def release_orphans(connection: Connection) -> int:
-    """Releases the unfinished responses of dead and stopped replicas; returns how many.
+def release_orphans(connection: Connection) -> dict[UUID, int]:
+    """Releases the unfinished responses of dead and stopped replicas; returns how many of which replica.
 
     A replica never becomes alive again, so its id decides. Locked rows are skipped until the next call.
     """
     owners = list(connection.scalars(_DEAD_OWNERS))
-    return connection.execute(_RELEASE_ORPHANS, {"owners": owners}).rowcount if owners else 0
+    return dict(Counter(connection.scalars(_RELEASE_ORPHANS, {"owners": owners}))) if owners else {}

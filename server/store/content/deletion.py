@@ -8,7 +8,8 @@ purges and deletions cannot deadlock.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -135,6 +136,8 @@ class PurgeBatch(NamedTuple):
     """Removed rows of all tables."""
     moved: bool
     """Whether anything was changed."""
+    by_tenant: Mapping[str, int] = {}
+    """`responses` by tenant."""
 
 
 _ENDED = "deleted_at is null and status not in ('queued', 'in_progress')"
@@ -206,7 +209,12 @@ def purge_batch(
     done = PurgeBatch(0, 0, False)
     while True:
         part = _purge_slice(connection, quiet_seconds, MAX_BATCH_ROWS - done.rows)
-        done = PurgeBatch(done.responses + part.responses, done.rows + part.rows, done.moved or part.moved)
+        done = PurgeBatch(
+            done.responses + part.responses,
+            done.rows + part.rows,
+            done.moved or part.moved,
+            Counter(done.by_tenant) + Counter(part.by_tenant),
+        )
         now = clock()
         longest = max(longest, now - slice_started)
         slice_started = now
@@ -250,7 +258,8 @@ def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> Pur
     _execute(connection, _MARK_TOMBSTONE, tombstones)
     _execute(connection, _MARK_ALL_DELETED, live - removed - tombstones)
     _execute(connection, _EXPIRE_NOW, {key for key in bereft - keys if deleted_parents[key]})
-    return PurgeBatch(len(live), rows, bool(live or removed or tombstones))
+    by_tenant = Counter(key.tenant for key in live)
+    return PurgeBatch(len(live), rows, bool(live or removed or tombstones), by_tenant)
 
 
 def _lock_due(connection: Connection, quiet_seconds: float) -> list[ExpiredResponse]:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, TextClause, bindparam, select, text, update
 
+from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
 from server.store.content.storage_usage import ROW_BYTES, count_added
 from server.store.database_errors import OwnershipLost
@@ -44,6 +45,8 @@ class NewResponse:
     metadata: str
     choice: int | None = None
     """The index in the chat completion of which it is a choice."""
+    request_id: str | None = None
+    trace_parent: str | None = None
     lifetime: timedelta | None
     """Time until it expires; None without expiry."""
 
@@ -81,6 +84,13 @@ class StoredResponse:
     request: str
     asked: str | None
     choice: int | None
+    request_id: str | None = None
+    trace_parent: str | None = None
+
+    @property
+    def log_fields(self) -> ResponseFields:
+        """`extra` of a log line about this response."""
+        return response_fields(self.id, self.tenant, self.key_id, self.request_id)
 
 
 STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_fields__]
@@ -250,6 +260,7 @@ def record_usage(
     stored: bool,
     started_at: datetime,
     ending: Ending,
+    request_id: str | None = None,
 ) -> None:
     """Inserts the ledger entry of a response and what it cost: usage without content, kept for ever."""
     connection.execute(
@@ -272,6 +283,7 @@ def record_usage(
             "prefill_seconds": ending.prefill_seconds,
             "first_token_at": ending.first_token_at,
             "error_code": ending.error_code,
+            "request_id": request_id,
         },
     )
 

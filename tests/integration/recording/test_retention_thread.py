@@ -18,6 +18,7 @@ from server.store.disk_space import Disk
 from tests.support.builders import CREATED, TENANT, insert_response, register
 from tests.support.eventually import eventually
 
+REPLICA = UUID(int=1)
 ROOMY = Disk(None, None)
 OFTEN = Config(purge_seconds=0.1, send_seconds=0.1)
 ENDING = Ending(
@@ -87,7 +88,7 @@ def test_nothing_is_purged_while_the_disk_is_nearly_full(database: Database, nea
 
 
 def test_the_janitor_purges_again_and_again_until_it_is_stopped(database: Database) -> None:
-    janitor = Retention(database, ROOMY, OFTEN)
+    janitor = Retention(database, ROOMY, OFTEN, REPLICA)
     janitor.start()
     try:
         for _ in range(2):
@@ -112,7 +113,7 @@ def test_the_janitor_survives_a_full_disk_and_a_database_that_is_away(
 
     monkeypatch.setattr(Disk, "shortage", shortage)
     plant(database, 1)
-    janitor = Retention(database, ROOMY, OFTEN)
+    janitor = Retention(database, ROOMY, OFTEN, REPLICA)
     with caplog.at_level(logging.WARNING):
         janitor.start()
         try:

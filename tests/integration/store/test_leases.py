@@ -256,9 +256,9 @@ def test_a_response_that_is_claimed_while_it_is_abandoned_stays_with_its_new_own
             "update responses set replica_id = %s, attempt = 2 where id = %s", (living, run.facts.id)
         )
         with database.begin() as connection:
-            assert leases.release_orphans(connection) == 0, "its row is locked, and is passed over"
+            assert leases.release_orphans(connection) == {}, "its row is locked, and is passed over"
     with database.begin() as connection:
-        assert leases.release_orphans(connection) == 0
+        assert leases.release_orphans(connection) == {}
     assert _owner(database, run.facts.id) == (living, 0)
 
 
@@ -270,8 +270,8 @@ def test_what_dead_stopped_and_unknown_replicas_left_is_abandoned_and_nothing_el
     with database.begin() as connection:
         connection.exec_driver_sql("update replicas set state = 'dead' where id = %s", (dead,))
         leases.mark_stopped(connection, stopped)
-        assert leases.release_orphans(connection) == 3
-        assert leases.release_orphans(connection) == 0
+        assert sum(leases.release_orphans(connection).values()) == 3
+        assert leases.release_orphans(connection) == {}
     owners = {owner: _owner(database, run) for owner, run in runs.items()}
     assert owners == {dead: (None, 1), stopped: (None, 1), unknown: (None, 1), living: (living, 0)}
 

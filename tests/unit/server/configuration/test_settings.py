@@ -44,6 +44,8 @@ VALUES: dict[str, tuple[str, object]] = {
     "durability": ("strict", "strict"),
     "delivery": ("poll", "poll"),
     "log_level": ("debug", "debug"),
+    "log_format": ("json", "json"),
+    "access_log": ("off", "off"),
     "kv_memory": ("1000000", 1000000),
     "torch_threads": ("3", 3),
     "adapters": ("sql=/adapters/sql", "sql=/adapters/sql"),

@@ -1,0 +1,185 @@
+"""Middleware RequestLog: gives each request its id, and writes one access line when it has been answered.
+
+Streams have their line when they end. Probes of health are logged at level debug.
+"""
+
+import logging
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.logs.context import CURRENT, RequestContext
+from server.protocol.ids import request_id_of, response_id
+from server.tracing.spans import Span, Tracer
+
+log = logging.getLogger("holdfast.access")
+
+_PROBES = ("/health", "/ping", "/metrics")
+"""How the routes begin that are asked every few seconds."""
+_CONTEXT = "request_context"
+"""The key of a request's RequestContext in its ASGI scope's state."""
+
+
+def begin_request(scope: Scope) -> RequestContext:
+    """The context of a request that has arrived; the same one for each call with this scope."""
+    state = scope.setdefault("state", {})
+    context: RequestContext | None = state.get(_CONTEXT)
+    if context is None:
+        context = RequestContext(request_id_of(Headers(scope=scope).get("x-request-id")))
+        state[_CONTEXT], state["request_id"] = context, context.request_id
+        CURRENT.set(context)
+    if "route" in scope:
+        context.route = scope["route"].path
+    return context
+
+
+class RequestLog:
+    """ASGI middleware, the outermost one."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer | None = None) -> None:
+        self._app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        context = begin_request(scope)
+        counting = _CountingSend(send)
+        began = perf_counter()
+        span = None if self._tracer is None else _begin_span(self._tracer, scope, context)
+        try:
+            await self._app(scope, receive, counting)
+        finally:
+            log_access(scope, context, counting.sent, perf_counter() - began)
+            if span is not None:
+                _end_span(span, scope, context, counting.sent)
+
+
+def _begin_span(tracer: Tracer, scope: Scope, context: RequestContext) -> Span | None:
+    """The span of a request; None if it is not sampled. Probes are not traced."""
+    if scope["path"].startswith(_PROBES):
+        return None
+    method = scope.get("method", "GET")
+    span = tracer.begin(
+        method,
+        kind="server",
+        parent=Headers(scope=scope).get("traceparent"),
+        attributes={"http.request.method": method, "holdfast.request_id": context.request_id},
+    )
+    if span is not None:
+        context.trace_parent = span.trace_parent
+    return span
+
+
+def _end_span(span: Span, scope: Scope, context: RequestContext, sent: "Sent") -> None:
+    status = sent.status or 499
+    attributes = {
+        "http.route": context.route or None,
+        "http.response.status_code": status,
+        "holdfast.tenant": context.tenant,
+        "gen_ai.response.id": response_id(context.responses[0]) if context.responses else None,
+    }
+    name = f"{scope.get('method', 'GET')} {context.route}".rstrip()
+    span.end(attributes, name=name, error=(context.error_code or str(status)) if status >= 500 else None)
+
+
+@dataclass(slots=True)
+class Sent:
+    """The status of an answer, and what was sent of it."""
+
+    status: int | None = None
+    """None if no answer has begun."""
+    bytes: int = 0
+    events: int | None = None
+    """Events of a stream, or messages of a WebSocket; None for other answers."""
+
+
+class MessageLog:
+    """A message over a WebSocket as a request of its own, which has the connection's request id."""
+
+    def __init__(self, scope: Scope) -> None:
+        """`scope` is the connection's."""
+        connection = begin_request(scope)
+        self.context = replace(connection, responses=(), error_code=None, error_status=None)
+        self._scope = {**scope, "method": "MESSAGE"}
+        self._sent = Sent(events=0)
+        self._began = perf_counter()
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """In the block log lines are about this message."""
+        token = CURRENT.set(self.context)
+        try:
+            yield
+        finally:
+            CURRENT.reset(token)
+
+    def count(self, data: bytes) -> bytes:
+        """Counts what is sent in answer, and returns it."""
+        self._sent.events = (self._sent.events or 0) + 1
+        self._sent.bytes += len(data)
+        return data
+
+    def write(self) -> None:
+        """Writes the access line."""
+        self._sent.status = self.context.error_status or 200
+        log_access(self._scope, self.context, self._sent, perf_counter() - self._began)
+
+
+class _CountingSend:
+    """`send`, which counts what it sends."""
+
+    def __init__(self, send: Send) -> None:
+        self.sent = Sent()
+        self._send = send
+
+    def __call__(self, message: Message) -> Awaitable[None]:
+        sent = self.sent
+        match message["type"]:
+            case "http.response.body" | "websocket.http.response.body":
+                body = message.get("body", b"")
+                sent.bytes += len(body)
+                if sent.events is not None:
+                    sent.events += body.count(b"\n\n")
+            case "http.response.start" | "websocket.http.response.start":
+                sent.status = message["status"]
+                if _is_event_stream(message):
+                    sent.events = 0
+            case "websocket.accept":
+                sent.status, sent.events = 101, 0
+            case "websocket.send":
+                sent.bytes += len(message.get("text") or message.get("bytes") or b"")
+                sent.events = (sent.events or 0) + 1
+        return self._send(message)
+
+
+def _is_event_stream(start: Message) -> bool:
+    return any(
+        name == b"content-type" and value.startswith(b"text/event-stream") for name, value in start["headers"]
+    )
+
+
+def log_access(scope: Scope, context: RequestContext, sent: Sent, seconds: float) -> None:
+    """Writes the access line. The status is 499, as nginx has it, if the client left before an answer."""
+    level = logging.DEBUG if context.route.startswith(_PROBES) else logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    method = scope.get("method", "WEBSOCKET")
+    status = sent.status or 499
+    client = scope.get("client")
+    fields = {
+        "client": client[0] if client else None,
+        "method": method,
+        "route": context.route or None,
+        "status": status,
+        "error_code": context.error_code,
+        "ms": round(seconds * 1000, 1),
+        "events": sent.events,
+        "bytes": sent.bytes,
+    }
+    log.log(level, "%s %s %d", method, context.route or "(no route)", status, extra=fields)

@@ -1,0 +1,85 @@
+"""What a log line is about: the current request, a response, this replica. Ids and counts, never content."""
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypedDict
+from uuid import UUID
+
+from server.protocol.ids import response_id
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a response came from; stored with it, so that whoever ends it knows."""
+
+    request_id: str | None = None
+    trace_parent: str | None = None
+    """`traceparent` of the span of its request; None if it is not traced."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestContext:
+    """The HTTP request, or the message over a WebSocket, that the current task or handler thread serves.
+
+    Set where the request arrives, completed as more of it becomes known. Threads of the pools share it.
+    """
+
+    request_id: str
+    route: str = ""
+    """The route's template; empty until a route was found."""
+    tenant: str | None = None
+    key_id: str | None = None
+    trace_parent: str | None = None
+    responses: Sequence[UUID] = ()
+    """The responses that it began, or found by its idempotency key."""
+    error_code: str | None = None
+    error_status: int | None = None
+    """Code and status of the error that it was answered with."""
+
+    def log_fields(self) -> dict[str, object]:
+        """The fields of every log line of this request; what is not known is left out."""
+        fields: dict[str, object] = {"request_id": self.request_id}
+        if self.responses:
+            fields["response_id"] = response_id(self.responses[0])
+        if self.tenant is not None:
+            fields["tenant"] = self.tenant
+        if self.key_id is not None:
+            fields["key_id"] = self.key_id
+        return fields
+
+
+CURRENT: ContextVar[RequestContext | None] = ContextVar("holdfast_request", default=None)
+
+
+def current_origin() -> Origin:
+    """Of responses that this thread or task begins; empty outside a request."""
+    request = CURRENT.get()
+    return Origin() if request is None else Origin(request.request_id, request.trace_parent)
+
+
+def note_responses(responses: Sequence[UUID]) -> None:
+    """Has log lines of the current request name these responses."""
+    if (request := CURRENT.get()) is not None:
+        request.responses = responses
+
+
+class ResponseFields(TypedDict, total=False):
+    """`extra` of a log line about a response."""
+
+    response_id: str
+    request_id: str | None
+    tenant: str | None
+    key_id: str | None
+
+
+def response_fields(
+    response: UUID, tenant: str | None = None, key_id: str | None = None, request_id: str | None = None
+) -> ResponseFields:
+    """`extra` of a log line about a response; formatters leave out what is None."""
+    return {
+        "response_id": response_id(response),
+        "request_id": request_id,
+        "tenant": tenant,
+        "key_id": key_id,
+    }
