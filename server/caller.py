@@ -106,8 +106,3 @@ class Caller:
     def may_use_tool(self, *names: str | None) -> bool:
         """Whether a tool run by the server may be used that is known by these names."""
         return self.tools is None or not self.tools.isdisjoint(names)
-
-    @property
-    def actor(self) -> str:
-        """The caller in the audit trail."""
-        return f"key:{self.key_id}" if self.key_id is not None else "anonymous"

@@ -181,7 +181,7 @@ def test_issuer_whose_documents_are_strange_lets_nobody_in(
     for _ in range(3):
         check_error(models(server, issuer.token()), 503, "server_error")
     assert len(issuer.asked) <= 2
-    assert "the keys of the issuer of access tokens could not be fetched" in server.said()
+    eventually(lambda: "the keys of the issuer of access tokens could not be fetched" in server.said())
 
 
 def test_flood_of_tokens_asks_the_issuer_once(issuer: TokenIssuer, server: ServerProcess) -> None:
