@@ -12,6 +12,7 @@ BENCHES = (
     "stored",
     "chat",
     "many_responses",
+    "operations",
     "engine_decode",
     "engine_sampling",
     "engine_batching",

@@ -43,21 +43,21 @@ class Capture:
 
 
 def read_streams(
-    port: int, bodies: Sequence[Mapping[str, object]], path: str = "/v1/responses"
+    port: int, bodies: Sequence[Mapping[str, object]], path: str = "/v1/responses", key: str = "none"
 ) -> list[Capture]:
     """POSTs every body to the path at the same time and reads to the ends of all streams."""
     captures = [Capture() for _ in bodies]
     with selectors.DefaultSelector() as selector:
         for body, capture in zip(bodies, captures, strict=True):
             connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-            connection.sendall(_request(path, body))
+            connection.sendall(_request(path, body, key))
             connection.setblocking(False)
             selector.register(connection, selectors.EVENT_READ, capture)
         while selector.get_map():
             ready = selector.select(PATIENCE_S)
             assert ready, "the server says nothing"
-            for key, _ in ready:
-                _receive(selector, key)
+            for registered, _ in ready:
+                _receive(selector, registered)
     return captures
 
 
@@ -72,7 +72,8 @@ def _receive(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> No
         connection.close()
 
 
-def _request(path: str, body: Mapping[str, object]) -> bytes:
+def _request(path: str, body: Mapping[str, object], key: str) -> bytes:
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+    head += f"Authorization: Bearer {key}\r\n"
     return head.encode() + b"Content-Type: application/json\r\n\r\n" + content

@@ -20,6 +20,9 @@ class BodyWriter:
     def __init__(self, connection: h11.Connection, transport: asyncio.WriteTransport) -> None:
         self._connection = connection
         self._transport = transport
+        self.bytes = 0
+        self.events = 0
+        """Of what was written here, beside ASGI's `send`."""
 
     @property
     def is_ready(self) -> bool:
@@ -34,10 +37,12 @@ class BodyWriter:
         )
 
     def write(self, part: bytes) -> None:
-        """Writes the part, which must not be empty, in the body's framing."""
+        """Writes the part, whole events, which must not be empty, in the body's framing."""
+        self.bytes += len(part)
+        self.events += part.count(b"\n\n")
         self._transport.write(self._connection.send(h11.Data(data=part)) or b"")
 
 
 def body_writer(scope: Scope) -> BodyWriter | None:
-    """The writer of the answer in this scope; None if there is none: of a WebSocket, of a HEAD."""
-    return None if scope.get("method") == "HEAD" else scope.get("state", {}).get(BODY_WRITER)
+    """The writer of the answer in this scope; None if the server has none, or the request is a HEAD."""
+    return None if scope.get("method", "HEAD") == "HEAD" else scope.get("state", {}).get(BODY_WRITER)

@@ -12,6 +12,7 @@ from time import perf_counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.http.asgi.body_writer import BodyWriter, body_writer
 from server.logs.context import CURRENT, RequestContext
 from server.protocol.ids import request_id_of, response_id
 from server.tracing.spans import Span, Tracer
@@ -55,6 +56,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, counting)
         finally:
+            counting.sent.add(body_writer(scope))
             log_access(scope, context, counting.sent, perf_counter() - began)
             if span is not None:
                 _end_span(span, scope, context, counting.sent)
@@ -97,6 +99,12 @@ class Sent:
     bytes: int = 0
     events: int | None = None
     """Events of a stream, or messages of a WebSocket; None for other answers."""
+
+    def add(self, writer: BodyWriter | None) -> None:
+        """Counts what an answer's writer has written to the connection itself."""
+        if writer is not None and self.events is not None:
+            self.bytes += writer.bytes
+            self.events += writer.events
 
 
 class MessageLog:
