@@ -88,4 +88,4 @@ def test_deleted_response_stops_and_leaves_nothing(paced_server: ServerProcess, 
         assert parse(stream.read())[-1].event == "response.incomplete"
     with psycopg.connect(paced_database, autocommit=True) as connection:
         eventually(lambda: tables_with(connection, as_uuid(response_id)) == ["usage_ledger"])
-        assert tables_with(connection, response_id.removeprefix("resp_")) == []
+        assert tables_with(connection, response_id.removeprefix("resp_")) == ["audit_trail"]

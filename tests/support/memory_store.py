@@ -1,8 +1,7 @@
 """What the store's SQL means, over a database in memory.
 
-`installed` puts these functions in the place of those that send SQL. Rows of the log are held
-against those before them as they are written: numbers without a gap, attempts that never go back, nothing
-after the end.
+`installed` puts these functions in the place of those that send SQL. Rows of the log are held against those
+before them: numbers without a gap, attempts that never go back, nothing after the end.
 """
 
 from collections import Counter
@@ -56,8 +55,7 @@ def other_heartbeats(at: Memory, replica: UUID) -> dict[UUID, float]:
 
 
 def expire_replicas(at: Memory, silent: Mapping[UUID, float], ttl_seconds: float) -> int:
-    expired = [one for one, seen in silent.items() if at.alive.get(one) == seen]
-    for replica in expired:
+    for replica in (expired := [one for one, seen in silent.items() if at.alive.get(one) == seen]):
         before = at.alive.pop(replica)
         at.undo.append(lambda replica=replica, before=before: at.alive.update({replica: before}))  # type: ignore[misc]
     return len(expired)
@@ -271,8 +269,8 @@ def finish(
     row = at.rows[response_id]
     stored = row.stored
     assert (stored.replica_id, stored.attempt, stored.status) == (replica, attempt, "in_progress"), stored
-    read_again = StoredResponse.__dataclass_fields__.keys()
-    at.change(row, **{name: value for name, value in columns_of(ending).items() if name in read_again})
+    fields = StoredResponse.__dataclass_fields__
+    at.change(row, **{name: value for name, value in columns_of(ending).items() if name in fields})
     return FinishedRow(row.deleted, None)
 
 

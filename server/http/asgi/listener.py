@@ -173,6 +173,9 @@ class Listener:
         reader = asyncio.StreamReader(loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, self._run, loop=loop)
         try:
+            # asyncio sets it only on sockets that were made with IPPROTO_TCP. Without it a small write waits
+            # until the client has acknowledged the one before, for up to 40 ms.
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._certificate is None:
                 await loop.connect_accepted_socket(lambda: protocol, accepted)
             else:
