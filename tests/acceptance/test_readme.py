@@ -48,7 +48,18 @@ NOT_RUN: dict[str, str] = {
     "create role holdfast login password 'SECRET';": "a database cannot be made within a transaction",
 }
 """The first line of a block of `sh`, `sql` or `python` that is not run, and why."""
-RUN_COMMANDS = ("audit", "purge", "storage", "prompts list", "db upgrade", "keys create", "keys list")
+RUN_COMMANDS = (
+    "audit",
+    "purge",
+    "storage",
+    "prompts list",
+    "db upgrade",
+    "keys create",
+    "keys list",
+    "tenants",
+    "prices",
+    "trail",
+)
 """Beginnings of the `holdfast` commands that are run."""
 SAID = "Nice to meet you, Bartholomew.\nYour name is Bartholomew.\n1, 2, 3, 4, 5\n"
 
@@ -172,7 +183,7 @@ def test_the_sql_examples_run(database_url: str) -> None:
 
 def _commands() -> Iterator[Sequence[str]]:
     for block in blocks("console"):
-        for line in block.text.splitlines():
+        for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line.strip(), comments=True)
             if words[:2] == ["$", "holdfast"] and " ".join(words[2:]).startswith(RUN_COMMANDS):
                 yield words[2:]

@@ -220,7 +220,7 @@ def test_unstored_request_that_is_sent_again_joins_the_first_and_begins_nothing(
     with psycopg.connect(paced_database, autocommit=True) as connection, ThreadPoolExecutor(4) as pool:
         before = connection.execute(ledger).fetchone()
         sent = [
-            pool.submit(again, paced_server, "joined", store=False, max_tokens=60, stream=True)
+            pool.submit(again, paced_server, "joined", store=False, max_tokens=200, stream=True)
             for _ in range(4)
         ]
         answers = [one.result() for one in sent]

@@ -1,16 +1,18 @@
 import pytest
 
-from server.caller import SCOPES_WITHOUT_KEYS, Caller
+from server.caller import SCOPES, Caller
 from server.errors import MissingScope
 
 
-def test_without_keys_everything_is_allowed_but_administration() -> None:
+def test_without_keys_everything_is_allowed() -> None:
     caller = Caller("default", None)
-    assert caller.scopes == SCOPES_WITHOUT_KEYS
-    for scope in SCOPES_WITHOUT_KEYS:
+    for scope in SCOPES:
         caller.require(scope)
+
+
+def test_a_missing_scope_is_named() -> None:
     with pytest.raises(MissingScope, match=r"Missing scopes: admin\.") as refused:
-        caller.require("admin")
+        Caller("default", "k", scopes=frozenset({"read", "write"})).require("admin")
     assert (refused.value.status, refused.value.code) == (403, "insufficient_scope")
 
 
