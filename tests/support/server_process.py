@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +29,11 @@ from tests.support.recorded_server import DESCRIPTOR
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 120.0
 """Seconds after which a server that does not start or stop fails its test."""
-PORTS = range(20000, 32000)
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+PORTS = range(20000 + 1500 * _WORKER, 20000 + 1500 * (_WORKER + 1))
+"""Of this worker alone."""
+_lately_given: deque[int] = deque(maxlen=500)
+"""Ports that somebody may be about to listen on."""
 MODEL = "holdfast-demo"
 """What the demo model is called, which the scripted engine takes its name and words from."""
 
@@ -260,5 +265,8 @@ def free_port() -> int:
     """A port that nobody listens on."""
     while True:
         port = random.choice(PORTS)
+        if port in _lately_given:
+            continue
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            _lately_given.append(port)
             return port
