@@ -4,7 +4,7 @@ import psycopg
 from alembic import context
 from sqlalchemy import Connection, create_engine, pool, text
 
-from server.store.operator_tables import ALL_TABLES
+from server.store.administration.operator_tables import ALL_TABLES
 
 LOCK = 0x686F6C6466617374
 """Session advisory lock (the bytes "holdfast"): of several replicas that upgrade at once, one does."""

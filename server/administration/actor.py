@@ -6,7 +6,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from server.store import audit_trail
+from server.store.administration import audit_trail
 from server.store.database import Connection
 
 

@@ -10,12 +10,12 @@ from msgspec import UNSET, Struct
 from server.caller import SERVER_SETTINGS, Limits
 from server.protocol.administration import objects
 from server.protocol.administration.requests import SetPrice
-from server.store.audit_trail import Entry
+from server.store.administration.audit_trail import Entry
+from server.store.administration.prices import Price
+from server.store.administration.stored_keys import KeyState, StoredKey
+from server.store.administration.tenants import StoredTenant
+from server.store.administration.usage_ledger import Group, UsageSum
 from server.store.cluster.replica_list import ListedReplica
-from server.store.prices import Price
-from server.store.stored_keys import KeyState, StoredKey
-from server.store.tenants import StoredTenant
-from server.store.usage_ledger import Group, UsageSum
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from datetime import timedelta
 from server.administration import checks
 from server.administration.actor import Actor, described
 from server.errors import Conflict, InvalidRequest, NotFound
-from server.store import stored_keys
+from server.store.administration import stored_keys
+from server.store.administration.stored_keys import KeyProperties, StoredKey
 from server.store.cluster import claims
 from server.store.database import Connection, clock
-from server.store.stored_keys import KeyProperties, StoredKey
 
 PREFIX = "hk"
 MAX_OVERLAP = timedelta(days=90)

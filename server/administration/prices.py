@@ -3,9 +3,9 @@
 from server.administration import checks
 from server.administration.actor import Actor, as_json
 from server.errors import InvalidRequest
-from server.store import prices
+from server.store.administration import prices
+from server.store.administration.prices import Price
 from server.store.database import Connection
-from server.store.prices import Price
 
 
 def set_price(connection: Connection, actor: Actor, price: Price) -> None:

@@ -7,9 +7,9 @@ from server.administration import checks
 from server.administration.actor import Actor, described
 from server.caller import SERVER_SETTINGS, TenantSettings
 from server.errors import Conflict, NotFound
-from server.store import stored_keys, tenants
+from server.store.administration import stored_keys, tenants
+from server.store.administration.tenants import StoredTenant
 from server.store.database import Connection
-from server.store.tenants import StoredTenant
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.input import AdditionalTools, CompactionTrigger, InputItem, read_input
 from server.protocol.responses.request import Metadata
 from server.sealing.cipher import Seal
-from server.store import audit_trail
+from server.store.administration import audit_trail
 from server.store.content import conversations as store
 from server.store.content import stored_items
 from server.store.content.conversations import StoredConversation

@@ -28,9 +28,9 @@ from server.cli.option_types import (
     this_user,
 )
 from server.configuration.settings import Config
-from server.store import stored_keys
+from server.store.administration import stored_keys
+from server.store.administration.stored_keys import KeyProperties, StoredKey
 from server.store.database import Connection, clock
-from server.store.stored_keys import KeyProperties, StoredKey
 
 _NOT_GIVEN = object()
 

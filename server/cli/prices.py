@@ -21,9 +21,9 @@ from server.cli.option_types import (
     this_user,
 )
 from server.configuration.settings import Config
-from server.store import prices
+from server.store.administration import prices
+from server.store.administration.prices import Price
 from server.store.database import clock
-from server.store.prices import Price
 
 
 def add_commands(commands: Subcommands) -> None:

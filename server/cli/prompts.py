@@ -21,7 +21,7 @@ from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
-from server.store import audit_trail
+from server.store.administration import audit_trail
 from server.store.content import prompt_templates
 from server.store.database import Connection
 

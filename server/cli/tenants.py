@@ -27,9 +27,9 @@ from server.cli.option_types import (
 )
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.store import stored_keys, tenants
+from server.store.administration import stored_keys, tenants
+from server.store.administration.tenants import StoredTenant
 from server.store.database import Connection
-from server.store.tenants import StoredTenant
 
 
 def add_commands(commands: Subcommands) -> None:

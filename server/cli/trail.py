@@ -7,8 +7,8 @@ import msgspec
 from server.cli.audit import AGE_HELP, read_age
 from server.cli.command import Subcommands, add_command, current_database, print_result
 from server.configuration.settings import Config
-from server.store import audit_trail
-from server.store.audit_trail import MAX_LISTED, Entry
+from server.store.administration import audit_trail
+from server.store.administration.audit_trail import MAX_LISTED, Entry
 
 
 def add_commands(commands: Subcommands) -> None:

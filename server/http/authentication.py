@@ -23,9 +23,9 @@ from server.configuration.origins import (
 from server.configuration.settings import Config
 from server.errors import NotAuthenticated
 from server.oidc.access_tokens import AccessTokens, check_form
-from server.store import audit_trail, stored_keys, tenants
+from server.store.administration import audit_trail, stored_keys, tenants
+from server.store.administration.stored_keys import StoredKey
 from server.store.database import Connection, Database
-from server.store.stored_keys import StoredKey
 
 _USE_RECORDED_S = 20.0
 """Seconds between two writes of a key's `last_used_at` by this process; the store writes once a minute."""

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
-from server.store import audit_trail, spend
+from server.store.administration import audit_trail, spend
 from server.store.content import deletion, idempotency_keys, image_removal, storage_usage
 from server.store.content.image_removal import UseKey
 from server.store.database import Database

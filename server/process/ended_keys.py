@@ -12,7 +12,7 @@ from uuid import UUID
 
 from server.http.asgi.open_connections import OpenConnections
 from server.recording.recorder import Recorder
-from server.store import stored_keys
+from server.store.administration import stored_keys
 from server.store.cluster import claims
 from server.store.database import Database
 from server.store.database_errors import DatabaseError

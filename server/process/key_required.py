@@ -8,7 +8,7 @@ from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.hosted_tools.registered_servers import COMMAND, read_servers
 from server.oidc.token_claims import TokenRules
-from server.store import stored_keys
+from server.store.administration import stored_keys
 from server.store.database import Database
 
 

@@ -10,9 +10,9 @@ from functools import partial
 
 from server.caller import Caller, Limits, Period
 from server.errors import BudgetExceeded
-from server.store import spend
+from server.store.administration import spend
+from server.store.administration.spend import Spent
 from server.store.database import Database
-from server.store.spend import Spent
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from server.generation.run import RunFacts
 from server.quotas.rate_window import WINDOW_SECONDS
 from server.quotas.window_share import Refusal, Standing, Taken, WindowShare
 from server.recording.messages import RunUpdate
-from server.store import rate_windows, stored_keys
+from server.store.administration import rate_windows, stored_keys
+from server.store.administration.rate_windows import WindowKey
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from server.store.rate_windows import WindowKey
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.rate_limits")

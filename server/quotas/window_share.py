@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from time import monotonic
 
 from server.quotas.rate_window import HOLD_SECONDS, WINDOW_SECONDS, RateWindow
-from server.store import rate_windows
+from server.store.administration import rate_windows
+from server.store.administration.rate_windows import WindowKey
 from server.store.database import Connection, Database
-from server.store.rate_windows import WindowKey
 
 _SPARE_PART = 16
 """The part of what is left that is fetched without being asked for."""

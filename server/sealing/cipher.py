@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from server.configuration.settings import Config
-from server.store import stored_keys
+from server.store.administration import stored_keys
 from server.store.database import Connection, Database
 
 Purpose = Literal["reasoning", "compaction", "context"]

@@ -22,7 +22,7 @@ from psycopg.errors import DuplicateObject, InsufficientPrivilege
 from sqlalchemy import Table
 
 from server.errors import ConfigError
-from server.store.operator_tables import ALL_TABLES
+from server.store.administration.operator_tables import ALL_TABLES
 from server.store.timeout_connection import with_network_timeouts
 
 SERVER = "holdfast_server"

@@ -9,6 +9,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
 
+from server.store.administration.operator_tables import ALL_TABLES
 from server.store.database_roles import (
     COPIED_INTO,
     HIDDEN_TABLES,
@@ -18,7 +19,6 @@ from server.store.database_roles import (
     TENANT_READER,
     TENANT_VIEWS,
 )
-from server.store.operator_tables import ALL_TABLES
 from tests.fix_server import SCRIPTED, Connect
 from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess, run_command

@@ -12,8 +12,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, create_engine, event, inspect, pool
 
+from server.store.administration.operator_tables import ALL_TABLES
 from server.store.database_errors import DatabaseError
-from server.store.operator_tables import ALL_TABLES
 from server.store.schema_upgrade import _alembic, schema_state, upgrade
 from tests.support.eventually import eventually
 

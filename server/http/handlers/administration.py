@@ -27,10 +27,10 @@ from server.protocol.administration.requests import (
     UpdateTenant,
 )
 from server.protocol.decode import decode
-from server.store import stored_keys
-from server.store import tenants as stored_tenants
+from server.store.administration import stored_keys
+from server.store.administration import tenants as stored_tenants
+from server.store.administration.stored_keys import KeyProperties, KeyState
 from server.store.database import Connection, clock
-from server.store.stored_keys import KeyProperties, KeyState
 
 KEY_STATES: tuple[KeyState, ...] = ("valid", "expired", "revoked")
 

@@ -26,12 +26,12 @@ from server.http.services import Services
 from server.protocol.administration.objects import page_of, read_cursor
 from server.protocol.administration.requests import SetPrice
 from server.protocol.decode import decode
-from server.store import audit_trail, usage_ledger
-from server.store import prices as stored_prices
-from server.store.audit_trail import EntryFilter
+from server.store.administration import audit_trail, usage_ledger
+from server.store.administration import prices as stored_prices
+from server.store.administration.audit_trail import EntryFilter
+from server.store.administration.usage_ledger import GROUPS, Group, UsageFilter, UsageSum
 from server.store.cluster.replica_list import replicas_page
 from server.store.database import Connection, clock
-from server.store.usage_ledger import GROUPS, Group, UsageFilter, UsageSum
 
 REPLICA_STATES = ("alive", "stopped", "dead")
 DEFAULT_USAGE = timedelta(days=30)

@@ -42,7 +42,7 @@ from server.protocol.decode import decode
 from server.protocol.responses.request import CountInput, CreateResponse
 from server.protocol.responses.response import TERMINAL_STATUSES, Deleted, InputTokens, Response, Status
 from server.sealing.sealed_items import seal_reasoning
-from server.store import audit_trail
+from server.store.administration import audit_trail
 from server.store.cluster import claims
 from server.store.content import deletion
 from server.store.content.response_pages import Filters

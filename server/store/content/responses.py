@@ -10,11 +10,11 @@ from sqlalchemy import Connection, Row, TextClause, bindparam, select, text, upd
 
 from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
+from server.store.administration.operator_tables import usage_ledger
+from server.store.administration.prices import COST
+from server.store.administration.spend import ADD
 from server.store.content.storage_usage import ROW_BYTES, count_added
 from server.store.database_errors import OwnershipLost
-from server.store.operator_tables import usage_ledger
-from server.store.prices import COST
-from server.store.spend import ADD
 from server.store.tables import responses
 
 

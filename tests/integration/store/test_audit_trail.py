@@ -3,7 +3,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from server.store import audit_trail
+from server.store.administration import audit_trail
 from server.store.database import Database
 
 SOURCES = sorted((Path(__file__).parents[3] / "server").rglob("*.py"))

@@ -3,7 +3,7 @@ from uuid import UUID
 
 from server.caller import TenantSettings
 from server.protocol.ids import new_uuid
-from server.store import tenants
+from server.store.administration import tenants
 from server.store.cluster import claims
 from server.store.content import responses
 from server.store.content.responses import ResponseKey, StoredResponse

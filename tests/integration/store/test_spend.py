@@ -10,11 +10,11 @@ from server.administration.keys import create_key, rotate_key
 from server.caller import Limits
 from server.protocol.ids import new_uuid
 from server.protocol.responses.response import Ending
-from server.store import prices, spend, stored_keys
+from server.store.administration import prices, spend, stored_keys
+from server.store.administration.prices import Price
+from server.store.administration.stored_keys import KeyProperties
 from server.store.content import responses
 from server.store.database import Connection, Database
-from server.store.prices import Price
-from server.store.stored_keys import KeyProperties
 
 NOW = datetime.now(UTC).replace(hour=12)
 ACTOR = Actor("user:tests")

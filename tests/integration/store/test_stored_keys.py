@@ -1,9 +1,9 @@
 from datetime import datetime
 
 from server.administration.keys import make_key
-from server.store import stored_keys
+from server.store.administration import stored_keys
+from server.store.administration.stored_keys import KeyProperties
 from server.store.database import Connection, Database
-from server.store.stored_keys import KeyProperties
 
 
 def add(connection: Connection, tenant: str, name: str = "") -> str:

@@ -19,7 +19,7 @@ from server.cli.option_types import (
     or_none,
 )
 from server.configuration import settings
-from server.store.stored_keys import KeyProperties
+from server.store.administration.stored_keys import KeyProperties
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT, Caller
 from server.errors import NotAuthenticated
 from server.http import authentication
 from server.http.authentication import Authenticator
+from server.store.administration.stored_keys import StoredKey
 from server.store.database import Database
-from server.store.stored_keys import StoredKey
 from tests.support.builders import examples
 
 
@@ -52,7 +52,7 @@ class Keys:
 def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     made = Keys()
     monkeypatch.setattr(authentication, "stored_keys", made)
-    monkeypatch.setattr("server.store.tenants.get", lambda _connection, _tenant: None)
+    monkeypatch.setattr("server.store.administration.tenants.get", lambda _connection, _tenant: None)
     return made
 
 

@@ -6,7 +6,7 @@ import pytest
 from server.caller import Limits, Period
 from server.errors import BudgetExceeded
 from server.quotas.budgets import check_budget, next_period
-from server.store.spend import Spent
+from server.store.administration.spend import Spent
 
 TODAY = date(2026, 12, 31)
 

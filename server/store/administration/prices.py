@@ -8,7 +8,7 @@ from typing import Final
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert
 
-from server.store.operator_tables import prices
+from server.store.administration.operator_tables import prices
 from server.store.pages import page
 
 COST: Final = """

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Date, cast, func, select
 
-from server.store.operator_tables import usage_ledger
+from server.store.administration.operator_tables import usage_ledger
 from server.store.pages import page
 
 Group = Literal["day", "tenant", "key_id", "model"]

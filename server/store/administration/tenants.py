@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Row, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from server.caller import SERVER_SETTINGS, TenantSettings
-from server.store import operator_tables
-from server.store.limit_columns import NAMES, limit_values, limits_of_row
-from server.store.operator_tables import api_keys
+from server.store.administration import operator_tables
+from server.store.administration.limit_columns import NAMES, limit_values, limits_of_row
+from server.store.administration.operator_tables import api_keys
 from server.store.pages import page
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, Row, func, select, text
 
-from server.store.operator_tables import audit_trail
+from server.store.administration.operator_tables import audit_trail
 from server.store.pages import page
 
 log = logging.getLogger("holdfast.audit")

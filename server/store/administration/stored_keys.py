@@ -8,9 +8,9 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, func, or_, select
 from sqlalchemy.dialects.postgresql import insert
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
-from server.store import tenants
-from server.store.limit_columns import limit_values, limits_of_row
-from server.store.operator_tables import api_keys, seal_keys
+from server.store.administration import tenants
+from server.store.administration.limit_columns import limit_values, limits_of_row
+from server.store.administration.operator_tables import api_keys, seal_keys
 from server.store.pages import page
 
 
