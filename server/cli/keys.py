@@ -20,9 +20,9 @@ from server.cli.option_types import (
     changed,
     described_limits,
     duration,
-    given,
     json_line,
     names,
+    option_value,
     or_none,
     refusals_as_sentences,
     this_user,
@@ -108,7 +108,7 @@ def _add_properties(command: argparse.ArgumentParser) -> None:
 
 def _chosen(connection: Connection, properties: KeyProperties, options: argparse.Namespace) -> KeyProperties:
     properties = changed(properties, options)
-    lifetime = given(options, "expires", _NOT_GIVEN)
+    lifetime = option_value(options, "expires", _NOT_GIVEN)
     if lifetime is _NOT_GIVEN:
         return properties
     return replace(properties, expires_at=None if lifetime is None else clock(connection) + lifetime)

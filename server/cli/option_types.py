@@ -77,12 +77,12 @@ def or_none(read: Callable[[str], T]) -> Callable[[str], T | None]:
 
 
 def add_option(command: argparse.ArgumentParser, flag: str, **settings: Any) -> None:
-    """An option that `given` reads: absent unless it is given, and never taken for a setting of that name."""
+    """An option for `option_value`: absent unless given, and never taken for a setting of that name."""
     name = settings.pop("dest", None) or flag.removeprefix("--").replace("-", "_")
     command.add_argument(flag, dest=_GIVEN + name, default=argparse.SUPPRESS, **settings)
 
 
-def given(options: argparse.Namespace, name: str, default: Any = None) -> Any:
+def option_value(options: argparse.Namespace, name: str, default: Any = None) -> Any:
     """The value of an option of `add_option`, or the default if it is not given."""
     return getattr(options, _GIVEN + name, default)
 
@@ -110,7 +110,7 @@ def changed(value: T, options: argparse.Namespace) -> T:
         if hasattr(own, "__dataclass_fields__"):
             values[one.name] = changed(own, options)
         else:
-            values[one.name] = given(options, one.name, own)
+            values[one.name] = option_value(options, one.name, own)
     return replace(value, **values)  # type: ignore[type-var]
 
 

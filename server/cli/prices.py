@@ -14,9 +14,9 @@ from server.cli.command import (
 from server.cli.option_types import (
     add_option,
     amount,
-    given,
     json_line,
     moment,
+    option_value,
     refusals_as_sentences,
     this_user,
 )
@@ -53,9 +53,9 @@ def _set(config: Config, options: argparse.Namespace) -> int:
         with database.begin() as connection:
             price = Price(
                 options.model,
-                given(options, "valid_from") or clock(connection),
+                option_value(options, "valid_from") or clock(connection),
                 options.input,
-                given(options, "cached_input", options.input),
+                option_value(options, "cached_input", options.input),
                 options.output,
             )
             administration.set_price(connection, this_user(), price)

@@ -12,7 +12,7 @@ from time import monotonic
 from starlette.requests import HTTPConnection
 
 from server.administration.keys import PREFIX, digest_of
-from server.caller import DEFAULT_TENANT, SERVER_SETTINGS, Caller
+from server.caller import DEFAULT_TENANT, Caller
 from server.configuration.origins import (
     AllowedHosts,
     AllowedOrigins,
@@ -105,8 +105,7 @@ class Authenticator:
     def _caller_of_token(self, tokens: AccessTokens, text: str) -> Caller:
         identity = tokens.verify(text)
         self._remember(digest_of(text), identity.tenant)
-        stored = self._database.autocommit(partial(tenants.get, tenant=identity.tenant))
-        settings = SERVER_SETTINGS if stored is None else stored.settings
+        settings = self._database.autocommit(partial(tenants.settings_of, tenant=identity.tenant))
         return Caller(identity.tenant, identity.key_id, scopes=identity.scopes, settings=settings)
 
     def _check_origin(self, request: HTTPConnection, *, key_exists: bool) -> None:
@@ -141,10 +140,8 @@ class Authenticator:
         """The caller while no key exists, whose tenant's settings are read once a second."""
         read_at, caller = self._keyless
         if monotonic() - read_at >= _KEYLESS_S:
-            stored = tenants.get(connection, DEFAULT_TENANT)
-            caller = Caller(
-                DEFAULT_TENANT, None, settings=SERVER_SETTINGS if stored is None else stored.settings
-            )
+            settings = tenants.settings_of(connection, DEFAULT_TENANT)
+            caller = Caller(DEFAULT_TENANT, None, settings=settings)
             self._keyless = (monotonic(), caller)
         return caller
 

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -290,7 +290,7 @@ class ServerProcess:
         try:
             with self._database.begin() as connection:
                 leases.mark_stopped(connection, self._replica)
-                self._record(connection, "process.stop", self._replica, exit_code=self.exit_code)
+                _record(connection, "process.stop", self._replica, {"exit_code": self.exit_code})
         except DatabaseError as error:
             log.warning("this replica's lease will expire: %s", type(error).__name__)
 
@@ -300,7 +300,9 @@ class ServerProcess:
             replica = leases.register_replica(
                 connection, host=host, pid=pid, version=VERSION, role=self._config.role, models=models
             )
-            self._record(connection, "process.start", replica, host=host, pid=pid, version=VERSION)
+            details = {"host": host, "pid": pid, "version": VERSION}
+            settings = changed_settings(self._config)
+            _record(connection, "process.start", replica, {**details, "settings": settings})
         set_replica(str(replica))
         self._traces.tracer = open_tracer(str(replica))
         log.info(
@@ -312,12 +314,6 @@ class ServerProcess:
             without_password(self._database.url),
         )
         return replica
-
-    def _record(self, connection: Connection, action: str, replica: UUID, **details: object) -> None:
-        """Adds this process's start, with its settings, or its end to the audit trail."""
-        if action == "process.start":
-            details["settings"] = changed_settings(self._config)
-        audit_trail.record(connection, f"server:{replica}", action, target=str(replica), details=details)
 
     def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
         """Called by the engine thread, which is created before the recorder."""
@@ -373,6 +369,11 @@ class ServerProcess:
     def _end_with(self, exit_code: int) -> None:
         self.exit_code = exit_code
         self._loop.call_soon_threadsafe(self._ended.set)
+
+
+def _record(connection: Connection, action: str, replica: UUID, details: Mapping[str, object]) -> None:
+    """Adds the start or the end of this process to the audit trail."""
+    audit_trail.record(connection, f"server:{replica}", action, target=str(replica), details=details)
 
 
 def _log_engine(what: str, engine: Engine) -> None:

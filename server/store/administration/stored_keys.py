@@ -270,9 +270,7 @@ def limits_of(connection: Connection, tenant: str, key_id: str | None) -> Tenant
     """The limits of a tenant and of one of its keys, revoked ones included."""
     if key_id is not None and (key := get(connection, key_id)) is not None:
         return TenantAndKeyLimits(key.settings.limits, key.properties.limits, key.first_key or key.id)
-    stored = tenants.get(connection, tenant)
-    settings = SERVER_SETTINGS if stored is None else stored.settings
-    return TenantAndKeyLimits(settings.limits, NO_LIMITS, key_id or "")
+    return TenantAndKeyLimits(tenants.settings_of(connection, tenant).limits, NO_LIMITS, key_id or "")
 
 
 _SHARED = "shared"

@@ -68,6 +68,12 @@ def get(connection: Connection, tenant: str, *, lock: bool = False) -> StoredTen
     return _tenant(row) if row else None
 
 
+def settings_of(connection: Connection, tenant: str) -> TenantSettings:
+    """A tenant's settings; the server's if it has none of its own."""
+    stored = get(connection, tenant)
+    return SERVER_SETTINGS if stored is None else stored.settings
+
+
 def list_all(connection: Connection) -> list[StoredTenant]:
     """The tenants with settings of their own, by name."""
     return [_tenant(row) for row in connection.execute(select(TABLE).order_by(TABLE.c.tenant))]
