@@ -63,6 +63,13 @@ def _sizes() -> list[Column[object]]:
     ]
 
 
+def origin_columns() -> list[Column[object]]:
+    return [
+        Column("end_user", Text, comment="user, else safety_identifier, of its request"),
+        Column("kind", Text, comment="response, chat or completion: the API that made it"),
+    ]
+
+
 def engine_times() -> list[Column[object]]:
     return [
         Column("request_id", Text, comment="x-request-id of its create"),
@@ -147,6 +154,9 @@ responses = Table(
     Column("size", Integer, comment="bytes of the row's contents, and some for the row"),
     *engine_times(),
     Column("trace_parent", Text, comment="traceparent of its create"),
+    *origin_columns(),
+    Column("root_id", Uuid, comment="the first response of its chain of previous responses"),
+    Column("turn", Integer, comment="its place in that chain, the first at 1"),
     CheckConstraint(
         "status in ('queued', 'in_progress', 'completed', 'failed', 'incomplete', 'cancelled')",
         name="status",

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from server.store.tables import NOW, engine_times, metadata, time_column
+from server.store.tables import NOW, engine_times, metadata, origin_columns, time_column
 
 _PERIODS = "budget_period in ('day', 'month', 'total')"
 
@@ -152,6 +152,9 @@ usage_ledger = Table(
     time_column("first_token_at"),
     Column("error_code", Text),
     Column("cost", Numeric, comment="null: no price"),
+    *origin_columns(),
+    Column("background", Boolean),
+    Column("attempt", Integer, comment="how many replicas ran it"),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
 )
 
