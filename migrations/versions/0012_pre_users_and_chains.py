@@ -1,7 +1,7 @@
 """End users, kinds, chains and attempts as columns of responses and of the usage ledger.
 
-`pre`: may run while the release before it still serves: the columns are empty, and that release leaves them so.
-Adding them takes an exclusive lock on the two tables for as long as the catalog's change takes.
+`pre`: may run while the release before it still serves, which leaves the columns empty. Adding them takes an
+exclusive lock on the two tables for as long as the catalog's change takes.
 """
 
 import sqlalchemy as sa
