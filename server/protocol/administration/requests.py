@@ -17,7 +17,7 @@ Int32 = Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Count32 = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 CountOrZero = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-MAX_USER = 4096
+MAX_USER = 512
 """Characters of an end user's name."""
 CountOrZero32 = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 UnixSeconds = Annotated[int, Meta(ge=0, le=MAX_UNIX_SECONDS)]

@@ -30,6 +30,8 @@ ACTIONS = {
     "tenant.delete": "settings of a tenant were removed",
     "tenant.erase": "everything of a tenant was removed; the entry does not say which tenant",
     "user.erase": "everything of an end user was removed; the entry does not say which user",
+    "tenant.export": "`holdfast export` wrote what a tenant, or an end user, has",
+    "tenant.import": "`holdfast import` added responses and conversations to a tenant",
     "price.set": "a model's price was set",
     "response.delete": "a caller deleted a response",
     "conversation.delete": "a caller deleted a conversation",
