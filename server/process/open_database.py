@@ -4,12 +4,15 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
+
 from server.configuration.environment import xdg_data_home
 from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError, default_data_dir
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.errors import ConfigError
-from server.store import database_roles
+from server.store import database_roles, session_check
+from server.store.database import Database
 from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
 from server.store.schema_upgrade import schema_state, upgrade
@@ -30,8 +33,15 @@ class OpenDatabase:
         """Raises ConfigError or EmbeddedError, whose messages are for the operator."""
         self.disk = Disk(None if config.database_url is not None else data_dir(config), config.disk_reserve)
         self._embedded: EmbeddedPostgres | None = None
+        self._pooled = config.database_pooler == "transaction"
+        self._direct_url = config.database_direct_url
         if config.database_url is not None:
             self.url = config.database_url
+        elif self._pooled or self._direct_url is not None:
+            raise ConfigError(
+                "database-pooler and database-direct-url belong to a database-url; the embedded database has"
+                " no pooler."
+            )
         else:
             directory = data_dir(config)
             say(f"Postgres: embedded, in {directory}")
@@ -41,6 +51,54 @@ class OpenDatabase:
     @property
     def is_embedded(self) -> bool:
         return self._embedded is not None
+
+    @property
+    def session_url(self) -> str:
+        """The URL of Postgres itself, for what needs a session. Raises ConfigError without one."""
+        if self._pooled and self._direct_url is None:
+            raise ConfigError(
+                "This needs a session of Postgres, which a pooler does not give: set"
+                " HOLDFAST_DATABASE_DIRECT_URL to the URL of Postgres itself."
+            )
+        return self._direct_url or self.url
+
+    def connect(self, pool_size: int, *, strict: bool = False) -> Database:
+        """Connections to it; the caller closes them."""
+        return Database(
+            self.url,
+            pool_size=pool_size,
+            strict=strict,
+            pooled=self._pooled,
+            direct_url=self._direct_url,
+        )
+
+    def check_sessions(self) -> None:
+        """Raises ConfigError unless transactions have their time limits behind the URLs, whatever is between.
+
+        Without that the promises about locks and slow statements would be gone unnoticed.
+        """
+        found = self._probe("database-url", self.url, pooled=self._pooled)
+        if not (self._pooled or found.is_own_backend):
+            log.warning(
+                "the database is behind a pooler; if that pools transactions, set"
+                " HOLDFAST_DATABASE_POOLER=transaction"
+            )
+        if self._direct_url is None:
+            return
+        direct = self._probe("database-direct-url", self._direct_url, pooled=False)
+        if direct.server != found.server:
+            raise ConfigError("database-url and database-direct-url lead to different databases.")
+
+    def _probe(self, setting: str, url: str, *, pooled: bool) -> session_check.SessionProbe:
+        try:
+            found = session_check.probe(url, pooled=pooled)
+        except psycopg.Error as error:
+            said = str(error).strip()
+            wrong = session_check.refusal(setting, said, pooled=pooled)
+            raise ConfigError(wrong or f"The database does not answer: {said.rstrip('.')}") from error
+        if wrong := session_check.complaint(setting, found):
+            raise ConfigError(wrong)
+        return found
 
     def restore(self) -> None:
         """Restarts an embedded Postgres that has stopped; does nothing for an external one.
@@ -59,7 +117,9 @@ class OpenDatabase:
             self._embedded.stop()
 
     def make_current(self) -> None:
-        """Migrates an embedded database; an external one must be current already."""
+        """Migrates an embedded database; an external one must be current already, and its sessions sound."""
+        if not self.is_embedded:
+            self.check_sessions()
         if self._is_current():
             return
         if not self.is_embedded:
@@ -71,14 +131,14 @@ class OpenDatabase:
         if self._is_current():
             return
         try:
-            upgrade(self.url)
+            upgrade(self.session_url)
         except DatabaseError as error:
             raise ConfigError(
                 f"The schema cannot be upgraded: {_cause(error)}. If it waits for a lock, another "
                 "transaction uses the tables: let it end, or end it, and try again."
             ) from error
-        if self.is_embedded or database_roles.roles_exist(self.url):
-            database_roles.create_roles(self.url)
+        if self.is_embedded or database_roles.roles_exist(self.session_url):
+            database_roles.create_roles(self.session_url)
 
     def _is_current(self) -> bool:
         """Whether the schema is this release's. Raises ConfigError if it is newer, or without an answer."""

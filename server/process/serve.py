@@ -5,11 +5,13 @@ Whatever can be wrong with the settings is found before the first thread starts.
 
 import asyncio
 import faulthandler
+import logging
 import os
 import signal
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from server.configuration.settings import Config
 from server.crashpoints import arm
@@ -22,6 +24,8 @@ from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess, make_mcp_servers
 from server.store.database import Database
+
+log = logging.getLogger("holdfast.serve")
 
 SEND_BUFFER_BYTES = 128 * 1024
 """SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
@@ -40,12 +44,10 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
         opened.make_current()
-        database = Database(
-            opened.url,
-            pool_size=max(config.database_connections, MIN_CONNECTIONS),
-            strict=config.durability == "strict",
-        )
+        threads = max(config.database_connections, MIN_CONNECTIONS)
+        database = opened.connect(threads, strict=config.durability == "strict")
         stack.callback(database.close)
+        config = _with_possible_delivery(config, database)
         require_key(config, database)
         listener = stack.enter_context(listening_socket(config))
         scraped = None
@@ -58,6 +60,17 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
             runner, listener, connection_limit(config.max_connections, files, config.database_connections)
         )
     return process.exit_code
+
+
+def _with_possible_delivery(config: Config, database: Database) -> Config:
+    """Replicas poll where no session can listen."""
+    if config.delivery == "poll" or database.has_sessions:
+        return config
+    log.warning(
+        "a pooler knows no LISTEN, so replicas ask for each other's events every 0.05 to 2 s;"
+        " HOLDFAST_DATABASE_DIRECT_URL lets them be notified"
+    )
+    return replace(config, delivery="poll")
 
 
 def _read_certificate(config: Config) -> ServerCertificate | None:

@@ -66,7 +66,7 @@ def _schema_connection(url: str) -> Iterator[Connection]:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     engine = create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(with_network_timeouts(url)),
+        creator=lambda: psycopg.connect(with_network_timeouts(url), prepare_threshold=None),
         poolclass=pool.NullPool,
     )
     try:
