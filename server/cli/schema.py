@@ -131,10 +131,10 @@ def describe(
         for migration in migrations[known.index(revision) + 1 if revision else 0 :]:
             yield f"pending\t{migration.revision}\t{migration.kind}: {migration.title}"
     for replica in report.replicas:
-        needs = f"needs {replica.revision}" if replica.revision else "does not tell which revision it needs"
+        needs = f"needs {replica.revision}" if replica.revision else "needs a revision that it does not tell"
         yield (
             f"replica\t{replica.id}\tholdfast {replica.version}, {needs}, process {replica.pid} of"
-            f" {replica.host}, heartbeat {replica.silent_seconds:.1f} s ago"
+            f" {replica.host}, beat {replica.silent_seconds:.1f} s ago"
         )
     for index in report.invalid_indexes:
         yield f"invalid index\t{index}\tleft by an interrupted build; the next upgrade builds it again"
@@ -142,7 +142,7 @@ def describe(
         age = "" if transaction.seconds is None else f", open for {transaction.seconds:.0f} s"
         yield (
             f"transaction\t{transaction.pid or 'prepared'}\t{transaction.name} ({transaction.state}{age}):"
-            " a migration waits for it if it needs its tables"
+            " migrations of its tables wait for it"
         )
 
 
