@@ -51,11 +51,11 @@ def downgrade(url: str, migration: Migration, seconds: float = UPGRADE_S) -> Non
     _run(url, seconds, lambda config: command.downgrade(config, migration.previous or "base"))
 
 
-def upgrade_sql(start: str | None) -> str:
-    """The SQL by which a database at that revision, or an empty one, comes to this release's."""
+def upgrade_sql(start: str | None, end: str = "head") -> str:
+    """The SQL by which a database at one revision, or an empty one, comes to another: this release's."""
     config = _alembic()
     config.output_buffer = io.StringIO()
-    command.upgrade(config, f"{start or 'base'}:head", sql=True)
+    command.upgrade(config, f"{start or 'base'}:{end}", sql=True)
     return config.output_buffer.getvalue()
 
 

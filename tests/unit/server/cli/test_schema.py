@@ -77,7 +77,8 @@ def test_the_status_has_a_line_for_each_thing() -> None:
         "database\t0016\tbehind this release; run: holdfast db upgrade",
         "release\t0017\tholdfast 0.1.0",
         "pending\t0017\tpost: A column less",
-        "replica\ta\tholdfast 0.1.0, needs a revision that it does not tell, process 1 of here, beat 0.2 s ago",
+        "replica\ta\tholdfast 0.1.0, needs a revision that it does not tell, process 1 of here, "
+        "beat 0.2 s ago",
         "replica\tb\tholdfast 0.3.0, needs 0017, process 2 of there, beat 0.2 s ago",
         "invalid index\tix_responses_words\tleft by an interrupted build; the next upgrade builds it again",
         "transaction\t7\tpg_dump of postgres (active, open for 61 s): migrations of its tables wait for it",
