@@ -10,7 +10,7 @@ from server.store.schema.upgrade import Migration
 FIRST = Migration("0016", "0015", "pre", "The first that is recorded", lost=())
 LAST = Migration("0017", "0016", "post", "A column less", lost=("responses.words",))
 SILENT = Migration("0003", "0002", "pre", "Lists", lost=None)
-OLD = LivingReplica("a", "here", 1, "0.1.0", None, 0.2)
+OLD = LivingReplica("a", "h", 1, "0.1.0", None, 0.2)
 NEW = LivingReplica("b", "there", 2, "0.3.0", "0017", 0.2)
 
 
@@ -77,8 +77,7 @@ def test_the_status_has_a_line_for_each_thing() -> None:
         "database\t0016\tbehind this release; run: holdfast db upgrade",
         "release\t0017\tholdfast 0.1.0",
         "pending\t0017\tpost: A column less",
-        "replica\ta\tholdfast 0.1.0, needs a revision that it does not tell, process 1 of here, "
-        "beat 0.2 s ago",
+        "replica\ta\tholdfast 0.1.0, needs a revision that it does not tell, process 1 of h, beat 0.2 s ago",
         "replica\tb\tholdfast 0.3.0, needs 0017, process 2 of there, beat 0.2 s ago",
         "invalid index\tix_responses_words\tleft by an interrupted build; the next upgrade builds it again",
         "transaction\t7\tpg_dump of postgres (active, open for 61 s): migrations of its tables wait for it",
