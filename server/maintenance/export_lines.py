@@ -9,7 +9,7 @@ import msgspec
 
 from server.store.database import Connection
 from server.store.erasure.subject import Subject
-from server.store.schema_upgrade import newest_revision
+from server.store.schema.upgrade import newest_revision
 from server.store.transfer import read_rows
 from server.store.transfer.columns import columns_of, to_json
 from server.version import VERSION

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final
 from uuid import UUID
 
@@ -13,7 +12,11 @@ from server.store.database_errors import DatabaseError, TransientError, first_li
 from server.store.timeout_connection import psycopg_connection
 from server.store.transfer import insert_rows
 
-_LIMITS: Final = "-c statement_timeout=60s -c lock_timeout=10s -c idle_in_transaction_session_timeout=0"
+_LIMITS: Final = {
+    "statement_timeout": "60s",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "0",
+}
 _PATIENCE_S: Final = 70.0
 _CHECKED_AT_ONCE: Final = 500
 
@@ -72,8 +75,6 @@ def import_lines(database: Database, lines: Iterable[bytes], tenant: str | None)
     with database.dedicated_connection("import", limits=_LIMITS) as connection:
         with psycopg_connection(connection) as raw:
             raw.timeout_seconds = _PATIENCE_S
-        with suppress(DatabaseError):
-            connection.rollback()
         with connection.begin():
             commit_synchronously(connection)
             done: _Import | None = None

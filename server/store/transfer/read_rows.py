@@ -16,10 +16,11 @@ from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
 from server.store.timeout_connection import psycopg_connection
 from server.store.transfer.columns import TABLES, columns_of
 
-_LIMITS: Final = (
-    "-c statement_timeout=0 -c lock_timeout=5s -c idle_in_transaction_session_timeout=0"
-    " -c default_transaction_isolation=repeatable\\ read -c default_transaction_read_only=on"
-)
+_LIMITS: Final = {
+    "statement_timeout": "0",
+    "lock_timeout": "5s",
+    "idle_in_transaction_session_timeout": "0",
+}
 _PATIENCE_S: Final = 3600.0
 """For one part of a result: a user may have few rows among many."""
 _FETCHED: Final = {"image": 2, "response.stream": 10}
@@ -80,7 +81,9 @@ def export_snapshot(database: Database) -> Iterator[Connection]:
     with database.dedicated_connection("export", limits=_LIMITS) as connection:
         with psycopg_connection(connection) as raw:
             raw.timeout_seconds = _PATIENCE_S
-        yield connection
+        with connection.begin():
+            connection.execute(text("set transaction isolation level repeatable read, read only"))
+            yield connection
 
 
 def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequence[Any]]:
