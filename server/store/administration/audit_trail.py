@@ -40,6 +40,9 @@ ACTIONS = {
     "prompt.delete": "a prompt, or a version of it, was deleted",
     "purge.retention": "the server purged what had expired",
     "purge.command": "`holdfast purge` purged",
+    "database.restore": "`holdfast restore` made the database from a backup",
+    "database.hold": "what is unfinished in a copy of the database is held",
+    "database.adopt": "what was held in a copy of the database goes on, or is cancelled",
     "process.start": "a server process started, with these settings; secrets and defaults are left out",
     "process.stop": "a server process ended as asked",
 }
