@@ -4,9 +4,6 @@ import argparse
 from contextlib import closing
 from pathlib import Path
 
-import psycopg
-from psycopg import sql
-
 from server.cli.command import (
     Subcommands,
     add_command,
@@ -16,8 +13,16 @@ from server.cli.command import (
     terminal_user,
 )
 from server.configuration.settings import Config
-from server.embedded_postgres.dumps import check_dump, read_dump, write_dump
-from server.embedded_postgres.embedded_server import DATABASE, create_database
+from server.embedded_postgres.dumps import (
+    check_dump,
+    has_tables,
+    is_in_use,
+    is_of_holdfast,
+    read_dump,
+    replacement,
+    write_dump,
+)
+from server.embedded_postgres.embedded_server import DATABASE
 from server.errors import ConfigError
 from server.process.open_database import OpenDatabase
 from server.store import database_roles
@@ -27,16 +32,8 @@ from server.store.database import Database
 from server.store.database_roles import HIDDEN_COLUMNS, HIDDEN_TABLES
 from server.store.schema.upgrade import schema_state, upgrade
 
-RESTORED, REPLACED = "holdfast_restored", "holdfast_replaced"
-"""Databases of the embedded cluster while a restore runs."""
-_TABLES = """
-    select count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace
-    where c.relkind in ('r', 'p', 'v') and n.nspname not in ('pg_catalog', 'information_schema', 'pg_toast')
-"""
-_OTHER_SESSIONS = """
-    select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
-      and backend_type = 'client backend'
-"""
+RESTORED = "holdfast_restored"
+"""The database of the embedded cluster that a restore fills."""
 
 
 def add_dump_and_restore(commands: Subcommands) -> None:
@@ -78,14 +75,14 @@ def _dump(config: Config, options: argparse.Namespace) -> int:
 def _restore(config: Config, options: argparse.Namespace) -> int:
     check_dump(options.file)
     with opened_database(config, print_status) as opened:
-        has_tables = _count(opened.session_url, _TABLES) > 0
-        if has_tables and not opened.is_embedded:
+        is_filled = has_tables(opened.session_url)
+        if is_filled and not opened.is_embedded:
             raise ConfigError("This database has something in it; make an empty one, and restore into that.")
-        if has_tables and not options.force:
+        if is_filled and not options.force:
             raise ConfigError(
                 "This database has something in it; name another data directory, or replace it with --force."
             )
-        if has_tables and _count(opened.session_url, _OTHER_SESSIONS):
+        if is_filled and is_in_use(opened.session_url):
             raise ConfigError("This database is in use; stop its servers first.")
         held = _restore_aside(opened, options.file) if opened.is_embedded else _fill(opened.url, options.file)
     print_status(f"Restored. {held_sentence(held)}")
@@ -102,26 +99,15 @@ def held_sentence(held: int) -> str:
 
 def _restore_aside(opened: OpenDatabase, source: Path) -> int:
     """Fills a new database of the embedded cluster, which then takes the other's name and place."""
-    maintenance = opened.url_of("postgres")
-    with _session(maintenance) as connection:
-        for name in (RESTORED, REPLACED):
-            connection.execute(sql.SQL("drop database if exists {}").format(sql.Identifier(name)))
-        create_database(maintenance, RESTORED)
-        held = _fill(opened.url_of(RESTORED), source)
-        with connection.transaction():
-            rename = sql.SQL("alter database {} rename to {}")
-            own = sql.Identifier(DATABASE)
-            connection.execute(rename.format(own, sql.Identifier(REPLACED)))
-            connection.execute(rename.format(sql.Identifier(RESTORED), own))
-        connection.execute(sql.SQL("drop database {}").format(sql.Identifier(REPLACED)))
-    return held
+    with replacement(opened.url_of("postgres"), DATABASE, RESTORED):
+        return _fill(opened.url_of(RESTORED), source)
 
 
 def _fill(url: str, source: Path) -> int:
     """Restores into an empty database and holds what is unfinished there; returns how many."""
     database_roles.create_groups(url)
     read_dump(url, source)
-    if _count(url, "select count(*) from pg_class where relname = 'alembic_version'") == 0:
+    if not is_of_holdfast(url):
         raise ConfigError(f"{source} is a dump of something else than Holdfast.")
     if schema_state(url) == "behind":
         upgrade(url)
@@ -130,20 +116,6 @@ def _fill(url: str, source: Path) -> int:
         held = installation.hold(connection)
         audit_trail.record(connection, terminal_user(), "database.restore", details={"held": held})
     return held
-
-
-def _session(url: str) -> psycopg.Connection:
-    try:
-        return psycopg.connect(url, autocommit=True)
-    except psycopg.Error as error:
-        raise ConfigError(f"The database does not answer: {str(error).strip().splitlines()[0]}") from error
-
-
-def _count(url: str, query: str) -> int:
-    with _session(url) as connection:
-        row = connection.execute(query.encode()).fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 def _hold(config: Config, _options: argparse.Namespace) -> int:

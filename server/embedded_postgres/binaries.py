@@ -92,10 +92,11 @@ def client_connection(url: str) -> tuple[str, dict[str, str]]:
     return make_conninfo(**rest), {"PGPASSWORD": str(password)}
 
 
-def client_directories() -> list[Path]:
-    """Where Postgres's client programs may be: the wheel's, the system's, and those of PATH."""
-    paths = [Path(path) for path in os.environ.get("PATH", "").split(os.pathsep) if path]
-    return [*_wheel_directories(), *SYSTEM_INSTALLS.glob("*/bin"), *paths]
+def client_programs(name: str) -> list[Path]:
+    """Where a client program of Postgres may be: in the wheel, among the system's, on the PATH."""
+    directories = [*_wheel_directories(), *SYSTEM_INSTALLS.glob("*/bin")]
+    on_path = shutil.which(name)
+    return [*(directory / name for directory in directories), *([Path(on_path)] if on_path else ())]
 
 
 def client_major(program: Path) -> int | None:

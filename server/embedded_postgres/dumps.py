@@ -5,37 +5,46 @@ A dump is in pg_dump's custom format, readable by its owner alone. Raises Embedd
 
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, LiteralString
 
 import psycopg
+from psycopg import sql
 
 from server.configuration.environment import child_environment
 from server.embedded_postgres.account import EmbeddedError
-from server.embedded_postgres.binaries import client_connection, client_directories, client_major
+from server.embedded_postgres.binaries import client_connection, client_major, client_programs
 from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 
 _MAGIC: Final = b"PGDMP"
 
 
+_TABLES: Final = """
+    select count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.relkind in ('r', 'p', 'v') and n.nspname not in ('pg_catalog', 'information_schema', 'pg_toast')
+"""
+_OTHER_SESSIONS: Final = """
+    select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+      and backend_type = 'client backend'
+"""
+_OURS: Final = "select count(*) from pg_class where relname = 'alembic_version'"
+
+
 def server_major(url: str) -> int:
     """The major version of the server."""
-    try:
-        with psycopg.connect(url, connect_timeout=5) as connection:
-            return connection.info.server_version // 10000
-    except psycopg.Error as error:
-        raise EmbeddedError(f"The database does not answer: {_one_line(str(error))}") from error
+    with _session(url) as connection:
+        return connection.info.server_version // 10000
 
 
 def program_for(name: str, major: int) -> str:
     """The path of pg_dump or pg_restore of that major, else of the next newer one that is here."""
     found: dict[int, str] = {}
-    for directory in client_directories():
-        version = client_major(directory / name)
+    for program in client_programs(name):
+        version = client_major(program)
         if version is not None and version >= major:
-            found.setdefault(version, str(directory / name))
+            found.setdefault(version, str(program))
     if not found:
         raise EmbeddedError(
             f"There is no {name} of PostgreSQL {major} or newer here: install PostgreSQL's client of that "
@@ -86,6 +95,59 @@ def read_dump(url: str, source: Path) -> None:
     options = ["--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges"]
     with source.open("rb") as file:
         _run(program, url, options, subprocess.PIPE, file.fileno(), dbname=True)
+
+
+def has_tables(url: str) -> bool:
+    """Whether there is anything in the database."""
+    return _count(url, _TABLES) > 0
+
+
+def is_of_holdfast(url: str) -> bool:
+    """Whether the database has a schema of ours."""
+    return _count(url, _OURS) > 0
+
+
+def is_in_use(url: str) -> bool:
+    """Whether others are connected to the database."""
+    return _count(url, _OTHER_SESSIONS) > 0
+
+
+def _count(url: str, query: LiteralString) -> int:
+    with _session(url) as connection:
+        row = connection.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@contextmanager
+def _session(url: str) -> Iterator[psycopg.Connection]:
+    """A session in autocommit mode. Raises EmbeddedError."""
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            yield connection
+    except psycopg.Error as error:
+        raise EmbeddedError(f"The database refused: {_one_line(str(error))}") from error
+
+
+@contextmanager
+def replacement(maintenance_url: str, name: str, aside: str) -> Iterator[None]:
+    """Has a new database `aside` filled, and then takes the place of `name`, which is removed.
+
+    After an error `name` is as it was. Both names change in one transaction.
+    """
+    replaced = sql.Identifier(f"{name}_replaced")
+    own, new = sql.Identifier(name), sql.Identifier(aside)
+    with _session(maintenance_url) as connection:
+        for left_over in (new, replaced):
+            connection.execute(sql.SQL("drop database if exists {}").format(left_over))
+        connection.execute(sql.SQL("create database {}").format(new))
+    yield
+    with _session(maintenance_url) as connection:
+        with connection.transaction():
+            rename = sql.SQL("alter database {} rename to {}")
+            connection.execute(rename.format(own, replaced))
+            connection.execute(rename.format(new, own))
+        connection.execute(sql.SQL("drop database {}").format(replaced))
 
 
 def _run(

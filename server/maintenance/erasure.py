@@ -14,8 +14,6 @@ from time import monotonic
 from typing import TypeVar
 from uuid import UUID
 
-from sqlalchemy import Table
-
 from server.maintenance.retention import remove_images
 from server.recovery.heartbeat import HeartbeatWatch
 from server.store.administration import stored_keys
@@ -140,8 +138,7 @@ class Erasure:
         self._settle(self._transaction(partial(response_rows.unfinished, tenant=self._tenant, limit=_CHUNK)))
         if self.outcome.unfinished:
             return True
-        tables = {str(table.name): table for table in tenant_rows.tenant_tables()}
-        self._sweep(tables["idempotency_keys"])
+        self._sweep("idempotency_keys")
         size = _FIRST_BATCH
         while self._in_time():
             began = self._clock()
@@ -149,16 +146,16 @@ class Erasure:
             if not self._add("responses", remove):
                 break
             size = next_batch(size, self._clock() - began)
-        for name, table in tables.items():
-            if name == "images":
+        for table in tenant_rows.tenant_tables():
+            if table == "images":
                 remove_images(self._database)
-            if name != "responses":
+            if table != "responses":
                 self._sweep(table)
         if not self._keeps_trail():
             self._add("audit_trail", partial(tenant_rows.reduce_purges, tenant=self._tenant))
         return False
 
-    def _sweep(self, table: Table) -> None:
+    def _sweep(self, table: str) -> None:
         """Removes a tenant's rows of a table, batch by batch."""
         size = _FIRST_BATCH
         while self._in_time():
@@ -167,7 +164,7 @@ class Erasure:
             remove = partial(
                 tenant_rows.remove_rows, table=table, tenant=self._tenant, limit=size, keep_usage=keep
             )
-            if not self._add(str(table.name), remove):
+            if not self._add(table, remove):
                 return
             size = next_batch(size, self._clock() - began)
 
