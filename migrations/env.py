@@ -1,5 +1,7 @@
 """How Alembic runs: on a connection handed over by the server, on `-x url=`, or offline as SQL."""
 
+from time import sleep
+
 import psycopg
 from alembic import context
 from sqlalchemy import Connection, create_engine, pool, text
@@ -9,15 +11,21 @@ from server.store.administration.operator_tables import ALL_TABLES
 LOCK = 0x686F6C6466617374
 """Session advisory lock (the bytes "holdfast"): of several replicas that upgrade at once, one does."""
 
+LOCK_PAUSE_S = 0.1
+PARTITIONS = text("select relname from pg_class where relispartition and relkind in ('r', 'p')")
+
 
 def run_on(connection: Connection) -> None:
+    partitions = set(connection.execute(PARTITIONS).scalars())
+    connection.rollback()
     context.configure(
         connection=connection,
         target_metadata=ALL_TABLES,
         transaction_per_migration=True,
         compare_server_default=False,
+        include_name=lambda name, kind, _parents: kind != "table" or name not in partitions,
     )
-    connection.execute(text(f"select pg_advisory_lock({LOCK})"))
+    _lock(connection)
     connection.execute(text("set lock_timeout = '1s'"))  # for tables, and everybody queues behind who waits
     connection.commit()
     try:
@@ -27,6 +35,13 @@ def run_on(connection: Connection) -> None:
         connection.rollback()  # of what failed, whose error the next statement would hide
         connection.execute(text(f"select pg_advisory_unlock({LOCK})"))
         connection.commit()
+
+
+def _lock(connection: Connection) -> None:
+    """Waits between transactions: one would have a snapshot, for which concurrent indexes wait."""
+    while not connection.execute(text(f"select pg_try_advisory_lock({LOCK})")).scalar():
+        connection.rollback()
+        sleep(LOCK_PAUSE_S)
 
 
 def run_offline() -> None:
