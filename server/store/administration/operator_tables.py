@@ -156,6 +156,8 @@ usage_ledger = Table(
     Column("background", Boolean),
     Column("attempt", Integer, comment="how many replicas ran it"),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
+    Index("ix_usage_ledger_time", "finished_at"),
+    postgresql_partition_by="range (response_id)",
 )
 
 audit_trail = Table(
