@@ -4,8 +4,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import psycopg
-
 from server.configuration.environment import xdg_data_home
 from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError, default_data_dir
@@ -82,7 +80,7 @@ class OpenDatabase:
 
         Without that the promises about locks and slow statements would be gone unnoticed.
         """
-        found = self._probe("database-url", self.url, pooled=self._pooled)
+        found = session_check.probe("database-url", self.url, pooled=self._pooled)
         if not (self._pooled or found.is_own_backend):
             log.warning(
                 "the database is behind a pooler; if that pools transactions, set"
@@ -90,20 +88,9 @@ class OpenDatabase:
             )
         if self._direct_url is None:
             return
-        direct = self._probe("database-direct-url", self._direct_url, pooled=False)
+        direct = session_check.probe("database-direct-url", self._direct_url, pooled=False)
         if direct.server != found.server:
             raise ConfigError("database-url and database-direct-url lead to different databases.")
-
-    def _probe(self, setting: str, url: str, *, pooled: bool) -> session_check.SessionProbe:
-        try:
-            found = session_check.probe(url, pooled=pooled)
-        except psycopg.Error as error:
-            said = str(error).strip()
-            wrong = session_check.refusal(setting, said, pooled=pooled)
-            raise ConfigError(wrong or f"The database does not answer: {said.rstrip('.')}") from error
-        if wrong := session_check.complaint(setting, found):
-            raise ConfigError(wrong)
-        return found
 
     def restore(self) -> None:
         """Restarts an embedded Postgres that has stopped; does nothing for an external one.

@@ -114,7 +114,8 @@ class ServerProcess:
         self._events = self._metrics.events
         self._tool_loop = self._make_tool_loop()
         self._rates = RateLimits(database)
-        self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
+        notifies = config.delivery == "notify"
+        self._notifier = Notifier(database, self._replica, enabled=notifies, on_fatal=self._fenced)
         self._recorder = self._make_recorder(model, hub)
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
@@ -169,6 +170,7 @@ class ServerProcess:
             max_running=model.engine.stats().max_running,
             max_deaths=self._config.max_deaths,
             generates=self._config.generates_background,
+            on_left_over=self._notifier.notify_queue,
             on_fatal=self._fenced,
         )
 
@@ -182,7 +184,7 @@ class ServerProcess:
             opened.disk,
             self._config,
             tool_loop=self._tool_loop,
-            on_queued=self._queued,
+            on_queued=self._claimer.queued,
             unread=self._abandonment,
             rates=self._rates,
             on_accepted=self._events.accepted,
@@ -226,6 +228,7 @@ class ServerProcess:
             on_claimable=self._claimer.wake,
             on_fenced=self._fenced,
             on_other_replicas=self._notifier.set_other_replicas_alive,
+            on_first=self._claimer.set_first,
             on_database_gone=opened.restore,
             on_beat_done=self._standby.signal_alive,
         )
@@ -235,9 +238,9 @@ class ServerProcess:
             self._database,
             hub,
             is_here=self._recorder.produces,
-            on_queue=self._wake_claimer,
+            on_queue=self._claimer.hint,
             on_cancel=self._cancel_all,
-            listen=self._config.delivery == "notify",
+            notifier=self._notifier if self._config.delivery == "notify" else None,
             on_fatal=self._fenced,
         )
 
@@ -324,16 +327,6 @@ class ServerProcess:
         """Called by the follower's thread with other replicas' cancellation requests."""
         for response in wanted:
             self._cancel(response)
-
-    def _queued(self) -> None:
-        """Called by a handler's thread after a background response was queued."""
-        self._wake_claimer()
-        self._notifier.notify_queue()
-
-    def _wake_claimer(self) -> None:
-        """Called when the queue has grown, by this replica or another."""
-        if self._config.generates_background:
-            self._claimer.wake()
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
