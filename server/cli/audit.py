@@ -16,12 +16,13 @@ from server.errors import ConfigError
 from server.maintenance import audit_responses as invariants
 from server.maintenance.audit_images import check_conversation, check_image
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
+from server.process.open_database import OpenDatabase
 from server.protocol.ids import response_id
 from server.store import audit_images
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.content import responses
-from server.store.database import Connection, Database, clock
+from server.store.database import Connection, clock
 from server.store.database_errors import DatabaseError
 from server.store.schema.compatibility import BEHIND, UNKNOWN
 from server.store.schema.upgrade import schema_state
@@ -85,15 +86,16 @@ def _count(text: str) -> int:
 
 def _run(config: Config, options: argparse.Namespace) -> int:
     with opened_database(config) as opened:
-        return _audit(opened.url, options)
+        return _audit(opened, options)
 
 
-def _audit(url: str, options: argparse.Namespace) -> int:
+def _audit(opened: OpenDatabase, options: argparse.Namespace) -> int:
     """Prints a line for each violation, then a summary; returns the exit code. Raises ConfigError."""
     tally = Tally()
     try:
-        _require_current(url)
-        database = Database(url, pool_size=1)
+        _require_current(opened.url)
+        opened.check_sessions()
+        database = opened.connect(1)
         with closing(database), database.dedicated_connection("audit") as connection:
             scope = _scope(connection, options)
             for violation in violations(connection, scope, Limits(), tally):

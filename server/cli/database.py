@@ -58,8 +58,8 @@ def _storage(config: Config, _options: argparse.Namespace) -> int:
 
 def run_psql(config: Config, options: argparse.Namespace) -> int:
     with opened_database(config, print_status) as opened:
-        command, secrets = psql_command(opened.url)
-        options_of_reader = {} if options.write else {"PGOPTIONS": reader_options(opened.url)}
+        command, secrets = psql_command(opened.session_url)
+        options_of_reader = {} if options.write else {"PGOPTIONS": reader_options(opened.session_url)}
         environment = child_environment({**secrets, **options_of_reader})
         return subprocess.run([*command, *options.rest], env=environment, check=False).returncode
 

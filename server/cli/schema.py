@@ -82,9 +82,10 @@ def _upgrade(config: Config, options: argparse.Namespace) -> int:
 
 
 def _await_database(config: Config) -> None:
-    if config.database_url is not None:
+    url = config.database_direct_url or config.database_url
+    if url is not None:
         upgrade.wait_for_connections(
-            config.database_url,
+            url,
             START_SECONDS,
             lambda: print_status("The database accepts no connections yet; waiting."),
         )
@@ -162,7 +163,7 @@ def _downgrade(config: Config, options: argparse.Namespace) -> int:
         if reason is not None:
             raise ConfigError(reason)
         try:
-            upgrade.downgrade(opened.url, migration, options.wait)
+            upgrade.downgrade(opened.session_url, migration, options.wait)
         except DatabaseError as error:
             raise ConfigError(f"The schema cannot be downgraded: {lock_advice(error)}") from error
     print_status(f"The schema is back at {migration.previous or 'nothing'}.")

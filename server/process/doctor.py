@@ -167,7 +167,11 @@ def examine_database(config: Config) -> Iterator[Finding]:
         yield Finding("problem", "database", _sentence(str(error)))
         return
     try:
+        if not opened.is_embedded:
+            opened.check_sessions()
         yield describe_schema(schema_state(opened.url), embedded=opened.is_embedded)
+    except ConfigError as error:
+        yield Finding("problem", "database", _sentence(str(error)))
     except DatabaseError as error:
         cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
         yield Finding("problem", "database", _sentence(f"The database does not answer: {cause}"))

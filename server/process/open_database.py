@@ -4,12 +4,15 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
+
 from server.configuration.environment import xdg_data_home
 from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError, default_data_dir
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.errors import ConfigError
-from server.store import database_roles
+from server.store import database_roles, session_check
+from server.store.database import Database
 from server.store.database_errors import DatabaseError, in_one_line, is_contention
 from server.store.disk_space import Disk
 from server.store.schema.compatibility import BEHIND, UNKNOWN, SchemaState
@@ -35,8 +38,15 @@ class OpenDatabase:
         """Raises ConfigError or EmbeddedError, whose messages are for the operator."""
         self.disk = Disk(None if config.database_url is not None else data_dir(config), config.disk_reserve)
         self._embedded: EmbeddedPostgres | None = None
+        self._pooled = config.database_pooler == "transaction"
+        self._direct_url = config.database_direct_url
         if config.database_url is not None:
             self.url = config.database_url
+        elif self._pooled or self._direct_url is not None:
+            raise ConfigError(
+                "database-pooler and database-direct-url belong to a database-url; the embedded database has"
+                " no pooler."
+            )
         else:
             directory = data_dir(config)
             say(f"Postgres: embedded, in {directory}")
@@ -46,6 +56,57 @@ class OpenDatabase:
     @property
     def is_embedded(self) -> bool:
         return self._embedded is not None
+
+    @property
+    def session_url(self) -> str:
+        """The URL of Postgres itself, for what needs a session. Raises ConfigError without one."""
+        if self._pooled and self._direct_url is None:
+            raise ConfigError(
+                "This needs a session of Postgres, which a pooler does not give: set"
+                " HOLDFAST_DATABASE_DIRECT_URL to the URL of Postgres itself."
+            )
+        return self._direct_url or self.url
+
+    def connect(self, pool_size: int, *, strict: bool = False) -> Database:
+        """Connections to it; the caller closes them."""
+        return Database(
+            self.url,
+            pool_size=pool_size,
+            strict=strict,
+            pooled=self._pooled,
+            direct_url=self._direct_url,
+        )
+
+    def check_sessions(self) -> None:
+        """Raises ConfigError unless transactions have their time limits behind the URLs, whatever is between.
+
+        Without that the promises about locks and slow statements would be gone unnoticed. Nothing is between
+        an embedded database and its server.
+        """
+        if self.is_embedded:
+            return
+        found = self._probe("database-url", self.url, pooled=self._pooled)
+        if not (self._pooled or found.is_own_backend):
+            log.warning(
+                "the database is behind a pooler; if that pools transactions, set"
+                " HOLDFAST_DATABASE_POOLER=transaction"
+            )
+        if self._direct_url is None:
+            return
+        direct = self._probe("database-direct-url", self._direct_url, pooled=False)
+        if direct.server != found.server:
+            raise ConfigError("database-url and database-direct-url lead to different databases.")
+
+    def _probe(self, setting: str, url: str, *, pooled: bool) -> session_check.SessionProbe:
+        try:
+            found = session_check.probe(url, pooled=pooled)
+        except psycopg.Error as error:
+            said = str(error).strip()
+            wrong = session_check.refusal(setting, said, pooled=pooled)
+            raise ConfigError(wrong or f"The database does not answer: {said.rstrip('.')}") from error
+        if wrong := session_check.complaint(setting, found):
+            raise ConfigError(wrong)
+        return found
 
     def restore(self) -> None:
         """Restarts an embedded Postgres that has stopped; does nothing for an external one.
@@ -64,7 +125,11 @@ class OpenDatabase:
             self._embedded.stop()
 
     def make_current(self) -> None:
-        """Migrates an embedded database; an external one must be current already, or newer and compatible."""
+        """Migrates an embedded database; an external one must have a schema that this release can serve on.
+
+        Its sessions must be sound, too.
+        """
+        self.check_sessions()
         if not self.is_ready():
             raise ConfigError(BEHIND)
 
@@ -94,11 +159,11 @@ class OpenDatabase:
 
     def _migrate(self, seconds: float) -> None:
         try:
-            upgrade(self.url, seconds)
+            upgrade(self.session_url, seconds)
         except DatabaseError as error:
             raise ConfigError(f"The schema cannot be upgraded: {lock_advice(error)}") from error
-        if self.is_embedded or database_roles.roles_exist(self.url):
-            database_roles.create_roles(self.url)
+        if self.is_embedded or database_roles.roles_exist(self.session_url):
+            database_roles.create_roles(self.session_url)
 
     def _state(self) -> SchemaState:
         try:

@@ -119,7 +119,7 @@ class ServerProcess:
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(model, hub, opened)
-        self._standby = make_standby(database.url, self._replica, config.lease_seconds)
+        self._standby = make_standby(database.dedicated_url, self._replica, config.lease_seconds)
         self._stall_watch = StallWatch()
         self._heartbeat = self._make_heartbeat(hub, opened)
         self._follower = self._make_follower(hub)

@@ -27,7 +27,9 @@ def connect(url: str) -> Iterator[Connection]:
     """A connection without the time limits of sessions that serve requests. Raises DatabaseError."""
     engine = create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(with_network_timeouts(url), application_name="holdfast schema"),
+        creator=lambda: psycopg.connect(
+            with_network_timeouts(url), application_name="holdfast schema", prepare_threshold=None
+        ),
         poolclass=pool.NullPool,
     )
     try:
