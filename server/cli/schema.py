@@ -152,7 +152,7 @@ def describe(
 
 def _downgrade(config: Config, options: argparse.Namespace) -> int:
     with opened_database(config, print_status) as opened, _answers():
-        with connect(opened.url) as connection:
+        with connect(opened.session_url) as connection:
             migration = _last(upgrade.current_revision(connection))
             reason = refusal(
                 migration,
