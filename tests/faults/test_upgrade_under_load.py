@@ -39,8 +39,8 @@ PATIENCE_S = 120.0
 UPGRADE_S = "600"
 SETTINGS: dict[str, object] = {
     "engine": "scripted",
-    "scripted_tokens": 40,
-    "scripted_step_seconds": 0.05,
+    "scripted_tokens": 120,
+    "scripted_step_seconds": 0.05,  # six seconds: a cancellation that a lock delays still finds it running
     "allowed_hosts": "127.0.0.1",
     "shutdown_delay_seconds": 3,
 }
@@ -103,7 +103,7 @@ def fill_database(url: str, server: ServerProcess) -> None:
     """Single responses and chains, with items, streams and entries of the ledger, as a server writes them."""
 
     def create(**more: object) -> str:
-        body = {"model": MODEL, "input": "What is there to say?", **more}
+        body = {"model": MODEL, "input": "What is there to say?", "max_output_tokens": 24, **more}
         identifier: str = httpx.post(f"{server.api}/responses", json=body, timeout=60).json()["id"]
         return identifier
 
