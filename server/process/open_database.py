@@ -78,8 +78,11 @@ class OpenDatabase:
     def check_sessions(self) -> None:
         """Raises ConfigError unless transactions have their time limits behind the URLs, whatever is between.
 
-        Without that the promises about locks and slow statements would be gone unnoticed.
+        Without that the promises about locks and slow statements would be gone unnoticed. Nothing is between
+        an embedded database and its server.
         """
+        if self.is_embedded:
+            return
         found = session_check.probe("database-url", self.url, pooled=self._pooled)
         if not (self._pooled or found.is_own_backend):
             log.warning(
@@ -109,18 +112,19 @@ class OpenDatabase:
             self._embedded.stop()
 
     def make_current(self) -> None:
-        """Migrates an embedded database; an external one must be current already, or newer and compatible."""
+        """Migrates an embedded database; an external one must have a schema that this release can serve on.
+
+        Its sessions must be sound, too.
+        """
+        self.check_sessions()
         if not self.is_ready():
             raise ConfigError(BEHIND)
 
     def is_ready(self) -> bool:
         """Whether this release can serve on the schema; migrates an embedded database whose schema is behind.
 
-        Raises ConfigError if a newer release made the schema for itself alone, without an answer, or if a
-        pooler drops the settings of sessions.
+        Raises ConfigError if a newer release made the schema for itself alone, or without an answer.
         """
-        if not self.is_embedded:
-            self.check_sessions()
         state = self._state()
         if state == "behind" and self.is_embedded:
             self._migrate(UPGRADE_S)

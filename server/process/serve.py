@@ -46,6 +46,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         stack.callback(opened.close)
         listener = stack.enter_context(listening_socket(config))
         runner = stack.enter_context(asyncio.Runner())
+        opened.check_sessions()
         if not opened.is_ready() and not await_schema(config, opened, listener, runner, certificate):
             return 0
         threads = max(config.database_connections, MIN_CONNECTIONS)
