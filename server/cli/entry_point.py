@@ -8,7 +8,19 @@ import argparse
 import logging
 from collections.abc import Sequence
 
-from server.cli import audit, database, doctor, keys, prices, prompts, schema, tenants, trail
+from server.cli import (
+    audit,
+    database,
+    doctor,
+    erase,
+    keys,
+    prices,
+    prompts,
+    schema,
+    tenants,
+    trail,
+    transfer,
+)
 from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
 from server.configuration.settings import Config
@@ -72,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_commands(commands)
     trail.add_commands(commands)
     database.add_purge(commands)
+    erase.add_commands(commands)
+    transfer.add_commands(commands)
     database.add_storage(commands)
     database.add_psql(commands)
     return parser

@@ -80,17 +80,21 @@ def run_command(
     return run_module(["server", *arguments], environment(database_url, settings))
 
 
-def run_module(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m *arguments` to its end; its standard input is empty."""
+def run_module(
+    arguments: Sequence[str], environment: Mapping[str, str], given: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m *arguments`, with `given` on its standard input, to its end."""
     with (
         tempfile.TemporaryFile() as output,
         tempfile.TemporaryFile() as errors,
-        open(os.devnull, "rb") as nothing,
+        tempfile.TemporaryFile() as input_,
     ):
+        input_.write(given.encode())
+        input_.seek(0)
         process = fork_server.fork(
             arguments,
             environment,
-            (nothing.fileno(), output.fileno(), errors.fileno()),
+            (input_.fileno(), output.fileno(), errors.fileno()),
         )
         code = process.wait(PATIENCE_S)
         output.seek(0)
