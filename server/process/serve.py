@@ -22,6 +22,7 @@ from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess, make_mcp_servers
 from server.store.database import Database
+from server.webhooks.door import allowed_receivers
 
 SEND_BUFFER_BYTES = 128 * 1024
 """SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
@@ -35,6 +36,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     model_name(config)  # these raise ConfigError before anything is started
     read_adapters(config)
     make_mcp_servers(config)
+    allowed_receivers(config)
     certificate = _read_certificate(config)
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
