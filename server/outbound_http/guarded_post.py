@@ -69,10 +69,10 @@ async def _post(
     sent += [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
     sent.append((b"connection", b"close"))
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
-    network = CheckedNetwork(allowed, lookup)
+    context, network = trusted_authorities(), CheckedNetwork(allowed, lookup)
     async with (
         asyncio.timeout(seconds),
-        httpcore.AsyncConnectionPool(ssl_context=trusted_authorities(), network_backend=network) as pool,
+        httpcore.AsyncConnectionPool(ssl_context=context, network_backend=network) as pool,
         pool.stream("POST", target, headers=sent, content=body, extensions={"timeout": timeouts}) as answer,
     ):
         received = httpx.Headers(answer.headers)

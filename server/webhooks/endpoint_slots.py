@@ -2,10 +2,11 @@
 
 An endpoint is trusted when its last attempt succeeded. Trusted endpoints may have PER_ENDPOINT attempts under
 way. All others have one, share half of the senders, and after FAILURES failures in a row wait between
-attempts, longer each time. So endpoints that hang cannot use the other half, however many there are.
+attempts, longer each time. So endpoints that hang cannot use the other half, however many there are, and one
+that is not known yet waits behind them only if it has failed before.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from uuid import UUID
@@ -43,10 +44,11 @@ class EndpointSlots:
         """Senders without an attempt."""
         return self._senders - sum(endpoint.under_way for endpoint in self._endpoints.values())
 
-    def room(self, waiting: Iterable[UUID], now: float) -> dict[UUID, int]:
+    def room(self, waiting: Mapping[UUID, bool], now: float) -> dict[UUID, int]:
         """How many further attempts may begin at those of the endpoints at which one may.
 
-        Of the endpoints that are not trusted those come first that were not used for longest.
+        `waiting` says of each whether a repetition waits for it. Of the endpoints that are not trusted those
+        come first for which none does, and then those that were not used for longest.
         """
         known = {key: self._endpoints.get(key, _Endpoint()) for key in waiting}
         open_now = {key: one for key, one in known.items() if one.paused_until <= now}
@@ -55,7 +57,7 @@ class EndpointSlots:
         shared = self._senders // 2 - sum(
             one.under_way for one in self._endpoints.values() if not one.is_trusted
         )
-        idle.sort(key=lambda key: open_now[key].used_at)
+        idle.sort(key=lambda key: (waiting[key], open_now[key].used_at))
         room |= dict.fromkeys(idle[: max(shared, 0)], 1)
         return {key: number for key, number in room.items() if number > 0}
 
