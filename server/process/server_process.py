@@ -137,7 +137,8 @@ class ServerProcess:
         self._services = self._make_services(model, hub, opened, tuple(worker.thread for worker in workers))
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
             starting.start()
-        self._metrics.start(self._services, self._heartbeat, self._retention, scraped)
+        sending = self._webhooks.stats
+        self._metrics.start(self._services, self._heartbeat, self._retention, sending, scraped)
 
     def _make_tool_loop(self) -> ToolLoop:
         return ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call, self._traces)

@@ -74,6 +74,7 @@ class WebhookReceiver:
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=[0.05], daemon=True)
         self._lock = threading.Lock()
+        self._client = OpenAI(api_key="none")
 
     @property
     def port(self) -> int:
@@ -110,11 +111,7 @@ class WebhookReceiver:
         """The event, verified; None while the secret is not known."""
         if self.secret is None:
             return None
-        client = OpenAI(api_key="none", webhook_secret=self.secret)
-        try:
-            return client.webhooks.unwrap(arrival.body, arrival.headers)
-        finally:
-            client.close()
+        return self._client.webhooks.unwrap(arrival.body, arrival.headers, secret=self.secret)
 
     def __enter__(self) -> "WebhookReceiver":
         self._thread.start()
@@ -125,6 +122,7 @@ class WebhookReceiver:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._client.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
