@@ -13,6 +13,7 @@ BENCHES = (
     "chat",
     "many_responses",
     "operations",
+    "replicas",
     "engine_decode",
     "engine_sampling",
     "engine_batching",

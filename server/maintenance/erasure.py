@@ -79,6 +79,7 @@ class Erasure:
         self._watch = HeartbeatWatch(lease_seconds)
         self._until = 0.0
         self._counted = set[UUID]()
+        self._own = set[UUID]()
         self.outcome = Outcome()
 
     def count(self) -> Outcome:
@@ -173,6 +174,7 @@ class Erasure:
         found = self._find()
         if not (found.responses or found.lines or found.conversations):
             return False
+        self._own |= {*found.responses, *found.lines}
         doomed = self._mark(found.responses)
         self._settle(self._unfinished_of(doomed))
         if not self.outcome.unfinished:
@@ -187,21 +189,23 @@ class Erasure:
             take = partial(user_rows.take_out_of_conversation, subject=subject, conversation=conversation)
             whole, items = self._transaction(take)
             self.outcome.rows.update(conversations=whole, conversation_items=items)
-        known = {*doomed, *found.responses, *found.lines}
+        known = {*doomed, *self._own}
         if not self._keeps_trail():
             for names in _chunks(public_names([*known, *found.conversations])):
                 self._add(
                     "audit_trail", partial(tenant_rows.reduce_targets, tenant=self._tenant, names=names)
                 )
-        for ids in _chunks(known):
-            self._add("idempotency_keys", partial(user_rows.forget_requests, tenant=self._tenant, ids=ids))
+        for table in user_rows.tables_of_responses():
+            for ids in _chunks(known):
+                remove = partial(user_rows.remove_of_responses, table=table, tenant=self._tenant, ids=ids)
+                self._add(table, remove)
         remaining, size = sorted(doomed), _FIRST_BATCH
         while remaining and self._in_time():
             began, newest = self._clock(), remaining[-size:]
             self._add("responses", partial(response_rows.remove, subject=subject, ids=newest))
             del remaining[-size:]
             size = next_batch(size, self._clock() - began)
-        for ids in _chunks({*found.responses, *found.lines}):
+        for ids in _chunks(self._own):
             self._add("usage_ledger", partial(user_rows.anonymise_lines, tenant=self._tenant, ids=ids))
 
     def _keeps_trail(self) -> bool:

@@ -20,6 +20,8 @@ WAYS: Final[dict[str, Way]] = {
     "item_images": "removed",
     "images": "removed",
     "prompts": "removed",
+    "webhook_deliveries": "removed",
+    "webhook_endpoints": "removed",
     "usage_ledger": "usage",
     "spend": "removed",
     "rate_windows": "removed",
