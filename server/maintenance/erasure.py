@@ -80,6 +80,7 @@ class Erasure:
         self._until = 0.0
         self._counted = set[UUID]()
         self._own = set[UUID]()
+        self._is_marked = False
         self.outcome = Outcome()
 
     def count(self) -> Outcome:
@@ -172,14 +173,16 @@ class Erasure:
     def _pass_user(self) -> bool:
         """Removes what is found of the user; whether anything was."""
         found = self._find()
-        if not (found.responses or found.lines or found.conversations):
+        if not (found.responses or found.lines or found.conversations or self._is_marked):
             return False
+        self._is_marked = True
         self._own |= {*found.responses, *found.lines}
         doomed = self._mark(found.responses)
         self._settle(self._unfinished_of(doomed))
         if not self.outcome.unfinished:
             self._remove_user(doomed, found)
             remove_images(self._database)
+            self._is_marked = False
         return True
 
     def _remove_user(self, doomed: Sequence[UUID], found: UserRows) -> None:

@@ -1,7 +1,8 @@
-"""The audit trail: what operators, callers and the server itself changed. Rows are added and never changed.
+"""The audit trail: what operators, callers and the server itself changed. Rows are only added.
 
 An entry is written in the transaction of what it describes, so that there is none without the other. It
-names ids and counts, never the content of a request or an answer, nor a key's text.
+names ids and counts, never the content of a request or an answer, nor a key's text. An erasure takes names
+out of entries (`erasure/tenant_rows.py`).
 """
 
 import logging
