@@ -35,6 +35,7 @@ from server.http.services import Services
 from server.limits import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
+from server.metrics.refused_requests import RefusalWriter
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.ended_keys import EndedKeys
@@ -127,7 +128,8 @@ class ServerProcess:
         self._retention = Retention(database, opened.disk, config, self._replica)
         self._connections = OpenConnections()
         self._ended_keys = EndedKeys(database, self._recorder, self._connections, self._cancel)
-        of_keys = (self._rates, self._ended_keys)
+        self._refusals = RefusalWriter(database, self._events.refused)
+        of_keys = (self._rates, self._ended_keys, self._refusals)
         workers = (self._notifier, self._follower, self._heartbeat, self._retention, self._claimer, *of_keys)
         self._services = self._make_services(model, hub, opened, tuple(worker.thread for worker in workers))
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
@@ -281,6 +283,7 @@ class ServerProcess:
         self._ended_keys.stop()
         self._recorder.stop(FINAL_WRITE_SECONDS)
         self._rates.stop()
+        self._refusals.stop()
         self._heartbeat.stop()
         self._standby.stop()
         self._stall_watch.stop()

@@ -218,6 +218,7 @@ items = Table(
     Column("payload", JSON, nullable=False),
     time_column("created_at", required=True),
     *_sizes(),
+    Column("seconds", Double, comment="how long the call took that the server made"),
     UniqueConstraint("tenant", "id"),
 )
 
