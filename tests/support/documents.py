@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+SQL_PAGE = ROOT / "docs" / "sql.md"
 FOLDERS = ("server", "engine", "runner", "migrations", "demo", "bench")
 """Shown file by file; of `tests` the folders are enough."""
 
@@ -45,6 +46,19 @@ def between(text: str, name: str, content: str) -> str:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+def sql_lines() -> list[tuple[str, str]]:
+    """The queries of docs/sql.md, each with the heading above it; a later one of a heading has a number."""
+    lines: list[tuple[str, str]] = []
+    title = ""
+    for line in _text(SQL_PAGE).splitlines():
+        if line.startswith("##"):
+            title, number = line.lstrip("# "), 0
+        elif line.startswith("select "):
+            number += 1
+            lines.append((title if number == 1 else f"{title} ({number})", line.rstrip(";")))
+    return lines
 
 
 def settings_tables() -> str:

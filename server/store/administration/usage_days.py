@@ -71,7 +71,7 @@ _FOLD = text(
 _MAY_FOLD = text(
     """
     select count(*) >= :rows and pg_try_advisory_xact_lock(:lock)
-    from (select from usage_changes limit :rows) as some
+    from (select from usage_changes limit :rows) as unfolded
     """
 )
 _COUNT_OLD = text(
