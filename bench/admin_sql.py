@@ -1,6 +1,6 @@
 """Every line of docs/sql.md at 1,000,000 responses, on each Postgres there is: its plan and its time.
 
-BENCH_RESPONSES is how many there are in place of the million; with BENCH_WRITE=1 the table goes into the page.
+BENCH_RESPONSES is how many there are in place of the million; BENCH_WRITE=1 puts the table into the page.
 """
 
 import os

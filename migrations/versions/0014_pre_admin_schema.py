@@ -20,7 +20,7 @@ branch_labels = None
 depends_on = None
 
 FOLDER = Path(__file__).parent.parent / "views"
-FILES = ("v_events", "responses", "usage", "health", "content", "storage")
+FILES = ("v_events", "responses", "usage", "health", "content", "storage", "comments")
 UNCOUNTED = "ix_usage_ledger_uncounted"
 OFTEN_CHANGED = {"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"}
 
@@ -108,7 +108,6 @@ def _create_sums() -> None:
             "key_id",
             "model",
             "kind",
-            "background",
             "status",
             "error_code",
             name=op.f("pk_usage_days"),
@@ -140,7 +139,6 @@ def _groups() -> list[sa.Column[object]]:
         sa.Column(
             "kind", sa.Text(), nullable=False, comment="response, chat or completion: the API of the request"
         ),
-        sa.Column("background", sa.Boolean(), nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("error_code", sa.Text(), nullable=False, comment="empty: no error"),
     ]

@@ -3,7 +3,7 @@
 Three roles that cannot log in have the rights; users are members of one of them. `holdfast_server` serves.
 `holdfast_reader` reads everything but secrets. `holdfast_tenant_reader` reads the rows of the tenants that
 `reader_tenants` names for the user, which policies of row-level security select, and sees no others even if a
-query forgets its condition. Both ask the views of the schema `admin`, which read the tables with the rights of
+query forgets its condition. Both ask the views of the schema `admin`. These read tables with the rights of
 who asks, so that the same policies hold.
 
 COPY refuses tables with row-level security, and the recorder copies into `response_events_hot`: that table

@@ -1,9 +1,9 @@
 -- `admin.items`, `tool_calls`, `events`, `conversations`: what was said and called, and every stream event
 create view admin.items with (security_invoker) as
 select
-    i.response_id,
-    admin.name_of('resp_', i.response_id) as response,
-    i.tenant,
+    r.id as response_id,
+    admin.name_of('resp_', r.id) as response,
+    r.tenant,
     case i.side when 0 then 'input' else 'output' end as side,
     i.idx as place,
     i.id as item,
@@ -14,7 +14,8 @@ select
     i.payload,
     i.size,
     i.created_at
-from items i;
+from responses r
+join items i on i.tenant = r.tenant and i.response_id = r.id;
 comment on view admin.items is 'input and output items of stored responses';
 comment on column admin.items.response_id is 'compare it with admin.uuid_of(''resp_…'')';
 comment on column admin.items.response is 'response_id as the API shows it';
@@ -84,20 +85,16 @@ select
     admin.name_of('conv_', c.id) as conversation,
     c.tenant,
     c.created_at,
-    i.items,
-    i.last_item_at,
+    coalesce(i.items, 0) as items,
     c.metadata
 from conversations c
-left join lateral (
-    select count(*) as items, max(created_at) as last_item_at
-    from conversation_items i
-    where i.tenant = c.tenant and i.conversation_id = c.id
-) as i on true;
+left join (
+    select tenant, conversation_id, count(*) as items from conversation_items group by tenant, conversation_id
+) as i on i.tenant = c.tenant and i.conversation_id = c.id;
 comment on view admin.conversations is 'conversations and how many items they hold';
 comment on column admin.conversations.id is 'compare it with admin.uuid_of(''conv_…'')';
 comment on column admin.conversations.conversation is 'the id as the API shows it';
 comment on column admin.conversations.tenant is 'whose it is';
 comment on column admin.conversations.created_at is 'when it was made';
 comment on column admin.conversations.items is 'how many it holds';
-comment on column admin.conversations.last_item_at is 'when the newest of them came';
 comment on column admin.conversations.metadata is 'what the client has attached';

@@ -42,17 +42,25 @@ comment on column admin.latency_hourly.tokens_per_second_p50 is 'of one response
 create view admin.failures_daily with (security_invoker) as
 select
     day, tenant, status as outcome, error_code, model, null::text as route, null::integer as http_status,
-    sum(responses)::bigint as requests
+    responses as requests
 from admin.usage_daily
 where status <> 'completed'
-group by day, tenant, status, error_code, model
 union all
 select
-    (hour at time zone 'utc')::date, nullif(tenant, ''), 'refused', nullif(error_code, ''), null,
-    nullif(route, ''), nullif(status, 0), sum(requests)::bigint
-from refused_requests
-group by 1, 2, 4, 6, 7;
-comment on view admin.failures_daily is 'responses that did not complete, and requests that were answered with an error';
+    d.begins::date, r.tenant, 'refused', r.error_code, null, r.route, r.status, r.requests
+from (
+    select date_trunc('day', min(hour) at time zone 'utc') as first, max(hour) at time zone 'utc' as last
+    from refused_requests
+) as b
+cross join lateral generate_series(b.first, b.last, interval '1 day') as d (begins)
+cross join lateral (
+    select nullif(tenant, '') as tenant, nullif(error_code, '') as error_code, nullif(route, '') as route, status,
+        sum(requests)::bigint as requests
+    from refused_requests
+    where hour >= d.begins at time zone 'utc' and hour < (d.begins + interval '1 day') at time zone 'utc'
+    group by 1, 2, 3, 4
+) as r;
+comment on view admin.failures_daily is 'responses that did not complete, and requests that were answered with an error; sum the rows';
 comment on column admin.failures_daily.day is 'in UTC';
 comment on column admin.failures_daily.tenant is 'whose they are; null: not known, as with a wrong key';
 comment on column admin.failures_daily.outcome is 'failed, incomplete or cancelled: a response; refused: a request';

@@ -64,7 +64,6 @@ select
     k.name as key_name,
     u.model,
     u.kind,
-    u.background,
     u.status,
     nullif(u.error_code, '') as error_code,
     u.responses,
@@ -75,37 +74,28 @@ select
     u.cost,
     u.unpriced
 from (
-    select
-        day, tenant, key_id, model, kind, background, status, error_code,
-        sum(responses)::bigint as responses, sum(input_tokens)::bigint as input_tokens,
-        sum(cached_tokens)::bigint as cached_tokens, sum(output_tokens)::bigint as output_tokens,
-        sum(reasoning_tokens)::bigint as reasoning_tokens, sum(cost) as cost, sum(unpriced)::bigint as unpriced
-    from (
-        select day, tenant, key_id, model, kind, background, status, error_code, responses, input_tokens,
-            cached_tokens, output_tokens, reasoning_tokens, cost, unpriced
-        from usage_days
-        union all
-        select day, tenant, key_id, model, kind, background, status, error_code, responses, input_tokens,
-            cached_tokens, output_tokens, reasoning_tokens, cost, unpriced
-        from usage_changes
-        union all
-        select cast(finished_at at time zone 'utc' as date), tenant, coalesce(key_id, ''), model, 'response', false,
-            status, coalesce(error_code, ''), 1, input_tokens, cached_tokens, output_tokens, reasoning_tokens,
-            coalesce(cost, 0), case when cost is null then 1 else 0 end
-        from usage_ledger
-        where kind is null
-    ) as parts
-    group by day, tenant, key_id, model, kind, background, status, error_code
+    select day, tenant, key_id, model, kind, status, error_code, responses, input_tokens, cached_tokens,
+        output_tokens, reasoning_tokens, cost, unpriced
+    from usage_days
+    union all
+    select day, tenant, key_id, model, kind, status, error_code, responses, input_tokens, cached_tokens,
+        output_tokens, reasoning_tokens, cost, unpriced
+    from usage_changes
+    union all
+    select cast(finished_at at time zone 'utc' as date), tenant, coalesce(key_id, ''), model, 'response', status,
+        coalesce(error_code, ''), 1, input_tokens, cached_tokens, output_tokens, reasoning_tokens,
+        coalesce(cost, 0), case when cost is null then 1 else 0 end
+    from usage_ledger
+    where kind is null
 ) as u
 left join api_keys k on k.id = u.key_id;
-comment on view admin.usage_daily is 'sums of every ended response by day, exact at any time';
+comment on view admin.usage_daily is 'sums of every ended response by day, exact at any time; several rows may have the same values, so sum them';
 comment on column admin.usage_daily.day is 'on which they ended, in UTC';
 comment on column admin.usage_daily.tenant is 'whose they are';
 comment on column admin.usage_daily.key_id is 'the API key; null: none';
 comment on column admin.usage_daily.key_name is 'the name of that key';
 comment on column admin.usage_daily.model is 'the model that was asked';
 comment on column admin.usage_daily.kind is 'response, chat or completion';
-comment on column admin.usage_daily.background is 'they ran whether or not a client waited';
 comment on column admin.usage_daily.status is 'completed, incomplete, failed or cancelled';
 comment on column admin.usage_daily.error_code is 'the code of their error; null: none';
 comment on column admin.usage_daily.responses is 'how many';
@@ -117,22 +107,13 @@ comment on column admin.usage_daily.cost is 'of those that have one';
 comment on column admin.usage_daily.unpriced is 'responses whose model had no price';
 
 create view admin.users_daily with (security_invoker) as
-select
-    day, tenant, end_user, sum(responses)::bigint as responses, sum(input_tokens)::bigint as input_tokens,
-    sum(cached_tokens)::bigint as cached_tokens, sum(output_tokens)::bigint as output_tokens,
-    sum(reasoning_tokens)::bigint as reasoning_tokens, sum(cost) as cost, sum(unpriced)::bigint as unpriced
-from (
-    select day, tenant, end_user, responses, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost,
-        unpriced
-    from user_days
-    union all
-    select day, tenant, end_user, responses, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost,
-        unpriced
-    from usage_changes
-    where end_user <> ''
-) as parts
-group by day, tenant, end_user;
-comment on view admin.users_daily is 'sums of every ended response that names an end user, by day and user';
+select day, tenant, end_user, responses, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost, unpriced
+from user_days
+union all
+select day, tenant, end_user, responses, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost, unpriced
+from usage_changes
+where end_user <> '';
+comment on view admin.users_daily is 'sums of every ended response that names an end user, by day and user; sum the rows';
 comment on column admin.users_daily.day is 'on which they ended, in UTC';
 comment on column admin.users_daily.tenant is 'whose they are';
 comment on column admin.users_daily.end_user is 'user, else safety_identifier, of the requests';
@@ -145,11 +126,23 @@ comment on column admin.users_daily.cost is 'of those that have one';
 comment on column admin.users_daily.unpriced is 'responses whose model had no price';
 
 create view admin.costs_monthly with (security_invoker) as
-select
-    date_trunc('month', day::timestamp)::date as month, tenant, model, sum(responses)::bigint as responses,
-    sum(input_tokens + output_tokens)::bigint as tokens, sum(cost) as cost, sum(unpriced)::bigint as unpriced
-from admin.usage_daily
-group by 1, 2, 3;
+select m.month::date as month, u.tenant, u.model, u.responses, u.tokens, u.cost, u.unpriced
+from (
+    select date_trunc('month', least(
+        (select min(day) from usage_days), (select min(day) from usage_changes),
+        (select min(finished_at)::date - 1 from usage_ledger where kind is null)
+    )::timestamp) as first
+) as b
+cross join lateral generate_series(b.first, clock_timestamp() at time zone 'utc' + interval '1 day', interval '1 month')
+    as m (month)
+cross join lateral (
+    select
+        tenant, model, sum(responses)::bigint as responses, sum(input_tokens + output_tokens)::bigint as tokens,
+        sum(cost) as cost, sum(unpriced)::bigint as unpriced
+    from admin.usage_daily
+    where day >= m.month::date and day < (m.month + interval '1 month')::date
+    group by tenant, model
+) as u;
 comment on view admin.costs_monthly is 'what tenants have cost at the prices of `holdfast prices`';
 comment on column admin.costs_monthly.month is 'its first day, in UTC';
 comment on column admin.costs_monthly.tenant is 'whose responses they are';

@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from server.store.column_comments import describe
 from server.store.tables import NOW, engine_times, metadata, origin_columns, time_column
 
 _PERIODS = "budget_period in ('day', 'month', 'total')"
@@ -169,7 +170,6 @@ def _usage_groups() -> list[Column[object]]:
         Column("key_id", Text, nullable=False, comment="empty: without a key"),
         Column("model", Text, nullable=False),
         Column("kind", Text, nullable=False, comment="response, chat or completion: the API of the request"),
-        Column("background", Boolean, nullable=False),
         Column("status", Text, nullable=False),
         Column("error_code", Text, nullable=False, comment="empty: no error"),
     ]
@@ -208,7 +208,7 @@ usage_days = Table(
     *_usage_groups(),
     *_usage_sums(),
     PrimaryKeyConstraint(
-        "tenant", "day", "key_id", "model", "kind", "background", "status", "error_code", name="pk_usage_days"
+        "tenant", "day", "key_id", "model", "kind", "status", "error_code", name="pk_usage_days"
     ),
     Index("ix_usage_days_day", "day"),
     postgresql_with={"fillfactor": "80"},
@@ -272,5 +272,6 @@ reader_tenants = Table(
     comment="whose rows the readers of single tenants see",
 )
 
+describe(metadata)
 ALL_TABLES = metadata
 """The metadata of these tables and of those in `tables.py`."""

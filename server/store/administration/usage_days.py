@@ -19,7 +19,7 @@ _MAX_COUNTED = 1_000
 _LOCK = int.from_bytes(b"usgdays", "big")
 """Advisory lock, held until the end of the transaction: one replica folds at a time."""
 
-_GROUPS = "tenant, day, key_id, model, kind, background, status, error_code"
+_GROUPS = "tenant, day, key_id, model, kind, status, error_code"
 _SUMS = (
     "responses",
     "input_tokens",
@@ -33,17 +33,17 @@ _COLUMNS = ", ".join(_SUMS)
 _TOTALS = ", ".join(f"sum({name})" for name in _SUMS)
 
 RETURNED: Final = (
-    "tenant, finished_at, key_id, model, kind, background, status, error_code, end_user, input_tokens,"
-    " cached_tokens, output_tokens, reasoning_tokens, cost"
+    "tenant, finished_at, key_id, model, kind, status, error_code, end_user, input_tokens, cached_tokens,"
+    " output_tokens, reasoning_tokens, cost"
 )
 """The columns of the ledger that ADD reads."""
 ADD: Final = f"""
     insert into usage_changes ({_GROUPS}, end_user, {_COLUMNS})
     select tenant, cast(finished_at at time zone 'utc' as date), coalesce(key_id, ''), model, kind,
-        coalesce(background, false), status, coalesce(error_code, ''), coalesce(end_user, ''), count(*),
+        status, coalesce(error_code, ''), coalesce(end_user, ''), count(*),
         sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens),
         coalesce(sum(cost), 0), count(*) filter (where cost is null)
-    from metered group by 1, 2, 3, 4, 5, 6, 7, 8, 9
+    from metered group by 1, 2, 3, 4, 5, 6, 7, 8
 """  # noqa: S608 - constants of ours
 """SQL that adds the ledger's rows in the CTE `metered`."""
 
