@@ -34,6 +34,9 @@ class Asked:
     """A line of the page on one Postgres."""
 
     milliseconds: float
+    """Until all rows were there, at the median."""
+    cpu_milliseconds: float
+    """Of the session's process, likewise; nothing ran in parallel to it."""
     plan: str
 
 
@@ -66,6 +69,7 @@ def _ask_all(url: str, lines: Sequence[str]) -> list[Asked]:
     with psycopg.connect(url, autocommit=True) as connection:
         version = connection.info.server_version // 10000
         print(f"  Postgres {version}: {RESPONSES} responses in {time.monotonic() - began:.0f} s", flush=True)
+        connection.execute("set max_parallel_workers_per_gather = 0")
         connection.execute(sql.SQL("set role {}").format(sql.Identifier(database_roles.READER)))
         asked = []
         for line in lines:
@@ -77,14 +81,26 @@ def _ask_all(url: str, lines: Sequence[str]) -> list[Asked]:
 
 
 def _ask(connection: psycopg.Connection, line: str) -> Asked:
-    times = []
+    times, cpu_times = [], []
     for _ in range(ROUNDS):
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), _cpu_seconds(connection)
         connection.execute(line.encode()).fetchall()
         times.append((time.perf_counter() - began) * 1000)
+        cpu_times.append((_cpu_seconds(connection) - cpu_began) * 1000)
     explained = connection.execute(b"explain (format json) " + line.encode()).fetchone()
     assert explained is not None
-    return Asked(statistics.median(times), ", ".join(dict.fromkeys(_scans(explained[0][0]["Plan"]))))
+    medians = statistics.median(times), statistics.median(cpu_times)
+    return Asked(*medians, ", ".join(dict.fromkeys(_scans(explained[0][0]["Plan"]))))
+
+
+def _cpu_seconds(connection: psycopg.Connection) -> float:
+    """What the session's process has computed until now; Linux counts nanoseconds."""
+    schedule = Path(f"/proc/{connection.info.backend_pid}/schedstat").read_text(encoding="ascii")
+    return int(schedule.split()[0]) / 1e9
+
+
+def _times(asked: Asked) -> str:
+    return f"{asked.milliseconds:.1f} ms ({asked.cpu_milliseconds:.1f})"
 
 
 def _scans(node: dict[str, Any]) -> Iterator[str]:
@@ -104,10 +120,13 @@ def _table(titles: Sequence[str], found: dict[int, list[Asked]]) -> str:
     rows = ["", "| " + " | ".join(head) + " |", "| --- |" + " ---: |" * len(majors) + " --- |"]
     for place, title in enumerate(titles):
         asked = [found[major][place] for major in majors]
-        times = [f"{one.milliseconds:.1f} ms" for one in asked]
+        times = [_times(one) for one in asked]
         rows.append("| " + " | ".join([title, *times, asked[-1].plan]) + " |")
-    missed = sum(
-        any(found[major][place].milliseconds > GOAL_MS for major in majors) for place in range(len(titles))
+    late = sum(
+        any(one[place].milliseconds > GOAL_MS for one in found.values()) for place in range(len(titles))
     )
-    verdict = "every line within it" if not missed else f"{missed} of {len(titles)} lines beyond it"
-    return "\n".join([*rows, "", f"Goal: {GOAL_MS:.0f} ms; {verdict}.", "", ""])
+    busy = sum(
+        any(one[place].cpu_milliseconds > GOAL_MS for one in found.values()) for place in range(len(titles))
+    )
+    says = f"Goal: {GOAL_MS:.0f} ms. Of {len(titles)} lines {late} miss it, {busy} by their processor time."
+    return "\n".join([*rows, "", says, "", ""])

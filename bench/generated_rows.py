@@ -32,6 +32,7 @@ def fill(url: str, count: int) -> str:
         database = Database(url, pool_size=1)
         retention.fold(database)
         database.close()
+        connection.execute("vacuum usage_changes")
         _execute(connection, [_METERED.format(which=f"<= {UNFOLDED}"), "drop table drawn, chained"])
         connection.execute("vacuum (freeze, analyze)")
         longest = connection.execute(_LONGEST).fetchone()
