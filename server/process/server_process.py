@@ -32,6 +32,7 @@ from server.http.services import Services
 from server.limits import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
+from server.metrics.refused_requests import RefusalWriter
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.ended_keys import EndedKeys
@@ -131,7 +132,8 @@ class ServerProcess:
         self._ended_keys = EndedKeys(database, self._recorder, self._connections, self._cancel)
         self._door = Door(model.seal, allowed_receivers(config), config.webhook_seconds)
         self._webhooks = WebhookSender(database, self._replica, self._door, config.webhook_retry_seconds)
-        of_keys = (self._rates, self._ended_keys)
+        self._refusals = RefusalWriter(database, self._events.refused)
+        of_keys = (self._rates, self._ended_keys, self._refusals)
         of_responses = (self._retention, self._claimer, self._webhooks)
         workers = (self._notifier, self._follower, self._heartbeat, *of_responses, *of_keys)
         self._services = self._make_services(model, hub, opened, tuple(worker.thread for worker in workers))
@@ -278,6 +280,7 @@ class ServerProcess:
         self._recorder.stop(FINAL_WRITE_SECONDS)
         self._webhooks.stop()
         self._rates.stop()
+        self._refusals.stop()
         self._heartbeat.stop()
         self._standby.stop()
         self._stall_watch.stop()
