@@ -1,4 +1,4 @@
-"""Refuses to start without an API key where one is needed: beyond loopback, or with `stdio:` tools.
+"""Whether requests need an API key; refuses to start without one beyond loopback, or with `stdio:` tools.
 
 With an issuer of access tokens every caller is authenticated, and none is needed.
 A worker serves nothing but health, so it may listen anywhere.
@@ -22,9 +22,8 @@ def require_key(config: Config, database: Database) -> None:
     exposed = config.serves_api and not config.loopback
     if not exposed and not processes:
         return
-    with database.begin() as connection:
-        if stored_keys.any_exist(connection):
-            return
+    if _key_exists(database):
+        return
     if exposed:
         raise ConfigError(
             f"There is no API key yet, so the server listens on loopback only, not on {config.host}; "
@@ -34,3 +33,13 @@ def require_key(config: Config, database: Database) -> None:
         f"There is no API key yet, so the program of the tool server {processes[0]!r} is not started: "
         "whoever reaches this server could use it. Make a key with: holdfast keys create"
     )
+
+
+def needs_key(config: Config, database: Database) -> bool:
+    """Whether a request needs an API key or an access token now."""
+    return TokenRules.from_settings(config) is not None or _key_exists(database)
+
+
+def _key_exists(database: Database) -> bool:
+    with database.begin() as connection:
+        return stored_keys.any_exist(connection)
