@@ -1,4 +1,4 @@
-"""deploy/systemd: a unit that systemd accepts, that agrees with the settings, and that gives no needless rights."""
+"""deploy/systemd: a unit that systemd accepts, that agrees with the settings, and that gives few rights."""
 
 import re
 import shutil
