@@ -103,6 +103,7 @@ replicas = Table(
         server_default="all",
         comment="all; api: generates no background responses; worker: serves no requests",
     ),
+    Column("revision", Text, comment="the schema's revision that its release needs"),
     CheckConstraint("state in ('alive', 'stopped', 'dead')", name="state"),
     CheckConstraint("role in ('all', 'api', 'worker')", name="role"),
 )
