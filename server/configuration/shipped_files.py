@@ -44,7 +44,7 @@ def model_folder(config: Config) -> Path:
 
 
 def name_of(folder: Path) -> str:
-    """A model's name by its folder: the folder's, or the repository's in a Hugging Face cache, without owner."""
+    """A model's name: its folder's, or in a Hugging Face cache the repository's without the owner."""
     repository = folder.parent.parent.name
     if folder.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.rpartition("--")[2]
