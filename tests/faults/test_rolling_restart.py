@@ -166,18 +166,14 @@ def restart_all(deployment: Deployment, restarted: tuple[int, int, int]) -> None
 def test_balancer_that_asks_every_five_seconds_refuses_nobody_over_two_restarts(
     start_server: StartServer, database_url: str, tally: Tally
 ) -> None:
-    pace = {"scripted_step_seconds": STEP_S}
-    serving = [start_server(shutdown_delay_seconds=SLOW_DELAY_S, **pace) for _ in range(2)]
+    settings = {"scripted_tokens": 2 * TOKENS, "scripted_step_seconds": STEP_S, "allowed_hosts": "127.0.0.1"}
+    serving = [start_server(shutdown_delay_seconds=SLOW_DELAY_S, **settings) for _ in range(2)]
     with Balancer([server.port for server in serving], probe_seconds=SLOW_PROBE_S) as balancer:
         eventually(lambda: len(balancer.ready) == len(serving), within=PATIENCE_S)
         load = Load(balancer.url, each=2)
         try:
             for server in serving:
-                server.ask_to_end()
-                assert server.wait() == 0
-                assert server.port not in balancer.ready
-                server.start()
-                eventually(lambda port=server.port: port in balancer.ready, within=PATIENCE_S)
+                restart_beside(server, balancer)
                 load.check()
             load.finish()
         finally:
@@ -187,3 +183,12 @@ def test_balancer_that_asks_every_five_seconds_refuses_nobody_over_two_restarts(
     assert (audited.returncode, audited.stdout) == (0, ""), audited.stderr
     for kind, count in load.counts.items():
         tally["F42", f"requests beside slow probes: {kind}"] += count
+
+
+def restart_beside(server: ServerProcess, balancer: Balancer) -> None:
+    """The balancer has taken it out before it is gone, and takes it in again."""
+    server.ask_to_end()
+    assert server.wait() == 0
+    assert server.port not in balancer.ready
+    server.start()
+    eventually(lambda: server.port in balancer.ready, within=PATIENCE_S)
