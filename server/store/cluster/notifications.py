@@ -34,9 +34,9 @@ HINT_DIGITS = 8
 """Hex digits of a response's short id, the last ones of its UUIDv7, which are random. A collision costs one
 query."""
 BATCH_SECONDS = 0.01
-SECONDS_PER_LISTENER = 0.001
+SECONDS_PER_LISTENER = 0.002
 """The least time from one batch to the next, for each other replica: each NOTIFY wakes the sessions of all of
-them, which takes some 20 microseconds, so that one replica's batches cost Postgres at most 2 % of a core."""
+them, which takes some 20 microseconds, so that one replica's batches cost Postgres at most 1 % of a core."""
 _RETRY_SECONDS = 1.0
 _MAX_PAYLOAD = 7900
 """Bytes; a payload must be shorter than 8000 bytes."""
