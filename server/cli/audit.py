@@ -24,7 +24,8 @@ from server.store.audit_snapshot import Scope
 from server.store.content import responses
 from server.store.database import Connection, clock
 from server.store.database_errors import DatabaseError
-from server.store.schema_upgrade import schema_state
+from server.store.schema.compatibility import BEHIND, UNKNOWN
+from server.store.schema.upgrade import schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 _AGE = re.compile(r"(\d{1,6})([mhd])")
@@ -148,9 +149,9 @@ def _image_violations(connection: Connection, scope: Scope) -> Iterator[Violatio
 def _require_current(url: str) -> None:
     match schema_state(url):
         case "behind":
-            raise ConfigError("The database's schema is behind this release; run: holdfast db upgrade")
+            raise ConfigError(BEHIND)
         case "unknown":
-            raise ConfigError("The database was made by a newer release of Holdfast; use that one.")
+            raise ConfigError(UNKNOWN)
 
 
 def _scope(connection: Connection, options: argparse.Namespace) -> Scope:

@@ -11,9 +11,10 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.errors import ConfigError
 from server.store import database_roles, session_check
 from server.store.database import Database
-from server.store.database_errors import DatabaseError
+from server.store.database_errors import DatabaseError, in_one_line, is_contention
 from server.store.disk_space import Disk
-from server.store.schema_upgrade import schema_state, upgrade
+from server.store.schema.compatibility import BEHIND, UNKNOWN, SchemaState
+from server.store.schema.upgrade import UPGRADE_S, schema_state, upgrade
 
 log = logging.getLogger("holdfast.open_database")
 
@@ -22,6 +23,10 @@ Report = Callable[[str], None]
 
 def data_dir(config: Config) -> Path:
     return config.data_dir or default_data_dir(Path.home(), xdg_data_home())
+
+
+class DatabaseAway(ConfigError):
+    """The database does not answer; it may later."""
 
 
 class OpenDatabase:
@@ -73,8 +78,11 @@ class OpenDatabase:
     def check_sessions(self) -> None:
         """Raises ConfigError unless transactions have their time limits behind the URLs, whatever is between.
 
-        Without that the promises about locks and slow statements would be gone unnoticed.
+        Without that the promises about locks and slow statements would be gone unnoticed. Nothing is between
+        an embedded database and its server.
         """
+        if self.is_embedded:
+            return
         found = session_check.probe("database-url", self.url, pooled=self._pooled)
         if not (self._pooled or found.is_own_backend):
             log.warning(
@@ -104,40 +112,61 @@ class OpenDatabase:
             self._embedded.stop()
 
     def make_current(self) -> None:
-        """Migrates an embedded database; an external one must be current already, and its sessions sound."""
-        if not self.is_embedded:
-            self.check_sessions()
-        if self._is_current():
-            return
-        if not self.is_embedded:
-            raise ConfigError("The database's schema is behind this release; run: holdfast db upgrade")
-        self.upgrade()
+        """Migrates an embedded database; an external one must have a schema that this release can serve on.
 
-    def upgrade(self) -> None:
-        """Migrates the schema to this release. Raises ConfigError and leaves it unchanged if that fails."""
-        if self._is_current():
-            return
+        Its sessions must be sound, too.
+        """
+        self.check_sessions()
+        if not self.is_ready():
+            raise ConfigError(BEHIND)
+
+    def is_ready(self) -> bool:
+        """Whether this release can serve on the schema; migrates an embedded database whose schema is behind.
+
+        Raises ConfigError if a newer release made the schema for itself alone, or without an answer.
+        """
+        state = self._state()
+        if state == "behind" and self.is_embedded:
+            self._migrate(UPGRADE_S)
+            return True
+        if state == "newer":
+            log.warning("a newer release made the schema, on which this one can serve: roll forward soon")
+        return state != "behind"
+
+    def upgrade(self, seconds: float = UPGRADE_S) -> bool:
+        """Migrates the schema to this release; False if a newer one made it, on which this one can serve.
+
+        Waits for locks for `seconds`. Raises ConfigError if it fails; of the migration that failed nothing is
+        left but indexes that were built.
+        """
+        state = self._state()
+        if state == "behind":
+            self._migrate(seconds)
+        return state != "newer"
+
+    def _migrate(self, seconds: float) -> None:
         try:
-            upgrade(self.session_url)
+            upgrade(self.session_url, seconds)
         except DatabaseError as error:
-            raise ConfigError(
-                f"The schema cannot be upgraded: {_cause(error)}. If it waits for a lock, another "
-                "transaction uses the tables: let it end, or end it, and try again."
-            ) from error
+            raise ConfigError(f"The schema cannot be upgraded: {lock_advice(error)}") from error
         if self.is_embedded or database_roles.roles_exist(self.session_url):
             database_roles.create_roles(self.session_url)
 
-    def _is_current(self) -> bool:
-        """Whether the schema is this release's. Raises ConfigError if it is newer, or without an answer."""
+    def _state(self) -> SchemaState:
         try:
             state = schema_state(self.url)
         except DatabaseError as error:
-            raise ConfigError(f"The database does not answer: {_cause(error)}") from error
+            raise DatabaseAway(f"The database does not answer: {in_one_line(error)}.") from error
         if state == "unknown":
-            raise ConfigError("The database was made by a newer release of Holdfast; use that one.")
-        return state == "current"
+            raise ConfigError(UNKNOWN)
+        return state
 
 
-def _cause(error: DatabaseError) -> str:
-    """The driver's message, without the statement."""
-    return str(getattr(error, "orig", None) or error).strip().rstrip(".")
+def lock_advice(error: DatabaseError) -> str:
+    """Why the schema could not be changed, and what to do if another transaction is in the way."""
+    if not is_contention(error):
+        return f"{in_one_line(error)}."
+    return (
+        f"{in_one_line(error)}: another transaction uses the tables; `holdfast db status` shows which. Let "
+        "it end, or end it, and try again, or wait for longer with --wait."
+    )

@@ -19,6 +19,7 @@ from server.errors import ConfigError
 from server.http.asgi.listener import connection_limit, raise_file_limit
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.asgi.tls import ServerCertificate
+from server.process.await_schema import await_schema
 from server.process.key_required import require_key
 from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
@@ -43,17 +44,19 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
-        opened.make_current()
+        listener = stack.enter_context(listening_socket(config))
+        runner = stack.enter_context(asyncio.Runner())
+        opened.check_sessions()
+        if not opened.is_ready() and not await_schema(config, opened, listener, runner, certificate):
+            return 0
         threads = max(config.database_connections, MIN_CONNECTIONS)
         database = opened.connect(threads, strict=config.durability == "strict")
         stack.callback(database.close)
         config = _with_possible_delivery(config, database)
         require_key(config, database)
-        listener = stack.enter_context(listening_socket(config))
         scraped = None
         if config.metrics_port is not None:
             scraped = stack.enter_context(bind(config.metrics_host, config.metrics_port))
-        runner = stack.enter_context(asyncio.Runner())
         process = ServerProcess(config, database, opened, runner.get_loop(), say, certificate, scraped)
         stack.callback(process.stop)
         process.run(

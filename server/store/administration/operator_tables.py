@@ -156,6 +156,8 @@ usage_ledger = Table(
     Column("background", Boolean),
     Column("attempt", Integer, comment="how many replicas ran it"),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
+    Index("ix_usage_ledger_time", "finished_at"),
+    postgresql_partition_by="range (response_id)",
 )
 
 audit_trail = Table(
@@ -187,6 +189,21 @@ reader_tenants = Table(
     Column("tenant", Text, primary_key=True),
     Column("role", Text, primary_key=True, comment="a database user"),
     comment="whose rows the readers of single tenants see",
+)
+
+schema_compatibility = Table(
+    "schema_compatibility",
+    metadata,
+    Column("revision", Text, primary_key=True),
+    Column(
+        "oldest_code",
+        Text,
+        nullable=False,
+        comment="the last revision that the oldest release knows that may serve on this one",
+    ),
+    Column("release", Text, nullable=False, comment="the release that applied it"),
+    time_column("applied_at", required=True),
+    comment="a row for each migration that has run, from the one on that made this table",
 )
 
 ALL_TABLES = metadata
