@@ -21,6 +21,7 @@ revision = "0013"
 down_revision = "0012"
 branch_labels = None
 depends_on = None
+lost_by_downgrade = ()
 
 KEYS = {
     "responses": "id",

@@ -25,6 +25,7 @@ from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess, make_mcp_servers
 from server.store.database import Database
+from server.webhooks.door import allowed_receivers
 
 log = logging.getLogger("holdfast.serve")
 
@@ -40,6 +41,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     model_name(config)  # these raise ConfigError before anything is started
     read_adapters(config)
     make_mcp_servers(config)
+    allowed_receivers(config)
     certificate = _read_certificate(config)
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
