@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -111,11 +112,15 @@ def unfinished(database_url: str) -> int:
     return int(count)
 
 
+def has_received(arrivals: Arrivals, count: int) -> bool:
+    return len(arrivals.received) >= count
+
+
 def check_all_arrived(database_url: str, arrivals: Arrivals) -> dict[str, str]:
     """Every end, and none that did not happen, arrived; returns the ends."""
     eventually(lambda: unfinished(database_url) == 0, within=PATIENCE_S)
     ends = ended(database_url)
-    eventually(lambda: len(arrivals.received) >= len(ends), within=PATIENCE_S)
+    eventually(partial(has_received, arrivals, len(ends)), within=PATIENCE_S)
     assert arrivals.types == ends
     assert arrivals.problems == []
     return ends
@@ -146,7 +151,7 @@ def test_a_thousand_ends_arrive_at_receivers_that_fail_redirect_hang_and_die(
         with ThreadPoolExecutor(8) as pool:
             work = [pool.submit(begin, servers[number % 2], number) for number in range(ENDS)]
             for received in (ENDS // 16, ENDS // 4, ENDS // 2):
-                eventually(lambda at=received: len(arrivals.received) >= at, within=PATIENCE_S)
+                eventually(partial(has_received, arrivals, received), within=PATIENCE_S)
                 port, secret = receiver.port, receiver.secret
                 receiver.close()
                 time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""The state of the whole cluster, for metrics: unfinished responses, replicas, overdue purges, sizes, webhooks."""
+"""The state of the cluster, for metrics: unfinished responses, replicas, overdue purges, sizes, webhooks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
