@@ -1,19 +1,24 @@
 """How Alembic runs: on a connection handed over by the server, on `-x url=`, or offline as SQL."""
 
 from alembic import context
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.schema.compatibility import record_step
 from server.store.schema.session import TABLE_LOCK_TIMEOUT, connect, migration_lock
 
+PARTITIONS = text("select relname from pg_class where relispartition and relkind in ('r', 'p')")
+
 
 def run_on(connection: Connection) -> None:
+    partitions = set(connection.execute(PARTITIONS).scalars())
+    connection.rollback()
     context.configure(
         connection=connection,
         target_metadata=ALL_TABLES,
         transaction_per_migration=True,
         compare_server_default=False,
+        include_name=lambda name, kind, _parents: kind != "table" or name not in partitions,
         on_version_apply=record_step,
         lock_seconds=context.config.attributes.get("lock_seconds"),
     )

@@ -1,5 +1,6 @@
 """Loads the configured model: folder, name, adapters, engine, model format and vocabulary."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from server.outbound_http.allowed_addresses import read_allowed
 from server.process.connect_engine import check_engine_settings, connect
 from server.process.open_database import data_dir
 from server.prompting.loaded_model import LoadedModel
+
+log = logging.getLogger("holdfast.serve")
 
 
 def load_model(
@@ -161,3 +164,23 @@ def _load_scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnEn
     from server.process.scripted_model import scripted_engine
 
     return scripted_engine(config, folder, deliver, on_dead)
+
+
+def log_engine(what: str, engine: Engine) -> None:
+    """Logs the engine's figures at its start or its end."""
+    info, stats = engine.model_info, engine.stats()
+    log.info(
+        "the engine %s: context %d tokens, %d KV blocks, attention %s, decode %s; %d steps, %d prompt tokens "
+        "(%d cached), %d generated, %d preemptions, %d deaths",
+        what,
+        info.context_length,
+        stats.kv_blocks_total,
+        info.attention or "-",
+        info.decode or "-",
+        stats.steps,
+        stats.prompt_tokens,
+        stats.cached_tokens,
+        stats.tokens,
+        stats.preemptions,
+        stats.deaths,
+    )

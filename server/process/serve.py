@@ -25,6 +25,7 @@ from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess, make_mcp_servers
 from server.store.database import Database
+from server.webhooks.door import allowed_receivers
 
 log = logging.getLogger("holdfast.serve")
 
@@ -42,12 +43,14 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     model_name(config)  # these raise ConfigError before anything is started
     read_adapters(config)
     make_mcp_servers(config)
+    allowed_receivers(config)
     certificate = _read_certificate(config)
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
         listener = stack.enter_context(listening_socket(config))
         runner = stack.enter_context(asyncio.Runner())
+        opened.check_sessions()
         is_waiting = not opened.is_ready()
         if is_waiting and not await_schema(config, opened, listener, runner, certificate):
             return 0

@@ -1,0 +1,115 @@
+"""The routes of webhooks: /v1/webhook_endpoints, as OpenAI's, for tenants, and the same under /admin/v1."""
+
+from typing import Any, Literal
+
+from server.http.handlers import webhooks
+from server.http.openapi import Operation, Parameter
+from server.http.query_and_headers import PAGE
+from server.http.services import Handler
+from server.protocol import webhooks as objects
+
+ONE = "/webhook_endpoints/{webhook_endpoint_id}"
+_STATE = Parameter("state", Literal["pending", "delivered", "given_up"], "Only in this state.")
+_TENANT = Parameter("tenant", str, "Only of this tenant.")
+
+
+def _routes(admin: bool) -> list[Operation[Handler]]:
+    """The routes of one of the two APIs."""
+
+    def route(
+        method: str, path: str, handler: Handler, says: str, gives: Any, **more: Any
+    ) -> Operation[Handler]:
+        group = "administration" if admin else "webhooks"
+        if admin:
+            more |= {"scope": "admin", "tag": "administration"}
+        where = f"{method} {'/admin/v1' if admin else '/v1'}{path}"
+        name = more.pop("name", handler.__name__)
+        return Operation(where, handler, says, gives, operation_id=f"{group}.{name}", **more)
+
+    return [
+        route(
+            "POST",
+            "/webhook_endpoints",
+            webhooks.create_webhook_endpoint,
+            "Make a webhook endpoint; its secret is in this answer only.",
+            objects.EndpointWithSecret,
+            takes=objects.CreateTenantEndpoint if admin else objects.CreateEndpoint,
+        ),
+        route(
+            "GET",
+            "/webhook_endpoints",
+            webhooks.list_webhook_endpoints,
+            "A page of webhook endpoints, by age.",
+            objects.EndpointPage,
+            parameters=(*PAGE, _TENANT) if admin else PAGE,
+        ),
+        route("GET", ONE, webhooks.retrieve_webhook_endpoint, "A webhook endpoint.", objects.Endpoint),
+        route(
+            "POST",
+            ONE,
+            webhooks.update_webhook_endpoint,
+            "Change it; what is not given stays.",
+            objects.Endpoint,
+            takes=objects.UpdateEndpoint,
+        ),
+        route(
+            "DELETE",
+            ONE,
+            webhooks.delete_webhook_endpoint,
+            "Delete it; what waits for it is given up.",
+            objects.DeletedEndpoint,
+        ),
+        route(
+            "POST",
+            f"{ONE}/rotate_secret",
+            webhooks.rotate_webhook_secret,
+            "Give it a new secret, which is in this answer only.",
+            objects.EndpointWithSecret,
+            takes=objects.RotateSecret,
+            needs_body=False,
+        ),
+        route(
+            "POST",
+            f"{ONE}/test",
+            webhooks.test_webhook_endpoint,
+            "Send it a sample and tell how it answers.",
+            objects.SampleResult,
+            takes=objects.SendSample,
+        ),
+        route(
+            "GET",
+            f"{ONE}/deliveries",
+            webhooks.list_webhook_deliveries,
+            "A page of what is delivered to it, by age.",
+            objects.DeliveryPage,
+            parameters=(*PAGE, _STATE),
+        ),
+        route(
+            "POST",
+            f"{ONE}/deliveries/{{delivery_id}}/redeliver",
+            webhooks.redeliver_webhooks,
+            "Deliver this again, now.",
+            objects.Redelivered,
+            name="redeliver_webhook",
+        ),
+        route(
+            "POST",
+            f"{ONE}/redeliver",
+            webhooks.redeliver_webhooks,
+            "Deliver again the newest of what was given up.",
+            objects.Redelivered,
+        ),
+    ]
+
+
+WEBHOOK_ROUTES: list[Operation[Handler]] = [
+    *_routes(admin=False),
+    Operation(
+        "GET /v1/webhook_event_types",
+        webhooks.list_webhook_event_types,
+        "The event types that webhooks report.",
+        objects.EventTypeList,
+        operation_id="webhooks.list_webhook_event_types",
+    ),
+    *_routes(admin=True),
+]
