@@ -58,10 +58,9 @@ class Compose:
         assert not check or ran.returncode == 0, ran.stdout + ran.stderr
         return ran
 
-    def execute(self, service: str, *words: str, check: bool = True) -> str:
-        """What a command says in a running container."""
-        ran = self.run("exec", "-T", service, *words, check=check)
-        return ran.stdout + ran.stderr
+    def execute(self, service: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Runs a command in a running container."""
+        return self.run("exec", "-T", service, *words, check=check)
 
     def logs(self, service: str) -> str:
         ran = self.run("logs", service)
