@@ -1,4 +1,4 @@
-"""`holdfast dump`, `restore`, `db hold` and `db adopt`: copies of the database, and what runs in them."""
+"""`dump`, `restore`, `db hold` and `db adopt`: copies of the database, and what runs in them."""
 
 import argparse
 from contextlib import closing

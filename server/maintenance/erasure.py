@@ -16,7 +16,7 @@ from uuid import UUID
 
 from server.maintenance.retention import remove_images
 from server.recovery.heartbeat import HeartbeatWatch
-from server.store.administration import stored_keys
+from server.store.administration import stored_keys, usage_days
 from server.store.cluster import leases
 from server.store.database import Connection, Database
 from server.store.erasure import response_rows, tenant_rows, user_rows
@@ -172,6 +172,9 @@ class Erasure:
 
     def _pass_user(self) -> bool:
         """Removes what is found of the user; whether anything was."""
+        assert self._user is not None
+        forget = partial(usage_days.forget_user, tenant=self._tenant, user=self._user)
+        self._add("user_days", forget)
         found = self._find()
         if not (found.responses or found.lines or found.conversations or self._is_marked):
             return False

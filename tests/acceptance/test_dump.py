@@ -1,4 +1,4 @@
-"""`holdfast dump` and `restore`: a copy has everything, and runs nothing again until it is told to."""
+"""`dump` and `restore`: a copy has everything, and runs nothing again until it is told to."""
 
 import shutil
 import stat

@@ -16,7 +16,7 @@ from server.store.database import Database
 from server.store.erasure.subject import Subject
 from tests.acceptance.test_keys import make_key
 from tests.fix_server import PACED, StartServer
-from tests.support.erasing import Client, fill, fill_end_users, rows_of, traces
+from tests.support.erasing import Client, fill, rows_of, traces
 from tests.support.eventually import eventually
 from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess, run_command
@@ -55,7 +55,6 @@ class KilledDatabase(Database):
 def test_an_erasure_that_is_killed_at_any_point_leaves_a_sound_database_and_goes_on(
     start_server: StartServer, database_url: str
 ) -> None:
-    fill_end_users(database_url)
     server = start_server(**PACED)
     key = make_key(database_url, "--tenant", GONE)
     who = {"safety_identifier": "ada-5f"}
@@ -114,7 +113,6 @@ def load(
 def test_under_load_on_two_replicas_a_tenant_and_a_user_leave_nothing_and_others_lose_nothing(
     start_server: StartServer, database_url: str
 ) -> None:
-    fill_end_users(database_url)
     servers = [start_server(**PACED, max_running=4) for _ in range(2)]
     keys = {tenant: make_key(database_url, "--tenant", tenant).text for tenant in (GONE, STAYS)}
     with closing(Client(servers[0].api, keys[STAYS], "of-bob")) as bob:

@@ -11,6 +11,7 @@ from tests.support.eventually import eventually
 from tests.support.server_process import MODEL
 
 Json = dict[str, Any]
+CHANGED_BY_SERVERS = ("rate_windows", "storage_changes", "spend", "usage_changes", "usage_days", "user_days")
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
     "YPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
@@ -75,7 +76,7 @@ def await_end(client: Client, response: str) -> Json:
 def dumped(database_url: str) -> str:
     """All rows of all tables as text, as pg_dump writes them, without what only tests have."""
     program = binaries.psql_command(database_url)[0][0].removesuffix("psql") + "pg_dump"
-    without = ("--exclude-table=watched_statuses", "--exclude-table=noted_end_users", "--data-only")
+    without = ("--exclude-table=watched_statuses", "--data-only")
     return subprocess.run(
         [program, *without, database_url], capture_output=True, text=True, check=True
     ).stdout
@@ -107,28 +108,6 @@ def rows_of(database_url: str, tenant: str) -> dict[str, list[tuple[Any, ...]]]:
         return {
             table: connection.execute(query.format(table=table).encode(), [tenant]).fetchall()
             for (table,) in tables
-            if table not in ("rate_windows", "storage_changes", "spend")
+            if table
+            not in ("rate_windows", "storage_changes", "spend", "usage_changes", "usage_days", "user_days")
         }
-
-
-def fill_end_users(database_url: str) -> None:
-    """Has the database note the end user of every response in the ledger, from the request."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(
-            """
-            create table noted_end_users (id uuid primary key, name text);
-            create function note_end_user() returns trigger language plpgsql as $$ begin
-                insert into noted_end_users values (new.id, new.request->>'safety_identifier');
-                return new;
-            end $$;
-            create trigger note_end_user before insert on responses
-                for each row execute function note_end_user();
-            create function fill_end_user() returns trigger language plpgsql as $$ begin
-                new.end_user := coalesce(
-                    new.end_user, (select name from noted_end_users n where n.id = new.response_id));
-                return new;
-            end $$;
-            create trigger fill_end_user before insert on usage_ledger
-                for each row execute function fill_end_user();
-            """
-        )

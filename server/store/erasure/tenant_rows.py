@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from sqlalchemy import Connection, Table, TextClause, text
 
+from server.store.administration import usage_days
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.erasure.subject import ANONYMOUS, MAKE_ANONYMOUS
 
@@ -23,6 +24,10 @@ WAYS: Final[dict[str, Way]] = {
     "webhook_deliveries": "removed",
     "webhook_endpoints": "removed",
     "usage_ledger": "usage",
+    "usage_changes": "usage",
+    "usage_days": "usage",
+    "user_days": "usage",
+    "refused_requests": "removed",
     "spend": "removed",
     "rate_windows": "removed",
     "storage_changes": "removed",
@@ -91,6 +96,10 @@ def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, 
         if not may_change_trail(connection):
             return 0
         return connection.execute(_REDUCE, place).rowcount
+    if table == "user_days" and keep_usage:
+        return usage_days.forget_names(connection, tenant)
+    if table in ("usage_changes", "usage_days") and keep_usage:
+        return 0
     if table == "usage_ledger" and keep_usage:
         key = _key_query(ALL_TABLES.tables[table], f"and not {ANONYMOUS}")
         return connection.execute(
