@@ -1,4 +1,4 @@
-"""Revision 0013 on a database with rows: nothing is copied or lost, and the release before goes on writing."""
+"""Revision 0013 on a database with rows: nothing is copied or lost, and the release before can write."""
 
 import subprocess
 from collections.abc import Iterator
@@ -46,11 +46,11 @@ def insert(url: str, count: int, *, at: datetime | None = None) -> None:
 
 
 def partitions_with_rows(url: str, table: str) -> set[str]:
-    return {str(name) for (name,) in query(url, f"select distinct tableoid::regclass::text from {table}")}
+    return {str(name) for (name,) in query(url, f"select distinct tableoid::regclass::text from {table}")}  # noqa: S608
 
 
 def contents(url: str) -> list[list[tuple[object, ...]]]:
-    return [query(url, f"select t::text from {table} t order by 1") for table in (*TABLES, "v_events")]
+    return [query(url, f"select t::text from {table} t order by 1") for table in (*TABLES, "v_events")]  # noqa: S608
 
 
 def files(url: str, table: str) -> set[object]:
@@ -160,7 +160,7 @@ def test_a_server_without_ddl_makes_partitions_by_the_function_alone(database_ur
         query(server, "create table t as select 1")
     assert add(server, start, start + timedelta(days=3)) == [(f"responses_p{start:%Y%m%d%H}",)]
     with pytest.raises(InsufficientPrivilege):
-        query(server, f"select 1 from responses_p{start:%Y%m%d%H}")
+        query(server, f"select 1 from responses_p{start:%Y%m%d%H}")  # noqa: S608
     insert(server, 1, at=start + timedelta(hours=1))
     assert partitions_with_rows(server, "responses") == {f"responses_p{start:%Y%m%d%H}"}
 
@@ -204,9 +204,11 @@ def of_postgres_15(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("fifteen")
     for parent in (folder, *folder.parents[:2]):
         parent.chmod(0o711)
-    with EmbeddedPostgres(folder / "data", pgbin=binaries, options={"fsync": "off"}) as postgres:
-        with temporary_database(postgres, "fifteen") as name:
-            yield postgres.url_of(name)
+    with (
+        EmbeddedPostgres(folder / "data", pgbin=binaries, options={"fsync": "off"}) as postgres,
+        temporary_database(postgres, "fifteen") as name,
+    ):
+        yield postgres.url_of(name)
 
 
 def test_postgres_15_has_the_same(of_postgres_15: str) -> None:

@@ -1,4 +1,5 @@
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from uuid import UUID
 
 import pytest
@@ -20,7 +21,7 @@ def test_ranges_follow_the_last_one_without_gaps_up_to_two_widths_ahead() -> Non
     end = NOW.replace(hour=0, minute=0)
     found = list(missing_ranges(end + timedelta(days=2), NOW, timedelta(days=3)))
     assert found[0].start == end + timedelta(days=2)
-    assert all(left.end == right.start for left, right in zip(found, found[1:], strict=False))
+    assert all(left.end == right.start for left, right in pairwise(found))
     assert found[-1].end >= NOW + timedelta(days=6)
     assert found[-1].start < NOW + timedelta(days=6)
 
