@@ -33,6 +33,7 @@ language sql stable as $$
     from pg_index i join pg_class c on c.oid = i.indexrelid
     left join pg_constraint k on k.conindid = i.indexrelid and k.contype = 'p'
     where i.indrelid = source and (i.indisprimary or not i.indisunique)
+    order by c.relname
 $$;
 
 -- Gives a table the owner, the comment, the grants and the row-level security of another.

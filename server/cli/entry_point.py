@@ -8,7 +8,7 @@ import argparse
 import logging
 from collections.abc import Sequence
 
-from server.cli import audit, database, doctor, keys, prices, prompts, tenants, trail
+from server.cli import audit, database, doctor, keys, prices, prompts, schema, tenants, trail
 from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
 from server.configuration.settings import Config
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     tenants.add_commands(commands)
     prices.add_commands(commands)
     prompts.add_commands(commands)
-    database.add_upgrade(commands)
+    schema.add_commands(commands)
     audit.add_commands(commands)
     trail.add_commands(commands)
     database.add_purge(commands)

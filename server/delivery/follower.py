@@ -155,9 +155,9 @@ class Follower:
             here = {one.response_id for one in watched if self._is_here(one.response_id)}
             remote = [one for one in watched if one.response_id not in here]
             if remote:
-                self._hub.publish(
-                    _to_published(connection, update) for update in log_read.read_updates(connection, remote)
-                )
+                with connection.begin():
+                    updates = log_read.read_updates(connection, remote)
+                    self._hub.publish(_to_published(connection, update) for update in updates)
             self._failed = False
             self.thread.progress()
             unseen = {(one.tenant, one.response_id) for one in watched if one.response_id in here}

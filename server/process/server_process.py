@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from hypercorn.config import Config as HypercornConfig
-
 from engine.request import Engine
 from server.admission.admit import Admission
 from server.configuration.settings import Config, changed_settings, without_password
@@ -27,7 +25,7 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens
 from server.http.app import build
 from server.http.asgi.hypercorn_patches import install_patches
-from server.http.asgi.listener import Listener
+from server.http.asgi.listener import Listener, hypercorn_settings
 from server.http.asgi.open_connections import OpenConnections
 from server.http.asgi.tls import ServerCertificate
 from server.http.authentication import Authenticator
@@ -55,6 +53,7 @@ from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
+from server.store.schema.upgrade import newest_revision
 from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
 from server.tracing.open_tracer import open_tracer
@@ -120,7 +119,7 @@ class ServerProcess:
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(model, hub, opened)
-        self._standby = make_standby(database.url, self._replica, config.lease_seconds)
+        self._standby = make_standby(database.dedicated_url, self._replica, config.lease_seconds)
         self._stall_watch = StallWatch()
         self._heartbeat = self._make_heartbeat(hub, opened)
         self._follower = self._make_follower(hub)
@@ -244,9 +243,8 @@ class ServerProcess:
 
     def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
         """Serves at most `connections` on the listener until shutdown."""
-        server = Listener(
-            build(self._services, connections), self._http_settings(), connections, self._certificate
-        )
+        settings = hypercorn_settings(self._config)
+        server = Listener(build(self._services, connections), settings, connections, self._certificate)
         shutdown = Shutdown(self._services, server, self._loop, self._ended)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, shutdown.request)
@@ -256,18 +254,6 @@ class ServerProcess:
         gc.freeze()  # a model has a million permanent objects, which collections then skip
         install_patches()
         runner.run(server.serve(listener, self._ended.wait))
-
-    def _http_settings(self) -> HypercornConfig:
-        settings = HypercornConfig()
-        settings.errorlog = logging.getLogger("hypercorn.error")  # keeps our log format
-        settings.errorlog.setLevel("WARNING")
-        settings.graceful_timeout = 5.0
-        settings.keep_alive_timeout = 75.0
-        settings.max_app_queue_size = 4  # ASGI messages of a body that are buffered before it is read
-        settings.include_server_header = False
-        settings.websocket_max_message_size = self._config.max_body_bytes
-        settings.websocket_ping_interval = self._config.keep_alive_seconds
-        return settings
 
     def stop(self) -> None:
         """Ends the threads and marks the replica as stopped."""
@@ -298,7 +284,13 @@ class ServerProcess:
         host, pid = socket.gethostname(), os.getpid()
         with self._database.begin() as connection:
             replica = leases.register_replica(
-                connection, host=host, pid=pid, version=VERSION, role=self._config.role, models=models
+                connection,
+                host=host,
+                pid=pid,
+                version=VERSION,
+                role=self._config.role,
+                models=models,
+                revision=newest_revision(),
             )
             details = {"host": host, "pid": pid, "version": VERSION}
             settings = changed_settings(self._config)

@@ -103,6 +103,7 @@ replicas = Table(
         server_default="all",
         comment="all; api: generates no background responses; worker: serves no requests",
     ),
+    Column("revision", Text, comment="the schema's revision that its release needs"),
     CheckConstraint("state in ('alive', 'stopped', 'dead')", name="state"),
     CheckConstraint("role in ('all', 'api', 'worker')", name="role"),
 )
@@ -343,7 +344,13 @@ response_streams = Table(
     Column("tenant", Text, primary_key=True),
     Column("response_id", Uuid, primary_key=True),
     Column("last_seq", Integer, nullable=False),
-    Column("codec", SmallInteger, nullable=False, comment="1: JSON array of hot rows"),
+    Column(
+        "codec",
+        SmallInteger,
+        nullable=False,
+        comment="1: JSON array of hot rows; 2: with attempts; 3: and without large parameters, which request"
+        " has",
+    ),
     Column("body", Text, nullable=False),
     time_column("finished_at", required=True),
     Column("size", Integer, comment="bytes of the body"),

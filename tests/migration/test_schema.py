@@ -11,20 +11,22 @@ import psycopg
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, create_engine, inspect, pool
+from sqlalchemy import Connection, create_engine, event, inspect, pool
 
 from server.embedded_postgres.binaries import psql_command
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.database_errors import DatabaseError
-from server.store.schema_upgrade import _alembic, schema_state, upgrade
+from server.store.schema.upgrade import _alembic, schema_state, upgrade
 from tests.support.eventually import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 LOCK = int.from_bytes(b"holdfast", "big")
-WAITING = (
-    "select 1 from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
-    " and (query = 'ROLLBACK' or query like 'select pg_try_advisory_lock%')"
-)
+WAITING = """
+    select 1 from pg_stat_activity
+    where datname = current_database() and application_name = 'holdfast schema'
+      and state = 'idle' and backend_xmin is null and query = 'COMMIT'
+"""
+"""Between two questions for the lock, without a snapshot: `create index concurrently` waits for each."""
 
 
 @contextmanager
@@ -85,7 +87,7 @@ def test_an_upgrade_of_a_current_schema_changes_nothing(database_url: str) -> No
 
 
 def test_four_upgrades_at_once_all_succeed(empty_database_url: str) -> None:
-    code = "import sys; from server.store.schema_upgrade import upgrade; upgrade(sys.argv[1])"
+    code = "import sys; from server.store.schema.upgrade import upgrade; upgrade(sys.argv[1])"
     with psycopg.connect(empty_database_url, autocommit=True) as holder:
         holder.execute("select pg_advisory_lock(%s)", (LOCK,))
         upgrades = [
@@ -98,7 +100,23 @@ def test_four_upgrades_at_once_all_succeed(empty_database_url: str) -> None:
     assert query(empty_database_url, "select count(*) from alembic_version") == [(1,)]
 
 
-def test_an_upgrade_waits_for_another_one(empty_database_url: str) -> None:
+def test_limits_of_the_role_do_not_hold_for_migrations(empty_database_url: str) -> None:
+    limits: list[str] = []
+
+    def note(_connection: object, cursor: psycopg.Cursor[tuple[str]], statement: str, *_rest: object) -> None:
+        if statement.lstrip().startswith("CREATE TABLE responses"):
+            row = cursor.execute("show statement_timeout").fetchone()
+            assert row is not None
+            limits.append(row[0])
+
+    with alembic_on(empty_database_url) as (config, connection):
+        connection.exec_driver_sql("set statement_timeout = '50ms'")
+        event.listen(connection, "before_cursor_execute", note)
+        command.upgrade(config, "head")
+    assert limits == ["0"]
+
+
+def test_an_upgrade_waits_for_another_one_and_holds_no_snapshot(empty_database_url: str) -> None:
     with psycopg.connect(empty_database_url, autocommit=True) as holder:
         holder.execute("select pg_advisory_lock(%s)", (LOCK,))
         second = threading.Thread(target=upgrade, args=(empty_database_url,))
@@ -150,7 +168,7 @@ def test_a_revision_that_this_release_does_not_know_is_unknown(database_url: str
     assert schema_state(database_url) == "unknown"
 
 
-OF_NO_TENANT = ("replicas", "seal_keys", "prices", "audit_trail")
+OF_NO_TENANT = ("replicas", "seal_keys", "prices", "audit_trail", "schema_compatibility")
 
 
 def test_every_key_of_a_table_begins_with_the_tenant(database_url: str) -> None:

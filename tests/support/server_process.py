@@ -38,6 +38,7 @@ MODEL = "holdfast-demo"
 """What the demo model is called, which the scripted engine takes its name and words from."""
 
 ENGINE_URL = "TEST_ENGINE_URL"
+VISION_ENGINE_URL = "TEST_VISION_ENGINE_URL"
 ENGINE = "TEST_ENGINE"
 """Environment: servers that run the demo model, and their kind; see `tests.support.engine_suite`."""
 
@@ -104,6 +105,12 @@ def _engine_settings(flags: Sequence[str], settings: Mapping[str, object]) -> di
     if url is None or own or any(flag.startswith(("--model", "--engine", "--adapters")) for flag in flags):
         return {}
     return {"engine": os.environ.get(ENGINE, "vllm"), "engine_url": url}
+
+
+def vision_engine() -> dict[str, object]:
+    """The settings of the engine that runs the vision-language demo model in this session."""
+    url = os.environ.get(VISION_ENGINE_URL)
+    return {"engine": "model"} if url is None else {"engine": "vllm", "engine_url": url}
 
 
 def _proxy(port: int, server: int) -> Nginx:

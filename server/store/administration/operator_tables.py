@@ -191,5 +191,20 @@ reader_tenants = Table(
     comment="whose rows the readers of single tenants see",
 )
 
+schema_compatibility = Table(
+    "schema_compatibility",
+    metadata,
+    Column("revision", Text, primary_key=True),
+    Column(
+        "oldest_code",
+        Text,
+        nullable=False,
+        comment="the last revision that the oldest release knows that may serve on this one",
+    ),
+    Column("release", Text, nullable=False, comment="the release that applied it"),
+    time_column("applied_at", required=True),
+    comment="a row for each migration that has run, from the one on that made this table",
+)
+
 ALL_TABLES = metadata
 """The metadata of these tables and of those in `tables.py`."""

@@ -12,9 +12,9 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Text, bindparam, text
 
-from server.store.database import Database
+from server.store.database import ASYNCHRONOUS, Database
 from server.store.database_errors import DatabaseError
-from server.store.timeout_connection import psycopg_connection
+from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
 from server.supervised_thread import SupervisedThread
 
 log = logging.getLogger("holdfast.notify")
@@ -92,8 +92,9 @@ def _is_hex(name: str) -> bool:
 
 def listen(connection: Connection) -> None:
     """Subscribes to the channels. The connection must be in autocommit mode."""
-    for channel in CHANNELS:
-        connection.execute(text(f"listen {channel}"))
+    with connection.begin():
+        for channel in CHANNELS:
+            connection.execute(text(f"listen {channel}"))
 
 
 def receive(connection: Connection) -> Hints:
@@ -118,15 +119,14 @@ _NOTIFY = _NOTIFY.bindparams(
 
 
 def notify(connection: Connection, hints: Hints) -> None:
-    """Sends the hints to all listeners. The connection must be in autocommit mode."""
+    """Sends the hints to all listeners. The connection must not be in a transaction."""
     notifications = hints.to_notifications()
-    connection.execute(
-        _NOTIFY,
-        {
-            "channels": [channel for channel, _ in notifications],
-            "payloads": [payload for _, payload in notifications],
-        },
-    )
+    parameters = {
+        "channels": [channel for channel, _ in notifications],
+        "payloads": [payload for _, payload in notifications],
+    }
+    with connection.begin():
+        connection.execute(_NOTIFY, parameters)
 
 
 class Notifier:
@@ -205,8 +205,8 @@ class Notifier:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = self._database.dedicated_connection("notifier", autocommit=True)
-            self._connection.execute(text("set synchronous_commit = off"))
+            limits = {**REQUEST_TIMEOUTS, **ASYNCHRONOUS}
+            self._connection = self._database.dedicated_connection("notifier", autocommit=True, limits=limits)
         return self._connection
 
     def _disconnect(self) -> None:
