@@ -85,6 +85,13 @@ def create_roles(url: str) -> None:
             _grant_functions(connection)
 
 
+def create_groups(url: str) -> None:
+    """Makes the three roles without rights, which a restored dump's policies name."""
+    with _owner(url) as connection:
+        for role in (SERVER, READER, TENANT_READER):
+            _create_group(connection, role)
+
+
 def roles_exist(url: str) -> bool:
     """Whether `create_roles` has run in this database."""
     with _owner(url) as connection:

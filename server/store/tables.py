@@ -212,6 +212,26 @@ responses = Table(
     postgresql_partition_by="range (id)",
 )
 
+installation = Table(
+    "installation",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column(
+        "system_identifier",
+        Text,
+        nullable=False,
+        comment="of the cluster, as pg_control_system() has it; empty where that may not be asked",
+    ),
+    Column("database_oid", BigInteger, nullable=False),
+    time_column("recorded_at", required=True),
+    Column(
+        "held_before",
+        DateTime(timezone=True),
+        comment="background responses from before are held: the data is a restored copy",
+    ),
+    comment="one row: where the data was when a server last started on it",
+)
+
 items = Table(
     "items",
     metadata,

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 from server.protocol.responses.response import Ending
 from server.store import log_append
 from server.store.cluster import leases
+from server.store.cluster.installation import NOT_HELD
 from server.store.content import deletion, responses
 from server.store.content.responses import ResponseKey, StoredResponse, read_rows
 from server.store.database import Database, commit_synchronously
@@ -34,7 +35,9 @@ _CLAIM_TO_END = text(
     {_SET_OWNER}
     """  # noqa: S608 - constants of ours
 )
-_WAITING_FOR_MODEL = f"{_UNOWNED} and background and model = any(cast(:models as text[]))"
+_WAITING_FOR_MODEL = f"""
+    {_UNOWNED} and background and model = any(cast(:models as text[])) and {NOT_HELD}
+"""
 _CLAIM_WAITING = text(
     f"""
     with recursive waiting (tenant) as (
