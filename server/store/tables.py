@@ -345,7 +345,13 @@ response_streams = Table(
     Column("tenant", Text, primary_key=True),
     Column("response_id", Uuid, primary_key=True),
     Column("last_seq", Integer, nullable=False),
-    Column("codec", SmallInteger, nullable=False, comment="1: JSON array of hot rows"),
+    Column(
+        "codec",
+        SmallInteger,
+        nullable=False,
+        comment="1: JSON array of hot rows; 2: with attempts; 3: and without large parameters, which request"
+        " has",
+    ),
     Column("body", Text, nullable=False),
     time_column("finished_at", required=True),
     Column("size", Integer, comment="bytes of the body"),

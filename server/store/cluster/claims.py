@@ -239,21 +239,20 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
         except OwnershipLost:
             return False
         if not responses.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
-            responses.record_usage(
-                connection,
+            usage = responses.Usage(
                 tenant=tenant,
                 response_id=id_,
                 key_id=claimed.key_id,
-                request_id=claimed.request_id,
                 model=claimed.model,
                 stored=True,
                 started_at=claimed.created_at,
-                ending=ending,
+                request_id=claimed.request_id,
                 end_user=claimed.end_user,
                 kind=claimed.kind or "response",
                 background=claimed.background,
                 attempt=claimed.attempt,
             )
+            responses.record_usage(connection, [(usage, ending)])
         _try_compact(connection, tenant, id_)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, tenant, id_)
