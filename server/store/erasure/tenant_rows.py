@@ -10,6 +10,8 @@ from server.store.erasure.subject import ANONYMOUS, MAKE_ANONYMOUS
 
 Way = Literal["with its responses", "removed", "usage", "reduced"]
 WAYS: Final[dict[str, Way]] = {
+    "webhook_endpoints": "removed",
+    "webhook_deliveries": "removed",
     "responses": "with its responses",
     "items": "with its responses",
     "response_streams": "with its responses",
