@@ -24,6 +24,7 @@ from server.protocol import input_files, list_pages
 from server.protocol.administration import requests
 from server.protocol.responses.request import MAX_TEMPLATE
 from server.quotas import rate_limits
+from server.store.cluster import watches
 from server.store.content import image_removal
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
@@ -50,6 +51,7 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
     assert f"that a compaction gives back | {list_pages.MAX_BYTES >> 20} MiB a request" in TABLE
     uses, size = image_removal.MAX_BATCH_USES, image_removal.MAX_BATCH_BYTES >> 20
+    assert f"that they follow a response | | {watches.MAX_WATCHES:,} |" in TABLE
     assert f"| {uses:,} uses and {size} MiB of pictures a transaction |" in TABLE
 
 
