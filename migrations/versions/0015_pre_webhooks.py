@@ -18,6 +18,11 @@ lost_by_downgrade = ("webhook_endpoints", "webhook_deliveries")
 
 
 def upgrade() -> None:
+    _create_endpoints()
+    _create_deliveries()
+
+
+def _create_endpoints() -> None:
     op.create_table(
         "webhook_endpoints",
         sa.Column("tenant", sa.Text(), nullable=False),
@@ -43,6 +48,9 @@ def upgrade() -> None:
         sa.UniqueConstraint("id", name=op.f("uq_webhook_endpoints_id")),
         comment="where the server reports the ends of a tenant's responses",
     )
+
+
+def _create_deliveries() -> None:
     op.create_table(
         "webhook_deliveries",
         sa.Column("tenant", sa.Text(), nullable=False),

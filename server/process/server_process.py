@@ -36,9 +36,11 @@ from server.metrics.refused_requests import RefusalWriter
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.ended_keys import EndedKeys
+from server.process.key_required import needs_key
 from server.process.load_model import load_model, log_engine
 from server.process.open_database import OpenDatabase
 from server.process.process_metrics import ProcessMetrics
+from server.process.ready_lines import ready_lines
 from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
 from server.quotas.rate_limits import RateLimits
@@ -344,16 +346,15 @@ class ServerProcess:
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         scheme = "http" if self._certificate is None else "https"
-        shown = f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"
-        name = self._services.model.name
-        if not self._config.serves_api:
-            self._say(f"Ready: a worker for {name}, health at {shown}:{port}/health/ready .\n")
-            return
-        self._say(f"Ready: {name} at {shown}:{port}/v1 . Try:\n")
-        self._say(
-            f"  curl {shown}:{port}/v1/responses -H 'Content-Type: application/json'"
-            f""" -d '{{"model": "{name}", "input": "Hello!"}}'\n"""
-        )
+        for line in ready_lines(
+            self._services.model.name,
+            scheme,
+            host,
+            port,
+            serves_api=self._config.serves_api,
+            needs_key=needs_key(self._config, self._database),
+        ):
+            self._say(line)
 
     def _fenced(self) -> None:
         """Called by any thread when this replica was fenced or a supervised thread gave up."""

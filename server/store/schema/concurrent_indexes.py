@@ -30,7 +30,8 @@ def create_index(
     kind = "unique index" if unique else "index"
     with context.autocommit_block():
         if context.as_sql:
-            op.execute(_offline(kind, name, table, definition, partitioned=partitioned))
+            statement = _offline(kind, name, table, definition, partitioned=partitioned)
+            context.impl.static_output(f"{statement};\n")
             return
         seconds = context.opts.get("lock_seconds") or _DEFAULT_LOCK_SECONDS
         build = _Build(op.get_bind(), kind, definition, lock_seconds=seconds)
@@ -100,4 +101,5 @@ class _Build:
         return found
 
     def _execute(self, statement: str) -> None:
-        self._connection.exec_driver_sql(statement)
+        """Runs it as it is: other ways would read `%` and `:` in it."""
+        self._connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
