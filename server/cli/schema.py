@@ -82,9 +82,10 @@ def _upgrade(config: Config, options: argparse.Namespace) -> int:
 
 
 def _await_database(config: Config) -> None:
-    if config.database_url is not None:
+    url = config.database_direct_url or config.database_url
+    if url is not None:
         upgrade.wait_for_connections(
-            config.database_url,
+            url,
             START_SECONDS,
             lambda: print_status("The database accepts no connections yet; waiting."),
         )

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import psycopg
-
 from server.configuration.environment import xdg_data_home
 from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError, default_data_dir
@@ -80,9 +78,12 @@ class OpenDatabase:
     def check_sessions(self) -> None:
         """Raises ConfigError unless transactions have their time limits behind the URLs, whatever is between.
 
-        Without that the promises about locks and slow statements would be gone unnoticed.
+        Without that the promises about locks and slow statements would be gone unnoticed. Nothing is between
+        an embedded database and its server.
         """
-        found = self._probe("database-url", self.url, pooled=self._pooled)
+        if self.is_embedded:
+            return
+        found = session_check.probe("database-url", self.url, pooled=self._pooled)
         if not (self._pooled or found.is_own_backend):
             log.warning(
                 "the database is behind a pooler; if that pools transactions, set"
@@ -90,20 +91,9 @@ class OpenDatabase:
             )
         if self._direct_url is None:
             return
-        direct = self._probe("database-direct-url", self._direct_url, pooled=False)
+        direct = session_check.probe("database-direct-url", self._direct_url, pooled=False)
         if direct.server != found.server:
             raise ConfigError("database-url and database-direct-url lead to different databases.")
-
-    def _probe(self, setting: str, url: str, *, pooled: bool) -> session_check.SessionProbe:
-        try:
-            found = session_check.probe(url, pooled=pooled)
-        except psycopg.Error as error:
-            said = str(error).strip()
-            wrong = session_check.refusal(setting, said, pooled=pooled)
-            raise ConfigError(wrong or f"The database does not answer: {said.rstrip('.')}") from error
-        if wrong := session_check.complaint(setting, found):
-            raise ConfigError(wrong)
-        return found
 
     def restore(self) -> None:
         """Restarts an embedded Postgres that has stopped; does nothing for an external one.
@@ -122,18 +112,19 @@ class OpenDatabase:
             self._embedded.stop()
 
     def make_current(self) -> None:
-        """Migrates an embedded database; an external one must be current already, or newer and compatible."""
+        """Migrates an embedded database; an external one must have a schema that this release can serve on.
+
+        Its sessions must be sound, too.
+        """
+        self.check_sessions()
         if not self.is_ready():
             raise ConfigError(BEHIND)
 
     def is_ready(self) -> bool:
         """Whether this release can serve on the schema; migrates an embedded database whose schema is behind.
 
-        Raises ConfigError if a newer release made the schema for itself alone, without an answer, or if a
-        pooler drops the settings of sessions.
+        Raises ConfigError if a newer release made the schema for itself alone, or without an answer.
         """
-        if not self.is_embedded:
-            self.check_sessions()
         state = self._state()
         if state == "behind" and self.is_embedded:
             self._migrate(UPGRADE_S)

@@ -1,9 +1,10 @@
-"""Writes the updates of runs: log rows, and with the last the end, items, usage, expiry. Reads logs back.
+"""Writes the updates of runs: log rows, and with the last the end, items, usage, webhooks. Reads logs back.
 
 What writes runs within the transaction of the recorder or the side writer, after the fence.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from server.store.content.responses import End, Owner, ResponseKey, Usage
 from server.store.content.stored_items import NewItem
 from server.store.database import Connection, commit_synchronously
 from server.store.log_append import NewLogRow
+from server.store.webhooks import outbox
 
 _UNSTORED = timedelta(minutes=10)
 """How long a background response with `store: false` can be read after its end; OpenAI's value."""
@@ -45,10 +47,11 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
     if chunks := log_chunks(updates):
         log_append.append(connection, chunks)
     ended = [update.run for update in updates if update.run.ending is not None]
-    outputs = {run.facts.id: [stored_item(item) for item in run.output] for run in ended if run.stored}
+    outputs = {run.facts.id: _output_rows(run) for run in ended if run.stored}
     images.insert_all(connection, [use for run in ended for use in _uses(run, outputs)])
     if ended:
         _write_ends(connection, replica, ended, outputs)
+    outbox.enqueue(connection, [_key(run) for run in ended if run.stored])
     if released := [update for update in updates if update.released and update.run.ending is None]:
         for engine_died in (False, True):
             keys = [_key(update.run) for update in released if update.engine_died is engine_died]
@@ -107,6 +110,13 @@ def _key(run: Run) -> ResponseKey:
     return ResponseKey(run.facts.tenant, run.facts.id)
 
 
+def _output_rows(run: Run) -> list[NewItem]:
+    rows = [stored_item(item) for item in run.output]
+    for index, seconds in run.call_seconds.items():
+        rows[index] = replace(rows[index], seconds=seconds)
+    return rows
+
+
 def _uses(run: Run, outputs: Mapping[UUID, Sequence[NewItem]]) -> list[ImageUse]:
     facts = run.facts
     output = outputs.get(facts.id, ())
@@ -145,6 +155,10 @@ def _usage(run: Run) -> Usage:
         stored=run.stored,
         started_at=facts.created_at,
         request_id=facts.origin.request_id,
+        end_user=facts.end_user,
+        kind=facts.kind,
+        background=facts.echo.background,
+        attempt=facts.attempt,
     )
 
 

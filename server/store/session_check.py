@@ -1,11 +1,14 @@
 """What a database URL leads to: a session of Postgres, or a pooler that drops its settings or shares it.
 
-`probe` asks, `refusal` and `complaint` are pure and say what an operator must change.
+`probe` asks; `refusal` and `complaint` are pure and say what an operator must change.
 """
 
 from contextlib import closing
 from dataclasses import dataclass
 
+import psycopg
+
+from server.errors import ConfigError
 from server.store.timeout_connection import REQUEST_TIMEOUTS, connect
 
 _PROBE = """
@@ -32,14 +35,22 @@ class SessionProbe:
     """The database's name and its server's start, which only one database has."""
 
 
-def probe(url: str, *, pooled: bool) -> SessionProbe:
-    """Connects and asks. Raises psycopg.Error."""
-    with closing(connect(url, "holdfast", REQUEST_TIMEOUTS, pooled=pooled)) as connection:
-        row = connection.execute(_PROBE).fetchone()
-        assert row is not None
-        limit, backend, name, started = row
-        is_own = backend == connection.info.backend_pid
-        return SessionProbe(limit == REQUEST_TIMEOUTS["statement_timeout"], is_own, (name, started))
+def probe(setting: str, url: str, *, pooled: bool) -> SessionProbe:
+    """What is behind the URL of that setting. Raises ConfigError unless its time limits hold."""
+    try:
+        with closing(connect(url, "holdfast", REQUEST_TIMEOUTS, pooled=pooled)) as connection:
+            row = connection.execute(_PROBE).fetchone()
+            backend = connection.info.backend_pid
+    except psycopg.Error as error:
+        said = str(error).strip()
+        wrong = refusal(setting, said, pooled=pooled)
+        raise ConfigError(wrong or f"The database does not answer: {said.rstrip('.')}") from error
+    assert row is not None
+    limit, pid, name, started = row
+    found = SessionProbe(limit == REQUEST_TIMEOUTS["statement_timeout"], pid == backend, (name, started))
+    if wrong := complaint(setting, found):
+        raise ConfigError(wrong)
+    return found
 
 
 def refusal(setting: str, message: str, *, pooled: bool) -> str | None:

@@ -131,6 +131,10 @@ def test_a_role_without_rights_is_told_of_in_a_sentence(empty_database_url: str)
         url = re.sub(r"//[^@]+@", f"//{role}@", empty_database_url)
         assert "permission denied for schema public" in refused(db(url, "upgrade"))
         assert db(url, "status").stdout.startswith("database\tempty\tbehind")
+        execute(empty_database_url, "create table held (id integer)")
+        with psycopg.connect(empty_database_url, application_name="report") as connection:
+            connection.execute("select from held")
+            assert "report of postgres (unknown)" in db(url, "status").stdout
     finally:
         execute(empty_database_url, f"drop role {role}")
 

@@ -1,4 +1,4 @@
-"""Tables of operators: keys, tenants, prices, limits, spending, the usage ledger, the audit trail."""
+"""Tables of operators: keys, tenants, prices, limits, spending, usage, the audit trail, webhooks."""
 
 from sqlalchemy import (
     ARRAY,
@@ -12,6 +12,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     Numeric,
+    PrimaryKeyConstraint,
     Table,
     Text,
     UniqueConstraint,
@@ -20,6 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from server.store.column_comments import describe
 from server.store.tables import NOW, engine_times, metadata, origin_columns, time_column
 
 _PERIODS = "budget_period in ('day', 'month', 'total')"
@@ -157,7 +159,88 @@ usage_ledger = Table(
     Column("attempt", Integer, comment="how many replicas ran it"),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
     Index("ix_usage_ledger_time", "finished_at"),
+    Index("ix_usage_ledger_uncounted", "finished_at", postgresql_where=text("kind is null")),
     postgresql_partition_by="range (response_id)",
+)
+"""Entries without `kind` are of a release before 0012, and not counted in `usage_days` yet."""
+
+
+def _usage_groups() -> list[Column[object]]:
+    """What the sums of a day are grouped by, besides the tenant; empty strings stand for nulls."""
+    return [
+        Column("day", Date, nullable=False, comment="in UTC"),
+        Column("key_id", Text, nullable=False, comment="empty: without a key"),
+        Column("model", Text, nullable=False),
+        Column("kind", Text, nullable=False, comment="response, chat or completion: the API of the request"),
+        Column("status", Text, nullable=False),
+        Column("error_code", Text, nullable=False, comment="empty: no error"),
+    ]
+
+
+def _usage_sums() -> list[Column[object]]:
+    return [
+        Column("responses", BigInteger, nullable=False),
+        Column("input_tokens", BigInteger, nullable=False, comment="cached ones among them"),
+        Column("cached_tokens", BigInteger, nullable=False),
+        Column("output_tokens", BigInteger, nullable=False, comment="reasoning among them"),
+        Column("reasoning_tokens", BigInteger, nullable=False),
+        Column("cost", Numeric, nullable=False, comment="of the responses that have one"),
+        Column("unpriced", BigInteger, nullable=False, comment="responses whose model had no price"),
+    ]
+
+
+_OFTEN_CHANGED = {"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"}
+
+usage_changes = Table(
+    "usage_changes",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
+    *_usage_groups(),
+    Column("end_user", Text, nullable=False, comment="empty: none named"),
+    *_usage_sums(),
+    postgresql_with=_OFTEN_CHANGED,
+    comment="what usage_days and user_days lack of the ledger; the retention thread folds it into them",
+)
+
+usage_days = Table(
+    "usage_days",
+    metadata,
+    Column("tenant", Text),
+    *_usage_groups(),
+    *_usage_sums(),
+    PrimaryKeyConstraint(
+        "tenant", "day", "key_id", "model", "kind", "status", "error_code", name="pk_usage_days"
+    ),
+    Index("ix_usage_days_day", "day"),
+    postgresql_with={"fillfactor": "80"},
+    comment="sums of the ledger by day, of all that was ever in it",
+)
+
+user_days = Table(
+    "user_days",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("end_user", Text, primary_key=True, comment="user, else safety_identifier, of the requests"),
+    Column("day", Date, primary_key=True, comment="in UTC"),
+    *_usage_sums(),
+    Index("ix_user_days_day", "day"),
+    postgresql_with={"fillfactor": "80"},
+    comment="sums of the ledger by end user and day, as far back as the ledger goes",
+)
+
+refused_requests = Table(
+    "refused_requests",
+    metadata,
+    Column("tenant", Text, primary_key=True, comment="empty: not known, as with a wrong key"),
+    Column("hour", DateTime(timezone=True), primary_key=True),
+    Column("route", Text, primary_key=True, comment="the template of the address; empty: no such address"),
+    Column("status", Integer, primary_key=True, autoincrement=False, comment="of HTTP, 400 and above"),
+    Column("error_code", Text, primary_key=True, comment="of the error object; empty: it has none"),
+    Column("requests", BigInteger, nullable=False),
+    Index("ix_refused_requests_hour", "hour"),
+    postgresql_with={"fillfactor": "50"},
+    comment="requests that were answered with an error object, counted by hour",
 )
 
 audit_trail = Table(
@@ -206,5 +289,70 @@ schema_compatibility = Table(
     comment="a row for each migration that has run, from the one on that made this table",
 )
 
+webhook_endpoints = Table(
+    "webhook_endpoints",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Uuid, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("event_types", ARRAY(Text), nullable=False),
+    Column(
+        "all_responses",
+        Boolean,
+        nullable=False,
+        server_default="false",
+        comment="events of every stored response; otherwise of background responses",
+    ),
+    Column("secret", Text, nullable=False, comment="sealed with the server's seal key"),
+    Column("old_secret", Text, comment="sealed; signs, too, until old_secret_until"),
+    time_column("old_secret_until"),
+    time_column("created_at", required=True),
+    time_column("updated_at", required=True),
+    time_column("disabled_at"),
+    Column("disabled_reason", Text),
+    UniqueConstraint("id"),
+    comment="where the server reports the ends of a tenant's responses",
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
+    Column("endpoint_id", Uuid, nullable=False),
+    Column("event_id", Uuid, nullable=False, comment="the same for every endpoint of the tenant"),
+    Column("response_id", Uuid, nullable=False),
+    Column("type", Text, nullable=False, comment="such as response.completed"),
+    time_column("created_at", required=True),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column(
+        "next_attempt_at",
+        DateTime(timezone=True),
+        comment="while claimed: when the claim ends; null: no further attempt",
+    ),
+    Column("give_up_at", DateTime(timezone=True), nullable=False),
+    time_column("last_attempt_at"),
+    Column("last_status", Integer, comment="HTTP status of the last answer; null without one"),
+    Column("last_error", Text, comment="why the last attempt failed"),
+    time_column("delivered_at"),
+    time_column("given_up_at"),
+    Index(
+        "ix_webhook_deliveries_due",
+        "endpoint_id",
+        "next_attempt_at",
+        postgresql_where=text("next_attempt_at is not null"),
+    ),
+    Index("ix_webhook_deliveries_created_at", "tenant", text("created_at desc"), "id"),
+    Index(
+        "ix_webhook_deliveries_ended",
+        text("coalesce(delivered_at, given_up_at)"),
+        postgresql_where=text("next_attempt_at is null"),
+    ),
+    comment="the outbox of webhooks: written in the transaction of a response's end",
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
+)
+
+describe(metadata)
 ALL_TABLES = metadata
 """The metadata of these tables and of those in `tables.py`."""

@@ -16,6 +16,7 @@ from server.store.content import deletion, responses
 from server.store.content.responses import ResponseKey, StoredResponse, read_rows
 from server.store.database import Database, commit_synchronously
 from server.store.database_errors import DatabaseError, OwnershipLost, TransientError
+from server.store.webhooks import outbox
 
 _UNOWNED = "replica_id is null and status in ('queued', 'in_progress')"
 _SET_OWNER = """
@@ -128,6 +129,7 @@ def release(
     return connection.execute(_RELEASE_UNLOCKED if skip_locked else _RELEASE_ALL, parameters).rowcount
 
 
+_IS_WAITING = text(f"select exists (select 1 from responses where {_UNOWNED})")  # noqa: S608 - a constant of ours
 _OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")
 _CANCEL_REQUESTED = text(
     "select id from responses"
@@ -139,6 +141,12 @@ _WAITING = """
 """
 _WAITING_OF_ALL = text(_WAITING.format(tenant=""))
 _WAITING_OF_TENANT = text(_WAITING.format(tenant="tenant = :tenant and"))
+
+
+def is_waiting(connection: Connection) -> bool:
+    """Whether the queue has a response, whatever is to be done with it."""
+    found: bool = connection.execute(_IS_WAITING).scalar_one()
+    return found
 
 
 def owned_responses(connection: Connection, me: UUID) -> list[ResponseKey]:
@@ -239,11 +247,17 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
                 stored=True,
                 started_at=claimed.created_at,
                 request_id=claimed.request_id,
+                end_user=claimed.end_user,
+                kind=claimed.kind or "response",
+                background=claimed.background,
+                attempt=claimed.attempt,
             )
             responses.record_usage(connection, [(usage, ending)])
         _try_compact(connection, tenant, id_)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, tenant, id_)
+        else:
+            outbox.enqueue(connection, [ResponseKey(tenant, id_)])
     return True
 
 

@@ -9,11 +9,12 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, TextClause, bindparam, select, text
 
 from server.logs.context import ResponseFields, response_fields
+from server.protocol.responses.request import Kind
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
 from server.store import arrays
+from server.store.administration import spend, usage_days
 from server.store.administration.operator_tables import usage_ledger
 from server.store.administration.prices import COST
-from server.store.administration.spend import ADD
 from server.store.content.storage_usage import ROW_BYTES, count_added
 from server.store.database_errors import OwnershipLost
 from server.store.tables import responses
@@ -46,6 +47,8 @@ class NewResponse:
     metadata: str
     choice: int | None = None
     """The index in the chat completion of which it is a choice."""
+    end_user: str | None = None
+    kind: Kind = "response"
     request_id: str | None = None
     trace_parent: str | None = None
     lifetime: timedelta | None
@@ -85,6 +88,9 @@ class StoredResponse:
     request: str
     asked: str | None
     choice: int | None
+    end_user: str | None = None
+    kind: Kind | None = None
+    """None in rows of releases without the column."""
     request_id: str | None = None
     trace_parent: str | None = None
 
@@ -108,6 +114,8 @@ def insert_queued(connection: Connection, new: NewResponse) -> datetime:
     return _insert(connection, _INSERT_QUEUED, new)
 
 
+_PARENT = "from responses p where p.tenant = :tenant and p.id = :previous_id"
+"""Rows of releases without `root_id` and `turn` count as the first of their chains."""
 _NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "lifetime"]
 
 
@@ -115,6 +123,8 @@ def _insert_statement(more: dict[str, str]) -> TextClause:
     """An INSERT with further columns. Its times are of one reading of the database's clock."""
     values = {
         **{name: f":{name}" for name in (*_NEW_COLUMNS, "size")},
+        "root_id": f"(select coalesce(p.root_id, p.id) {_PARENT})",
+        "turn": f"coalesce((select coalesce(p.turn, 1) + 1 {_PARENT}), 1)",
         "created_at": "statement_timestamp()",
         "expires_at": "statement_timestamp() + cast(:lifetime as interval)",
         **more,
@@ -309,6 +319,10 @@ class Usage:
     stored: bool
     started_at: datetime
     request_id: str | None = None
+    end_user: str | None = None
+    kind: Kind = "response"
+    background: bool = False
+    attempt: int = 1
 
 
 def record_usage(connection: Connection, entries: Sequence[tuple[Usage, Ending]]) -> None:
@@ -334,11 +348,13 @@ _METER = text(
     ), metered as (
         insert into usage_ledger ({", ".join(_NO_USAGE)}, cost)
         select {", ".join(_NO_USAGE)}, ({COST}) from entries e
-        returning tenant, key_id, finished_at, input_tokens, output_tokens, cost)
-    {ADD}
+        returning {usage_days.RETURNED}),
+    spent as ({spend.ADD})
+    {usage_days.ADD}
     """  # noqa: S608 - constants of ours
 )
-"""Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent."""
+"""Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent, and
+the changes of the days' sums."""
 
 
 def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:

@@ -138,7 +138,7 @@ _OPEN = """
     where a.datname = current_database() and a.pid <> pg_backend_pid()
       and (a.pid in (select pid from holders) or a.backend_xmin is not null)
       and coalesce(a.xact_start < clock_timestamp() - make_interval(secs => :age), true)
-      and a.backend_type = 'client backend'
+      and coalesce(a.backend_type, 'client backend') = 'client backend'  -- not told of other roles' sessions
     union all
     select null, gid, 'prepared', cast(extract(epoch from clock_timestamp() - prepared) as float8)
     from pg_prepared_xacts where database = current_database()

@@ -83,6 +83,9 @@ def test_the_settings_of_a_transaction_cost_no_exchange(database_url: str, tmp_p
 
 def test_without_a_pooler_a_session_is_ones_own_and_keeps_its_settings(database_url: str) -> None:
     for pooled in (False, True):
-        found = probe(database_url, pooled=pooled)
+        found = probe("database-url", database_url, pooled=pooled)
         assert (found.keeps_settings, found.is_own_backend) == (True, True)
-    assert probe(database_url, pooled=True).server == probe(database_url, pooled=False).server
+    assert (
+        probe("database-url", database_url, pooled=True).server
+        == probe("database-url", database_url, pooled=False).server
+    )
