@@ -71,6 +71,11 @@ def upgrade() -> None:
             with op.get_context().autocommit_block():
                 _bound(table, key)
                 _swap(table, key)
+    with op.get_context().autocommit_block():
+        for table in KEYS:
+            _run(
+                f"analyze {table}"
+            )  # autovacuum gathers no statistics of partitioned tables, only of partitions
 
 
 def _bound(table: str, key: str) -> None:
