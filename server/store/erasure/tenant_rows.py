@@ -23,8 +23,6 @@ WAYS: Final[dict[str, Way]] = {
     "item_images": "removed",
     "images": "removed",
     "prompts": "removed",
-    "webhook_deliveries": "removed",
-    "webhook_endpoints": "removed",
     "usage_ledger": "usage",
     "usage_changes": "usage",
     "usage_days": "usage",
