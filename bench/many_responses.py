@@ -20,7 +20,7 @@ from bench.rounds import divide, tell
 from bench.rows import fill, read_model
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.protocol.ids import parse_response_id, response_id
-from server.store.schema_upgrade import upgrade
+from server.store.schema.upgrade import upgrade
 from tests.support.server_process import MODEL, ServerProcess
 
 FEW = 1_000

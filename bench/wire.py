@@ -45,7 +45,7 @@ from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import read_tools
 from server.store.disk_space import Disk
-from server.store.schema_upgrade import upgrade
+from server.store.schema.upgrade import upgrade
 from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT

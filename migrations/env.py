@@ -1,36 +1,40 @@
 """How Alembic runs: on a connection handed over by the server, on `-x url=`, or offline as SQL."""
 
-import psycopg
 from alembic import context
-from sqlalchemy import Connection, create_engine, pool, text
+from sqlalchemy import Connection, text
 
 from server.store.administration.operator_tables import ALL_TABLES
+from server.store.schema.compatibility import record_step
+from server.store.schema.session import TABLE_LOCK_TIMEOUT, connect, migration_lock
 
-LOCK = 0x686F6C6466617374
-"""Session advisory lock (the bytes "holdfast"): of several replicas that upgrade at once, one does."""
+PARTITIONS = text("select relname from pg_class where relispartition and relkind in ('r', 'p')")
 
 
 def run_on(connection: Connection) -> None:
+    partitions = set(connection.execute(PARTITIONS).scalars())
+    connection.rollback()
     context.configure(
         connection=connection,
         target_metadata=ALL_TABLES,
         transaction_per_migration=True,
         compare_server_default=False,
+        include_name=lambda name, kind, _parents: kind != "table" or name not in partitions,
+        on_version_apply=record_step,
+        lock_seconds=context.config.attributes.get("lock_seconds"),
     )
-    connection.execute(text(f"select pg_advisory_lock({LOCK})"))
-    connection.execute(text("set lock_timeout = '1s'"))  # for tables, and everybody queues behind who waits
-    connection.commit()
-    try:
-        with context.begin_transaction():
-            context.run_migrations()
-    finally:
-        connection.rollback()  # of what failed, whose error the next statement would hide
-        connection.execute(text(f"select pg_advisory_unlock({LOCK})"))
-        connection.commit()
+    with migration_lock(connection), context.begin_transaction():
+        context.run_migrations()
 
 
 def run_offline() -> None:
-    context.configure(dialect_name="postgresql", target_metadata=ALL_TABLES, literal_binds=True)
+    context.configure(
+        dialect_name="postgresql",
+        target_metadata=ALL_TABLES,
+        literal_binds=True,
+        transaction_per_migration=True,
+        on_version_apply=record_step,
+    )
+    context.execute(f"SET lock_timeout = '{TABLE_LOCK_TIMEOUT}'")
     with context.begin_transaction():
         context.run_migrations()
 
@@ -40,13 +44,8 @@ def run_online() -> None:
     if connection is not None:
         run_on(connection)
         return
-    url = context.get_x_argument(as_dictionary=True)["url"]
-    engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=pool.NullPool
-    )
-    with engine.connect() as own:
+    with connect(context.get_x_argument(as_dictionary=True)["url"]) as own:
         run_on(own)
-    engine.dispose()
 
 
 if context.is_offline_mode():

@@ -218,6 +218,16 @@ class WorkerReplica(ApiError, status=503, code="worker_replica", retry=True):
         )
 
 
+class SchemaBehind(ApiError, status=503, code="schema_behind", retry=True):
+    """This server waits for the upgrade of the database; another replica may answer."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The database's schema is behind this release: an operator must run `holdfast db upgrade`; this "
+            "server begins to serve by itself then."
+        )
+
+
 class ToolServerDown(ApiError, status=503, code="tool_server_unavailable", retry=True):
     """The tool server of a requested OpenAI tool is unavailable."""
 

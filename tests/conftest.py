@@ -7,6 +7,7 @@ import httpx._transports.default
 pytest_plugins = [
     "tests.fix_postgres",
     "tests.fix_cluster",
+    "tests.fix_pgbouncer",
     "tests.fix_proxy",
     "tests.fix_server",
     "tests.fix_bodies",

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from server.embedded_postgres.data_directory import ClusterDirectory, running_postmaster
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
-from server.store.schema_upgrade import upgrade
+from server.store.schema.upgrade import upgrade
 from tests.support.eventually import eventually
 
 PATIENCE_S = 60.0

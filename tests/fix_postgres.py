@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
-from server.store.schema_upgrade import upgrade
+from server.store.schema.upgrade import upgrade
 from tests.support.embedded_process import is_running
 from tests.support.eventually import eventually
 

@@ -31,7 +31,7 @@ class StartServer(Protocol):
 class StartServerOn(Protocol):
     """The same, on a database of the test's choice."""
 
-    def __call__(self, database_url: str, *flags: str, **settings: object) -> ServerProcess: ...
+    def __call__(self, database_url: str, /, *flags: str, **settings: object) -> ServerProcess: ...
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +96,7 @@ def start_server_on() -> Iterator[StartServerOn]:
     with ExitStack() as stack:
         known: set[str] = set()
 
-        def start(database_url: str, *flags: str, **settings: object) -> ServerProcess:
+        def start(database_url: str, /, *flags: str, **settings: object) -> ServerProcess:
             if database_url not in known:
                 known.add(database_url)
                 watch_statuses(database_url)

@@ -48,6 +48,8 @@ class EngineFeatures:
     cache_salts: bool
     """Shares no cached prefix between requests of different `cache_salt`."""
     priorities: bool
+    images: bool
+    """Takes pictures in prompts."""
     max_logprobs: int
     """The most top logprobs of a token."""
 
@@ -62,7 +64,7 @@ class GenerateCall:
     """Its sampling parameters, adapter, salt, priority, stop ids and number of logprobs. Not its `prompt`,
     `max_tokens`, `min_tokens`, stop strings, grammar or seed: those of the call count."""
     tokens: Sequence[int]
-    """The prompt and all output so far."""
+    """The prompt and all output so far. Each of `request.images` has all of its tokens."""
     max_tokens: int
     seed: int
     min_tokens: int = 0
@@ -81,6 +83,17 @@ class GenerateCall:
     streamed: bool = True
     """False asks for an answer with all tokens, after one in which some were missing
     (`Chunk.generated_tokens`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """A picture that is not yet in a prompt."""
+
+    data: bytes = field(repr=False)
+    """As `PromptImage.data`."""
+    digest: bytes
+    """SHA-256 of `data`."""
+    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +203,12 @@ class EngineProtocol(Protocol):
 
     def read_error(self, status: int, body: bytes) -> EngineFault:
         """For an answer whose status is not 200."""
+
+    def image_request(self, image: ImageFile, model: str) -> HttpRequest:
+        """Asks which tokens the server makes of a picture. Only if `EngineFeatures.images`."""
+
+    def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
+        """The answer to `image_request`. Raises `EngineFault`."""
 
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
         """Ends these calls at the server; None if that is done by closing their connections."""

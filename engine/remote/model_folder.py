@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,10 @@ from engine.vocabulary import Vocabulary, read_vocabulary
 
 MAX_FILE_BYTES = 16 * 2**20
 """Of config.json and generation_config.json; real ones have a few KiB."""
+IMAGE_FAMILIES = frozenset({
+    "glm4v", "glm4v_moe", "internvl", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
+})  # fmt: skip
+"""The `model_type`s whose chat templates write one token for a picture, which their processors repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,19 @@ def read_model_folder(folder: Path, name: str | None = None) -> ModelFolder:
         vocabulary = read_vocabulary(folder, vocab_size)
     except ValueError:
         vocabulary = None  # tokens without bytes of their own: no stop strings, grammars and logprobs
-    return ModelFolder(_model_info(text, defaults, vocab_size), vocabulary, name)
+    model_info = _model_info(text, defaults, vocab_size)
+    token_id = _image_token_id(config)
+    if vocabulary is not None and token_id in vocabulary.special:
+        model_info = replace(
+            model_info, image_token_id=token_id, image_placeholder=vocabulary.piece(token_id)
+        )
+    return ModelFolder(model_info, vocabulary, name)
+
+
+def _image_token_id(config: Mapping[str, Any]) -> int | None:
+    """The token that stands for a picture; None for models of other families than `IMAGE_FAMILIES`."""
+    token_id = config.get("image_token_id", config.get("image_token_index"))
+    return token_id if config.get("model_type") in IMAGE_FAMILIES and _is_count(token_id) else None
 
 
 def _model_info(text: Mapping[str, Any], defaults: Mapping[str, Any], vocab_size: int) -> ModelInfo:

@@ -4,9 +4,11 @@ Any thread checks, submits and cancels; what happens on the event loop is in `re
 """
 
 import asyncio
+import hashlib
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -16,10 +18,11 @@ from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry
 from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, check_grammar
 from engine.remote.config import RemoteConfig
 from engine.remote.generation import LocalMasks
-from engine.remote.interface import EngineProtocol
+from engine.remote.interface import EngineFault, EngineProtocol, ImageFile
 from engine.remote.model_folder import ModelFolder
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.request_loop import RequestLoop
+from engine.remote.server_images import ServerImages
 from engine.remote.servers.fleet import Fleet
 from engine.remote.servers.http_client import EngineClient
 from engine.request import (
@@ -30,13 +33,14 @@ from engine.request import (
     ImageText,
     ModelInfo,
     OnEngineDeath,
+    RefusalReason,
     RequestRefused,
     describe,
 )
 from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from engine.scheduling.block_pool import extend_chain
 from engine.statistics import Stats
-from engine.validation import refuse_bad_request
+from engine.validation import refuse_bad_images, refuse_bad_request
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +76,11 @@ class RemoteEngine:
         self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
         self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, BLOCK_SIZE)
         self._metrics = RemoteMetrics(folder.model_info.context_length)
+        if not protocol.features.images:
+            self._model_info = replace(self._model_info, image_token_id=None, image_placeholder=None)
+        self._images = ServerImages(
+            self._model_info.image_token_id, self._model_info.image_placeholder, self._image_tokens
+        )
         self._client = EngineClient(
             protocol, config.api_key, config.ca_file, config.silence_seconds, config.trace_parent_of
         )
@@ -115,13 +124,12 @@ class RemoteEngine:
     def check(self, request: EngineRequest) -> CheckedRequest:
         """The request for `submit`. Raises `RequestRefused` if it could never run.
 
-        Any thread; compiles a new grammar.
+        Any thread but the loop's; compiles a new grammar, and asks a server about new pictures.
         """
         has_vocabulary = self._folder.vocabulary is not None
         refuse_bad_request(request, self._model_info, has_vocabulary=has_vocabulary)
         self._refuse_missing_features(request)
-        if request.images:
-            raise RequestRefused("bad_image", "The model reads no pictures.")
+        refuse_bad_images(request, self._model_info, self.image_text)
         if request.grammar is None:
             return CheckedRequest(request)
         return CheckedRequest(request, check_grammar(request, self._grammars))
@@ -139,8 +147,23 @@ class RemoteEngine:
         if len(request.logprob_token_ids) > most:
             raise RequestRefused("bad_stop", f"The engine returns logprobs of at most {most} chosen tokens.")
 
-    def image_text(self, _data: bytes, _cache_salt: str = "") -> ImageText:
-        raise RequestRefused("bad_image", "The model reads no pictures.")
+    def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
+        """How a picture is written in a prompt; asks a server, unless it was asked lately.
+
+        Any thread but the loop's. Raises `RequestRefused`: `bad_image`, or `overloaded` if no server answers.
+        """
+        return self._images.text(ImageFile(data, hashlib.sha256(data).digest(), cache_salt))
+
+    def _image_tokens(self, image: ImageFile) -> tuple[int, ...]:
+        question = self._fleet.image_tokens(image)
+        try:
+            return asyncio.run_coroutine_threadsafe(question, self._loop).result()
+        except EngineFault as fault:
+            reason: RefusalReason = "bad_image" if fault.kind == "refused" else "overloaded"
+            raise RequestRefused(reason, f"The engine cannot read the picture: {fault}.") from fault
+        except (RuntimeError, CancelledError) as error:  # the loop is closed, or ends
+            question.close()
+            raise RequestRefused("closed", "The engine is closed.") from error
 
     def submit(self, request: EngineRequest | CheckedRequest) -> None:
         """Queues the request, which is checked first if it was not. Raises `RequestRefused`. Any thread."""
@@ -203,6 +226,8 @@ class RemoteEngine:
         self._wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
+        if not self._thread.is_alive():
+            self._loop.close()
         if self._grammars is not None:
             self._grammars.close()
 

@@ -11,6 +11,16 @@ revision = "0012"
 down_revision = "0011"
 branch_labels = None
 depends_on = None
+lost_by_downgrade = (
+    "responses.end_user",
+    "responses.kind",
+    "responses.root_id",
+    "responses.turn",
+    "usage_ledger.end_user",
+    "usage_ledger.kind",
+    "usage_ledger.background",
+    "usage_ledger.attempt",
+)
 
 
 def upgrade() -> None:

@@ -8,16 +8,18 @@ The role needs CREATE on the database, for the schema.
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
-from alembic import context, op
+from alembic import op
+
+from server.store.schema.concurrent_indexes import create_index
 
 revision = "0014"
-down_revision = "0012"
+down_revision = "0013"
 branch_labels = None
 depends_on = None
+lost_by_downgrade = ("usage_changes", "usage_days", "user_days", "refused_requests", "items.seconds")
 
 FOLDER = Path(__file__).parent.parent / "views"
 FILES = ("v_events", "responses", "usage", "health", "content", "storage", "comments")
@@ -26,8 +28,7 @@ OFTEN_CHANGED = {"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_th
 
 
 def upgrade() -> None:
-    with op.get_context().autocommit_block():
-        _index_uncounted()
+    create_index(UNCOUNTED, "usage_ledger", "(finished_at) where kind is null", partitioned=True)
     op.add_column(
         "items", sa.Column("seconds", sa.Double(), comment="how long the call took that the server made")
     )
@@ -37,45 +38,6 @@ def upgrade() -> None:
     op.execute("comment on schema admin is 'views for people: see docs/sql.md'")
     for name in FILES:
         _run(FOLDER / "admin" / f"{name}.sql")
-
-
-def _index_uncounted() -> None:
-    """Partition by partition where there are some: an index of all of them cannot be built concurrently."""
-    where = "(finished_at) where kind is null"
-    if context.is_offline_mode():  # who runs the text may do so in one transaction
-        op.execute(f"create index if not exists {UNCOUNTED} on usage_ledger {where}")
-        return
-    if not (partitions := _partitions("usage_ledger")):
-        _index_concurrently(UNCOUNTED, "usage_ledger", where)
-        return
-    op.execute(f"create index if not exists {UNCOUNTED} on only usage_ledger {where}")
-    for partition in partitions:
-        name = f"{partition}_uncounted"
-        _index_concurrently(name, partition, where)
-        op.execute(f"alter index {UNCOUNTED} attach partition {name}")
-
-
-def _index_concurrently(name: str, table: str, definition: str) -> None:
-    op.execute("set lock_timeout = 0")  # nobody but other changes of the schema queues behind this
-    op.execute(
-        f"""
-        do $$ begin
-            if exists (select from pg_index where indexrelid = to_regclass('{name}') and not indisvalid) then
-                drop index {name};
-            end if;
-        end $$
-        """
-    )
-    op.execute(f"create index concurrently if not exists {name} on {table} {definition}")
-    op.execute("set lock_timeout = '1s'")
-
-
-def _partitions(table: str) -> Sequence[str]:
-    found = sa.text(
-        "select cast(cast(inhrelid as regclass) as text) from pg_inherits"
-        " where inhparent = cast(:table as regclass)"
-    )
-    return list(op.get_bind().execute(found, {"table": table}).scalars())
 
 
 def _run(file: Path) -> None:

@@ -43,6 +43,18 @@ def create(database: Database, tenant: str, request: CreateConversation, seal: S
     return to_wire(database.retry(work))
 
 
+def list_stored(
+    database: Database, tenant: str, after: UUID | None, limit: int, *, newest_first: bool
+) -> Page[Conversation]:
+    """A page of a tenant's conversations, by age."""
+    listed = database.retry(
+        lambda connection: store.list_page(connection, tenant, after, limit, newest_first=newest_first)
+    )
+    data = [to_wire(one.conversation) for one in listed[:limit]]
+    ends = (data[0].id, data[-1].id) if data else (None, None)
+    return Page(data=data, first_id=ends[0], last_id=ends[1], has_more=len(listed) > limit)
+
+
 def find(database: Database, tenant: str, conversation: UUID) -> Conversation:
     """Raises NotFound."""
     return to_wire(database.retry(lambda connection: _require_stored(connection, tenant, conversation)))

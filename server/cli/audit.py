@@ -16,14 +16,16 @@ from server.errors import ConfigError
 from server.maintenance import audit_responses as invariants
 from server.maintenance.audit_images import check_conversation, check_image
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
+from server.process.open_database import OpenDatabase
 from server.protocol.ids import response_id
 from server.store import audit_images
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.content import responses
-from server.store.database import Connection, Database, clock
+from server.store.database import Connection, clock
 from server.store.database_errors import DatabaseError
-from server.store.schema_upgrade import schema_state
+from server.store.schema.compatibility import BEHIND, UNKNOWN
+from server.store.schema.upgrade import schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 _AGE = re.compile(r"(\d{1,6})([mhd])")
@@ -84,15 +86,16 @@ def _count(text: str) -> int:
 
 def _run(config: Config, options: argparse.Namespace) -> int:
     with opened_database(config) as opened:
-        return _audit(opened.url, options)
+        return _audit(opened, options)
 
 
-def _audit(url: str, options: argparse.Namespace) -> int:
+def _audit(opened: OpenDatabase, options: argparse.Namespace) -> int:
     """Prints a line for each violation, then a summary; returns the exit code. Raises ConfigError."""
     tally = Tally()
     try:
-        _require_current(url)
-        database = Database(url, pool_size=1)
+        _require_current(opened.url)
+        opened.check_sessions()
+        database = opened.connect(1)
         with closing(database), database.dedicated_connection("audit") as connection:
             scope = _scope(connection, options)
             for violation in violations(connection, scope, Limits(), tally):
@@ -146,9 +149,9 @@ def _image_violations(connection: Connection, scope: Scope) -> Iterator[Violatio
 def _require_current(url: str) -> None:
     match schema_state(url):
         case "behind":
-            raise ConfigError("The database's schema is behind this release; run: holdfast db upgrade")
+            raise ConfigError(BEHIND)
         case "unknown":
-            raise ConfigError("The database was made by a newer release of Holdfast; use that one.")
+            raise ConfigError(UNKNOWN)
 
 
 def _scope(connection: Connection, options: argparse.Namespace) -> Scope:

@@ -19,6 +19,9 @@ Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Run: TypeAlias = Callable[[Config, argparse.Namespace], int]
 """A subcommand: returns the exit code. Raises ConfigError or EmbeddedError."""
 
+DATABASE_SETTINGS = ("data_dir", "database_url", "database_pooler", "database_direct_url")
+"""Settings that every command has."""
+
 
 def print_status(line: str) -> None:
     """Prints to standard error; standard output is for results."""
@@ -50,7 +53,7 @@ def add_command(
     command = commands.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
     command.set_defaults(run=run, failure_code=1)
     for setting in settings.settings():
-        if all_settings or setting.name in ("data_dir", "database_url"):
+        if all_settings or setting.name in DATABASE_SETTINGS:
             choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
             default = f"; default: {setting.default}" if setting.default is not None else ""
             command.add_argument(
@@ -79,5 +82,5 @@ def current_database(config: Config) -> Iterator[tuple[Database, Disk]]:
     """The database, whose schema is current, and its disk."""
     with opened_database(config) as opened:
         opened.make_current()
-        with closing(Database(opened.url, pool_size=1)) as database:
+        with closing(opened.connect(1)) as database:
             yield database, opened.disk

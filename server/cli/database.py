@@ -1,15 +1,13 @@
-"""`holdfast db upgrade`, `purge` (of expired responses and keys), `storage` (bytes by tenant) and `psql`."""
+"""`holdfast purge` (of expired responses and keys), `storage` (bytes by tenant) and `psql`."""
 
 import argparse
 import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 
-from server.cli import database_roles
 from server.cli.command import (
     Subcommands,
     add_command,
-    add_group,
     current_database,
     opened_database,
     print_result,
@@ -27,12 +25,6 @@ from server.store.database_roles import reader_options
 from server.store.disk_space import Disk
 
 MOST_DAYS = 36500
-
-
-def add_upgrade(commands: Subcommands) -> None:
-    group = add_group(commands, "db", "the database")
-    add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
-    database_roles.add_commands(group)
 
 
 def add_storage(commands: Subcommands) -> None:
@@ -57,13 +49,6 @@ def add_purge(commands: Subcommands) -> None:
     command.add_argument("--dry-run", action="store_true", help="only count what would be removed")
 
 
-def _upgrade(config: Config, _options: argparse.Namespace) -> int:
-    with opened_database(config, print_status) as opened:
-        opened.upgrade()
-        print_status("The schema is current.")
-    return 0
-
-
 def _storage(config: Config, _options: argparse.Namespace) -> int:
     with current_database(config) as (database, _):
         for tenant, stored in database.read(storage_usage.totals):
@@ -73,8 +58,8 @@ def _storage(config: Config, _options: argparse.Namespace) -> int:
 
 def run_psql(config: Config, options: argparse.Namespace) -> int:
     with opened_database(config, print_status) as opened:
-        command, secrets = psql_command(opened.url)
-        options_of_reader = {} if options.write else {"PGOPTIONS": reader_options(opened.url)}
+        command, secrets = psql_command(opened.session_url)
+        options_of_reader = {} if options.write else {"PGOPTIONS": reader_options(opened.session_url)}
         environment = child_environment({**secrets, **options_of_reader})
         return subprocess.run([*command, *options.rest], env=environment, check=False).returncode
 

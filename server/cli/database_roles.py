@@ -34,7 +34,7 @@ def add_commands(group: Subcommands) -> None:
 def _roles(config: Config, _options: argparse.Namespace) -> int:
     with opened_database(config, print_status) as opened:
         opened.make_current()
-        database_roles.create_roles(opened.url)
+        database_roles.create_roles(opened.session_url)
     print_status(
         f"The roles {database_roles.SERVER}, {database_roles.READER} and {database_roles.TENANT_READER} are"
         " current."
@@ -53,10 +53,10 @@ def _create(config: Config, options: argparse.Namespace) -> int:
     password = secrets.token_urlsafe(24)
     with opened_database(config, print_status) as opened:
         opened.make_current()
-        if not database_roles.roles_exist(opened.url):
+        if not database_roles.roles_exist(opened.session_url):
             raise ConfigError("This database has no roles yet; run: holdfast db roles")
         tenants = tuple(dict.fromkeys(options.tenant))
-        database_roles.create_user(opened.url, options.name, options.user_role, password, tenants)
+        database_roles.create_user(opened.session_url, options.name, options.user_role, password, tenants)
     print_status(f"User {options.name}; its password is shown this once:")
     print_result(password)
     return 0
@@ -65,7 +65,7 @@ def _create(config: Config, options: argparse.Namespace) -> int:
 def _drop(config: Config, options: argparse.Namespace) -> int:
     with opened_database(config, print_status) as opened:
         opened.make_current()
-        ended = database_roles.drop_user(opened.url, options.name)
+        ended = database_roles.drop_user(opened.session_url, options.name)
     rest = "" if ended else " Its open sessions go on until they end."
     print_status(f"User {options.name} is removed.{rest}")
     return 0
@@ -74,6 +74,6 @@ def _drop(config: Config, options: argparse.Namespace) -> int:
 def _list(config: Config, _options: argparse.Namespace) -> int:
     with opened_database(config, print_status) as opened:
         opened.make_current()
-        for user in database_roles.list_users(opened.url):
+        for user in database_roles.list_users(opened.session_url):
             print_result("\t".join((user.name, user.role, ", ".join(user.tenants) or "all tenants")))
     return 0

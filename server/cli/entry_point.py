@@ -8,7 +8,19 @@ import argparse
 import logging
 from collections.abc import Sequence
 
-from server.cli import audit, database, doctor, keys, prices, prompts, tenants, trail
+from server.cli import (
+    audit,
+    database,
+    doctor,
+    erase,
+    keys,
+    prices,
+    prompts,
+    schema,
+    tenants,
+    trail,
+    transfer,
+)
 from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
 from server.configuration.settings import Config
@@ -68,10 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     tenants.add_commands(commands)
     prices.add_commands(commands)
     prompts.add_commands(commands)
-    database.add_upgrade(commands)
+    schema.add_commands(commands)
     audit.add_commands(commands)
     trail.add_commands(commands)
     database.add_purge(commands)
+    erase.add_commands(commands)
+    transfer.add_commands(commands)
     database.add_storage(commands)
     database.add_psql(commands)
     return parser

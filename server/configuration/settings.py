@@ -69,8 +69,10 @@ class Config(
             raise ConfigError(
                 "The role api loads no model: set engine to one of another process, or role to all or worker."
             )
-        if self.database_url is not None and not _is_postgres_url(self.database_url):
-            raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
+        for name in ("database_url", "database_direct_url"):
+            if (url := getattr(self, name)) is not None and not _is_postgres_url(url):
+                flag = name.replace("_", "-")
+                raise ConfigError(f"{flag} must begin with postgresql:// (libpq's form, without a driver).")
         _ = self.seal_keys  # raises ConfigError for malformed keys
         read_allowed_hosts(self.allowed_hosts)
         read_cors_origins(self.cors_origins)
@@ -82,8 +84,9 @@ class Config(
     def shown(self) -> dict[str, object]:
         """The settings without passwords, keys, tokens and the secrets in tool servers' URLs."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
-        if self.database_url is not None:
-            shown["database_url"] = without_password(self.database_url)
+        for name in ("database_url", "database_direct_url"):
+            if isinstance(url := shown[name], str):
+                shown[name] = without_password(url)
         for secret in ("seal_key", "tool_token", "engine_api_key"):
             if shown[secret] is not None:
                 shown[secret] = "***"

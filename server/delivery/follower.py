@@ -7,7 +7,7 @@ responses in one query. Notifications only make it faster: without them readers 
 import logging
 import selectors
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
 from uuid import UUID
@@ -17,7 +17,8 @@ from server.delivery.stored_responses import read_update
 from server.logs.context import response_fields
 from server.store import log_read
 from server.store.cluster import notifications
-from server.store.cluster.notifications import Hints
+from server.store.cluster.notifications import Hints, Notifier
+from server.store.cluster.watches import RENEW_SECONDS
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError, TransientError
 from server.store.log_read import SubscriptionUpdate
@@ -47,21 +48,24 @@ class Follower:
         is_here: Callable[[UUID], bool],
         on_queue: Callable[[], None],
         on_cancel: Callable[[Collection[UUID]], None],
-        listen: bool,
+        notifier: Notifier | None,
         on_fatal: Callable[[], None] = lambda: None,
     ) -> None:
         """`is_here` returns whether this process runs a response, and so publishes its frames itself.
 
         On the follower's thread, `on_queue` is called when there may be responses to claim, and `on_cancel`
-        with responses that their owner has to cancel. Without `listen` the thread only polls. `on_fatal` is
-        called when the thread gives up.
+        with responses that their owner has to cancel. Others are told by `notifier` what is followed here;
+        without one the thread only polls. `on_fatal` is called when the thread gives up.
         """
         self._database = database
         self._hub = hub
         self._is_here = is_here
         self._on_queue = on_queue
         self._on_cancel = on_cancel
-        self._listen = listen
+        self._notifier = notifier
+        self._announced: set[UUID] = set()
+        self._announce_at = 0.0
+        """When everything that is followed is announced again."""
         self._failed = False
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -107,8 +111,8 @@ class Follower:
         connection = self._database.dedicated_connection("follower", autocommit=True)
         descriptor = None
         try:
-            if self._listen:
-                self._listen_if_possible(connection)
+            if self._notifier is not None:
+                self._listen_if_possible(connection, self._notifier.replica)
             descriptor = notifications.socket_descriptor(connection)
             self._selector.register(descriptor, selectors.EVENT_READ)
             yield connection
@@ -118,9 +122,9 @@ class Follower:
             connection.invalidate()
             connection.close()
 
-    def _listen_if_possible(self, connection: Connection) -> None:
+    def _listen_if_possible(self, connection: Connection, replica: UUID) -> None:
         try:
-            notifications.listen(connection)
+            notifications.listen(connection, replica)
         except TransientError:
             raise
         except DatabaseError as error:
@@ -154,10 +158,11 @@ class Follower:
                 watched = self._hub.subscriptions(unseen | notified)
             here = {one.response_id for one in watched if self._is_here(one.response_id)}
             remote = [one for one in watched if one.response_id not in here]
+            self._announce([one.response_id for one in remote], everything=everything)
             if remote:
-                self._hub.publish(
-                    _to_published(connection, update) for update in log_read.read_updates(connection, remote)
-                )
+                with connection.begin():
+                    updates = log_read.read_updates(connection, remote)
+                    self._hub.publish(_to_published(connection, update) for update in updates)
             self._failed = False
             self.thread.progress()
             unseen = {(one.tenant, one.response_id) for one in watched if one.response_id in here}
@@ -168,9 +173,19 @@ class Follower:
                 due = min(due, monotonic() + pause)
             hinted = self._await_wakeup(connection, by_short_id, due)
 
+    def _announce(self, followed: Sequence[UUID], *, everything: bool) -> None:
+        """Announces what is followed since the last call, and from time to time all of it."""
+        if self._notifier is None:
+            return
+        if everything and (now := monotonic()) >= self._announce_at:
+            self._announced, self._announce_at = set(), now + RENEW_SECONDS
+        new = [response for response in followed if response not in self._announced]
+        self._announced.update(new)
+        self._notifier.watch(new)
+
     def _pause_after(self, seconds: float) -> float:
         """Seconds until the next read of all logs, after one that took `seconds`."""
-        share = LISTEN_SHARE if self._listen else POLL_SHARE
+        share = POLL_SHARE if self._notifier is None else LISTEN_SHARE
         return max(MIN_POLL_SECONDS, min(seconds / share, MAX_POLL_SECONDS))
 
     def _await_wakeup(
@@ -207,6 +222,9 @@ class Follower:
             self._on_queue()
         if hints.cancels:
             self._on_cancel(hints.cancels)
+        if self._notifier is not None:
+            for replica, responses in hints.watches.items():
+                self._notifier.add_watches(replica, responses, self._is_here)
 
 
 def _to_published(connection: Connection, update: SubscriptionUpdate) -> Published:

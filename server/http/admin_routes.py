@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from server.errors import Conflict
-from server.http.handlers import administration, administration_reports
+from server.http.handlers import administration, administration_data, administration_reports
 from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.http.openapi import Operation, Parameter
 from server.http.query_and_headers import PAGE
@@ -62,6 +62,22 @@ ADMIN_ROUTES: list[Operation[Handler]] = [
         "Remove its settings; 409 while a key of it is valid.",
         objects.DeletedTenant,
         refuses=(Conflict,),
+    ),
+    _route(
+        "POST /admin/v1/tenants/{tenant}/erase",
+        administration_data.erase_tenant,
+        "Erase it, or one of its end users; a dry run unless the body says otherwise.",
+        objects.TenantErasure,
+        takes=requests.Erase,
+        needs_body=False,
+        refuses=(Conflict,),
+    ),
+    _route(
+        "GET /admin/v1/tenants/{tenant}/conversations",
+        administration_data.list_conversations,
+        "A page of its conversations, by age, without what is in them.",
+        objects.StoredConversationPage,
+        parameters=PAGE,
     ),
     _route(
         "POST /admin/v1/keys",

@@ -235,6 +235,14 @@ ROUTES: list[Operation[Handler]] = [
         operation_id="tokenize.detokenize",
     ),
     Operation(
+        "GET /v1/conversations",
+        conversations.list_stored,
+        "A page of conversations, by age; an extension.",
+        pages.ConversationPage,
+        parameters=PAGE,
+        operation_id="conversation_lists.conversations",
+    ),
+    Operation(
         "POST /v1/conversations",
         conversations.create,
         "Begin a conversation.",

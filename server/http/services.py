@@ -67,7 +67,6 @@ class Services:
         self.tool_loop.cancel(response)
         self.claimer.wake()
         self.notifier.notify_cancel(response)
-        self.notifier.notify_queue()
 
 
 Handler = Callable[[Services, Caller, Request, bytes], Answer]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from engine.fair_limit import FairLimit
-from engine.request import Engine, RequestRefused
+from engine.request import Engine, ImageText, RequestRefused
 from server.errors import Overloaded
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused
 from server.outbound_http.guarded_http import FetchLimits, Lookup, Unreachable, fetch, look_up
@@ -206,6 +206,16 @@ class ImageReader:
         return ran.stdout
 
 
+def image_text(engine: Engine, data: bytes, cache_salt: str) -> ImageText:
+    """How a picture is written in a prompt. Raises ImageError, or Overloaded if the engine cannot say now."""
+    try:
+        return engine.image_text(data, cache_salt)
+    except RequestRefused as refused:
+        if refused.reason == "bad_image":
+            raise ImageError(str(refused), "invalid_image") from refused
+        raise Overloaded("The engine reads no pictures at the moment; try again later.") from refused
+
+
 class TenantImages(NamedTuple):
     """An `input_images.ImageSource`: a reader for one tenant, and the engine that gets what it reads."""
 
@@ -217,10 +227,7 @@ class TenantImages(NamedTuple):
         image = self.reader.with_content(image)
         content = data_url_bytes(image.source or "")
         data = self.reader.normalised(self.tenant, content, image.detail).data
-        try:
-            self.engine.image_text(data, self.tenant)
-        except RequestRefused as refused:
-            raise ImageError(str(refused), "invalid_image") from refused
+        image_text(self.engine, data, self.tenant)
         return image
 
     def pages(self, pdf: bytes, detail: Literal["low", "high"]) -> list[InputImage]:

@@ -18,7 +18,8 @@ from server.process.connect_engine import check_engine_settings, connect
 from server.process.load_model import engine_config, read_adapters
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
-from server.store.schema_upgrade import schema_state
+from server.store.schema.compatibility import BEHIND, UNKNOWN
+from server.store.schema.upgrade import schema_state
 
 if TYPE_CHECKING:
     from engine.diagnosis import Diagnosis
@@ -166,7 +167,11 @@ def examine_database(config: Config) -> Iterator[Finding]:
         yield Finding("problem", "database", _sentence(str(error)))
         return
     try:
+        if not opened.is_embedded:
+            opened.check_sessions()
         yield describe_schema(schema_state(opened.url), embedded=opened.is_embedded)
+    except ConfigError as error:
+        yield Finding("problem", "database", _sentence(str(error)))
     except DatabaseError as error:
         cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
         yield Finding("problem", "database", _sentence(f"The database does not answer: {cause}"))
@@ -178,16 +183,18 @@ def describe_schema(state: str, *, embedded: bool) -> Finding:
     """Pure; `state` is that of `schema_state`."""
     kind = "embedded" if embedded else "external"
     if state == "unknown":
+        return Finding("problem", "database", UNKNOWN)
+    if state == "newer":
         return Finding(
-            "problem", "database", "The database was made by a newer release of Holdfast; use that one."
+            "note",
+            "database",
+            f"The {kind} database answers; a newer release made its schema, on which this one can serve.",
         )
     if state == "current":
         return Finding("ok", "database", f"The {kind} database answers, and its schema is this release's.")
     if embedded:
         return Finding("ok", "database", "The embedded database answers; the next start upgrades its schema.")
-    return Finding(
-        "problem", "database", "The database's schema is behind this release; run: holdfast db upgrade"
-    )
+    return Finding("problem", "database", BEHIND)
 
 
 def _sentence(text: str) -> str:

@@ -15,7 +15,7 @@ from server.metrics.exposition import BuildInfo, Metrics, MetricsListener
 from server.metrics.server_series import Observed, ServerSeries
 from server.prompting.loaded_model import LoadedModel
 from server.recovery.heartbeat import Heartbeat
-from server.store.schema_upgrade import newest_revision
+from server.store.schema.upgrade import newest_revision
 from server.version import VERSION
 
 

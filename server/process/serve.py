@@ -5,11 +5,13 @@ Whatever can be wrong with the settings is found before the first thread starts.
 
 import asyncio
 import faulthandler
+import logging
 import os
 import signal
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from server.configuration.settings import Config
 from server.crashpoints import arm
@@ -17,11 +19,14 @@ from server.errors import ConfigError
 from server.http.asgi.listener import connection_limit, raise_file_limit
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.asgi.tls import ServerCertificate
+from server.process.await_schema import await_schema
 from server.process.key_required import require_key
 from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess, make_mcp_servers
 from server.store.database import Database
+
+log = logging.getLogger("holdfast.serve")
 
 SEND_BUFFER_BYTES = 128 * 1024
 """SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
@@ -39,25 +44,36 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
-        opened.make_current()
-        database = Database(
-            opened.url,
-            pool_size=max(config.database_connections, MIN_CONNECTIONS),
-            strict=config.durability == "strict",
-        )
-        stack.callback(database.close)
-        require_key(config, database)
         listener = stack.enter_context(listening_socket(config))
+        runner = stack.enter_context(asyncio.Runner())
+        opened.check_sessions()
+        if not opened.is_ready() and not await_schema(config, opened, listener, runner, certificate):
+            return 0
+        threads = max(config.database_connections, MIN_CONNECTIONS)
+        database = opened.connect(threads, strict=config.durability == "strict")
+        stack.callback(database.close)
+        config = _with_possible_delivery(config, database)
+        require_key(config, database)
         scraped = None
         if config.metrics_port is not None:
             scraped = stack.enter_context(bind(config.metrics_host, config.metrics_port))
-        runner = stack.enter_context(asyncio.Runner())
         process = ServerProcess(config, database, opened, runner.get_loop(), say, certificate, scraped)
         stack.callback(process.stop)
         process.run(
             runner, listener, connection_limit(config.max_connections, files, config.database_connections)
         )
     return process.exit_code
+
+
+def _with_possible_delivery(config: Config, database: Database) -> Config:
+    """Replicas poll where no session can listen."""
+    if config.delivery == "poll" or database.has_sessions:
+        return config
+    log.warning(
+        "a pooler knows no LISTEN, so replicas ask for each other's events every 0.05 to 2 s;"
+        " HOLDFAST_DATABASE_DIRECT_URL lets them be notified"
+    )
+    return replace(config, delivery="poll")
 
 
 def _read_certificate(config: Config) -> ServerCertificate | None:

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from hypercorn.config import Config as HypercornConfig
-
 from engine.request import Engine
 from server.admission.admit import Admission
 from server.configuration.settings import Config, changed_settings, without_password
@@ -27,7 +25,7 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens
 from server.http.app import build
 from server.http.asgi.hypercorn_patches import install_patches
-from server.http.asgi.listener import Listener
+from server.http.asgi.listener import Listener, hypercorn_settings
 from server.http.asgi.open_connections import OpenConnections
 from server.http.asgi.tls import ServerCertificate
 from server.http.authentication import Authenticator
@@ -56,6 +54,7 @@ from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
+from server.store.schema.upgrade import newest_revision
 from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
 from server.tracing.open_tracer import open_tracer
@@ -116,12 +115,13 @@ class ServerProcess:
         self._events = self._metrics.events
         self._tool_loop = self._make_tool_loop()
         self._rates = RateLimits(database)
-        self._notifier = Notifier(database, enabled=config.delivery == "notify", on_fatal=self._fenced)
+        notifies = config.delivery == "notify"
+        self._notifier = Notifier(database, self._replica, enabled=notifies, on_fatal=self._fenced)
         self._recorder = self._make_recorder(model, hub)
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(model, hub, opened)
-        self._standby = make_standby(database.url, self._replica, config.lease_seconds)
+        self._standby = make_standby(database.dedicated_url, self._replica, config.lease_seconds)
         self._stall_watch = StallWatch()
         self._heartbeat = self._make_heartbeat(hub, opened)
         self._follower = self._make_follower(hub)
@@ -172,6 +172,7 @@ class ServerProcess:
             max_running=model.engine.stats().max_running,
             max_deaths=self._config.max_deaths,
             generates=self._config.generates_background,
+            on_left_over=self._notifier.notify_queue,
             on_fatal=self._fenced,
         )
 
@@ -185,7 +186,7 @@ class ServerProcess:
             opened.disk,
             self._config,
             tool_loop=self._tool_loop,
-            on_queued=self._queued,
+            on_queued=self._claimer.queued,
             unread=self._abandonment,
             rates=self._rates,
             on_accepted=self._events.accepted,
@@ -229,6 +230,7 @@ class ServerProcess:
             on_claimable=self._claimer.wake,
             on_fenced=self._fenced,
             on_other_replicas=self._notifier.set_other_replicas_alive,
+            on_first=self._claimer.set_first,
             on_database_gone=opened.restore,
             on_beat_done=self._standby.signal_alive,
         )
@@ -238,17 +240,16 @@ class ServerProcess:
             self._database,
             hub,
             is_here=self._recorder.produces,
-            on_queue=self._wake_claimer,
+            on_queue=self._claimer.hint,
             on_cancel=self._cancel_all,
-            listen=self._config.delivery == "notify",
+            notifier=self._notifier if self._config.delivery == "notify" else None,
             on_fatal=self._fenced,
         )
 
     def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
         """Serves at most `connections` on the listener until shutdown."""
-        server = Listener(
-            build(self._services, connections), self._http_settings(), connections, self._certificate
-        )
+        settings = hypercorn_settings(self._config)
+        server = Listener(build(self._services, connections), settings, connections, self._certificate)
         shutdown = Shutdown(self._services, server, self._loop, self._ended)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, shutdown.request)
@@ -258,18 +259,6 @@ class ServerProcess:
         gc.freeze()  # a model has a million permanent objects, which collections then skip
         install_patches()
         runner.run(server.serve(listener, self._ended.wait))
-
-    def _http_settings(self) -> HypercornConfig:
-        settings = HypercornConfig()
-        settings.errorlog = logging.getLogger("hypercorn.error")  # keeps our log format
-        settings.errorlog.setLevel("WARNING")
-        settings.graceful_timeout = 5.0
-        settings.keep_alive_timeout = 75.0
-        settings.max_app_queue_size = 4  # ASGI messages of a body that are buffered before it is read
-        settings.include_server_header = False
-        settings.websocket_max_message_size = self._config.max_body_bytes
-        settings.websocket_ping_interval = self._config.keep_alive_seconds
-        return settings
 
     def stop(self) -> None:
         """Ends the threads and marks the replica as stopped."""
@@ -301,7 +290,13 @@ class ServerProcess:
         host, pid = socket.gethostname(), os.getpid()
         with self._database.begin() as connection:
             replica = leases.register_replica(
-                connection, host=host, pid=pid, version=VERSION, role=self._config.role, models=models
+                connection,
+                host=host,
+                pid=pid,
+                version=VERSION,
+                role=self._config.role,
+                models=models,
+                revision=newest_revision(),
             )
             details = {"host": host, "pid": pid, "version": VERSION}
             settings = changed_settings(self._config)
@@ -335,16 +330,6 @@ class ServerProcess:
         """Called by the follower's thread with other replicas' cancellation requests."""
         for response in wanted:
             self._cancel(response)
-
-    def _queued(self) -> None:
-        """Called by a handler's thread after a background response was queued."""
-        self._wake_claimer()
-        self._notifier.notify_queue()
-
-    def _wake_claimer(self) -> None:
-        """Called when the queue has grown, by this replica or another."""
-        if self._config.generates_background:
-            self._claimer.wake()
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES, RequestRefused
+from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES
 from server.errors import InvalidRequest, Overloaded
-from server.input_images.image_reader import ImageReader, NormalisedImage
+from server.input_images.image_reader import ImageReader, NormalisedImage, image_text
 from server.prompting.engine_parameters import cache_salt
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.input_images import ImageError, data_url_bytes, is_data_url
@@ -36,7 +36,7 @@ def prompt_images(
 
     `stored` has the bytes of `stored_digests`. Pictures without bytes are left out: the prompt has a sentence
     in their place. Raises InvalidRequest for too many, and for those that the model cannot read; Overloaded
-    if that many attempts to read one found the server too busy.
+    if that many attempts to read one found the server too busy, or the engine cannot say how long it is.
     """
     reader = served.images
     if reader is None:
@@ -51,8 +51,8 @@ def prompt_images(
             continue
         try:
             data, digest = _normalised(reader, tenant, content, image.detail, attempts)
-            text = served.engine.image_text(data, salt)
-        except (ImageError, RequestRefused) as error:
+            text = image_text(served.engine, data, salt)
+        except ImageError as error:
             raise InvalidRequest(str(error), param="input", code="invalid_image") from error
         size += len(data)
         if size > MAX_IMAGE_BYTES:

@@ -9,6 +9,7 @@ from server.protocol.completions.objects import (
     StoredCompletion,
     StoredMessage,
 )
+from server.protocol.conversations import Conversation
 from server.protocol.decode import decode_as
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.items import Item
@@ -41,6 +42,10 @@ class ItemPage(Page[Item], frozen=True, kw_only=True):
 
 class ResponsePage(Page[Response], frozen=True, kw_only=True):
     """A page of responses."""
+
+
+class ConversationPage(Page[Conversation], frozen=True, kw_only=True):
+    """A page of conversations."""
 
 
 class _IdField(msgspec.Struct):

@@ -8,7 +8,6 @@ that are to be ended: a fleet without workers can still cancel what is queued, a
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
@@ -32,6 +31,8 @@ log = logging.getLogger("holdfast.claimer")
 
 POLL_SECONDS = 1.0
 """The time between two queries without a notification."""
+THOROUGH_POLLS = 5
+"""Every so many polls a replica looks for responses that are to be ended, even if another one should."""
 MAX_BATCH = 64
 STOPPED = "The server stopped while it was generating this response."
 GIVEN_UP = "The server stopped several times while it was generating this response; it was given up."
@@ -80,12 +81,13 @@ class Claimer:
         max_running: int,
         max_deaths: int,
         generates: bool = True,
+        on_left_over: Callable[[], None] = lambda: None,
         on_fatal: Callable[[], None] = lambda: None,
     ) -> None:
         """A response is given up after `max_deaths` replicas died while they ran it.
 
-        Unless `generates`, only responses that are to be ended are claimed. `on_fatal` is called when the
-        thread gives up.
+        Unless `generates`, only responses that are to be ended are claimed. `on_left_over` is called when
+        this replica cannot run all that it has queued. `on_fatal` is called when the thread gives up.
         """
         self._database = database
         self._replica = replica
@@ -95,18 +97,38 @@ class Claimer:
         self._max_running = max_running
         self._max_deaths = max_deaths
         self._generates = generates
+        self._on_left_over = on_left_over
         self._unserved_queue = UnservedQueue(database)
+        self._has_queued = True
+        self._has_ends = True
+        """The first claim is thorough: responses may have waited for a replica to start."""
+        self._is_first = False
+        self._polls = 0
         self.counts = ClaimCounts()
         self.thread = SupervisedThread("claimer", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
     def start(self) -> None:
-        """The first claim follows at once: responses may have waited for a replica to start."""
+        """The first claim follows at once."""
         self.thread.wake()
         self.thread.start()
 
     def wake(self) -> None:
-        """There may be a response to claim. Any thread."""
+        """This replica has put responses into the queue, some perhaps only to be ended. Any thread."""
+        self._has_ends = True
+        self.queued()
+
+    def queued(self) -> None:
+        """This replica has queued a new response, which it runs if it can. Any thread."""
+        self._has_queued = True
         self.thread.wake()
+
+    def hint(self) -> None:
+        """Another replica has queued a response that it cannot run. Any thread."""
+        self.thread.wake()
+
+    def set_first(self, is_first: bool) -> None:
+        """Whether this replica is the one that looks for responses to be ended at every poll."""
+        self._is_first = is_first
 
     def stop(self) -> None:
         """Claims nothing more; returns when the claimed responses are started. Idempotent."""
@@ -115,22 +137,39 @@ class Claimer:
     def _turn(self) -> None:
         if self.thread.wait(POLL_SECONDS):
             return
+        self._polls += 1
+        queued, self._has_queued = self._has_queued, False
+        ends, self._has_ends = self._has_ends, False
         try:
-            self.claim_all()
+            if self._database.autocommit(claims.is_waiting):
+                thorough = ends or self._is_first or self._polls % THOROUGH_POLLS == 0
+                if self.claim_all(ends=thorough) and queued:
+                    self._on_left_over()
             self._unserved_queue.check()
         except DatabaseError as error:
+            self._has_queued |= queued
+            self._has_ends |= ends
             log.warning("nothing can be claimed at the moment: %s", type(error).__name__)
 
-    def claim_all(self) -> None:
-        """Claims until nothing is left that this replica can run. Raises Fenced or DatabaseError."""
-        while claimed := self._claim(self._claim_to_end):
+    def claim_all(self, *, ends: bool = True) -> bool:
+        """Claims until nothing is left that this replica can run; returns whether others may find more.
+
+        Raises Fenced or DatabaseError.
+
+        With `ends`, responses that are only to be ended come first. To find them, the whole queue is read,
+        so of all replicas one does that every time, and the others from time to time.
+        """
+        while ends and (claimed := self._claim(self._claim_to_end)):
             self._handle(claimed, self._end)
-        if not self._generates:
-            return
+        if self._room <= 0:
+            return True
         full = self._recorder.capacity.full_tenants()
-        with suppress(_NoRoom):
+        try:
             while claimed := self._claim(partial(self._claim_waiting, full=full)):
                 self._handle(claimed, partial(self._resume, full=full))
+        except _NoRoom:
+            return True
+        return self._room <= 0 or bool(full)
 
     def _claim(self, claim: Callable[[Connection], list[StoredResponse]]) -> list[StoredResponse]:
         if self.thread.stopping:
@@ -161,9 +200,15 @@ class Claimer:
     def _claim_to_end(self, connection: Connection) -> list[StoredResponse]:
         return claims.claim_to_end(connection, self._replica, most_deaths=self._max_deaths, limit=MAX_BATCH)
 
+    @property
+    def _room(self) -> int:
+        """How many more responses this replica can run."""
+        if not self._generates or not self._served.engine.stats().alive:
+            return 0
+        return self._max_running - self._recorder.load
+
     def _claim_waiting(self, connection: Connection, full: set[str]) -> list[StoredResponse]:
-        room = min(self._max_running - self._recorder.load, MAX_BATCH)
-        if room <= 0 or not self._served.engine.stats().alive:
+        if (room := min(self._room, MAX_BATCH)) <= 0:
             return []
         return claims.claim_waiting(
             connection, self._replica, models=self._served.names, full=full, limit=room

@@ -12,12 +12,15 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.delivery.hub import Abandonment
 from server.store.cluster import claims, leases
+from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.heartbeat")
 
+ORPHAN_BEATS = 5
+"""Every so many beats a replica looks for responses of others that are gone, even if an older one should."""
 _OBSERVATIONS_PER_LEASE = 4
 """A gap between two observations counts for at most this part of a lease, so that a replica has had several
 turns to beat before it is declared dead."""
@@ -38,17 +41,20 @@ class Heartbeat:
         abandonment: Abandonment,
         on_claimable: Callable[[], None],
         on_fenced: Callable[[], None],
-        on_other_replicas: Callable[[bool], None],
+        on_other_replicas: Callable[[int], None],
         on_database_gone: Callable[[], None],
         on_beat_done: Callable[[], None] = lambda: None,
+        on_first: Callable[[bool], None] = lambda _is_first: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`produces` returns whether a response runs here; `cancel` ends one that does.
 
         `read_here` returns foreground responses that run elsewhere and have readers here. `abandonment` gets
         those that run here and have readers elsewhere. `on_claimable` is called when responses were
-        released, `on_other_replicas` with every beat and whether other replicas are alive, `on_fenced` when
-        this process must end, and `on_beat_done` after every turn, also after a failed one.
+        released, `on_other_replicas` with every beat and how many other replicas are alive, `on_first` with
+        every beat and whether this is the oldest of them, which does at every beat what one replica can do
+        for all, `on_fenced` when this process must end, and `on_beat_done` after every turn, also after a
+        failed one.
         """
         self._database = database
         self._replica = replica
@@ -61,6 +67,8 @@ class Heartbeat:
         self._on_other_replicas = on_other_replicas
         self._on_database_gone = on_database_gone
         self._on_beat_done = on_beat_done
+        self._on_first = on_first
+        self._beats = 0
         self._clock = clock
         self._watch = HeartbeatWatch(lease_seconds)
         self._beat_at = clock()
@@ -101,11 +109,25 @@ class Heartbeat:
 
     def beat(self) -> None:
         """One turn. Raises leases.Fenced if this replica was declared dead, or DatabaseError."""
-        silent = self._watch.observe(self._clock(), self._heartbeats())
+        heartbeats = self._heartbeats()
+        silent = self._watch.observe(self._clock(), heartbeats)
         if silent:
             with self._database.begin() as connection:
                 expired = leases.expire_replicas(connection, silent, self._lease_seconds)
             self.declared_dead += expired
+        is_first = all(self._replica < other for other in heartbeats)
+        self._on_first(is_first)
+        looks = bool(silent) or is_first or self._beats % ORPHAN_BEATS == 0
+        self._beats += 1
+        orphans = self._release_orphans() if looks else {}
+        owned, cancelled = self._database.autocommit(self._read_owned)
+        lost = self._release_lost(owned)
+        for response in cancelled:
+            self._cancel(response)
+        if orphans or lost:
+            self._on_claimable()
+
+    def _release_orphans(self) -> dict[UUID, int]:
         with self._database.begin() as connection:
             orphans = leases.release_orphans(connection)
             if orphans:
@@ -114,13 +136,13 @@ class Heartbeat:
             crashpoint("orphans.committed")
         for replica, count in orphans.items():
             log.warning("released %d unfinished responses of replica %s, which is gone", count, replica)
-        with self._database.begin() as connection:
-            lost = self._release_lost(connection)
-            cancelled = claims.cancel_requested(connection, self._replica)
-        for response in cancelled:
-            self._cancel(response)
-        if orphans or lost:
-            self._on_claimable()
+        return orphans
+
+    def _read_owned(self, connection: Connection) -> tuple[list[ResponseKey], list[UUID]]:
+        """The responses that this replica owns, and those of them that are to be cancelled."""
+        return claims.owned_responses(connection, self._replica), claims.cancel_requested(
+            connection, self._replica
+        )
 
     def _heartbeats(self) -> dict[UUID, float]:
         """Commits this replica's heartbeat; returns the other replicas'."""
@@ -133,20 +155,21 @@ class Heartbeat:
             self._watch.failed()
             raise
         self._beat_at = self._clock()
-        self._on_other_replicas(bool(heartbeats))
+        self._on_other_replicas(len(heartbeats))
         self._abandonment.settle(read, alone=not heartbeats)
         return heartbeats
 
-    def _release_lost(self, connection: Connection) -> int:
-        """Releases responses that this replica owns and does not run; returns how many.
+    def _release_lost(self, owned: Sequence[ResponseKey]) -> int:
+        """Releases those that this replica does not run; returns how many.
 
         Skips locked rows, because waiting for a lock would delay the next heartbeat. The next turn tries
         them again.
         """
-        lost = [
-            key for key in claims.owned_responses(connection, self._replica) if not self._produces(key.id)
-        ]
-        released = claims.release(connection, self._replica, lost, skip_locked=True)
+        lost = [key for key in owned if not self._produces(key.id)]
+        if not lost:
+            return 0
+        with self._database.begin() as connection:
+            released = claims.release(connection, self._replica, lost, skip_locked=True)
         if released:
             log.warning("%d responses of this replica are not produced by it; released", released)
         return released

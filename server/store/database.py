@@ -27,6 +27,7 @@ from server.store.database_errors import (
 )
 from server.store.timeout_connection import (
     REQUEST_TIMEOUTS,
+    SessionSettings,
     TimeoutConnection,
     connect,
     psycopg_connection,
@@ -45,6 +46,8 @@ _USED_AT = "used_at"
 _RESERVED_CONNECTIONS = 5
 """Pooled connections for the process' own threads, so that requests cannot delay a heartbeat."""
 
+ASYNCHRONOUS: SessionSettings = {"synchronous_commit": "off"}
+"""Commits do not wait for the disk."""
 POOL_WAIT_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 _DISK_FULL_S = 10.0
 """Seconds that readiness reports a full disk after the error; probes of load balancers are more frequent."""
@@ -128,18 +131,30 @@ class Database:
     `url` is a libpq URL (`postgresql://…`).
     """
 
-    def __init__(self, url: str, *, pool_size: int, strict: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int,
+        strict: bool = False,
+        pooled: bool = False,
+        direct_url: str | None = None,
+    ) -> None:
         """`pool_size` is the number of threads that serve requests.
 
         With `strict` every commit waits for the disk, not only those that call `commit_synchronously`.
+        `pooled`: the URL leads to a pooler in transaction mode. Dedicated connections use `direct_url` then,
+        if there is one.
         """
         self.url = url
+        self.dedicated_url = direct_url or url
+        self._dedicated_pooled = pooled and direct_url is None
         self._strict = strict
         self._closed = False
         self._outage = SharedOutage()
         self._pool_engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: connect(url, "holdfast", REQUEST_TIMEOUTS),
+            creator=lambda: connect(url, "holdfast", REQUEST_TIMEOUTS, pooled=pooled),
             pool_size=pool_size + _RESERVED_CONNECTIONS,
             max_overflow=0,
             pool_timeout=5,
@@ -148,11 +163,17 @@ class Database:
         self._snapshot_engine = self._pool_engine.execution_options(
             isolation_level="REPEATABLE READ", postgresql_readonly=True
         )
-        self._autocommit_engine = self._pool_engine.execution_options(isolation_level="AUTOCOMMIT")
+        autocommit = {} if pooled else {"isolation_level": "AUTOCOMMIT"}
+        self._autocommit_engine = self._pool_engine.execution_options(**autocommit)
         self._disk_full_at: float | None = None
         self._pool_wait = Histogram(POOL_WAIT_BOUNDS)
         event.listen(self._pool_engine, "checkin", self._checked_in)
         event.listen(self._pool_engine, "checkout", _ping_on_checkout)
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether a dedicated connection is a session of Postgres, in which LISTEN works."""
+        return not self._dedicated_pooled
 
     @property
     def disk_is_full(self) -> bool:
@@ -205,7 +226,10 @@ class Database:
         return self._retry(self._snapshot_engine, work, RETRY_S)
 
     def autocommit(self, work: Callable[[Connection], T]) -> T:
-        """The same in autocommit mode, where a statement takes one exchange with the server."""
+        """The same in autocommit mode, where a statement takes one exchange with the server.
+
+        Through a pooler it is a transaction, which takes three.
+        """
         return self._retry(self._autocommit_engine, work, RETRY_S)
 
     def _retry(self, engine: Engine, work: Callable[[Connection], T], seconds: float) -> T:
@@ -220,23 +244,27 @@ class Database:
             sleep(_PAUSE_S)
 
     def dedicated_connection(
-        self, name: str, *, autocommit: bool = False, limits: str = REQUEST_TIMEOUTS
+        self, name: str, *, autocommit: bool = False, limits: SessionSettings = REQUEST_TIMEOUTS
     ) -> Connection:
         """A connection outside the pool; the caller closes it.
 
-        `limits` are the server's timeouts of the session, as options of a connection string. Its commits do
-        not wait for the disk, unless the database is strict or they call `commit_synchronously`: a crash of
-        Postgres may lose the last ones, which the caller must repeat.
+        `limits` are the server's timeouts, or other settings of the session. Its commits do not wait for the
+        disk, unless the database is strict or they call `commit_synchronously`: a crash of Postgres may lose
+        the last ones, which the caller must repeat. With `autocommit`, the caller still surrounds statements
+        with `begin`, which is a transaction only where a pooler is between.
         """
-        options = limits if self._strict else f"{limits} -c synchronous_commit=off"
+        settings = limits if self._strict else {**limits, **ASYNCHRONOUS}
+        pooled = self._dedicated_pooled
         engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: connect(self.url, f"holdfast {name}", options),
+            creator=lambda: connect(self.dedicated_url, f"holdfast {name}", settings, pooled=pooled),
             poolclass=pool.NullPool,
             hide_parameters=True,
         )
         connection = engine.connect()
-        return connection.execution_options(isolation_level="AUTOCOMMIT") if autocommit else connection
+        if autocommit and not pooled:
+            return connection.execution_options(isolation_level="AUTOCOMMIT")
+        return connection
 
     def close(self) -> None:
         self._closed = True

@@ -36,6 +36,12 @@ def first_line(error: Exception) -> str:
     return said.partition("\n")[0] or type(error).__name__
 
 
+def in_one_line(error: Exception) -> str:
+    """All that the driver says, without the statement, for an operator who has the error before them."""
+    said = str(getattr(error, "orig", None) or error)
+    return " ".join(said.split()).rstrip(".") or type(error).__name__
+
+
 def is_unavailable(error: DatabaseError) -> bool:
     """Whether Postgres did not answer, or is starting up or shutting down."""
     sqlstate = _sqlstate(error)

@@ -33,6 +33,8 @@ Role = Literal["server", "reader"]
 
 APPEND_ONLY = frozenset({"audit_trail"})
 """Tables to which the server adds rows and which it never changes."""
+READ_ONLY = frozenset({"schema_compatibility"})
+"""Tables that only migrations change."""
 COPIED_INTO = frozenset({"response_events_hot"})
 HIDDEN_TABLES = frozenset({"seal_keys"})
 HIDDEN_COLUMNS = {"api_keys": frozenset({"digest"})}
@@ -170,7 +172,11 @@ def _create_group(connection: psycopg.Connection, role: str) -> None:
 
 
 def _grant(connection: psycopg.Connection, table: Table) -> None:
-    changes = sql.SQL("select, insert" if table.name in APPEND_ONLY else "select, insert, update, delete")
+    changes = sql.SQL("select, insert, update, delete")
+    if table.name in APPEND_ONLY:
+        changes = sql.SQL("select, insert")
+    elif table.name in READ_ONLY:
+        changes = sql.SQL("select")
     _grant_on(connection, changes, table.name, SERVER)
     if table.name in HIDDEN_TABLES:
         return

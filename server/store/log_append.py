@@ -101,7 +101,7 @@ _FENCE = (
     "select (extract(epoch from clock_timestamp()) * 1000000)::bigint from replicas"
     " where id = '%s' and state = 'alive' for key share"
 )
-_QUERY = f"begin; {_FENCE}; {_COPY}; commit"
+_QUERY = f"%s; {_FENCE}; {_COPY}; commit"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = struct.pack(">h", -1)
@@ -125,8 +125,8 @@ def append_and_commit(
     DatabaseError; after these, or an exception of `make_rows`, the connection must be closed.
     """
     with psycopg_connection(connection) as raw:
-        raw.pgconn.send_query((_QUERY % replica).encode())
-        _, fence, *_ = raw.read_results()
+        raw.pgconn.send_query((_QUERY % (raw.begin_command().decode(), replica)).encode())
+        *_, fence, _ = raw.read_results()
         microseconds = fence.get_value(0, 0)
         if microseconds is None:
             raise Fenced

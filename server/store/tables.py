@@ -42,12 +42,13 @@ metadata = MetaData(naming_convention=NAMING)
 NOW = text("clock_timestamp()")
 
 
-def time_column(name: str, *, required: bool = False) -> Column[object]:
+def time_column(name: str, *, required: bool = False, comment: str | None = None) -> Column[object]:
     return Column(
         name,
         DateTime(timezone=True),
         nullable=not required,
         server_default=NOW if required else None,
+        comment=comment,
     )
 
 
@@ -103,6 +104,7 @@ replicas = Table(
         server_default="all",
         comment="all; api: generates no background responses; worker: serves no requests",
     ),
+    Column("revision", Text, comment="the schema's revision that its release needs"),
     CheckConstraint("state in ('alive', 'stopped', 'dead')", name="state"),
     CheckConstraint("role in ('all', 'api', 'worker')", name="role"),
 )
@@ -176,14 +178,22 @@ responses = Table(
         postgresql_where=text("previous_id is not null"),
     ),
     Index(
-        "uq_responses_conversation_id",
+        "ix_responses_conversation_id",
         "tenant",
         "conversation_id",
-        unique=True,
         postgresql_where=text("conversation_id is not null and status in ('queued', 'in_progress')"),
     ),
     Index("ix_responses_expires_at", "expires_at", postgresql_where=text("expires_at is not null")),
     Index("ix_responses_created_at", "tenant", text("created_at desc")),
+    Index("ix_responses_id", "id"),
+    Index("ix_responses_time", "created_at"),
+    Index(
+        "ix_responses_end_user",
+        "tenant",
+        "end_user",
+        text("created_at desc"),
+        postgresql_where=text("end_user is not null"),
+    ),
     Index("ix_responses_choice", "tenant", text("created_at desc"), postgresql_where=text("choice = 0")),
     Index("ix_responses_model", "tenant", "model", text("created_at desc")),
     Index(
@@ -199,7 +209,7 @@ responses = Table(
         postgresql_using="gin",
         postgresql_ops={"metadata": "jsonb_path_ops"},
     ),
-    postgresql_with={"fillfactor": "80"},
+    postgresql_partition_by="range (id)",
 )
 
 items = Table(
@@ -219,7 +229,9 @@ items = Table(
     time_column("created_at", required=True),
     *_sizes(),
     Column("seconds", Double, comment="how long the call took that the server made"),
-    UniqueConstraint("tenant", "id"),
+    Index("ix_items_id", "tenant", "id"),
+    Index("ix_items_calls", "created_at", postgresql_where=text(r"type like '%\_call'")),
+    postgresql_partition_by="range (response_id)",
 )
 
 conversations = Table(
@@ -338,6 +350,7 @@ response_streams = Table(
     Column("body", Text, nullable=False),
     time_column("finished_at", required=True),
     Column("size", Integer, comment="bytes of the body"),
+    postgresql_partition_by="range (response_id)",
 )
 
 storage_changes = Table(

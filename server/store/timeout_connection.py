@@ -1,4 +1,7 @@
-"""`TimeoutConnection`: one psycopg connection, its session timeouts, keepalives and ping; `connect`.
+"""`TimeoutConnection`: one psycopg connection, its settings, keepalives and ping; `connect`.
+
+Settings such as time limits are sent at the start of a session. Where a pooler gives each transaction another
+session they would be lost, or hold for other clients, so every transaction begins with them instead.
 
 A lost peer is noticed in three ways: the kernel gives up on unacknowledged bytes (`tcp_user_timeout`), the
 client gives up on a result after `RESPONSE_TIMEOUT_S`, and the server ends a session that is idle in a
@@ -6,14 +9,16 @@ transaction, so that no lock outlives its owner.
 """
 
 import select
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar
 
 import psycopg
-from psycopg.abc import Buffer
+from psycopg import IsolationLevel, generators
+from psycopg.abc import Buffer, PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
@@ -24,12 +29,21 @@ from sqlalchemy.exc import (
     DBAPIError,
 )
 
-REQUEST_TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=5s"
+SessionSettings: TypeAlias = Mapping[str, str]
+"""Postgres' settings of a session, by name. Names and values are constants of ours without quotes."""
+
+REQUEST_TIMEOUTS: SessionSettings = {
+    "statement_timeout": "5s",
+    "lock_timeout": "1s",
+    "idle_in_transaction_session_timeout": "5s",
+}
 """Timeouts of sessions that serve requests."""
 
-RECORDER_TIMEOUTS = (
-    "-c statement_timeout=600ms -c lock_timeout=250ms -c idle_in_transaction_session_timeout=5s"
-)
+RECORDER_TIMEOUTS: SessionSettings = {
+    "statement_timeout": "600ms",
+    "lock_timeout": "250ms",
+    "idle_in_transaction_session_timeout": "5s",
+}
 """Timeouts of the recorder's session, whose commits all streams of a process share. Together with the
 commits of single runs that follow a failure, a locked row delays other streams by a second at most."""
 
@@ -48,9 +62,12 @@ _CLIENT_KEEPALIVES = {
 }
 """libpq parameters for connections over TCP; the URL's own values override them."""
 
-_SERVER_KEEPALIVES = (
-    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=6000"
-)
+_SERVER_KEEPALIVES: SessionSettings = {
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "6000",
+}
 """The same for the server's end; otherwise a session outlives its vanished client by hours."""
 
 _FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
@@ -69,6 +86,25 @@ class TimeoutConnection(psycopg.Connection[Any]):
     """
 
     timeout_seconds = RESPONSE_TIMEOUT_S
+    transaction_settings: SessionSettings = MappingProxyType({})
+    """Settings with which every transaction begins, since its session may be another client's before and
+    after. Statements in autocommit mode run without them."""
+
+    def begin_command(self) -> bytes:
+        """BEGIN and the settings of the transaction, for one exchange with the server."""
+        settings = [f"SET LOCAL {name} = '{value}'" for name, value in self.transaction_settings.items()]
+        return b"; ".join([self._get_tx_start_command(), *(setting.encode() for setting in settings)])
+
+    def _start_query(self) -> PQGen[None]:
+        """Overrides the method in which psycopg begins a transaction before a statement."""
+        is_idle = self.pgconn.transaction_status == TransactionStatus.IDLE
+        if self.autocommit or not is_idle or not self.transaction_settings:
+            yield from super()._start_query()
+            return
+        self.pgconn.send_query(self.begin_command())
+        for result in (yield from generators.execute(self.pgconn)):
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise psycopg.errors.error_from_result(result)
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
         """Overrides the method through which psycopg waits for everything except connecting."""
@@ -143,17 +179,24 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return self.pgconn.transaction_status == TransactionStatus.ACTIVE
 
 
-def connect(url: str, name: str, options: str) -> TimeoutConnection:
+def connect(url: str, name: str, settings: SessionSettings, *, pooled: bool = False) -> TimeoutConnection:
     """A connection that reads and writes JSON columns as text, so that stored JSON keeps its bytes.
 
-    `options` are added to the URL's own.
+    `settings` hold for the session, besides those in the URL. With `pooled`, where a pooler may give each
+    transaction another session, they hold for each transaction, and no statement is prepared.
     """
-    given = conninfo_to_dict(url).get("options") or ""
-    connection = TimeoutConnection.connect(
-        with_network_timeouts(url),
-        application_name=name,
-        options=f"{given} {_SERVER_KEEPALIVES} {options}".strip(),
-    )
+    if pooled:
+        connection = TimeoutConnection.connect(
+            with_network_timeouts(url), application_name=name, prepare_threshold=None
+        )
+        connection.transaction_settings = settings
+        connection.isolation_level = IsolationLevel.READ_COMMITTED
+    else:
+        given = conninfo_to_dict(url).get("options") or ""
+        options = " ".join(f"-c {name}={value}" for name, value in {**_SERVER_KEEPALIVES, **settings}.items())
+        connection = TimeoutConnection.connect(
+            with_network_timeouts(url), application_name=name, options=f"{given} {options}".strip()
+        )
     set_json_dumps(_json_text, connection)
     set_json_loads(_json_text, connection)
     connection.adapters.register_loader("timestamptz", _TimeLoader)

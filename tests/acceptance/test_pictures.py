@@ -21,12 +21,12 @@ from tests.fix_postgres import temporary_database
 from tests.fix_server import StartServerOn, _running
 from tests.support.eventually import eventually
 from tests.support.hostile_pictures import READABLE, UNREADABLE, encoded
-from tests.support.server_process import REPOSITORY, ServerProcess, run_command
+from tests.support.server_process import REPOSITORY, ServerProcess, run_command, vision_engine
 from tests.support.web_server import Page, WebServer
 from tests.support.websocket import WebSocket
 
 MODEL = "holdfast-vision"
-SETTINGS: dict[str, object] = {"model": REPOSITORY / "demo" / MODEL, "engine": "model"}
+SETTINGS: dict[str, object] = {"model": REPOSITORY / "demo" / MODEL, **vision_engine()}
 QUESTION = "What do you see?"
 STORY = "Tell me a story about it."
 """Its answer has several sentences, so that a server can die within it."""

@@ -6,9 +6,10 @@ Every request ends as it must, or `finish` fails. What was said is kept, for com
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from openai import OpenAI
@@ -36,8 +37,8 @@ class Answer:
 class Load:
     """Clients of one address, each in a thread."""
 
-    def __init__(self, url: str, *, each: int, seed: int = 0) -> None:
-        """`each` clients of every kind."""
+    def __init__(self, url: str, *, each: int, seed: int = 0, more: Sequence["Kind"] = ()) -> None:
+        """`each` clients of every kind, of which a test may have `more`."""
         self._url = url
         self._choose = random.Random(seed)
         self._stopping = threading.Event()
@@ -45,7 +46,9 @@ class Load:
         self._answers: list[Answer] = []
         self.counts: Counter[str] = Counter()
         """Requests that have ended, by kind."""
-        kinds = (stream, wait, resume, cancel, converse, connect)
+        self.turns: list[tuple[str, float, float]] = []
+        """Each client's turns: the kind, and when it began and ended in monotonic seconds."""
+        kinds = (stream, wait, resume, cancel, converse, connect, *more)
         self._pool = ThreadPoolExecutor(each * len(kinds))
         self._running = [self._pool.submit(self._repeat, kind) for kind in kinds for _ in range(each)]
 
@@ -76,8 +79,10 @@ class Load:
             choose = random.Random(self._choose.random())
         with OpenAI(base_url=f"{self._url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
             while not self._stopping.is_set():
+                began = monotonic()
                 answers = kind(client, choose)
                 with self._lock:
+                    self.turns.append((kind.__name__, began, monotonic()))
                     self._answers += answers
                     self.counts[kind.__name__] += len(answers)
                 self._stopping.wait(choose.random() * THINK_S)

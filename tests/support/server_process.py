@@ -38,6 +38,7 @@ MODEL = "holdfast-demo"
 """What the demo model is called, which the scripted engine takes its name and words from."""
 
 ENGINE_URL = "TEST_ENGINE_URL"
+VISION_ENGINE_URL = "TEST_VISION_ENGINE_URL"
 ENGINE = "TEST_ENGINE"
 """Environment: servers that run the demo model, and their kind; see `tests.support.engine_suite`."""
 
@@ -79,17 +80,21 @@ def run_command(
     return run_module(["server", *arguments], environment(database_url, settings))
 
 
-def run_module(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m *arguments` to its end; its standard input is empty."""
+def run_module(
+    arguments: Sequence[str], environment: Mapping[str, str], given: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m *arguments`, with `given` on its standard input, to its end."""
     with (
         tempfile.TemporaryFile() as output,
         tempfile.TemporaryFile() as errors,
-        open(os.devnull, "rb") as nothing,
+        tempfile.TemporaryFile() as input_,
     ):
+        input_.write(given.encode())
+        input_.seek(0)
         process = fork_server.fork(
             arguments,
             environment,
-            (nothing.fileno(), output.fileno(), errors.fileno()),
+            (input_.fileno(), output.fileno(), errors.fileno()),
         )
         code = process.wait(PATIENCE_S)
         output.seek(0)
@@ -104,6 +109,12 @@ def _engine_settings(flags: Sequence[str], settings: Mapping[str, object]) -> di
     if url is None or own or any(flag.startswith(("--model", "--engine", "--adapters")) for flag in flags):
         return {}
     return {"engine": os.environ.get(ENGINE, "vllm"), "engine_url": url}
+
+
+def vision_engine() -> dict[str, object]:
+    """The settings of the engine that runs the vision-language demo model in this session."""
+    url = os.environ.get(VISION_ENGINE_URL)
+    return {"engine": "model"} if url is None else {"engine": "vllm", "engine_url": url}
 
 
 def _proxy(port: int, server: int) -> Nginx:
@@ -121,8 +132,10 @@ class ServerProcess:
         flags: Sequence[str] = (),
         settings: Mapping[str, object] | None = None,
         module: Sequence[str] | None = None,
+        folder: Path = REPOSITORY,
     ) -> None:
         """`module` is run in the place of `server`, with `serve` and the flags after it, in a new process.
+        `folder` is the checkout of another release, and needs a module.
 
         What a server of the default one sends is read by `take_bodies`. It is forked from a process that has
         imported the server.
@@ -131,6 +144,8 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.api = f"{self.url}/v1"
         is_scripted = (settings or {}).get("engine") == "scripted"
+        assert module or folder == REPOSITORY
+        self._folder = folder
         self._fork_server = None if module else fork_server if is_scripted else model_fork_server
         self._arguments = [*(module or NEW_PROCESS), "serve", *flags]
         settings = {**_engine_settings(flags, settings or {}), **(settings or {})}
@@ -175,7 +190,7 @@ class ServerProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *self._arguments],
                 env=self._environment,
-                cwd=REPOSITORY,
+                cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=errors,

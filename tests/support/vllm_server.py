@@ -4,6 +4,7 @@ import atexit
 import functools
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+from safetensors.torch import load_file, save_file
 
 from tests.support.eventually import eventually
-from tests.support.server_process import free_port
+from tests.support.server_process import ENGINE_URL, VISION_ENGINE_URL, free_port
 
 PROGRAM = Path(os.environ.get("TEST_VLLM", Path(__file__).parents[2] / ".vllm" / "bin" / "vllm"))
 """`make vllm` installs it."""
@@ -37,6 +39,9 @@ SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
 }
+
+
+TOWER = "vision_tower."
 
 
 class VllmServer:
@@ -147,19 +152,32 @@ def shared_vllm(model: Path, *flags: str) -> VllmServer:
     return server
 
 
+def with_vllm_names(folder: Path) -> Path:
+    """A copy of a Llava model whose vision tower's weights have the names that vLLM 0.32 reads."""
+    copy = Path(tempfile.mkdtemp(prefix="holdfast-vllm-")) / folder.name
+    shutil.copytree(folder, copy)
+    weights = load_file(folder / "model.safetensors")
+    renamed = {name.replace(TOWER, f"{TOWER}vision_model."): tensor for name, tensor in weights.items()}
+    save_file(renamed, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
 def main() -> int:
     """`python -m tests.support.vllm_server MODEL COMMAND...`: runs the command with a server of that model.
 
-    Its URL is in the environment as TEST_ENGINE_URL.
+    Its URL is in the environment as TEST_ENGINE_URL, or TEST_VISION_ENGINE_URL if the model reads pictures.
     """
     model, *command = sys.argv[1:]
     if not installed():
         print(f"There is no {PROGRAM}: make vllm")  # noqa: T201
         return 0
-    server = VllmServer(Path(model), Path(model).name)
+    reads_pictures = (Path(model) / "preprocessor_config.json").is_file()
+    folder = with_vllm_names(Path(model)) if reads_pictures else Path(model)
+    server = VllmServer(folder, Path(model).name)
     server.start()
     try:
-        environment = os.environ | {"TEST_ENGINE_URL": server.url, "TEST_VLLM": str(PROGRAM)}
+        name = VISION_ENGINE_URL if reads_pictures else ENGINE_URL
+        environment = os.environ | {name: server.url, "TEST_VLLM": str(PROGRAM)}
         return subprocess.run(command, env=environment, check=False).returncode
     finally:
         server.stop()

@@ -25,6 +25,7 @@ from engine.remote.interface import (
     ExpectedModel,
     GenerateCall,
     HttpRequest,
+    ImageFile,
     ProbeClient,
 )
 from engine.remote.protocols.llama_request import completion_body, first_repetition
@@ -121,6 +122,7 @@ class LlamaProtocol:
         adapters=False,
         cache_salts=False,
         priorities=False,
+        images=False,
         max_logprobs=MAX_LOGPROBS,
     )
 
@@ -172,6 +174,12 @@ class LlamaProtocol:
 
     def read_error(self, status: int, body: bytes) -> EngineFault:
         return _fault(status, one_line(body[:1000].decode(errors="replace")))
+
+    def image_request(self, image: ImageFile, model: str) -> HttpRequest:
+        raise NotImplementedError
+
+    def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
+        raise NotImplementedError
 
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:  # noqa: ARG002
         return None

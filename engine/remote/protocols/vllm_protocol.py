@@ -21,8 +21,10 @@ from engine.remote.interface import (
     ExpectedModel,
     GenerateCall,
     HttpRequest,
+    ImageFile,
     ProbeClient,
 )
+from engine.remote.protocols import vllm_images
 from engine.request import TokenLogprobs, one_line
 
 GENERATE = "/inference/v1/generate"
@@ -129,6 +131,7 @@ class VllmProtocol:
         adapters=True,
         cache_salts=True,
         priorities=True,
+        images=True,
         max_logprobs=SERVER_LOGPROBS,
     )
 
@@ -164,6 +167,8 @@ class VllmProtocol:
             "sampling_params": _sampling_params(call),
             "priority": request.priority,
         }
+        if request.images:
+            body |= vllm_images.with_images(call.tokens, request.images, request.cache_salt)
         if request.cache_salt:
             body["cache_salt"] = request.cache_salt
         if not call.score_prompt:
@@ -209,6 +214,12 @@ class VllmProtocol:
         if status in (429, 503):
             return EngineFault("overloaded", message)
         return EngineFault("refused" if status in (400, 413, 422) else "failed", message)
+
+    def image_request(self, image: ImageFile, model: str) -> HttpRequest:
+        return vllm_images.image_request(image, model)
+
+    def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
+        return vllm_images.read_image_tokens(body)
 
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
         body = {"request_ids": [ID_PREFIX + call_id for call_id in call_ids]}

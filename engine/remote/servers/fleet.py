@@ -21,6 +21,7 @@ from engine.remote.interface import (
     EngineProtocol,
     ExpectedModel,
     HttpRequest,
+    ImageFile,
 )
 from engine.remote.servers.discovery import Discovery
 from engine.remote.servers.http_client import EngineClient
@@ -39,6 +40,8 @@ ABORT_SECONDS = 2.0
 MAX_ABANDONED = 4096
 """Calls of one unreachable server that are ended there when it is back."""
 REPORT_SECONDS = 10.0
+IMAGE_SECONDS = 20.0
+"""For the answer to how many tokens a picture has: a server decodes and scales it."""
 
 
 class Fleet:
@@ -161,6 +164,17 @@ class Fleet:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), min(TICK_SECONDS, until - now))
+
+    async def image_tokens(self, image: ImageFile) -> tuple[int, ...]:
+        """Which tokens a server makes of a picture. Raises `EngineFault`."""
+        endpoint = self._router.choose((), "", monotonic())
+        if endpoint is None or endpoint.description is None:
+            raise EngineFault("overloaded", self.trouble or "every server is busy")
+        request = self._protocol.image_request(image, endpoint.description.model)
+        status, body = await self._client.fetch(endpoint.url, request, IMAGE_SECONDS)
+        if status != 200:
+            raise self._protocol.read_error(status, body)
+        return self._protocol.read_image_tokens(body)
 
     def release(self, call_id: str, endpoint: Endpoint, fault: EngineFault | None) -> None:
         """The call has ended."""

@@ -83,9 +83,11 @@ class EngineClient:
                 reader.paused = paused
                 reader.take()
 
-    async def fetch(self, url: str, request: HttpRequest) -> tuple[int, bytes]:
-        """Status and body of a small answer. Raises `EngineFault`."""
-        timeout = aiohttp.ClientTimeout(total=PROBE_SECONDS, sock_connect=CONNECT_SECONDS)
+    async def fetch(
+        self, url: str, request: HttpRequest, seconds: float = PROBE_SECONDS
+    ) -> tuple[int, bytes]:
+        """Status and body of a small answer, which comes within that time. Raises `EngineFault`."""
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         async with self._send(url, request, timeout) as response:
             return response.status, await _read(response, PROBE_BYTES)
 
@@ -96,7 +98,10 @@ class EngineClient:
 
         Leaving the call early closes the connection. Raises `EngineFault`, and what `receive` raises.
         """
-        request = self._protocol.generate_request(call, model)
+        if call.request.images:  # takes 0.2 s for the largest
+            request = await asyncio.to_thread(self._protocol.generate_request, call, model)
+        else:
+            request = self._protocol.generate_request(call, model)
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=self._silence_seconds
         )

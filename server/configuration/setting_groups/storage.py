@@ -19,6 +19,16 @@ class DatabaseSettings:
         "a Postgres to use instead of the embedded one; DATABASE_URL is read too; a password in the flag is "
         "visible in `ps`, one in the variable is not",
     )
+    database_pooler: Literal["none", "transaction"] = setting(
+        "none",
+        "whether a pooler, such as PgBouncer, is behind the database URL: `transaction` if each transaction "
+        "may have another session",
+    )
+    database_direct_url: str | None = setting(
+        None,
+        "Postgres itself, where the database URL leads to a pooler: for the recorder, notifications, `db` "
+        "and `psql`",
+    )
     database_connections: int = setting(
         16, "database connections, and threads, for requests; at least 5 are used", low=1, high=1000
     )

@@ -21,6 +21,7 @@ from hypercorn.events import Closed, Event, Updated
 from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
+from server.configuration.settings import Config
 from server.http.asgi.hypercorn_patches import TRANSPORT
 from server.http.asgi.tls import HANDSHAKE_SECONDS, ServerCertificate
 
@@ -54,6 +55,20 @@ def connection_limit(wanted: int | None, files: int, database: int) -> int:
     """The most client connections, given the limit of open files and the database connections; at least 8."""
     room = files - _RESERVED_FILES - database - _SPARE
     return max(8, min(wanted or DEFAULT_CONNECTIONS, room))
+
+
+def hypercorn_settings(config: Config) -> HypercornConfig:
+    """How Hypercorn serves each connection."""
+    settings = HypercornConfig()
+    settings.errorlog = logging.getLogger("hypercorn.error")  # keeps our log format
+    settings.errorlog.setLevel("WARNING")
+    settings.graceful_timeout = 5.0
+    settings.keep_alive_timeout = 75.0
+    settings.max_app_queue_size = 4  # ASGI messages of a body that are buffered before it is read
+    settings.include_server_header = False
+    settings.websocket_max_message_size = config.max_body_bytes
+    settings.websocket_ping_interval = config.keep_alive_seconds
+    return settings
 
 
 class Listener:

@@ -9,6 +9,7 @@ from starlette.responses import Response as HttpResponse
 from server.admission import conversations
 from server.admission.resolve_input import unknown_conversation
 from server.caller import Caller
+from server.delivery.stored_responses import bad_cursor
 from server.http import query_and_headers
 from server.http.json_responses import json_response
 from server.http.services import Services
@@ -30,6 +31,18 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     return json_response(
         request, conversations.create(services.database, caller.tenant, wanted, services.model.seal)
     )
+
+
+def list_stored(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/conversations: an extension"""
+    page = query_and_headers.page_request(request)
+    after = ids.parse_conversation_id(page.after) if page.after else None
+    if page.after and after is None:
+        raise bad_cursor(page.after, "a conversation")
+    listed = conversations.list_stored(
+        services.database, caller.tenant, after, page.limit, newest_first=page.newest_first
+    )
+    return json_response(request, listed)
 
 
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:

@@ -52,6 +52,34 @@ class DeletedTenant(Struct, frozen=True):
     deleted: bool = True
 
 
+class ErasedRows(Struct, frozen=True, kw_only=True):
+    """Rows of a table that an erasure removed, or would."""
+
+    table: str
+    rows: int
+
+
+class TenantErasure(Struct, frozen=True, kw_only=True):
+    """The result of POST /admin/v1/tenants/{tenant}/erase."""
+
+    id: str
+    object: Literal["tenant.erasure"] = "tenant.erasure"
+    user: str | None
+    dry_run: bool
+    complete: bool
+    """Whether nothing is left; if not, send the request again."""
+    removed: list[ErasedRows]
+    """Of `usage_ledger` and `audit_trail` also those that have lost their names."""
+    unfinished_responses: int
+    """Those that were cancelled and have not ended yet, so that nothing of them was removed."""
+    later_responses: int
+    """Other users' responses among them, which went on from the user's."""
+    database_users: list[str]
+    """Users of the database that read the rows of this tenant alone; `holdfast db drop-user` removes them."""
+    audit_trail_kept: bool
+    """Whether the audit trail is as it was, because the server's database user may not change its entries."""
+
+
 class Key(Limited, frozen=True, kw_only=True):
     """An API key, without its text."""
 
@@ -91,6 +119,14 @@ class RevokedKey(Struct, frozen=True, kw_only=True):
     revoked: bool = True
     unfinished_responses: int
     """Its stored responses that had not ended and are cancelled."""
+
+
+class StoredConversation(Identified, frozen=True, kw_only=True):
+    """A conversation, without its metadata and items."""
+
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    items: int
 
 
 class Price(Identified, frozen=True, kw_only=True):
@@ -158,6 +194,10 @@ class TenantPage(Page[Tenant], frozen=True, kw_only=True):
 
 class KeyPage(Page[Key], frozen=True, kw_only=True):
     """A page of keys."""
+
+
+class StoredConversationPage(Page[StoredConversation], frozen=True, kw_only=True):
+    """A page of conversations."""
 
 
 class PricePage(Page[Price], frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ Int32 = Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Count32 = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 CountOrZero = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+MAX_USER = 512
+"""Characters of an end user's name."""
 CountOrZero32 = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 UnixSeconds = Annotated[int, Meta(ge=0, le=MAX_UNIX_SECONDS)]
 Amount = Annotated[str, Meta(pattern=r"^[0-9]{1,15}(\.[0-9]{1,12})?$", max_length=28)]
@@ -85,6 +87,17 @@ class RevokeKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     end: bool = False
     """Whether its streams and WebSockets end, and its responses are cancelled."""
+
+
+class Erase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /admin/v1/tenants/{tenant}/erase."""
+
+    dry_run: bool = True
+    """Whether it only counts what would be removed."""
+    user: Annotated[str, Meta(min_length=1, max_length=MAX_USER)] | None = None
+    """Only of this end user, the `user` or `safety_identifier` of requests; null is the whole tenant."""
+    keep_usage: bool = False
+    """Whether a tenant's lines in the usage ledger stay, without names of users and ids of requests."""
 
 
 class SetPrice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

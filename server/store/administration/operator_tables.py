@@ -159,6 +159,8 @@ usage_ledger = Table(
     Column("attempt", Integer, comment="how many replicas ran it"),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
     Index("ix_usage_ledger_uncounted", "finished_at", postgresql_where=text("kind is null")),
+    Index("ix_usage_ledger_time", "finished_at"),
+    postgresql_partition_by="range (response_id)",
 )
 """Entries without `kind` are of a release before 0012, and not counted in `usage_days` yet."""
 
@@ -270,6 +272,21 @@ reader_tenants = Table(
     Column("tenant", Text, primary_key=True),
     Column("role", Text, primary_key=True, comment="a database user"),
     comment="whose rows the readers of single tenants see",
+)
+
+schema_compatibility = Table(
+    "schema_compatibility",
+    metadata,
+    Column("revision", Text, primary_key=True, comment="of the migration"),
+    Column(
+        "oldest_code",
+        Text,
+        nullable=False,
+        comment="the last revision that the oldest release knows that may serve on this one",
+    ),
+    Column("release", Text, nullable=False, comment="the release that applied it"),
+    time_column("applied_at", required=True, comment="when it was applied"),
+    comment="a row for each migration that has run, from the one on that made this table",
 )
 
 describe(metadata)

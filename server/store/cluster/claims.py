@@ -128,6 +128,7 @@ def release(
     return connection.execute(_RELEASE_UNLOCKED if skip_locked else _RELEASE_ALL, parameters).rowcount
 
 
+_IS_WAITING = text(f"select exists (select 1 from responses where {_UNOWNED})")  # noqa: S608 - a constant of ours
 _OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")
 _CANCEL_REQUESTED = text(
     "select id from responses"
@@ -139,6 +140,12 @@ _WAITING = """
 """
 _WAITING_OF_ALL = text(_WAITING.format(tenant=""))
 _WAITING_OF_TENANT = text(_WAITING.format(tenant="tenant = :tenant and"))
+
+
+def is_waiting(connection: Connection) -> bool:
+    """Whether the queue has a response, whatever is to be done with it."""
+    found: bool = connection.execute(_IS_WAITING).scalar_one()
+    return found
 
 
 def owned_responses(connection: Connection, me: UUID) -> list[ResponseKey]:

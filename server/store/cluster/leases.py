@@ -29,18 +29,28 @@ class Fenced(Exception):
 
 
 _REGISTER = text(
-    "insert into replicas (id, state, host, pid, version, role, models)"
-    " values (:id, 'alive', :host, :pid, :version, :role, :models)"
+    "insert into replicas (id, state, host, pid, version, revision, role, models)"
+    " values (:id, 'alive', :host, :pid, :version, :revision, :role, :models)"
 )
 
 
 def register_replica(
-    connection: Connection, *, host: str, pid: int, version: str, role: str, models: Sequence[str]
+    connection: Connection,
+    *,
+    host: str,
+    pid: int,
+    version: str,
+    role: str,
+    models: Sequence[str],
+    revision: str | None = None,
 ) -> UUID:
-    """Inserts the row of a new replica, which is alive from now on; returns its id."""
+    """Inserts the row of a new replica, which is alive from now on; returns its id.
+
+    `revision` is the one of the schema that its release needs.
+    """
     replica = new_uuid()
-    row = {"host": host, "pid": pid, "version": version, "role": role, "models": list(models)}
-    connection.execute(_REGISTER, {"id": replica, **row})
+    row = {"host": host, "pid": pid, "version": version, "revision": revision, "role": role}
+    connection.execute(_REGISTER, {"id": replica, "models": list(models), **row})
     return replica
 
 

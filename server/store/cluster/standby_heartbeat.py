@@ -26,19 +26,22 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 log = logging.getLogger("holdfast.heartbeat")
 
 MAX_STALL_SECONDS = 60.0
 """Seconds without a signal after which the standby stops, so that a hung server loses its lease."""
 _MAX_SILENCE_SECONDS = 2.0
-_TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s"
 _RESTART_SECONDS = 10.0
 _EXIT_SECONDS = 5.0
 WRITE_TIMEOUT_SECONDS = 6.0
 """Seconds for one heartbeat, including the connection."""
-_WRITE_HEARTBEAT = "update replicas set heartbeat_at = clock_timestamp() where id = %s and state = 'alive'"
+_WRITE_HEARTBEAT = """
+    set local statement_timeout = '5s'; set local lock_timeout = '1s';
+    update replicas set heartbeat_at = clock_timestamp() where id = %s and state = 'alive'
+"""
+"""One transaction: its settings do not outlive it in a session that a pooler shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +115,9 @@ def make_standby(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartb
     from server.store.cluster.leases import heartbeat_interval
     from server.store.timeout_connection import with_network_timeouts
 
-    options = conninfo_to_dict(url).get("options") or ""
-    conninfo = make_conninfo(
-        with_network_timeouts(url),
-        application_name="holdfast standby",
-        options=f"{options} {_TIMEOUTS}".strip(),
-    )
     return StandbyHeartbeat(
         StandbySettings(
-            url=conninfo,
+            url=make_conninfo(with_network_timeouts(url), application_name="holdfast standby"),
             replica=str(replica),
             server_pid=os.getpid(),
             every=heartbeat_interval(lease_seconds),
@@ -188,7 +185,11 @@ class _HeartbeatWriter:
         try:
             if self._connection is None:
                 self._connection = psycopg.connect(self._settings.url, autocommit=True)
-            return self._connection.execute(_WRITE_HEARTBEAT, (self._settings.replica,)).rowcount > 0
+            cursor = psycopg.ClientCursor(self._connection)  # which can send several statements together
+            cursor.execute(_WRITE_HEARTBEAT, (self._settings.replica,))
+            while cursor.nextset():
+                pass
+            return cursor.rowcount > 0
         except (psycopg.Error, TimeoutError):
             self.close()
             return True

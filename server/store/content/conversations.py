@@ -112,6 +112,38 @@ _APPEND_RESPONSE = text(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ListedConversation:
+    """A conversation in a list."""
+
+    conversation: StoredConversation
+    items: int
+
+
+_PAGE = f"""
+    select {_COLUMNS}, (select count(*) from conversation_items i
+        where i.tenant = c.tenant and i.conversation_id = c.id) as items
+    from conversations c where tenant = :tenant and id {{beyond}} cast(:after as uuid)
+    order by id {{order}} limit :limit
+"""  # noqa: S608 - a constant of ours
+_OLDEST_FIRST = text(_PAGE.format(beyond=">", order="asc"))
+_NEWEST_FIRST = text(_PAGE.format(beyond="<", order="desc"))
+_LOWEST, _HIGHEST = UUID(int=0), UUID(int=2**128 - 1)
+
+
+def list_page(
+    connection: Connection, tenant: str, after: UUID | None, limit: int, *, newest_first: bool
+) -> list[ListedConversation]:
+    """The conversations that come after one, by age; one more than `limit` if there are so many.
+
+    Ids begin with the time, so their order is that of creation.
+    """
+    start = after or (_HIGHEST if newest_first else _LOWEST)
+    place = {"tenant": tenant, "after": start, "limit": limit + 1}
+    rows = connection.execute(_NEWEST_FIRST if newest_first else _OLDEST_FIRST, place)
+    return [ListedConversation(StoredConversation(*row[:-1]), row.items) for row in rows]
+
+
 def create(connection: Connection, tenant: str, conversation: UUID, metadata: str) -> None:
     """Adds an empty conversation; does nothing if it is there."""
     connection.execute(_CREATE, {"tenant": tenant, "id": conversation, "metadata": metadata})

@@ -15,7 +15,7 @@ from server.delivery.follower import Follower
 from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader
 from server.http.asgi.answers import EventStream, FinalResponse, StreamPosition, Timing
-from server.store.cluster.notifications import CHANNELS
+from server.store.cluster.notifications import QUEUE, Notifier
 from server.store.database import Database
 from tests.support.builders import TENANT
 from tests.support.sse import parse, text_of
@@ -77,7 +77,8 @@ class Reading:
 
 
 @contextmanager
-def elsewhere(url: str, *, listen: bool = True) -> Iterator[Elsewhere]:
+def elsewhere(url: str, *, notifier: Notifier | None = None) -> Iterator[Elsewhere]:
+    """Another replica, which listens if it has a notifier."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     database = Database(url, pool_size=4)
@@ -91,7 +92,7 @@ def elsewhere(url: str, *, listen: bool = True) -> Iterator[Elsewhere]:
         is_here=here.__contains__,
         on_queue=lambda: queued.append(True),
         on_cancel=cancelled.extend,
-        listen=listen,
+        notifier=notifier,
     )
     thread.start()
     follower.start()
@@ -120,7 +121,7 @@ def listens(url: str) -> bool:
         found = connection.execute(
             "select 1 from pg_stat_activity where application_name = 'holdfast follower'"
             " and datname = current_database() and query = %s and state = 'idle'",
-            (f"listen {CHANNELS[-1]}",),
+            (f"listen {QUEUE}",),
         )
         return found.fetchone() is not None
 

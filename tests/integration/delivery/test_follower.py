@@ -1,4 +1,4 @@
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from uuid import UUID
 
 import msgspec
@@ -10,9 +10,10 @@ from server.http.asgi.answers import DONE
 from server.protocol.ids import new_uuid
 from server.recording.messages import StartRun
 from server.store import log_read
+from server.store.cluster import watches
 from server.store.cluster.notifications import Notifier
 from server.store.content import deletion
-from server.store.database import Connection
+from server.store.database import Connection, Database
 from server.store.log_read import Subscription, SubscriptionUpdate
 from tests.integration.delivery.following import Elsewhere, elsewhere, listens, sessions
 from tests.integration.recording.recorded import Bench, finished, recording, tokens
@@ -27,10 +28,22 @@ def bench(database_url: str) -> Iterator[Bench]:
         yield made
 
 
+class HeardAtOnce(Notifier):
+    """Another replica's, whose announcements reach the running one without the database."""
+
+    def __init__(self, database: Database, running: Notifier) -> None:
+        super().__init__(database, new_uuid())
+        self._running = running
+
+    def watch(self, responses: Iterable[UUID]) -> None:
+        self._running.add_watches(self.replica, responses, lambda _response: False)
+
+
 @pytest.fixture
-def notifier(bench: Bench) -> Iterator[Notifier]:
+def notifier(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notifier]:
     """The running replica's."""
-    made = Notifier(bench.database)
+    monkeypatch.setattr(watches, "KEEP_SECONDS", 3600.0)  # nobody renews while nobody polls
+    made = Notifier(bench.database, bench.replica)
     made.start()
     yield made
     made.stop()
@@ -44,9 +57,9 @@ def in_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def other(bench: Bench, in_an_hour: None, database_url: str) -> Iterator[Elsewhere]:
+def other(bench: Bench, in_an_hour: None, notifier: Notifier, database_url: str) -> Iterator[Elsewhere]:
     """Another replica, which only hints can wake."""
-    with elsewhere(database_url) as made:
+    with elsewhere(database_url, notifier=HeardAtOnce(bench.database, notifier)) as made:
         eventually(lambda: listens(database_url))
         yield made
 
@@ -54,7 +67,7 @@ def other(bench: Bench, in_an_hour: None, database_url: str) -> Iterator[Elsewhe
 @pytest.fixture
 def polling(bench: Bench, database_url: str) -> Iterator[Elsewhere]:
     """Another replica, which no hint reaches."""
-    with elsewhere(database_url, listen=False) as made:
+    with elsewhere(database_url) as made:
         yield made
 
 
@@ -80,6 +93,28 @@ def test_a_stream_is_followed_on_hints_alone(bench: Bench, notifier: Notifier, o
     bench.feed(finished(run))
     notifier.notify_events([run.facts.id])
     assert reading.whole.result(30) == everything(bench, run)
+
+
+def test_an_announcement_brings_what_was_committed_before_it_was_heard_and_hints_from_then_on(
+    bench: Bench, notifier: Notifier, in_an_hour: None, database_url: str
+) -> None:
+    run = bench.begin()
+    theirs = Notifier(bench.database, new_uuid())
+    with (
+        elsewhere(database_url, notifier=notifier) as running,
+        elsewhere(database_url, notifier=theirs) as other,
+    ):
+        running.here.add(run.facts.id)
+        reading = other.stream(run.facts.id)
+        eventually(lambda: reading.channel.next_seq == 2)
+        speak(bench, run, "unheard ")
+        theirs.start()  # until now the announcement has waited
+        eventually(lambda: reading.text == "unheard ")
+        eventually(lambda: notifier.follows(theirs.replica, run.facts.id))
+        bench.feed(finished(run))
+        notifier.notify_events([run.facts.id])
+        assert reading.whole.result(30) == everything(bench, run)
+        theirs.stop()
 
 
 def test_a_hint_has_only_those_looked_at_that_it_names(

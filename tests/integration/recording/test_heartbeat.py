@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from server.delivery.hub import Abandonment
-from server.recovery.heartbeat import Heartbeat
+from server.recovery.heartbeat import ORPHAN_BEATS, Heartbeat
 from server.store.cluster import claims, leases
 from server.store.cluster.leases import HEARTBEAT_SECONDS, heartbeat_interval
 from server.store.database import Database
@@ -164,3 +164,40 @@ def test_heartbeats_come_several_times_in_a_lease_and_once_a_second_in_a_long_on
         HEARTBEAT_SECONDS,
         HEARTBEAT_SECONDS,
     ]
+
+
+def leave(database: Database) -> None:
+    """A response of a replica that was declared dead."""
+    other = register(database)
+    accept(database, other)
+    with database.begin() as connection:
+        leases.mark_stopped(connection, other)
+
+
+def test_the_oldest_replica_looks_at_every_beat_for_what_others_left_and_a_younger_one_at_every_fifth(
+    database: Database,
+) -> None:
+    oldest, younger = register(database), register(database)
+    first: list[bool] = []
+    one = heartbeat_of(database, oldest, Clock(), on_first=first.append)
+    two = heartbeat_of(database, younger, Clock(), on_first=first.append)
+    one.beat()
+    two.beat()
+    assert first == [True, False]
+    leave(database)
+    one.beat()
+    assert unowned(database) == 1
+    leave(database)
+    for _ in range(ORPHAN_BEATS - 1):  # it has beaten once
+        two.beat()
+        assert unowned(database) == 1
+    two.beat()
+    assert unowned(database) == 2
+
+
+def unowned(database: Database) -> int:
+    with database.begin() as connection:
+        count: int = connection.exec_driver_sql(
+            "select count(*) from responses where replica_id is null"
+        ).scalar_one()
+        return count

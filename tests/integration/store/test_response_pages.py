@@ -77,8 +77,8 @@ MANY = """
 def rows_read(connection: Connection, filters: Filters, after: PageCursor | None) -> int:
     """How many rows the page's query fetches, by Postgres's own count within this transaction."""
     counted = text(
-        "select coalesce(pg_stat_get_xact_tuples_returned(c.oid), 0)"
-        " + coalesce(pg_stat_get_xact_tuples_fetched(c.oid), 0) from pg_class c where relname = 'responses'"
+        "select sum(pg_stat_get_xact_tuples_returned(relid) + pg_stat_get_xact_tuples_fetched(relid))::bigint"
+        " from pg_partition_tree('responses') where isleaf"
     )
     before = connection.execute(counted).scalar_one()
     response_pages.response_page(connection, TENANT, filters, after, 21, newest_first=True)

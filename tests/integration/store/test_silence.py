@@ -98,7 +98,7 @@ def test_an_answer_in_small_pieces_is_an_answer(proxy: Proxy, remote: Database) 
 
 
 def test_a_session_that_waits_for_nothing_is_not_given_up(proxy: Proxy, remote: Database) -> None:
-    connection = connect.connect(proxy.url, "test", "")
+    connection = connect.connect(proxy.url, "test", {})
     connection.autocommit = True
     connection.execute("listen anything")
     began = monotonic()
@@ -111,7 +111,7 @@ def test_a_session_that_waits_for_nothing_is_not_given_up(proxy: Proxy, remote: 
 def test_a_lock_does_not_outlive_a_client_that_vanished(
     proxy: Proxy, remote: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = connect.REQUEST_TIMEOUTS.replace("session_timeout=5s", "session_timeout=500")
+    short = {**connect.REQUEST_TIMEOUTS, "idle_in_transaction_session_timeout": "500"}
     monkeypatch.setattr(database, "REQUEST_TIMEOUTS", short)
     own = remote.dedicated_connection("test")
     own.begin()

@@ -73,3 +73,15 @@ def test_a_folder_that_cannot_be_read_is_refused_with_a_sentence(
         read_model_folder(write(tmp_path, config=config))
     with pytest.raises(ModelRefused, match=r"no config\.json"):
         read_model_folder(tmp_path / "nothing")
+
+
+def test_the_token_of_pictures_is_read_for_families_whose_templates_write_one(tmp_path: Path) -> None:
+    demo = DEMO.parent / "holdfast-vision"
+    info = read_model_folder(demo).model_info
+    assert (info.image_placeholder, info.image_token_id) == ("<image>", 1280)
+    assert read_model_folder(DEMO).model_info.image_placeholder is None
+    config = json.loads((demo / "config.json").read_text())
+    (tmp_path / "tokenizer.json").write_bytes((demo / "tokenizer.json").read_bytes())
+    for change in ({"model_type": "gemma3"}, {"image_token_index": 3}, {"image_token_index": "x"}):
+        write(tmp_path, config={**config, **change})
+        assert read_model_folder(tmp_path).model_info.image_token_id is None

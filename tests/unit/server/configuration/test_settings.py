@@ -29,6 +29,8 @@ VALUES: dict[str, tuple[str, object]] = {
     "tokenizer_info": ("on", "on"),
     "data_dir": ("/data", Path("/data")),
     "database_url": ("postgresql://db/x", "postgresql://db/x"),
+    "database_pooler": ("transaction", "transaction"),
+    "database_direct_url": ("postgresql://itself/x", "postgresql://itself/x"),
     "model": ("/models/m", Path("/models/m")),
     "model_name": ("name", "name"),
     "device": ("cuda", "cuda"),
@@ -264,6 +266,7 @@ def test_fewer_tokens_a_step_than_responses_are_refused() -> None:
 )
 def test_a_database_url_that_is_not_postgres_is_refused(url: str) -> None:
     assert "database-url" in refuse({"database_url": url}, {})
+    assert "database-direct-url" in refuse({"database_direct_url": url}, {})
 
 
 @pytest.mark.parametrize(
@@ -278,9 +281,10 @@ def test_a_database_url_that_is_not_postgres_is_refused(url: str) -> None:
         "postgresql://me@db/x?sslpassword=s3cret",
     ],
 )
-def test_a_password_is_not_in_what_a_configuration_prints(url: str) -> None:
-    config = load({"database_url": url}, {})
-    assert config.database_url == url
+@pytest.mark.parametrize("name", ["database_url", "database_direct_url"])
+def test_a_password_is_not_in_what_a_configuration_prints(name: str, url: str) -> None:
+    config = load({name: url}, {})
+    assert getattr(config, name) == url
     for shown in (repr(config), str(config), f"{config}"):
         assert "s3cret" not in shown
         assert "***" in shown

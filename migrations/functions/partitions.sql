@@ -1,0 +1,122 @@
+-- Partitions by time: the bounds of UUIDv7, new partitions, and what a partition needs beside its columns.
+-- A server whose role has no right to change the schema makes partitions with `holdfast_add_partition`.
+
+-- The least UUIDv7 of that time or later; ids begin with 48 bits of Unix milliseconds.
+create or replace function holdfast_uuid_at(at timestamptz) returns uuid
+language sql immutable strict parallel safe as $$
+    select (lpad(to_hex((extract(epoch from at) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid
+$$;
+
+-- The time at which a UUIDv7 was made.
+create or replace function holdfast_time_of(id uuid) returns timestamptz
+language sql immutable strict parallel safe as $$
+    select to_timestamp(('x0000' || left(replace(id::text, '-', ''), 12))::bit(64)::bigint / 1000.0)
+$$;
+
+create or replace function holdfast_set_autovacuum(part regclass) returns void language plpgsql as $$
+begin
+    execute format('alter table %s set (
+        autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02,
+        autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.02,
+        toast.autovacuum_vacuum_insert_scale_factor = 0.05)', part);
+end $$;
+
+-- The statements that make a table's primary key and its other indexes, but for unique ones, again on a table
+-- of the same name.
+create or replace function holdfast_indexes_of(source regclass) returns table (name name, statement text)
+language sql stable as $$
+    select c.relname, case
+        when i.indisprimary
+            then format('alter table %s add constraint %I %s', source, c.relname, pg_get_constraintdef(k.oid))
+        else format('create index %I on %s using %s', c.relname, source,
+            regexp_replace(pg_get_indexdef(c.oid), '^.*? USING ', '')) end
+    from pg_index i join pg_class c on c.oid = i.indexrelid
+    left join pg_constraint k on k.conindid = i.indexrelid and k.contype = 'p'
+    where i.indrelid = source and (i.indisprimary or not i.indisunique)
+$$;
+
+-- Gives a table the owner, the comment, the grants and the row-level security of another.
+create or replace function holdfast_copy_rights(source regclass, target regclass) returns void
+language plpgsql as $$
+declare one record;
+begin
+    for one in
+        select a.privilege_type as privilege, a.is_grantable, null as column_name,
+            case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end as grantee
+        from pg_class c cross join lateral aclexplode(c.relacl) a
+        where c.oid = source and a.grantee <> c.relowner
+        union all
+        select a.privilege_type, a.is_grantable, quote_ident(k.attname),
+            case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+        from pg_attribute k cross join lateral aclexplode(k.attacl) a
+        where k.attrelid = source and not k.attisdropped
+    loop
+        execute format('grant %s%s on %s to %s%s', one.privilege, ' (' || one.column_name || ')', target,
+            one.grantee, case when one.is_grantable then ' with grant option' end);
+    end loop;
+    for one in
+        select p.polname as name, p.polpermissive as permissive,
+            case p.polcmd when 'r' then 'select' when 'a' then 'insert' when 'w' then 'update'
+                when 'd' then 'delete' else 'all' end as command,
+            (select string_agg(case r when 0 then 'public' else quote_ident(pg_get_userbyid(r)) end, ', ')
+             from unnest(p.polroles) r) as roles,
+            pg_get_expr(p.polqual, p.polrelid) as using_expr, pg_get_expr(p.polwithcheck, p.polrelid) as checks
+        from pg_policy p where p.polrelid = source
+    loop
+        execute format('create policy %I on %s as %s for %s to %s%s%s', one.name, target,
+            case when one.permissive then 'permissive' else 'restrictive' end, one.command, one.roles,
+            ' using (' || one.using_expr || ')', ' with check (' || one.checks || ')');
+    end loop;
+    select c.relrowsecurity as secured, pg_get_userbyid(c.relowner) as owner,
+        obj_description(c.oid, 'pg_class') as comment into one
+    from pg_class c where c.oid = source;
+    if one.secured then
+        execute format('alter table %s enable row level security', target);
+    end if;
+    if one.comment is not null then
+        execute format('comment on table %s is %L', target, one.comment);
+    end if;
+    if one.owner <> current_user then
+        execute format('alter table %s owner to %I', target, one.owner);
+    end if;
+end $$;
+
+-- Makes the partition of a table for a range of time between full hours; returns its name. Refused are other
+-- tables, ranges that are over or more than a year away, and ones that others overlap. Waits at most 0.2 s for
+-- a lock. It is made beside the table and attached, which locks out nobody but from the empty default one.
+create or replace function holdfast_add_partition(parent text, first timestamptz, last timestamptz)
+returns text security definer language plpgsql as $$
+declare
+    name text := format('%s_p%s', parent, to_char(first at time zone 'UTC', 'YYYYMMDDHH24'));
+begin
+    if parent not in ('responses', 'items', 'response_streams', 'usage_ledger') then
+        raise exception '% is not partitioned by time', parent;
+    end if;
+    if date_trunc('hour', first) <> first or date_trunc('hour', last) <> last or last <= first
+        or last - first > interval '62 days' or last <= clock_timestamp()
+        or last > clock_timestamp() + interval '1 year' then
+        raise exception 'no partition is made from % to %', first, last;
+    end if;
+    perform set_config('lock_timeout', '200ms', true);
+    execute format('create table %I (like %I including all)', name, parent);
+    perform holdfast_set_autovacuum(name::regclass);
+    execute format('alter table %I attach partition %I for values from (%L) to (%L)', parent, name,
+        holdfast_uuid_at(first), holdfast_uuid_at(last));
+    return name;
+end $$;
+
+-- What has its owner's rights finds names in this schema alone, and may be used by the server's role alone.
+do $$
+declare one regprocedure;
+begin
+    for one in select oid from pg_proc
+        where pronamespace = current_schema()::regnamespace and proname like 'holdfast\_%' loop
+        if (select prosecdef from pg_proc where oid = one) then
+            execute format('alter function %s set search_path = %I, pg_temp', one, current_schema());
+            execute format('revoke all on function %s from public', one);
+            if exists (select from pg_roles where rolname = 'holdfast_server') then
+                execute format('grant execute on function %s to holdfast_server', one);
+            end if;
+        end if;
+    end loop;
+end $$;

@@ -1,0 +1,216 @@
+"""`holdfast db status`, `db upgrade` and `db downgrade`: the schema's revision."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from server.cli import database_roles
+from server.cli.command import (
+    Subcommands,
+    add_command,
+    add_group,
+    opened_database,
+    print_result,
+    print_status,
+)
+from server.configuration.settings import Config
+from server.errors import ConfigError
+from server.process.open_database import lock_advice
+from server.store.database_errors import DatabaseError, in_one_line
+from server.store.schema import upgrade
+from server.store.schema.compatibility import SchemaState
+from server.store.schema.report import LivingReplica, SchemaReport, losses, needing, read_report
+from server.store.schema.session import connect
+from server.store.schema.upgrade import Migration
+from server.version import VERSION
+
+START_SECONDS = 30.0
+"""For a database that does not accept connections yet, as one that starts beside this command."""
+MAX_WAIT_SECONDS = 86400
+
+
+def add_commands(commands: Subcommands) -> None:
+    """Adds the group `holdfast db`."""
+    group = add_group(commands, "db", "the database")
+    add_command(group, "status", "show the schema's revision and what an upgrade would meet", _status)
+    command = add_command(group, "upgrade", "bring the schema to this release's", _upgrade)
+    _add_wait(command)
+    command.add_argument("--sql", action="store_true", help="print the SQL that would run, and run nothing")
+    command.add_argument(
+        "--from", dest="start", metavar="REVISION", help="with --sql: from this revision, or base, on"
+    )
+    command = add_command(group, "downgrade", "undo the last migration", _downgrade)
+    _add_wait(command)
+    command.add_argument(
+        "--yes",
+        nargs="?",
+        const="",
+        metavar="REVISION",
+        help="do it; where data would be lost, name the revision that is undone",
+    )
+    database_roles.add_commands(group)
+
+
+def _add_wait(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--wait",
+        type=_seconds,
+        default=upgrade.UPGRADE_S,
+        metavar="SECONDS",
+        help=f"for locks that other transactions hold (default: {upgrade.UPGRADE_S:.0f})",
+    )
+
+
+def _seconds(text: str) -> float:
+    if not (text.isascii() and text.isdigit() and int(text[:9]) <= MAX_WAIT_SECONDS):
+        raise argparse.ArgumentTypeError(f"must be a whole number of seconds up to {MAX_WAIT_SECONDS}")
+    return float(text)
+
+
+def _upgrade(config: Config, options: argparse.Namespace) -> int:
+    if options.start is not None and not options.sql:
+        raise ConfigError("--from is for --sql; without it the upgrade begins where the database is.")
+    if options.sql:
+        return _print_sql(config, options.start)
+    _await_database(config)
+    with opened_database(config, print_status) as opened:
+        if opened.upgrade(options.wait):
+            print_status("The schema is current.")
+        else:
+            print_status("A newer release made the schema, on which this one can serve; nothing to do.")
+    return 0
+
+
+def _await_database(config: Config) -> None:
+    url = config.database_direct_url or config.database_url
+    if url is not None:
+        upgrade.wait_for_connections(
+            url,
+            START_SECONDS,
+            lambda: print_status("The database accepts no connections yet; waiting."),
+        )
+
+
+def _print_sql(config: Config, start: str | None) -> int:
+    if start is None:
+        with opened_database(config) as opened, _answers(), connect(opened.url) as connection:
+            start = upgrade.current_revision(connection)
+    known = {migration.revision for migration in upgrade.migrations()}
+    if start not in (None, "base", *known):
+        raise ConfigError(f"This release has no revision {start!r}.")
+    if start != upgrade.newest_revision():
+        print_result(upgrade.upgrade_sql(start).rstrip())
+    return 0
+
+
+# Status
+
+
+def _status(config: Config, _options: argparse.Namespace) -> int:
+    with opened_database(config) as opened, _answers(), connect(opened.url) as connection:
+        revision, state = upgrade.current_revision(connection), upgrade.state_of(connection)
+        report = read_report(connection)
+    for line in describe(revision, state, upgrade.migrations(), report):
+        print_result(line)
+    return 0
+
+
+def describe(
+    revision: str | None, state: SchemaState, migrations: list[Migration], report: SchemaReport
+) -> Iterator[str]:
+    """The lines of `db status`: a word, a tab and what it is about. Pure."""
+    sentence = {
+        "current": "this release's",
+        "behind": "behind this release; run: holdfast db upgrade",
+        "newer": "made by a newer release; this one can serve on it",
+        "unknown": "made by a newer release; this one cannot serve on it",
+    }[state]
+    yield f"database\t{revision or 'empty'}\t{sentence}"
+    yield f"release\t{migrations[-1].revision}\tholdfast {VERSION}"
+    known = [migration.revision for migration in migrations]
+    if state == "behind":
+        for migration in migrations[known.index(revision) + 1 if revision else 0 :]:
+            yield f"pending\t{migration.revision}\t{migration.kind}: {migration.title}"
+    for replica in report.replicas:
+        needs = f"needs {replica.revision}" if replica.revision else "needs a revision that it does not tell"
+        yield (
+            f"replica\t{replica.id}\tholdfast {replica.version}, {needs}, process {replica.pid} of"
+            f" {replica.host}, beat {replica.silent_seconds:.1f} s ago"
+        )
+    for index in report.invalid_indexes:
+        yield f"invalid index\t{index}\tleft by an interrupted build; the next upgrade builds it again"
+    for transaction in report.transactions:
+        age = "" if transaction.seconds is None else f", open for {transaction.seconds:.0f} s"
+        yield (
+            f"transaction\t{transaction.pid or 'prepared'}\t{transaction.name} ({transaction.state}{age}):"
+            " migrations of its tables wait for it"
+        )
+
+
+# Downgrade
+
+
+def _downgrade(config: Config, options: argparse.Namespace) -> int:
+    with opened_database(config, print_status) as opened, _answers():
+        with connect(opened.session_url) as connection:
+            migration = _last(upgrade.current_revision(connection))
+            reason = refusal(
+                migration,
+                options.yes,
+                needing(read_report(connection).replicas, migration),
+                list(losses(connection, migration)),
+            )
+        if reason is not None:
+            raise ConfigError(reason)
+        try:
+            upgrade.downgrade(opened.session_url, migration, options.wait)
+        except DatabaseError as error:
+            raise ConfigError(f"The schema cannot be downgraded: {lock_advice(error)}") from error
+    print_status(f"The schema is back at {migration.previous or 'nothing'}.")
+    return 0
+
+
+def _last(revision: str | None) -> Migration:
+    """The migration that brought the database there. Raises ConfigError."""
+    if revision is None:
+        raise ConfigError("The database has no schema, so there is nothing to undo.")
+    for migration in upgrade.migrations():
+        if migration.revision == revision:
+            return migration
+    raise ConfigError(
+        f"A newer release made the revision {revision}, and only that release can undo it: run its"
+        " `holdfast db downgrade`."
+    )
+
+
+def refusal(
+    migration: Migration, yes: str | None, needed_by: list[LivingReplica], lost: list[str]
+) -> str | None:
+    """Why the migration is not undone, in a sentence; None if it may be. Pure.
+
+    `yes` is None without --yes, empty for --yes alone.
+    """
+    undo = f"{migration.revision} ({migration.title})"
+    if needed_by:
+        names = ", ".join(f"{replica.id} on {replica.host}" for replica in needed_by[:3])
+        more = f" and {len(needed_by) - 3} more" if len(needed_by) > 3 else ""
+        return f"Replicas of a release that needs {undo} are serving: {names}{more}; stop them first."
+    if yes and yes != migration.revision:
+        return f"The last migration is {undo}, not {yes}."
+    loses = migration.lost is None or bool(lost)
+    if loses and not yes:
+        what = ", ".join(lost) or "what it made"
+        go_ahead = f"holdfast db downgrade --yes {migration.revision}"
+        return f"Undoing {undo} deletes the contents of {what}; if they may go: {go_ahead}"
+    if yes is None:
+        return f"This undoes {undo}; go ahead with: holdfast db downgrade --yes"
+    return None
+
+
+@contextmanager
+def _answers() -> Iterator[None]:
+    """Raises the database's errors as ConfigError."""
+    try:
+        yield
+    except DatabaseError as error:
+        raise ConfigError(f"The database refused: {in_one_line(error)}.") from error

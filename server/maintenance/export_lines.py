@@ -1,0 +1,95 @@
+"""The lines of an export: a first one that says what it is, an object a line, a last one with counts."""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from server.store.database import Connection
+from server.store.erasure.subject import Subject
+from server.store.schema.upgrade import newest_revision
+from server.store.transfer import read_rows
+from server.store.transfer.columns import columns_of, to_json
+from server.version import VERSION
+
+FORMAT: Final = 1
+"""Grows with a change that an earlier release could not read."""
+ALONE: Final = ("image", "prompt")
+PARTS: Final = {"conversation": ("conversation.item",), "response": ("response.item", "response.stream")}
+"""Kinds whose lines follow the line of what they belong to."""
+OWNER: Final = {
+    "conversation.item": "conversation_id",
+    "response.item": "response_id",
+    "response.stream": "response_id",
+}
+_encode = msgspec.json.Encoder().encode
+
+
+def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
+    """The lines, each with its end, in the snapshot of the connection. Raises DatabaseError."""
+    yield _line(
+        {
+            "object": "export",
+            "format": FORMAT,
+            "holdfast": VERSION,
+            "schema": newest_revision(),
+            "tenant": subject.tenant,
+            "user": subject.user,
+            "created_at": datetime.now(UTC).isoformat(),
+        }
+    )
+    counts: Counter[str] = Counter()
+    for kind in ALONE:
+        for _, line in _lines(connection, subject, kind):
+            counts[kind] += 1
+            yield line
+    for kind, parts in PARTS.items():
+        following = {part: _Lookahead(_lines(connection, subject, part)) for part in parts}
+        for key, line in _lines(connection, subject, kind):
+            counts[kind] += 1
+            yield line
+            for part, lines in following.items():
+                for found in lines.of(key):
+                    counts[part] += 1
+                    yield found
+    for _, line in _lines(connection, subject, "usage"):
+        counts["usage"] += 1
+        yield line
+    unfinished = read_rows.count_unfinished(connection, subject)
+    total = counts.total() + 2
+    yield _line({"object": "end", "lines": total, "counts": dict(counts), "unfinished": unfinished})
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return _encode(fields) + b"\n"
+
+
+def _lines(connection: Connection, subject: Subject, kind: str) -> Iterator[tuple[Any, bytes]]:
+    """Each row's key, or that of what it belongs to, and its line."""
+    columns = columns_of(kind)
+    names = [str(column.name) for column in columns]
+    place = names.index(OWNER.get(kind, names[0] if "id" not in names else "id"))
+    for row in read_rows.rows(connection, subject, kind):
+        fields: dict[str, Any] = {"object": kind}
+        fields |= {name: to_json(*pair) for name, *pair in zip(names, columns, row, strict=False)}
+        if len(row) > len(columns) and row[-1]:
+            fields["pictures"] = list(row[-1])
+        yield row[place], _line(fields)
+
+
+class _Lookahead:
+    """Lines in the order of their owners, from which those of one owner after the other are taken."""
+
+    def __init__(self, lines: Iterator[tuple[Any, bytes]]) -> None:
+        self._lines = lines
+        self._next = next(lines, None)
+
+    def of(self, owner: Any) -> Iterator[bytes]:
+        """The lines of an owner; those of earlier ones are passed over."""
+        while self._next is not None and self._next[0] <= owner:
+            found, line = self._next
+            self._next = next(self._lines, None)
+            if found == owner:
+                yield line

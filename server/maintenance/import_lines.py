@@ -1,0 +1,188 @@
+"""Reads the lines of an export and checks them, one by one. Sans-IO: knows neither files nor the database.
+
+A line that could not have been exported is refused as a whole, with its number: a reader of what is imported
+must never meet what the server could not have written.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from server.maintenance.export_lines import FORMAT, OWNER
+from server.protocol.decode import decode_as
+from server.protocol.responses.items import decode_item
+from server.protocol.responses.response import TERMINAL_STATUSES, Echo
+from server.store.log_append import CODEC_ROWS
+from server.store.log_read import parse_compacted
+from server.store.transfer.columns import TABLES, BadValue, row_of
+
+MAX_LINE: Final = 256 * 2**20
+"""Bytes of a line."""
+_DIGEST_BYTES: Final = 32
+_MAX_PICTURES: Final = 10_000
+_MAX_TENANT: Final = 63
+
+
+class BadLine(Exception):
+    """A line that cannot be imported, with its number, from 1 on."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(f"Line {number}: {why}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One object to insert."""
+
+    kind: str
+    values: dict[str, Any]
+    owner: UUID | None
+    """What it is a part of."""
+    pictures: Sequence[bytes] = ()
+    """The digests of the pictures that an item names."""
+
+
+@dataclass(slots=True)
+class LineReader:
+    """Takes the lines in order; `close` after the last one."""
+
+    tenant: str = ""
+    """Whose export it is, after the first line."""
+    number: int = 0
+    """The number of the last line that was read."""
+    counts: Counter[str] = field(default_factory=Counter)
+    _ended: bool = False
+    _owner: tuple[str, UUID | None] = ("", None)
+
+    def read(self, line: bytes) -> Row | None:
+        """The object of a line; None for the first and the last. Raises BadLine."""
+        self.number += 1
+        try:
+            return self._read(line)
+        except BadValue as error:
+            raise BadLine(self.number, str(error)) from error
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise BadLine(self.number, "it is not what an export has there") from error
+
+    def close(self) -> None:
+        """Raises BadLine if the last line was not the export's last."""
+        if not self._ended:
+            raise BadLine(self.number + 1, "the export ends before its last line, so some of it is missing")
+
+    def _read(self, line: bytes) -> Row | None:
+        if len(line) > MAX_LINE:
+            raise BadValue(f"it has more than {MAX_LINE >> 20} MiB")
+        if self._ended:
+            raise BadValue("the export has ended before")
+        fields = _decode(line)
+        kind = msgspec.json.decode(fields.pop("object", msgspec.Raw(b'""')), type=str)
+        if self.number == 1:
+            self._begin(kind, fields)
+            return None
+        if kind == "end":
+            self._end(fields)
+            return None
+        if kind not in TABLES:
+            raise BadValue(f"object {kind[:100]!r} is not known to this release")
+        row = self._row(kind, fields)
+        self.counts[kind] += 1
+        return row
+
+    def _begin(self, kind: str, fields: dict[str, msgspec.Raw]) -> None:
+        if kind != "export":
+            raise BadValue("it is not the first line of an export")
+        if msgspec.json.decode(fields.get("format", msgspec.Raw(b"0"))) != FORMAT:
+            raise BadValue(f"the export has another format than {FORMAT}, which this release reads")
+        self.tenant = msgspec.json.decode(fields.get("tenant", msgspec.Raw(b'""')), type=str)
+        if not 1 <= len(self.tenant) <= _MAX_TENANT or not self.tenant.isprintable():
+            raise BadValue("it names no tenant")
+
+    def _end(self, fields: dict[str, msgspec.Raw]) -> None:
+        counts = msgspec.json.decode(fields.get("counts", msgspec.Raw(b"{}")), type=dict[str, int])
+        if counts != dict(self.counts):
+            raise BadValue("the export has other objects than its last line counts, so some are missing")
+        self._ended = True
+
+    def _row(self, kind: str, fields: dict[str, msgspec.Raw]) -> Row:
+        pictures = _digests(fields.pop("pictures", None))
+        values = row_of(kind, fields)
+        if kind not in OWNER:
+            self._owner = (kind, values.get("id") if kind in ("response", "conversation") else None)
+            owner = None
+        else:
+            owner = values[OWNER[kind]]
+            if self._owner != (kind.partition(".")[0], owner):
+                raise BadValue("it does not belong to what is before it")
+        if pictures and not kind.endswith(".item"):
+            raise BadValue("pictures belong to items")
+        _CHECKS.get(kind, _no_check)(values)
+        return Row(kind, values, owner, pictures)
+
+
+def _decode(line: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        fields: dict[str, msgspec.Raw] = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except RecursionError:
+        raise BadValue("it is nested too deeply") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadValue("it is no object of JSON") from error
+    return fields
+
+
+def _digests(raw: msgspec.Raw | None) -> list[bytes]:
+    if raw is None:
+        return []
+    names = msgspec.json.decode(raw, type=list[str])
+    digests = [bytes.fromhex(name) for name in names[: _MAX_PICTURES + 1]]
+    if len(digests) > _MAX_PICTURES or any(len(digest) != _DIGEST_BYTES for digest in digests):
+        raise BadValue("pictures are SHA-256 digests")
+    return digests
+
+
+def _no_check(_values: dict[str, Any]) -> None:
+    pass
+
+
+def _check_image(values: dict[str, Any]) -> None:
+    if sha256(values["data"]).digest() != values["digest"] or values["size"] != len(values["data"]):
+        raise BadValue("the picture has other bytes than its digest and size say")
+
+
+def _check_item(values: dict[str, Any]) -> None:
+    item = decode_item(values["payload"])
+    if item.id != values["id"] or values["size"] not in (None, len(values["payload"].encode())):
+        raise BadValue("its payload has another id or size")
+
+
+def _check_response(values: dict[str, Any]) -> None:
+    if values["status"] not in TERMINAL_STATUSES or values["finished_at"] is None:
+        raise BadValue("it has not ended")
+    decode_as(values["request"], Echo)
+    msgspec.json.decode(values["metadata"], type=dict[str, str])
+
+
+def _check_stream(values: dict[str, Any]) -> None:
+    if values["codec"] != CODEC_ROWS:
+        raise BadValue("codec is not known to this release")
+    rows = parse_compacted(values["body"])
+    if sum(row.n for row in rows) - 1 != values["last_seq"]:
+        raise BadValue("its body has other events than last_seq says")
+
+
+def _check_conversation(values: dict[str, Any]) -> None:
+    msgspec.json.decode(values["metadata"], type=dict[str, str])
+
+
+_CHECKS: Final = {
+    "image": _check_image,
+    "conversation": _check_conversation,
+    "conversation.item": _check_item,
+    "response": _check_response,
+    "response.item": _check_item,
+    "response.stream": _check_stream,
+}

@@ -1,0 +1,186 @@
+"""Responses that are erased: cancel, end without a replica, mark as deleted, remove with all that is theirs.
+
+Every statement locks responses with SKIP LOCKED and leaves the others to the next pass, so that it waits for
+nobody and cannot deadlock with the recorder, a purge or another erasure.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from server.protocol.responses.response import Ending
+from server.store.content.image_removal import MARK_USES
+from server.store.content.responses import record_usage
+from server.store.content.storage_usage import ITEM_BYTES, count_removed
+from server.store.database import clock
+from server.store.erasure.subject import MAKE_ANONYMOUS, OF_USER, Subject
+
+_THESE: Final = "tenant = :tenant and id = any(cast(:ids as uuid[]))"
+_THEIRS: Final = "tenant = :tenant and response_id = any(cast(:ids as uuid[]))"
+_RUNNING: Final = "status in ('queued', 'in_progress')"
+
+_CANCEL_ALL = text(
+    f"""
+    update responses set cancel_requested_at = clock_timestamp() where (tenant, id) in (
+        select tenant, id from responses
+        where tenant = :tenant and {_RUNNING} and cancel_requested_at is null limit :limit
+        for update skip locked)
+    """  # noqa: S608 - constants of ours
+)
+_UNFINISHED = text(f"select id from responses where tenant = :tenant and {_RUNNING} limit :limit")  # noqa: S608
+_UNFINISHED_OF = text(f"select id from responses where {_THESE} and {_RUNNING}")  # noqa: S608
+_LATER = text(
+    """
+    with recursive tree (id) as (
+        select unnest(cast(:ids as uuid[]))
+        union
+        select r.id from tree t join responses r on r.tenant = :tenant and r.previous_id = t.id)
+    select id from tree
+    """
+)
+_NOT_MARKED: Final = f"(deleted_at is null or ({_RUNNING} and cancel_requested_at is null))"
+_MARK = text(
+    f"""
+    update responses set deleted_at = coalesce(deleted_at, clock_timestamp()), expires_at = clock_timestamp(),
+        cancel_requested_at = case when {_RUNNING} then coalesce(cancel_requested_at, clock_timestamp())
+            else cancel_requested_at end
+    where (tenant, id) in (
+        select tenant, id from responses where {_THESE} and {_NOT_MARKED} for update skip locked)
+    returning id, {_RUNNING} as running
+    """  # noqa: S608 - constants of ours
+)
+_COUNT_NOT_MARKED = text(f"select count(*) from responses where {_THESE} and {_NOT_MARKED}")  # noqa: S608
+_REMOVE_STREAMS = (
+    text(count_removed(f"delete from response_streams where {_THEIRS} returning tenant, size as bytes")),  # noqa: S608
+    text(f"delete from response_events_hot where {_THEIRS}"),  # noqa: S608
+)
+_LOCK_ENDED = text(
+    f"""
+    select r.id, {OF_USER} as own from responses r
+    where {_THESE} and not {_RUNNING} for update skip locked
+    """  # noqa: S608 - constants of ours
+)
+_NEWEST_ENDED = text(
+    f"""
+    select id, true as own from responses where tenant = :tenant and not {_RUNNING}
+    order by id desc limit :limit for update skip locked
+    """  # noqa: S608 - constants of ours
+)
+_UNUSED = f"unused as ({MARK_USES} tenant = :tenant and owner = any(cast(:ids as uuid[])))"
+_REMOVE_ITEMS = text(
+    count_removed(
+        f"delete from items where {_THEIRS} returning tenant, {ITEM_BYTES} as bytes",  # noqa: S608
+        before=_UNUSED,
+    )
+)
+_REMOVE = text(count_removed(f"delete from responses where {_THESE} returning tenant, size as bytes"))  # noqa: S608
+_ANONYMISE = text(f"update usage_ledger l set {MAKE_ANONYMOUS} where {_THEIRS}")  # noqa: S608
+_FORGET_USE = text(f"delete from usage_ledger where {_THEIRS}")  # noqa: S608
+_LOCK_ABANDONED = text(
+    f"""
+    select r.id, {OF_USER} as own, r.key_id, r.model, r.created_at, coalesce((
+        select sum(octet_length(token_ids)) / 4 from response_events_hot e
+        where e.tenant = r.tenant and e.response_id = r.id), 0)::integer as tokens
+    from responses r
+    where {_THESE} and {_RUNNING} and replica_id is null
+      and not exists (select from replicas where state = 'alive')
+    limit :limit for update of r skip locked
+    """  # noqa: S608 - constants of ours
+)
+
+
+def cancel_all(connection: Connection, tenant: str, limit: int) -> int:
+    """Requests the cancellation of a tenant's unfinished responses; returns how many, at most `limit`."""
+    return connection.execute(_CANCEL_ALL, {"tenant": tenant, "limit": limit}).rowcount
+
+
+def unfinished(connection: Connection, tenant: str, limit: int) -> list[UUID]:
+    """A tenant's unfinished responses, at most `limit`."""
+    return list(connection.scalars(_UNFINISHED, {"tenant": tenant, "limit": limit}))
+
+
+def unfinished_of(connection: Connection, tenant: str, ids: Sequence[UUID]) -> list[UUID]:
+    """Those of the responses that have not ended."""
+    return list(connection.scalars(_UNFINISHED_OF, {"tenant": tenant, "ids": list(ids)}))
+
+
+def with_later_ones(connection: Connection, tenant: str, ids: Sequence[UUID]) -> set[UUID]:
+    """The responses, and all that go on from them."""
+    return set(connection.scalars(_LATER, {"tenant": tenant, "ids": list(ids)}))
+
+
+def mark(connection: Connection, tenant: str, ids: Sequence[UUID]) -> int:
+    """Deletes responses for readers and cancels them; returns how many are locked by others and still there.
+
+    No response can go on from a marked one. What remains of it is a tombstone that has expired, which any
+    purge removes, too.
+    """
+    place = {"tenant": tenant, "ids": list(ids)}
+    ended = [row.id for row in connection.execute(_MARK, place) if not row.running]
+    for statement in _REMOVE_STREAMS if ended else ():
+        connection.execute(statement, {"tenant": tenant, "ids": ended})
+    left: int = connection.execute(_COUNT_NOT_MARKED, place).scalar_one()
+    return left
+
+
+def remove_newest(connection: Connection, subject: Subject, limit: int) -> int:
+    """Removes a tenant's newest ended responses, so later ones before those they go on from."""
+    found = connection.execute(_NEWEST_ENDED, {"tenant": subject.tenant, "limit": limit}).all()
+    return _remove(connection, subject, [row.id for row in found], [row.id for row in found])
+
+
+def remove(connection: Connection, subject: Subject, ids: Sequence[UUID]) -> int:
+    """Removes those of the responses that have ended and are not locked; returns how many."""
+    found = connection.execute(_LOCK_ENDED, {**subject.parameters, "ids": list(ids)}).all()
+    return _remove(connection, subject, [row.id for row in found], [row.id for row in found if row.own])
+
+
+def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUID], limit: int) -> int:
+    """Ends and removes unfinished responses that no replica owns, while none is alive; returns how many.
+
+    They are metered as cancelled, with the tokens that their logs have. Their prompts were counted by no one.
+    """
+    place = {**subject.parameters, "ids": list(ids), "limit": limit}
+    found = connection.execute(_LOCK_ABANDONED, place).all()
+    now = clock(connection)
+    for row in found:
+        ending = Ending(
+            status="cancelled",
+            first_token_at=None,
+            finished_at=now,
+            input_tokens=0,
+            cached_tokens=0,
+            output_tokens=row.tokens,
+            reasoning_tokens=0,
+        )
+        record_usage(
+            connection,
+            tenant=subject.tenant,
+            response_id=row.id,
+            key_id=row.key_id,
+            model=row.model,
+            stored=True,
+            started_at=row.created_at,
+            ending=ending,
+        )
+    own = [row.id for row in found if row.own or subject.user is None]
+    return _remove(connection, subject, [row.id for row in found], own)
+
+
+def _remove(connection: Connection, subject: Subject, ids: Collection[UUID], own: Collection[UUID]) -> int:
+    """Removes locked responses with their items, events and uses of pictures.
+
+    The ledger's lines of `own` become anonymous, or go with a tenant whose usage is not kept.
+    """
+    if not ids:
+        return 0
+    place = {"tenant": subject.tenant, "ids": list(ids)}
+    for statement in (*_REMOVE_STREAMS, _REMOVE_ITEMS):
+        connection.execute(statement, place)
+    removed: int = connection.execute(_REMOVE, place).scalar_one()
+    keeps_usage = subject.user is not None or subject.keep_usage
+    ledger = _ANONYMISE if keeps_usage else _FORGET_USE
+    connection.execute(ledger, {"tenant": subject.tenant, "ids": list(own)})
+    return removed

@@ -1,0 +1,162 @@
+"""What is stored of a tenant, table by table: how each is erased, in batches; counts of what is there."""
+
+from collections import Counter
+from typing import Final, Literal
+
+from sqlalchemy import Connection, Table, TextClause, text
+
+from server.store.administration.operator_tables import ALL_TABLES
+from server.store.erasure.subject import ANONYMOUS, MAKE_ANONYMOUS
+
+Way = Literal["with its responses", "removed", "usage", "reduced"]
+WAYS: Final[dict[str, Way]] = {
+    "responses": "with its responses",
+    "items": "with its responses",
+    "response_streams": "with its responses",
+    "response_events_hot": "with its responses",
+    "idempotency_keys": "removed",
+    "conversation_items": "removed",
+    "conversations": "removed",
+    "item_images": "removed",
+    "images": "removed",
+    "prompts": "removed",
+    "usage_ledger": "usage",
+    "spend": "removed",
+    "rate_windows": "removed",
+    "storage_changes": "removed",
+    "audit_trail": "reduced",
+    "api_keys": "removed",
+    "tenants": "removed",
+    "reader_tenants": "removed",
+}
+"""Every table with a column `tenant`, in the order in which it is emptied.
+
+`with its responses`: in the transaction that removes the response; what is left without one goes after it.
+A table that is not here is emptied before the keys.
+"""
+COUNTED: Final = 100_000
+"""Rows of a table up to which a dry run counts them."""
+
+_REDUCED_ACTOR: Final = """
+    case when split_part(actor, ':', 1) not in ('key', 'token') or exists (
+        select from api_keys k where actor = 'key:' || k.id and k.tenant <> :tenant) then actor
+    else split_part(actor, ':', 1) || ':' || 'erased' end
+"""
+_REDUCE = text(
+    f"""
+    update audit_trail set tenant = null, target = null, request_id = null, details = '{{}}',
+        actor = {_REDUCED_ACTOR}
+    where id in (select id from audit_trail where tenant = :tenant limit :limit for update skip locked)
+    """  # noqa: S608 - a constant of ours
+)
+_REDUCE_PURGES = text(
+    """
+    update audit_trail set details = details #- array['responses', cast(:tenant as text)]
+    where action like 'purge.%' and jsonb_exists(details->'responses', :tenant)
+    """
+)
+_REDUCE_TARGETS = text(
+    """
+    update audit_trail set target = null, request_id = null
+    where tenant = :tenant and target = any(cast(:names as text[]))
+    """
+)
+_NAMELESS_CHANGES = text(
+    """
+    update usage_changes set end_user = '' where (tenant, id) in (
+        select tenant, id from usage_changes where tenant = :tenant and end_user <> ''
+        limit :limit for update skip locked)
+    """
+)
+_MAY_CHANGE = text("select has_table_privilege('audit_trail', 'update')")
+_FORGET_READINGS = text("update replicas set reading = '{}' where state <> 'alive' and reading <> '{}'")
+_READERS = text(
+    """
+    select role from reader_tenants where tenant = :tenant and role not in (
+        select role from reader_tenants where tenant <> :tenant) order by 1
+    """
+)
+
+
+def tenant_tables() -> list[Table]:
+    """The tables with a column `tenant`: those of WAYS in its order, others before the keys."""
+    with_tenant = {
+        str(table.name): table for table in ALL_TABLES.tables.values() if "tenant" in table.columns
+    }
+    unknown = sorted(with_tenant.keys() - WAYS.keys())
+    known = list(WAYS)
+    before_keys = known.index("api_keys")
+    return [with_tenant[name] for name in (*known[:before_keys], *unknown, *known[before_keys:])]
+
+
+def remove_rows(connection: Connection, table: Table, tenant: str, limit: int, *, keep_usage: bool) -> int:
+    """Removes rows of a tenant, at most `limit`, and none that is locked; returns how many.
+
+    Where usage is kept, lines of the ledger become anonymous, and the sums of days stay, without users.
+    """
+    place = {"tenant": tenant, "limit": limit}
+    if table.name == "audit_trail":
+        if not may_change_trail(connection):
+            return 0
+        return connection.execute(_REDUCE, place).rowcount
+    if table.name in ("usage_days", "usage_changes") and keep_usage:
+        return connection.execute(_NAMELESS_CHANGES, place).rowcount if table.name == "usage_changes" else 0
+    if table.name == "usage_ledger" and keep_usage:
+        key = _key_query(table, f"and not {ANONYMOUS}")
+        return connection.execute(
+            text(f"update usage_ledger l set {MAKE_ANONYMOUS} where (tenant, response_id) in ({key})"),  # noqa: S608
+            place,
+        ).rowcount
+    return connection.execute(_removal(table), place).rowcount
+
+
+def _removal(table: Table) -> TextClause:
+    columns = ", ".join(column.name for column in table.primary_key)
+    return text(f"delete from {table.name} where ({columns}) in ({_key_query(table)})")  # noqa: S608
+
+
+def _key_query(table: Table, condition: str = "") -> str:
+    columns = ", ".join(f"l.{column.name}" for column in table.primary_key)
+    return (
+        f"select {columns} from {table.name} l where l.tenant = :tenant {condition}"  # noqa: S608
+        " limit :limit for update skip locked"
+    )
+
+
+def may_change_trail(connection: Connection) -> bool:
+    """Whether this database user may reduce entries of the audit trail; a server without DDL may not."""
+    allowed: bool = connection.execute(_MAY_CHANGE).scalar_one()
+    return allowed
+
+
+def reduce_purges(connection: Connection, tenant: str) -> int:
+    """Removes a tenant's name from the entries of purges, which have counts by tenant."""
+    return connection.execute(_REDUCE_PURGES, {"tenant": tenant}).rowcount
+
+
+def reduce_targets(connection: Connection, tenant: str, names: list[str]) -> int:
+    """Removes these names, of responses and conversations, from a tenant's entries in the audit trail."""
+    return connection.execute(_REDUCE_TARGETS, {"tenant": tenant, "names": names}).rowcount
+
+
+def forget_readings(connection: Connection) -> None:
+    """Empties what replicas that are gone were reading."""
+    connection.execute(_FORGET_READINGS)
+
+
+def readers_of(connection: Connection, tenant: str) -> list[str]:
+    """The database users that read this tenant's rows and no other's."""
+    return list(connection.scalars(_READERS, {"tenant": tenant}))
+
+
+def count_rows(connection: Connection, table: Table, tenant: str) -> int:
+    """A tenant's rows of a table, counted up to COUNTED."""
+    query = f"select count(*) from (select from {table.name} where tenant = :tenant limit {COUNTED}) as rows"  # noqa: S608
+    count: int = connection.execute(text(query), {"tenant": tenant}).scalar_one()
+    return count
+
+
+def counts(connection: Connection, tenant: str) -> Counter[str]:
+    """A tenant's rows by table, each counted up to COUNTED, without tables that have none."""
+    found = Counter({str(table.name): count_rows(connection, table, tenant) for table in tenant_tables()})
+    return +found

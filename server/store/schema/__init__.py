@@ -1,0 +1,1 @@
+"""The schema's revisions: upgrade, downgrade, which releases serve on which revision, concurrent indexes."""

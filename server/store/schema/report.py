@@ -1,0 +1,147 @@
+"""What `holdfast db status` shows and `db downgrade` asks: replicas, indexes, open transactions, losses."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from server.store.database_errors import is_statement_timeout
+from server.store.schema.compatibility import FIRST_RECORDED
+from server.store.schema.upgrade import Migration
+
+SILENT_SECONDS = 60
+"""A replica without a heartbeat for longer is not counted as living: each beats at least every second."""
+OLD_TRANSACTION_SECONDS = 2
+"""Shorter transactions are over before an upgrade would have to wait for them."""
+LOSS_CHECK = "5s"
+"""For the question whether a column has values; without an answer until then it counts as one that has."""
+
+
+@dataclass(frozen=True, slots=True)
+class LivingReplica:
+    """A replica that is alive and has beaten lately."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    revision: str | None
+    """The one of the schema that its release needs; None for releases that do not tell."""
+    silent_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that a migration may have to wait for."""
+
+    pid: int | None
+    """None for a prepared transaction."""
+    name: str
+    """The session's `application_name` and role, or the prepared transaction's name."""
+    state: str
+    seconds: float | None
+    """Since it began; None where the database does not tell this role."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaReport:
+    """The database beside its revision."""
+
+    replicas: Sequence[LivingReplica]
+    invalid_indexes: Sequence[str]
+    transactions: Sequence[OpenTransaction]
+
+
+def read_report(connection: Connection) -> SchemaReport:
+    """Reads it all. Raises DatabaseError."""
+    return SchemaReport(
+        replicas=living_replicas(connection),
+        invalid_indexes=[name for (name,) in connection.execute(text(_INVALID_INDEXES))],
+        transactions=[
+            OpenTransaction(*row) for row in connection.execute(text(_OPEN), {"age": OLD_TRANSACTION_SECONDS})
+        ],
+    )
+
+
+def living_replicas(connection: Connection) -> list[LivingReplica]:
+    """The replicas that are alive, in order of their start; empty before the first migration."""
+    if connection.scalar(text("select to_regclass('replicas')")) is None:
+        return []
+    tells = connection.scalar(text(_TELLS_REVISION))
+    revision = "revision" if tells else "cast(null as text)"
+    query = f"""
+        select cast(id as text), host, pid, version, {revision},
+               cast(extract(epoch from clock_timestamp() - heartbeat_at) as float8) as silent
+        from replicas
+        where state = 'alive' and heartbeat_at > clock_timestamp() - make_interval(secs => :silent)
+        order by started_at
+    """  # noqa: S608 - a constant of ours
+    rows = connection.execute(text(query), {"silent": SILENT_SECONDS})
+    return [LivingReplica(*row) for row in rows]
+
+
+def needing(replicas: Sequence[LivingReplica], migration: Migration) -> list[LivingReplica]:
+    """The replicas whose releases need that migration. Pure.
+
+    One that does not tell its revision is of a release from before replicas told it: it needs no migration
+    from then on, and may need any earlier one.
+    """
+    from_before = migration.revision < FIRST_RECORDED
+    return [
+        replica
+        for replica in replicas
+        if (from_before if replica.revision is None else replica.revision >= migration.revision)
+    ]
+
+
+def losses(connection: Connection, migration: Migration) -> Iterator[str]:
+    """Which of the tables and columns that its downgrade deletes have anything in them."""
+    connection.execute(text(f"set local statement_timeout = '{LOSS_CHECK}'"))
+    for name in migration.lost or ():
+        table, _, column = name.partition(".")
+        condition = f"where {column} is not null" if column else ""
+        found = text(f"select exists (select from {table} {condition})")  # noqa: S608 - the migration's own names
+        try:
+            with connection.begin_nested():
+                full = bool(connection.scalar(found))
+        except DBAPIError as error:
+            if not is_statement_timeout(error):
+                raise
+            full = True
+        if full:
+            yield name
+
+
+_TELLS_REVISION = """
+    select exists (select from pg_attribute
+                   where attrelid = to_regclass('replicas') and attname = 'revision' and not attisdropped)
+"""
+_INVALID_INDEXES = """
+    select cast(indexrelid as regclass)::text from pg_index
+    where not indisvalid and indrelid in (select oid from pg_class
+                                          where relnamespace = current_schema()::regnamespace)
+    order by 1
+"""
+_OPEN = """
+    with tables as (
+        select oid from pg_class where relnamespace = current_schema()::regnamespace and relkind in ('r', 'p')
+    ), holders as (
+        select distinct pid, virtualtransaction from pg_locks
+        where granted and locktype = 'relation' and relation in (select oid from tables)
+          and database = (select oid from pg_database where datname = current_database())
+          and pid is distinct from pg_backend_pid()
+    )
+    select a.pid, concat_ws(' of ', nullif(a.application_name, ''), a.usename), coalesce(a.state, 'unknown'),
+           cast(extract(epoch from clock_timestamp() - a.xact_start) as float8) as seconds
+    from pg_stat_activity a
+    where a.datname = current_database() and a.pid <> pg_backend_pid()
+      and (a.pid in (select pid from holders) or a.backend_xmin is not null)
+      and coalesce(a.xact_start < clock_timestamp() - make_interval(secs => :age), true)
+      and coalesce(a.backend_type, 'client backend') = 'client backend'  -- not told of other roles' sessions
+    union all
+    select null, gid, 'prepared', cast(extract(epoch from clock_timestamp() - prepared) as float8)
+    from pg_prepared_xacts where database = current_database()
+    order by seconds desc nulls last
+"""
+"""Who holds a lock on a table of the schema, or a snapshot, for which `create index concurrently` waits."""

@@ -1,0 +1,67 @@
+"""`connect` and `migration_lock`: the session in which migrations run, and how it waits for locks."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from time import sleep
+
+import psycopg
+from sqlalchemy import Connection, create_engine, pool, text
+
+from server.store.timeout_connection import with_network_timeouts
+
+log = logging.getLogger("holdfast.schema")
+
+LOCK = 0x686F6C6466617374
+"""Session advisory lock (the bytes "holdfast"): of several processes that migrate at once, one does."""
+TABLE_LOCK_TIMEOUT = "1s"
+"""For locks on tables: everybody queues behind who waits for one."""
+_POLL_S = 0.5
+_ANNOUNCE_EVERY = 60
+"""In polls."""
+
+
+@contextmanager
+def connect(url: str) -> Iterator[Connection]:
+    """A connection without the time limits of sessions that serve requests. Raises DatabaseError."""
+    engine = create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(
+            with_network_timeouts(url), application_name="holdfast schema", prepare_threshold=None
+        ),
+        poolclass=pool.NullPool,
+    )
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def migration_lock(connection: Connection) -> Iterator[None]:
+    """Holds the advisory lock in the block; waits for it without a limit, because a migration may take long.
+
+    The lock is asked for again and again, each time in a transaction of its own. A statement that waited for
+    it would have a snapshot, for whose end `create index concurrently` of the lock's holder would wait.
+    Limits that the role has on statements and idle transactions do not hold in this session.
+    """
+    for polls in count():
+        if connection.scalar(text(f"select pg_try_advisory_lock({LOCK})")):
+            break
+        connection.commit()
+        if polls % _ANNOUNCE_EVERY == 0:
+            log.info("waiting for another process that changes the schema")
+        sleep(_POLL_S)
+    connection.execute(text(f"set lock_timeout = '{TABLE_LOCK_TIMEOUT}'"))
+    for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
+        connection.execute(text(f"set {limit} = 0"))
+    connection.commit()
+    try:
+        yield
+    finally:
+        if not connection.closed and not connection.invalidated:
+            connection.rollback()  # of what failed, whose error the next statement would hide
+            connection.execute(text(f"select pg_advisory_unlock({LOCK})"))
+            connection.commit()

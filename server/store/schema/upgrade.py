@@ -1,0 +1,148 @@
+"""Schema migrations: what the database's revision is to this release; upgrade, downgrade, and both as SQL."""
+
+import io
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, sleep
+
+import psycopg
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import Script, ScriptDirectory
+from sqlalchemy import Connection
+
+from server.configuration.shipped_files import migrations_folder
+from server.store.database_errors import TransientError, is_contention
+from server.store.schema.compatibility import SchemaState, compare, read_recorded
+from server.store.schema.session import connect
+from server.store.timeout_connection import with_network_timeouts
+
+UPGRADE_S = 60.0
+"""Seconds that an upgrade or downgrade tries to lock the tables."""
+_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema."""
+
+    revision: str
+    previous: str | None
+    kind: str
+    """`pre`: may run while the release before serves; `post`: only once all replicas are of this one."""
+    title: str
+    lost: tuple[str, ...] | None
+    """Tables and columns whose contents its downgrade deletes; None: the migration does not say."""
+
+
+def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
+    """Migrates the schema to this release; safe to run in several processes at once.
+
+    A lock on a table in use is waited for at most a second at a time, with pauses in which the queries that
+    queue behind it run. Raises DatabaseError after `seconds`.
+    """
+    _run(url, seconds, lambda config: command.upgrade(config, "head"))
+
+
+def downgrade(url: str, migration: Migration, seconds: float = UPGRADE_S) -> None:
+    """Undoes that migration, which must be the database's last one; waits for locks as `upgrade` does."""
+    _run(url, seconds, lambda config: command.downgrade(config, migration.previous or "base"))
+
+
+def upgrade_sql(start: str | None, end: str = "head") -> str:
+    """The SQL by which a database at one revision, or an empty one, comes to another: this release's."""
+    config = _alembic()
+    config.output_buffer = io.StringIO()
+    command.upgrade(config, f"{start or 'base'}:{end}", sql=True)
+    return config.output_buffer.getvalue()
+
+
+def newest_revision() -> str:
+    """The revision of this release's schema."""
+    return _scripts().get_current_head() or ""
+
+
+def migrations() -> list[Migration]:
+    """This release's migrations, the first one first."""
+    return [_migration(script) for script in reversed(list(_scripts().walk_revisions()))]
+
+
+def current_revision(connection: Connection) -> str | None:
+    """The database's revision; None for a database that was never migrated."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def schema_state(url: str) -> SchemaState:
+    """The database's schema, seen by this release. Raises DatabaseError."""
+    with connect(url) as connection:
+        return state_of(connection)
+
+
+def state_of(connection: Connection) -> SchemaState:
+    """`schema_state` on an open connection."""
+    known = [migration.revision for migration in migrations()]
+    found = current_revision(connection)
+    return compare(found, known, newest_revision(), read_recorded(connection))
+
+
+def wait_for_connections(url: str, seconds: float, on_wait: Callable[[], None]) -> None:
+    """Returns once Postgres accepts connections, or after `seconds`; calls `on_wait` once if it must wait.
+
+    Postgres is asked as `pg_isready` does: without a login, so wrong credentials are no reason to wait.
+    """
+    deadline = monotonic() + seconds
+    waits = False
+    while not _accepts_connections(url) and monotonic() < deadline:
+        if not waits:
+            waits = True
+            on_wait()
+        sleep(_PAUSE_S)
+
+
+def _accepts_connections(url: str) -> bool:
+    """Whether Postgres accepts connections there. True for a URL that cannot be used: connecting says why."""
+    try:
+        given = with_network_timeouts(url)
+    except psycopg.Error:
+        return True
+    answer = psycopg.pq.PGconn.ping(given.encode())
+    return answer not in (psycopg.pq.Ping.REJECT, psycopg.pq.Ping.NO_RESPONSE)
+
+
+def _run(url: str, seconds: float, act: Callable[[Config], None]) -> None:
+    """Runs a command of Alembic, again after a lock that was not got, until `seconds` have passed."""
+    deadline = monotonic() + seconds
+    while True:
+        try:
+            with connect(url) as connection:
+                config = _alembic()
+                config.attributes["connection"] = connection
+                config.attributes["lock_seconds"] = max(1.0, deadline - monotonic())
+                act(config)
+                return
+        except TransientError as error:
+            if monotonic() >= deadline or not is_contention(error):
+                raise
+        sleep(_PAUSE_S)
+
+
+def _migration(script: Script) -> Migration:
+    previous = script.down_revision
+    assert previous is None or isinstance(previous, str)  # one line of migrations, without branches
+    kind = script.path.rpartition("/")[2].split("_")[1]
+    lost: tuple[str, ...] | None = getattr(script.module, "lost_by_downgrade", None)
+    return Migration(script.revision, previous, kind, script.doc.rstrip("."), lost)
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_alembic())
+
+
+def _alembic() -> Config:
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config

@@ -1,0 +1,90 @@
+"""Inserts the rows of an import: what is there already stays as it is; ids of other tenants are found."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.dialects import postgresql
+
+from server.store.content.responses import tenants
+from server.store.content.storage_usage import IMAGE_BYTES, ITEM_BYTES, count_added
+from server.store.transfer.columns import TABLES, columns_of
+
+_SIZES: Final = {
+    "image": IMAGE_BYTES,
+    "conversation": "size",
+    "conversation.item": ITEM_BYTES,
+    "response": "size",
+    "response.item": ITEM_BYTES,
+    "response.stream": "size",
+}
+_USE = text(
+    """
+    insert into item_images (tenant, owner, item_id, digest)
+    values (:tenant, :owner, :item_id, :digest) on conflict do nothing
+    """
+)
+_HAS_IMAGE = text("select 1 from images where tenant = :tenant and digest = :digest for share")
+_OTHERS = text(
+    """
+    select 'response' as kind, r.id from responses r
+    where r.tenant = any(cast(:others as text[])) and r.id = any(cast(:ids as uuid[]))
+    union all select 'conversation', c.id from conversations c
+    where c.tenant <> :tenant and c.id = any(cast(:ids as uuid[])) limit 1
+    """
+)
+_HAS_RESPONSE = text("select 1 from responses where tenant = :tenant and id = :id")
+
+
+@cache
+def _insertion(kind: str) -> TextClause:
+    columns = columns_of(kind)
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    values = ", ".join(
+        f"cast(:{column.name} as {column.type.compile(dialect=dialect)})" for column in columns
+    )
+    names = ", ".join(column.name for column in columns)
+    insert = (
+        f"insert into {TABLES[kind].name} (tenant, {names}) values (:tenant, {values})"  # noqa: S608
+        " on conflict do nothing returning tenant"
+    )
+    size = _SIZES.get(kind)
+    if size is None:
+        return text(f"with changed as ({insert}) select count(*) from changed")  # noqa: S608
+    return text(count_added(f"{insert}, {size} as bytes"))
+
+
+def insert_row(connection: Connection, tenant: str, kind: str, row: Mapping[str, Any]) -> bool:
+    """Inserts a row with the values of all columns of its kind; False if its id is there already."""
+    inserted: int = connection.execute(_insertion(kind), {**row, "tenant": tenant}).scalar_one()
+    return inserted == 1
+
+
+def insert_use(connection: Connection, tenant: str, owner: UUID, item_id: str, digest: bytes) -> bool:
+    """Notes that an item names a picture; False if there is no such picture."""
+    place = {"tenant": tenant, "digest": digest}
+    if connection.execute(_HAS_IMAGE, place).first() is None:
+        return False
+    connection.execute(_USE, {**place, "owner": owner, "item_id": item_id})
+    return True
+
+
+def other_tenants(connection: Connection, tenant: str) -> list[str]:
+    """The other tenants that have responses."""
+    return [name for name in tenants(connection) if name != tenant]
+
+
+def id_of_another(
+    connection: Connection, tenant: str, others: Sequence[str], ids: Sequence[UUID]
+) -> tuple[str, UUID] | None:
+    """The kind and id of a response or conversation that another tenant has with one of these ids."""
+    place = {"tenant": tenant, "others": list(others), "ids": list(ids)}
+    row = connection.execute(_OTHERS, place).first()
+    return (row.kind, row.id) if row else None
+
+
+def has_response(connection: Connection, tenant: str, response: UUID) -> bool:
+    """Whether the tenant has a row of this response, deleted or not."""
+    return connection.execute(_HAS_RESPONSE, {"tenant": tenant, "id": response}).first() is not None

@@ -1,0 +1,52 @@
+"""Behind PgBouncer in transaction mode, with its default settings: streams, chains, cancels, sentences."""
+
+import httpx
+
+from tests.fix_pgbouncer import StartPgBouncer, pooled
+from tests.fix_server import PACED, Connect, StartServerOn
+from tests.support.eventually import eventually
+from tests.support.server_process import MODEL, run_command
+from tests.support.sse import create, parse, replay
+
+ADVICE = "set HOLDFAST_DATABASE_POOLER=transaction, and HOLDFAST_DATABASE_DIRECT_URL"
+
+
+def test_two_replicas_stream_chain_and_cancel_through_a_pooler(
+    database_url: str, start_pgbouncer: StartPgBouncer, start_server_on: StartServerOn, connect: Connect
+) -> None:
+    pooler = start_pgbouncer(database_url)
+    one = start_server_on(database_url, **PACED, **pooled(pooler))
+    other = start_server_on(database_url, **PACED, **pooled(pooler, database_url))
+    assert one.said().count("a pooler knows no LISTEN") == 1
+    assert "LISTEN" not in other.said()
+    with create(one.url, {"model": MODEL, "input": "Hello", "max_output_tokens": 30}) as stream:
+        first = stream.take(1)[0].json["response"]["id"]
+        with replay(other.url, first) as followed:
+            raw = followed.read()
+        assert stream.read() == raw
+    frames = parse(raw)
+    assert [frame.number for frame in frames] == list(range(len(frames)))
+    client = connect(other)
+    going = client.responses.create(
+        model=MODEL, input="Go on", previous_response_id=first, background=True, stream=False
+    )
+    assert httpx.post(f"{one.api}/responses/{going.id}/cancel").status_code == 200
+    eventually(lambda: client.responses.retrieve(going.id).status == "cancelled", within=10)
+
+
+def test_a_pooler_that_no_setting_names_is_recognised_and_commands_say_what_they_need(
+    database_url: str, start_pgbouncer: StartPgBouncer
+) -> None:
+    url = start_pgbouncer(database_url).url
+    refused = run_command("serve", database_url=url, engine="scripted")
+    assert (refused.returncode, ADVICE in refused.stderr) == (1, True), refused.stderr
+    url = start_pgbouncer(database_url, ignore_startup_parameters="options").url
+    dropped = run_command("keys", "list", database_url=url)
+    assert (dropped.returncode, "drops the settings of a session" in dropped.stderr) == (1, True)
+    assert ADVICE in dropped.stderr
+    settings = {"database_url": url, "database_pooler": "transaction"}
+    listed = run_command("keys", "list", **settings)
+    assert listed.returncode == 0, listed.stderr
+    shell = run_command("psql", **settings)
+    assert (shell.returncode, "needs a session of Postgres" in shell.stderr) == (1, True)
+    assert "Traceback" not in refused.stderr + dropped.stderr + shell.stderr
