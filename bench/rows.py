@@ -45,8 +45,18 @@ def read_model(connection: psycopg.Connection, response: UUID, previous: UUID | 
     return Model(response, previous, rows)
 
 
-def fill(connection: psycopg.Connection, first: Model, later: Model, chains: list[int]) -> list[list[UUID]]:
-    """Adds chains of responses of these lengths, a millisecond between them; the ids of each."""
+def fill(
+    connection: psycopg.Connection,
+    first: Model,
+    later: Model,
+    chains: list[int],
+    *,
+    apart: timedelta = timedelta(milliseconds=1),
+) -> list[list[UUID]]:
+    """Adds chains of responses of these lengths, so much time between them; the ids of each.
+
+    With no time between them all of a copy's times are its model's, as an audit wants them.
+    """
     place = _place_of_created_at(connection)
     began = datetime.fromisoformat(first.rows["responses"][0].split("\t")[place])
     ids = [[new_uuid() for _ in range(length)] for length in chains]
@@ -55,9 +65,9 @@ def fill(connection: psycopg.Connection, first: Model, later: Model, chains: lis
         rows: dict[str, list[str]] = {table: [] for table in TABLES}
         for response, previous in batch:
             number += 1
-            at = str(began + timedelta(milliseconds=number))
+            at = str(began + number * apart)
             for table, made in _copy(later if previous else first, response, previous).items():
-                if table == "responses":
+                if table == "responses" and apart:
                     made = [_with(line, place, at) for line in made]  # noqa: PLW2901
                 rows[table] += made
         for table, made in rows.items():

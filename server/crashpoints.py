@@ -33,6 +33,11 @@ CRASHPOINTS = frozenset(
         "purge.written",
         "purge.committed",
         "stream.frame",
+        "webhook.claim_written",
+        "webhook.claimed",
+        "webhook.sent",
+        "webhook.result_written",
+        "webhook.result_committed",
     }
 )
 """`written` is before a commit, `committed` after it; `stream.frame` is in the middle of a frame."""

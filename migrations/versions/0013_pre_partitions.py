@@ -17,10 +17,13 @@ from pathlib import Path
 import sqlalchemy as sa
 from alembic import context, op
 
+from server.store.schema.concurrent_indexes import create_index
+
 revision = "0013"
 down_revision = "0012"
 branch_labels = None
 depends_on = None
+lost_by_downgrade = ()
 
 KEYS = {
     "responses": "id",
@@ -61,21 +64,19 @@ FOLDER = Path(__file__).parent.parent
 def upgrade() -> None:
     with op.get_context().autocommit_block():
         _run(_sql("functions/partitions.sql"))
-        for table, key in KEYS.items():
-            if not _is_partitioned(table):
-                _prepare(table, key)
+    for table, key in KEYS.items():
+        if not _is_partitioned(table):
+            for name, definition in NEW_INDEXES.get(table, {}).items():
+                create_index(name, table, definition)
+            with op.get_context().autocommit_block():
+                _bound(table, key)
                 _swap(table, key)
 
 
-def _prepare(table: str, key: str) -> None:
-    """New indexes and the check of the keys' range on a table in use."""
-    _run("set lock_timeout = 0")  # nobody but other schema changes queues behind these
-    _run(_DROP_INVALID.replace("TABLE", table))
-    for name, definition in NEW_INDEXES.get(table, {}).items():
-        _run(f"create index concurrently if not exists {name} on {table} {definition}")
-    _run("set lock_timeout = '1s'")
+def _bound(table: str, key: str) -> None:
+    """The check of the keys' range on a table in use."""
     _run(_ADD_BOUND.replace("TABLE", table).replace("KEY", key))
-    _run("set lock_timeout = 0")
+    _run("set lock_timeout = 0")  # nobody but other schema changes queues behind the next statement
     _run(f"{_REPEATABLE}\nalter table {table} validate constraint holdfast_bound")
     _run("set lock_timeout = '1s'")
 
@@ -123,17 +124,6 @@ def _sql(path: str) -> str:
 
 _REPEATABLE = "-- squawk-ignore prefer-robust-stmts"
 """To validate a constraint again changes nothing."""
-
-_DROP_INVALID = """
-do $$
-declare broken regclass;
-begin
-    for broken in select indexrelid from pg_index where indrelid = 'TABLE'::regclass and not indisvalid loop
-        execute format('drop index %s', broken);
-    end loop;
-end $$
-"""
-"""Indexes whose concurrent build was broken off."""
 
 _ADD_BOUND = """
 do $$

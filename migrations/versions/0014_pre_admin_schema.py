@@ -23,12 +23,13 @@ lost_by_downgrade = ("usage_changes", "usage_days", "user_days", "refused_reques
 
 FOLDER = Path(__file__).parent.parent / "views"
 FILES = ("v_events", "responses", "usage", "health", "content", "storage", "comments")
-UNCOUNTED = "ix_usage_ledger_uncounted"
 OFTEN_CHANGED = {"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"}
 
 
 def upgrade() -> None:
-    create_index(UNCOUNTED, "usage_ledger", "(finished_at) where kind is null", partitioned=True)
+    create_index(
+        "ix_usage_ledger_uncounted", "usage_ledger", "(finished_at) where kind is null", partitioned=True
+    )
     op.add_column(
         "items", sa.Column("seconds", sa.Double(), comment="how long the call took that the server made")
     )
@@ -146,4 +147,4 @@ def downgrade() -> None:
     for table in ("refused_requests", "user_days", "usage_days", "usage_changes"):
         op.drop_table(table)
     op.drop_column("items", "seconds")
-    op.drop_index(UNCOUNTED, "usage_ledger")
+    op.drop_index("ix_usage_ledger_uncounted", "usage_ledger")

@@ -20,6 +20,7 @@ from server.cli import (
     tenants,
     trail,
     transfer,
+    webhooks,
 )
 from server.cli.command import add_command, print_status
 from server.configuration import environment, settings
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     prices.add_commands(commands)
     prompts.add_commands(commands)
     schema.add_commands(commands)
+    webhooks.add_commands(commands)
     audit.add_commands(commands)
     trail.add_commands(commands)
     database.add_purge(commands)

@@ -27,6 +27,7 @@ from server.configuration.setting_groups.process import CapacitySettings, Replic
 from server.configuration.setting_groups.storage import DatabaseSettings, StorageSettings
 from server.configuration.setting_groups.tokens import TokenSettings
 from server.configuration.setting_groups.tools import ImageSettings, ToolSettings
+from server.configuration.setting_groups.webhooks import WebhookSettings
 from server.errors import ConfigError
 
 PREFIX = "HOLDFAST_"
@@ -42,6 +43,7 @@ class Config(
     StorageSettings,
     ReplicaSettings,
     HttpSettings,
+    WebhookSettings,
     ImageSettings,
     ToolSettings,
     CapacitySettings,

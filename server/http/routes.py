@@ -33,6 +33,7 @@ from server.http.json_responses import json_response
 from server.http.openapi import Operation, Parameter
 from server.http.query_and_headers import INCLUDE, METADATA, PAGE
 from server.http.services import Handler, Services
+from server.http.webhook_routes import WEBHOOK_ROUTES
 from server.protocol import conversations as conversation
 from server.protocol import list_pages as pages
 from server.protocol.completions.objects import (
@@ -313,6 +314,7 @@ ROUTES: list[Operation[Handler]] = [
         operation_id="models.retrieve",
     ),
     *ADMIN_ROUTES,
+    *WEBHOOK_ROUTES,
     Operation(
         "GET /metrics",
         metrics.scrape,

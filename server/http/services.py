@@ -27,6 +27,7 @@ from server.store.disk_space import Disk
 from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
 from server.tracing.response_traces import ResponseTraces
+from server.webhooks.samples import Samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class Services:
     stall_watch: StallWatch
     """Measured stalls of the interpreter."""
     traces: ResponseTraces
+    samples: Samples
+    """Sends samples of webhooks."""
     limits: list[SharedLimit]
     """Those of the HTTP edge, which adds them."""
     started_at: int

@@ -127,6 +127,16 @@ def _overview_series(overview: ClusterOverview) -> Iterator[Metric]:
         "Connections to the database's server, those of other programs too.",
         overview.connections,
     )
+    yield gauge(
+        "holdfast_webhooks_pending",
+        "Webhooks that wait for an attempt, of all tenants.",
+        overview.webhooks.deliveries,
+    )
+    yield gauge(
+        "holdfast_webhooks_oldest_pending_seconds",
+        "How long ago the response ended whose webhook has waited longest.",
+        overview.webhooks.oldest_seconds,
+    )
     says = "The most connections that the database's server takes."
     yield gauge("holdfast_database_max_connections", says, overview.max_connections)
     yield gauge("holdfast_database_size_bytes", "The size of the database.", overview.database_bytes)

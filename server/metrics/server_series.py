@@ -21,6 +21,7 @@ from server.recovery.heartbeat import Heartbeat
 from server.store.database import Database
 from server.store.disk_space import Disk
 from server.supervised_thread import StallWatch, SupervisedThread
+from server.webhooks.sender import SendingStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class Observed:
     claimer: Claimer
     retention: Retention
     stall_watch: StallWatch
+    webhooks: SendingStats
     threads: Sequence[SupervisedThread]
     limits: Sequence[SharedLimit]
     """May grow until the first request."""
@@ -57,6 +59,7 @@ class ServerSeries(Collector):
         yield from self._delivery()
         yield from self._database()
         yield from self._recovery()
+        yield from self._webhooks()
         yield from self._process()
         yield from cluster_series(self._sampler)
 
@@ -132,6 +135,14 @@ class ServerSeries(Collector):
         yield counters("holdfast_given_up", says, ("background",), given_up.items())
         purged = self._observed.retention.purged.responses
         yield counter("holdfast_purged", "Responses that this replica has purged.", purged)
+
+    def _webhooks(self) -> Iterator[Metric]:
+        stats = self._observed.webhooks
+        attempts = [(("delivered",), stats.delivered), (("failed",), stats.failed)]
+        yield counters("holdfast_webhook_attempts", "Attempts to send webhooks.", ("outcome",), attempts)
+        says = "Webhooks that are not attempted any more."
+        yield counter("holdfast_webhooks_given_up", says, stats.given_up)
+        yield gauge("holdfast_webhook_attempts_under_way", "Webhooks being sent.", stats.under_way)
 
     def _process(self) -> Iterator[Metric]:
         stalls = self._observed.stall_watch.stalls

@@ -82,7 +82,7 @@ def trusted_authorities() -> ssl.SSLContext:
     return context
 
 
-class _CheckedNetwork(httpcore.AsyncNetworkBackend):
+class CheckedNetwork(httpcore.AsyncNetworkBackend):
     """Resolves, checks and connects to the checked address, so that DNS rebinding has no effect."""
 
     def __init__(self, allowed: AllowedAddresses, lookup: Lookup) -> None:
@@ -167,7 +167,7 @@ def fetch(
 async def _fetch(
     here: httpx.URL, allowed: AllowedAddresses, bounds: FetchLimits, lookup: Lookup
 ) -> FetchResult:
-    network = _CheckedNetwork(allowed, lookup)
+    network = CheckedNetwork(allowed, lookup)
     async with (
         asyncio.timeout(bounds.seconds + _OVERTIME_S),
         httpcore.AsyncConnectionPool(ssl_context=trusted_authorities(), network_backend=network) as pool,
@@ -316,7 +316,7 @@ class _CheckedTransport(httpx.AsyncHTTPTransport):
         super().__init__(verify=context, trust_env=False)
         # httpx has no parameter for the network backend. The parent's pool has no connections yet.
         self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=context, network_backend=_CheckedNetwork(allowed, lookup)
+            ssl_context=context, network_backend=CheckedNetwork(allowed, lookup)
         )
         self._allowed = allowed
         self._budget = budget

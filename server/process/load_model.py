@@ -1,5 +1,6 @@
 """Loads the configured model: folder, name, adapters, engine, model format and vocabulary."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.environment import tiktoken_folders
 from server.configuration.setting_groups.engine import REMOTE_ENGINES
 from server.configuration.settings import Config
-from server.configuration.shipped_files import model_folder
+from server.configuration.shipped_files import model_folder, name_of
 from server.errors import ConfigError
 from server.input_images.image_reader import ImageReader
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
@@ -18,6 +19,8 @@ from server.outbound_http.allowed_addresses import read_allowed
 from server.process.connect_engine import check_engine_settings, connect
 from server.process.open_database import data_dir
 from server.prompting.loaded_model import LoadedModel
+
+log = logging.getLogger("holdfast.serve")
 
 
 def load_model(
@@ -92,7 +95,7 @@ def _vocabulary_paths(config: Config) -> VocabularyPlaces:
 
 def model_name(config: Config) -> str:
     """The model's name for clients."""
-    return config.model_name or model_folder(config).name
+    return config.model_name or name_of(model_folder(config))
 
 
 def read_adapters(config: Config) -> tuple[tuple[str, Path], ...]:
@@ -161,3 +164,23 @@ def _load_scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnEn
     from server.process.scripted_model import scripted_engine
 
     return scripted_engine(config, folder, deliver, on_dead)
+
+
+def log_engine(what: str, engine: Engine) -> None:
+    """Logs the engine's figures at its start or its end."""
+    info, stats = engine.model_info, engine.stats()
+    log.info(
+        "the engine %s: context %d tokens, %d KV blocks, attention %s, decode %s; %d steps, %d prompt tokens "
+        "(%d cached), %d generated, %d preemptions, %d deaths",
+        what,
+        info.context_length,
+        stats.kv_blocks_total,
+        info.attention or "-",
+        info.decode or "-",
+        stats.steps,
+        stats.prompt_tokens,
+        stats.cached_tokens,
+        stats.tokens,
+        stats.preemptions,
+        stats.deaths,
+    )

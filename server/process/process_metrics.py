@@ -17,6 +17,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.recovery.heartbeat import Heartbeat
 from server.store.schema.upgrade import newest_revision
 from server.version import VERSION
+from server.webhooks.sender import SendingStats
 
 
 class ProcessMetrics:
@@ -32,7 +33,12 @@ class ProcessMetrics:
         self._listener: MetricsListener | None = None
 
     def start(
-        self, services: Services, heartbeat: Heartbeat, retention: Retention, scraped: socket.socket | None
+        self,
+        services: Services,
+        heartbeat: Heartbeat,
+        retention: Retention,
+        webhooks: SendingStats,
+        scraped: socket.socket | None,
     ) -> None:
         """Shows the state of these, and serves it on the listening socket `scraped` if there is one."""
         self._sampler = ClusterSampler(services.database, partial(unready_reason, services))
@@ -45,6 +51,7 @@ class ProcessMetrics:
             claimer=services.claimer,
             retention=retention,
             stall_watch=services.stall_watch,
+            webhooks=webhooks,
             threads=(*services.threads, self._sampler.thread),
             limits=services.limits,
             lease_seconds=self._config.lease_seconds,

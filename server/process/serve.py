@@ -25,9 +25,12 @@ from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess, make_mcp_servers
 from server.store.database import Database
+from server.webhooks.door import allowed_receivers
 
 log = logging.getLogger("holdfast.serve")
 
+FIRST_KEY_SECONDS = 15.0
+"""How long a key is waited for after the schema: who has just made the schema makes a first key next."""
 SEND_BUFFER_BYTES = 128 * 1024
 """SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
 
@@ -40,6 +43,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     model_name(config)  # these raise ConfigError before anything is started
     read_adapters(config)
     make_mcp_servers(config)
+    allowed_receivers(config)
     certificate = _read_certificate(config)
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
@@ -47,13 +51,14 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         listener = stack.enter_context(listening_socket(config))
         runner = stack.enter_context(asyncio.Runner())
         opened.check_sessions()
-        if not opened.is_ready() and not await_schema(config, opened, listener, runner, certificate):
+        is_waiting = not opened.is_ready()
+        if is_waiting and not await_schema(config, opened, listener, runner, certificate):
             return 0
         threads = max(config.database_connections, MIN_CONNECTIONS)
         database = opened.connect(threads, strict=config.durability == "strict")
         stack.callback(database.close)
         config = _with_possible_delivery(config, database)
-        require_key(config, database)
+        require_key(config, database, patience=FIRST_KEY_SECONDS if is_waiting else 0.0)
         scraped = None
         if config.metrics_port is not None:
             scraped = stack.enter_context(bind(config.metrics_host, config.metrics_port))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from engine.request import Engine
 from server.admission.admit import Admission
 from server.configuration.settings import Config, changed_settings, without_password
 from server.delivery.follower import Follower
@@ -37,9 +36,11 @@ from server.metrics.refused_requests import RefusalWriter
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.ended_keys import EndedKeys
-from server.process.load_model import load_model
+from server.process.key_required import needs_key
+from server.process.load_model import load_model, log_engine
 from server.process.open_database import OpenDatabase
 from server.process.process_metrics import ProcessMetrics
+from server.process.ready_lines import ready_lines
 from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
 from server.quotas.rate_limits import RateLimits
@@ -60,6 +61,9 @@ from server.tool_loop import ToolLoop
 from server.tracing.open_tracer import open_tracer
 from server.tracing.response_traces import ResponseTraces
 from server.version import VERSION
+from server.webhooks.door import Door, allowed_receivers
+from server.webhooks.samples import Samples
+from server.webhooks.sender import WebhookSender
 
 log = logging.getLogger("holdfast.serve")
 
@@ -128,13 +132,17 @@ class ServerProcess:
         self._retention = Retention(database, opened.disk, config, self._replica)
         self._connections = OpenConnections()
         self._ended_keys = EndedKeys(database, self._recorder, self._connections, self._cancel)
+        self._door = Door(model.seal, allowed_receivers(config), config.webhook_seconds)
+        self._webhooks = WebhookSender(database, self._replica, self._door, config.webhook_retry_seconds)
         self._refusals = RefusalWriter(database, self._events.refused)
         of_keys = (self._rates, self._ended_keys, self._refusals)
-        workers = (self._notifier, self._follower, self._heartbeat, self._retention, self._claimer, *of_keys)
+        of_responses = (self._retention, self._claimer, self._webhooks)
+        workers = (self._notifier, self._follower, self._heartbeat, *of_responses, *of_keys)
         self._services = self._make_services(model, hub, opened, tuple(worker.thread for worker in workers))
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
             starting.start()
-        self._metrics.start(self._services, self._heartbeat, self._retention, scraped)
+        sending = self._webhooks.stats
+        self._metrics.start(self._services, self._heartbeat, self._retention, sending, scraped)
 
     def _make_tool_loop(self) -> ToolLoop:
         return ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call, self._traces)
@@ -144,7 +152,7 @@ class ServerProcess:
             model = load_model(
                 self._config, self._deliver, self._say, self._engine_died, self._traces.trace_parent_of
             )
-        _log_engine("starts", model.engine)
+        log_engine("starts", model.engine)
         return replace(model, seal=load_seal_keys(self._config, self._database))
 
     def _make_recorder(self, model: LoadedModel, hub: Hub) -> Recorder:
@@ -213,6 +221,7 @@ class ServerProcess:
             threads=threads,
             stall_watch=self._stall_watch,
             traces=self._traces,
+            samples=Samples(self._door),
             connections=self._connections,
             limits=[],
             started_at=int(time.time()),
@@ -265,12 +274,13 @@ class ServerProcess:
         self._metrics.stop()
         self._claimer.stop()
         self._engine.close(drain=False)
-        _log_engine("ends", self._engine)
+        log_engine("ends", self._engine)
         self._tool_loop.close()
         self._mcp.close()
         self._retention.stop()
         self._ended_keys.stop()
         self._recorder.stop(FINAL_WRITE_SECONDS)
+        self._webhooks.stop()
         self._rates.stop()
         self._refusals.stop()
         self._heartbeat.stop()
@@ -322,6 +332,8 @@ class ServerProcess:
         self._tool_loop.on_committed(updates)
         self._rates.on_committed(updates)
         self._events.committed(updates)
+        if any(update.run.ending is not None for update in updates):
+            self._webhooks.response_ended()
 
     def _cancel(self, response: UUID) -> None:
         self._tool_loop.cancel(response)
@@ -334,16 +346,15 @@ class ServerProcess:
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         scheme = "http" if self._certificate is None else "https"
-        shown = f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"
-        name = self._services.model.name
-        if not self._config.serves_api:
-            self._say(f"Ready: a worker for {name}, health at {shown}:{port}/health/ready .\n")
-            return
-        self._say(f"Ready: {name} at {shown}:{port}/v1 . Try:\n")
-        self._say(
-            f"  curl {shown}:{port}/v1/responses -H 'Content-Type: application/json'"
-            f""" -d '{{"model": "{name}", "input": "Hello!"}}'\n"""
-        )
+        for line in ready_lines(
+            self._services.model.name,
+            scheme,
+            host,
+            port,
+            serves_api=self._config.serves_api,
+            needs_key=needs_key(self._config, self._database),
+        ):
+            self._say(line)
 
     def _fenced(self) -> None:
         """Called by any thread when this replica was fenced or a supervised thread gave up."""
@@ -362,23 +373,3 @@ class ServerProcess:
 def _record(connection: Connection, action: str, replica: UUID, details: Mapping[str, object]) -> None:
     """Adds the start or the end of this process to the audit trail."""
     audit_trail.record(connection, f"server:{replica}", action, target=str(replica), details=details)
-
-
-def _log_engine(what: str, engine: Engine) -> None:
-    """Logs the engine's figures at its start or its end."""
-    info, stats = engine.model_info, engine.stats()
-    log.info(
-        "the engine %s: context %d tokens, %d KV blocks, attention %s, decode %s; %d steps, %d prompt tokens "
-        "(%d cached), %d generated, %d preemptions, %d deaths",
-        what,
-        info.context_length,
-        stats.kv_blocks_total,
-        info.attention or "-",
-        info.decode or "-",
-        stats.steps,
-        stats.prompt_tokens,
-        stats.cached_tokens,
-        stats.tokens,
-        stats.preemptions,
-        stats.deaths,
-    )

@@ -59,6 +59,30 @@ def parse_conversation_id(text: str) -> UUID | None:
     return _parse("conv", text)
 
 
+def webhook_endpoint_id(uuid: UUID) -> str:
+    return f"we_{uuid.hex}"
+
+
+def parse_webhook_endpoint_id(text: str) -> UUID | None:
+    """The UUID of a webhook endpoint's id that this server could have made, else None."""
+    return _parse("we", text)
+
+
+def webhook_id(uuid: UUID) -> str:
+    """The `webhook-id` of a delivery, the same in each of its attempts."""
+    return f"wh_{uuid.hex}"
+
+
+def parse_webhook_id(text: str) -> UUID | None:
+    """The UUID of a delivery's id that this server could have made, else None."""
+    return _parse("wh", text)
+
+
+def event_id(uuid: UUID) -> str:
+    """The id of the event that webhooks report."""
+    return f"evt_{uuid.hex}"
+
+
 def completion_id(uuid: UUID) -> str:
     return f"chatcmpl-{uuid.hex}"
 

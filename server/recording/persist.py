@@ -1,4 +1,4 @@
-"""Writes the updates of runs: log rows, and with the last the end, items, usage, expiry. Reads logs back.
+"""Writes the updates of runs: log rows, and with the last the end, items, usage, webhooks. Reads logs back.
 
 What writes runs within the transaction of the recorder or the side writer, after the fence.
 """
@@ -23,6 +23,7 @@ from server.store.content.responses import Owner, ResponseKey
 from server.store.content.stored_items import NewItem
 from server.store.database import Connection, commit_synchronously
 from server.store.log_append import NewLogRow
+from server.store.webhooks import outbox
 
 _UNSTORED = timedelta(minutes=10)
 """How long a background response with `store: false` can be read after its end; OpenAI's value."""
@@ -51,6 +52,7 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
     for run in ended:
         if run.ending is not None:
             _write_end(connection, replica, run, run.ending, outputs.get(run.facts.id, ()))
+    outbox.enqueue(connection, [_key(run) for run in ended if run.stored])
     if released := [update for update in updates if update.released and update.run.ending is None]:
         for engine_died in (False, True):
             keys = [_key(update.run) for update in released if update.engine_died is engine_died]

@@ -23,7 +23,7 @@ from server.configuration.settings import Config
 from server.store.administration import stored_keys
 from server.store.database import Connection, Database
 
-Purpose = Literal["reasoning", "compaction", "context"]
+Purpose = Literal["reasoning", "compaction", "context", "webhook"]
 TagPurpose = Literal["approval", "session", "tenant"]
 KEY_BYTES = 32
 TAG_BYTES = 16

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from time import monotonic
@@ -32,7 +33,7 @@ from tests.support.server_process import MODEL, REPOSITORY, ServerProcess, run_c
 
 RESPONSES = 100_000
 CHAINS = 1_000
-"""Of ten turns each, among them."""
+"""Of two turns each, among them."""
 TRIES = 3
 """Times that the upgrade must have tried to lock a table while the dump and the reader are in its way."""
 PATIENCE_S = 120.0
@@ -113,8 +114,9 @@ def fill_database(url: str, server: ServerProcess) -> None:
     assert first is not None
     assert later is not None
     with psycopg.connect(url, autocommit=True) as connection:
-        lengths = [10] * CHAINS + [1] * (RESPONSES - 10 * CHAINS)
-        fill(connection, read_model(connection, first), read_model(connection, later, first), lengths)
+        lengths = [2] * CHAINS + [1] * (RESPONSES - 2 * CHAINS)
+        models = read_model(connection, first), read_model(connection, later, first)
+        fill(connection, *models, lengths, apart=timedelta(0))
         connection.execute("vacuum analyze")
 
 

@@ -107,6 +107,7 @@ TESTS = {
 
 OTHER = {
     "migrations": "the schema, step by step, by Alembic",
+    "migrations/functions": "functions of the schema, in SQL",
     "migrations/versions": "one file a step of the schema",
     "migrations/views": "the views that migrations create",
     "migrations/views/admin": "the schema `admin`: views for people, and comments on all columns",

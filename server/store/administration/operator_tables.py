@@ -1,4 +1,4 @@
-"""Tables of operators: keys, tenants, prices, limits, spending, the usage ledger, the audit trail."""
+"""Tables of operators: keys, tenants, prices, limits, spending, usage, the audit trail, webhooks."""
 
 from sqlalchemy import (
     ARRAY,
@@ -158,8 +158,8 @@ usage_ledger = Table(
     Column("background", Boolean),
     Column("attempt", Integer, comment="how many replicas ran it"),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
-    Index("ix_usage_ledger_uncounted", "finished_at", postgresql_where=text("kind is null")),
     Index("ix_usage_ledger_time", "finished_at"),
+    Index("ix_usage_ledger_uncounted", "finished_at", postgresql_where=text("kind is null")),
     postgresql_partition_by="range (response_id)",
 )
 """Entries without `kind` are of a release before 0012, and not counted in `usage_days` yet."""
@@ -287,6 +287,70 @@ schema_compatibility = Table(
     Column("release", Text, nullable=False, comment="the release that applied it"),
     time_column("applied_at", required=True, comment="when it was applied"),
     comment="a row for each migration that has run, from the one on that made this table",
+)
+
+webhook_endpoints = Table(
+    "webhook_endpoints",
+    metadata,
+    Column("tenant", Text, primary_key=True, comment="whose it is"),
+    Column("id", Uuid, primary_key=True, comment="a UUIDv7; the API shows it as wh_ and its digits"),
+    Column("name", Text, nullable=False, comment="what its maker called it"),
+    Column("url", Text, nullable=False, comment="where events are sent"),
+    Column("event_types", ARRAY(Text), nullable=False, comment="which events it gets"),
+    Column(
+        "all_responses",
+        Boolean,
+        nullable=False,
+        server_default="false",
+        comment="events of every stored response; otherwise of background responses",
+    ),
+    Column("secret", Text, nullable=False, comment="sealed with the server's seal key"),
+    Column("old_secret", Text, comment="sealed; signs, too, until old_secret_until"),
+    time_column("old_secret_until", comment="until when the old secret signs, too"),
+    time_column("created_at", required=True, comment="when it was made"),
+    time_column("updated_at", required=True, comment="when it was changed last"),
+    time_column("disabled_at", comment="when it was switched off"),
+    Column("disabled_reason", Text, comment="why"),
+    UniqueConstraint("id"),
+    comment="where the server reports the ends of a tenant's responses",
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("tenant", Text, primary_key=True, comment="whose it is"),
+    Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()"), comment="random"),
+    Column("endpoint_id", Uuid, nullable=False, comment="the endpoint that gets it"),
+    Column("event_id", Uuid, nullable=False, comment="the same for every endpoint of the tenant"),
+    Column("response_id", Uuid, nullable=False, comment="the response that ended"),
+    Column("type", Text, nullable=False, comment="such as response.completed"),
+    time_column("created_at", required=True, comment="when the response ended"),
+    Column("attempts", Integer, nullable=False, server_default="0", comment="how many were made"),
+    Column(
+        "next_attempt_at",
+        DateTime(timezone=True),
+        comment="while claimed: when the claim ends; null: no further attempt",
+    ),
+    Column("give_up_at", DateTime(timezone=True), nullable=False, comment="from when on no attempt is made"),
+    time_column("last_attempt_at", comment="when the last attempt was made"),
+    Column("last_status", Integer, comment="HTTP status of the last answer; null without one"),
+    Column("last_error", Text, comment="why the last attempt failed"),
+    time_column("delivered_at", comment="when the endpoint took it"),
+    time_column("given_up_at", comment="when the last attempt was given up"),
+    Index(
+        "ix_webhook_deliveries_due",
+        "endpoint_id",
+        "next_attempt_at",
+        postgresql_where=text("next_attempt_at is not null"),
+    ),
+    Index("ix_webhook_deliveries_created_at", "tenant", text("created_at desc"), "id"),
+    Index(
+        "ix_webhook_deliveries_ended",
+        text("coalesce(delivered_at, given_up_at)"),
+        postgresql_where=text("next_attempt_at is null"),
+    ),
+    comment="the outbox of webhooks: written in the transaction of a response's end",
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
 )
 
 describe(metadata)

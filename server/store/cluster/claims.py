@@ -16,6 +16,7 @@ from server.store.content import deletion, responses
 from server.store.content.responses import ResponseKey, StoredResponse, read_rows
 from server.store.database import Database, commit_synchronously
 from server.store.database_errors import DatabaseError, OwnershipLost, TransientError
+from server.store.webhooks import outbox
 
 _UNOWNED = "replica_id is null and status in ('queued', 'in_progress')"
 _SET_OWNER = """
@@ -256,6 +257,8 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
         _try_compact(connection, tenant, id_)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, tenant, id_)
+        else:
+            outbox.enqueue(connection, [ResponseKey(tenant, id_)])
     return True
 
 

@@ -1,9 +1,11 @@
-"""The state of the whole cluster, for metrics: unfinished responses, replicas, overdue purges, sizes."""
+"""The state of the cluster, for metrics: unfinished responses, replicas, overdue purges, sizes, webhooks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
+
+from server.store.webhooks import outbox
 
 MAX_COUNTED = 100_000
 """Unfinished responses that are counted one by one."""
@@ -57,6 +59,7 @@ class ClusterOverview:
     """Open connections to the database's server, those of other programs included."""
     max_connections: int
     database_bytes: int
+    webhooks: outbox.Pending
 
 
 def read_overview(connection: Connection) -> ClusterOverview:
@@ -73,4 +76,5 @@ def read_overview(connection: Connection) -> ClusterOverview:
         connections=int(connections or 0),
         max_connections=max_connections,
         database_bytes=size,
+        webhooks=outbox.read_pending(connection),
     )

@@ -30,7 +30,8 @@ def create_index(
     kind = "unique index" if unique else "index"
     with context.autocommit_block():
         if context.as_sql:
-            op.execute(_offline(kind, name, table, definition, partitioned=partitioned))
+            statement = _offline(kind, name, table, definition, partitioned=partitioned)
+            context.impl.static_output(f"{statement};\n")
             return
         seconds = context.opts.get("lock_seconds") or _DEFAULT_LOCK_SECONDS
         build = _Build(op.get_bind(), kind, definition, lock_seconds=seconds)
@@ -54,7 +55,8 @@ def partition_index_name(name: str, partition: str) -> str:
 def _offline(kind: str, name: str, table: str, definition: str, *, partitioned: bool) -> str:
     """One statement. On a partitioned table it is not concurrent: which partitions there are is not known."""
     how = "" if partitioned else "concurrently "
-    return f"create {kind} {how}if not exists {name} on {table} {definition}"
+    mark = "-- squawk-ignore require-concurrent-index-creation\n" if partitioned else ""
+    return f"{mark}create {kind} {how}if not exists {name} on {table} {definition}"
 
 
 class _Build:
@@ -104,4 +106,5 @@ class _Build:
         return found
 
     def _execute(self, statement: str) -> None:
-        self._connection.exec_driver_sql(statement)
+        """Runs it as it is: other ways would read `%` and `:` in it."""
+        self._connection.exec_driver_sql(statement, execution_options={"no_parameters": True})

@@ -1,0 +1,163 @@
+"""Webhook endpoints: create, update, rotate, delete, redeliver. Each change adds its audit entry.
+
+Audit entries name an endpoint's host: the path and query of a URL may hold a receiver's secrets.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from server.administration import checks
+from server.administration.actor import Actor
+from server.errors import InvalidRequest, NotFound
+from server.outbound_http.allowed_addresses import (
+    AllowedAddresses,
+    Refused,
+    check_url,
+    host_and_port,
+    read_url,
+)
+from server.protocol.ids import new_uuid, parse_webhook_endpoint_id, parse_webhook_id, webhook_endpoint_id
+from server.sealing.cipher import Seal
+from server.store.database import Connection
+from server.store.webhooks import delivery_lists, endpoints
+from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
+from server.webhooks.messages import EVENT_TYPES, make_secret
+
+MAX_ENDPOINTS = 16
+"""Of one tenant."""
+MAX_OVERLAP = timedelta(days=7)
+"""The most time for which the secret before a rotation signs, too."""
+MAX_REDELIVERED = 1000
+"""Deliveries of one request to attempt again all that were given up."""
+BY_OPERATOR = "It was disabled by its owner or an operator."
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointWithSecret:
+    """An endpoint and its new secret, which is shown once."""
+
+    stored: StoredEndpoint
+    secret: str
+
+
+def create_endpoint(
+    connection: Connection,
+    actor: Actor,
+    seal: Seal,
+    allowed: AllowedAddresses,
+    tenant: str,
+    properties: EndpointProperties,
+) -> EndpointWithSecret:
+    """A new endpoint of a tenant. Raises InvalidRequest."""
+    checks.check_tenant(tenant)
+    host = _check(properties, allowed)
+    endpoints.lock_tenant(connection, tenant)
+    if endpoints.count(connection, tenant) >= MAX_ENDPOINTS:
+        raise InvalidRequest(f"A tenant has at most {MAX_ENDPOINTS} webhook endpoints; delete one first.")
+    endpoint, secret = new_uuid(), make_secret()
+    sealed = _sealed(seal, tenant, endpoint, secret)
+    stored = endpoints.insert_endpoint(connection, tenant, endpoint, properties, sealed)
+    details = {"host": host, "all_responses": properties.all_responses}
+    actor.record(connection, "webhook.create", tenant, webhook_endpoint_id(endpoint), details)
+    return EndpointWithSecret(stored, secret)
+
+
+def update_endpoint(
+    connection: Connection,
+    actor: Actor,
+    allowed: AllowedAddresses,
+    endpoint: StoredEndpoint,
+    change: Callable[[EndpointProperties], EndpointProperties],
+    *,
+    enabled: bool | None = None,
+) -> StoredEndpoint:
+    """The locked endpoint after the change; `enabled` enables or disables it. Raises InvalidRequest."""
+    before, after = endpoint.properties, change(endpoint.properties)
+    details: dict[str, object] = {}
+    if after != before:
+        details["host"] = _check(after, allowed)
+        details["changed"] = sorted(
+            name
+            for name in EndpointProperties.__dataclass_fields__
+            if getattr(after, name) != getattr(before, name)
+        )
+        endpoints.set_properties(connection, endpoint.id, after)
+    if enabled is not None and enabled == (endpoint.disabled_at is not None):
+        details["enabled"] = enabled
+        endpoints.set_disabled(connection, endpoint.id, None if enabled else BY_OPERATOR)
+    if details:
+        actor.record(connection, "webhook.update", endpoint.tenant, webhook_endpoint_id(endpoint.id), details)
+    stored = endpoints.get(connection, endpoint.id)
+    assert stored is not None
+    return stored
+
+
+def rotate_secret(
+    connection: Connection, actor: Actor, seal: Seal, endpoint: StoredEndpoint, overlap: timedelta
+) -> EndpointWithSecret:
+    """Gives the locked endpoint a new secret; for `overlap` events are signed with both.
+
+    Raises InvalidRequest.
+    """
+    if not timedelta(0) <= overlap <= MAX_OVERLAP:
+        raise InvalidRequest(f"overlap is from 0 to {MAX_OVERLAP.days} days.", param="overlap")
+    secret = make_secret()
+    sealed = _sealed(seal, endpoint.tenant, endpoint.id, secret)
+    endpoints.rotate_secret(connection, endpoint.id, sealed, overlap)
+    details = {"overlap_seconds": int(overlap.total_seconds())}
+    actor.record(connection, "webhook.rotate", endpoint.tenant, webhook_endpoint_id(endpoint.id), details)
+    stored = endpoints.get(connection, endpoint.id)
+    assert stored is not None
+    return EndpointWithSecret(stored, secret)
+
+
+def delete_endpoint(connection: Connection, actor: Actor, endpoint: StoredEndpoint) -> None:
+    """Deletes the locked endpoint; what waits for it is given up."""
+    endpoints.delete_endpoint(connection, endpoint.id)
+    actor.record(connection, "webhook.delete", endpoint.tenant, webhook_endpoint_id(endpoint.id), {})
+
+
+def redeliver(connection: Connection, actor: Actor, endpoint: StoredEndpoint, delivery: str | None) -> int:
+    """Has a delivery attempted again, or without one the newest that were given up; returns how many.
+
+    Raises NotFound.
+    """
+    chosen = None if delivery is None else parse_webhook_id(delivery)
+    count = 0
+    if delivery is None or chosen is not None:
+        count = delivery_lists.redeliver(connection, endpoint.tenant, endpoint.id, chosen, MAX_REDELIVERED)
+    if delivery is not None and count == 0:
+        raise NotFound(f"There is no delivery {delivery[:100]!r} of this webhook endpoint.")
+    details = {"deliveries": count}
+    actor.record(connection, "webhook.redeliver", endpoint.tenant, webhook_endpoint_id(endpoint.id), details)
+    return count
+
+
+def find(connection: Connection, text: str, tenant: str | None, *, lock: bool = False) -> StoredEndpoint:
+    """The endpoint with that id, of the tenant if one is given. Raises NotFound."""
+    endpoint = parse_webhook_endpoint_id(text)
+    stored = None if endpoint is None else endpoints.get(connection, endpoint, tenant, lock=lock)
+    if stored is None:
+        raise NotFound(f"There is no webhook endpoint {text[:100]!r}.")
+    return stored
+
+
+def _sealed(seal: Seal, tenant: str, endpoint: UUID, secret: str) -> str:
+    return seal.seal("webhook", tenant, webhook_endpoint_id(endpoint), secret)
+
+
+def _check(properties: EndpointProperties, allowed: AllowedAddresses) -> str:
+    """The URL's host. Raises InvalidRequest for properties that an endpoint cannot have."""
+    checks.check_text(properties.name, "name")
+    if not properties.name:
+        raise InvalidRequest("name must not be empty.", param="name")
+    if not properties.event_types or not properties.event_types <= set(EVENT_TYPES):
+        raise InvalidRequest(f"event_types are one or more of {', '.join(EVENT_TYPES)}.", param="event_types")
+    try:
+        url = read_url(properties.url)
+        check_url(url, allowed)
+    except Refused as refusal:
+        raise InvalidRequest(str(refusal), param="url") from None
+    return host_and_port(url)[0]

@@ -1,0 +1,224 @@
+"""`holdfast webhooks`: endpoints of webhooks, their secrets and samples; lists and repeats deliveries."""
+
+import argparse
+from dataclasses import replace
+from datetime import timedelta
+
+import msgspec
+
+from server.administration import webhooks
+from server.administration.webhook_objects import delivery_object, endpoint_object
+from server.caller import DEFAULT_TENANT
+from server.cli.command import (
+    Run,
+    Subcommands,
+    add_command,
+    add_group,
+    current_database,
+    print_result,
+    print_status,
+)
+from server.cli.option_types import (
+    add_option,
+    changed,
+    count,
+    duration,
+    names,
+    option_value,
+    refusals_as_sentences,
+    this_user,
+)
+from server.configuration import settings
+from server.configuration.settings import Config
+from server.protocol.ids import response_id, webhook_endpoint_id, webhook_id
+from server.sealing.cipher import load_seal_keys
+from server.store.webhooks import delivery_lists, endpoints
+from server.store.webhooks.delivery_lists import StoredDelivery
+from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
+from server.webhooks.door import Door, allowed_receivers
+from server.webhooks.messages import EVENT_TYPES
+from server.webhooks.samples import Samples
+
+_MAX_LISTED = 1000
+
+
+def add_commands(commands: Subcommands) -> None:
+    group = add_group(commands, "webhooks", "webhook endpoints")
+    create = add_command(group, "create", "make an endpoint and show its secret, once", _create)
+    create.add_argument("url")
+    create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose it is (default: %(default)s)")
+    _add_properties(create)
+    listing = add_command(group, "list", "list endpoints", _list)
+    listing.add_argument("--tenant")
+    listing.add_argument("--json", action="store_true", help="a line of JSON for each endpoint")
+    update = _of_endpoint(group, "update", "change an endpoint; what is not given stays", _update)
+    add_option(update, "--url")
+    _add_properties(update)
+    add_option(
+        update,
+        "--enabled",
+        action=argparse.BooleanOptionalAction,
+        help="enable an endpoint that was disabled, or disable it",
+    )
+    rotate = _of_endpoint(group, "rotate", "replace an endpoint's secret by a new one, shown once", _rotate)
+    rotate.add_argument(
+        "--overlap",
+        type=duration,
+        default=timedelta(hours=24),
+        help="how long events are signed with the old secret, too (default: 24h)",
+    )
+    _of_endpoint(group, "delete", "delete an endpoint; what waits for it is given up", _delete)
+    sample = _of_endpoint(group, "test", "send a sample to an endpoint and show its answer", _test)
+    sample.add_argument("--event", choices=EVENT_TYPES, default=EVENT_TYPES[0])
+    deliveries = _of_endpoint(group, "deliveries", "list the newest deliveries of an endpoint", _deliveries)
+    deliveries.add_argument("--state", choices=delivery_lists.STATES)
+    deliveries.add_argument("--limit", type=count, default=100, help=f"(default: 100, at most {_MAX_LISTED})")
+    deliveries.add_argument("--json", action="store_true", help="a line of JSON for each delivery")
+    again = _of_endpoint(group, "redeliver", "deliver again what was given up, or one delivery", _redeliver)
+    again.add_argument("delivery_id", nargs="?", help="default: the newest of those that were given up")
+    for command in (create, update, sample):
+        for name in ("webhook_hosts", "webhook_seconds"):
+            setting = next(one for one in settings.settings() if one.name == name)
+            command.add_argument(setting.flag, dest=name, metavar="X", help="as the server's setting")
+
+
+def _of_endpoint(group: Subcommands, name: str, says: str, run: Run) -> argparse.ArgumentParser:
+    command = add_command(group, name, says, run)
+    command.add_argument("endpoint_id", help="such as we_0190…; `holdfast webhooks list` shows it")
+    return command
+
+
+def _add_properties(command: argparse.ArgumentParser) -> None:
+    add_option(command, "--name", help="a note for yourself; default: the URL's host")
+    add_option(
+        command,
+        "--events",
+        dest="event_types",
+        type=names,
+        help=f"of {', '.join(EVENT_TYPES)}, with commas between; default: all",
+    )
+    add_option(
+        command,
+        "--all-responses",
+        action=argparse.BooleanOptionalAction,
+        help="report every stored response, and not background responses alone",
+    )
+
+
+def _create(config: Config, options: argparse.Namespace) -> int:
+    properties = EndpointProperties(url=options.url, event_types=frozenset(EVENT_TYPES))
+    properties = changed(properties, options)
+    if not properties.name:
+        properties = replace(properties, name=options.url.partition("://")[2].partition("/")[0][:100] or "-")
+    with current_database(config) as (database, _), refusals_as_sentences():
+        seal = load_seal_keys(config, database)
+        with database.begin() as connection:
+            made = webhooks.create_endpoint(
+                connection, this_user(), seal, allowed_receivers(config), options.tenant, properties
+            )
+        _show_secret("is made", made)
+    return 0
+
+
+def _show_secret(what: str, made: webhooks.EndpointWithSecret) -> None:
+    endpoint = webhook_endpoint_id(made.stored.id)
+    print_status(f"Endpoint {endpoint} of tenant {made.stored.tenant} {what}; its secret is shown this once:")
+    print_result(made.secret)
+
+
+def _list(config: Config, options: argparse.Namespace) -> int:
+    with current_database(config) as (database, _), database.begin() as connection:
+        found = endpoints.list_all(connection, options.tenant)
+    for endpoint in found:
+        print_result(_json(endpoint_object(endpoint)) if options.json else _described(endpoint))
+    return 0
+
+
+def _json(shown: msgspec.Struct) -> str:
+    return msgspec.json.encode(shown).decode()
+
+
+def _described(endpoint: StoredEndpoint) -> str:
+    chosen = endpoint.properties
+    state = "enabled" if endpoint.disabled_at is None else f"disabled: {endpoint.disabled_reason}"
+    which = "all responses" if chosen.all_responses else "background responses"
+    events = ",".join(sorted(one.removeprefix("response.") for one in chosen.event_types))
+    made = f"made {endpoint.created_at:%Y-%m-%d}"
+    columns = (webhook_endpoint_id(endpoint.id), endpoint.tenant, made, chosen.name, chosen.url, which)
+    return "\t".join((*columns, events, state))
+
+
+def _update(config: Config, options: argparse.Namespace) -> int:
+    with current_database(config) as (database, _), refusals_as_sentences():
+        with database.begin() as connection:
+            stored = webhooks.update_endpoint(
+                connection,
+                this_user(),
+                allowed_receivers(config),
+                webhooks.find(connection, options.endpoint_id, None, lock=True),
+                lambda properties: changed(properties, options),
+                enabled=option_value(options, "enabled"),
+            )
+        print_status(_described(stored))
+    return 0
+
+
+def _rotate(config: Config, options: argparse.Namespace) -> int:
+    with current_database(config) as (database, _), refusals_as_sentences():
+        seal = load_seal_keys(config, database)
+        with database.begin() as connection:
+            stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
+            made = webhooks.rotate_secret(connection, this_user(), seal, stored, options.overlap)
+        _show_secret("has a new secret", made)
+    return 0
+
+
+def _delete(config: Config, options: argparse.Namespace) -> int:
+    with current_database(config) as (database, _), refusals_as_sentences():
+        with database.begin() as connection:
+            stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
+            webhooks.delete_endpoint(connection, this_user(), stored)
+        print_status(f"Endpoint {options.endpoint_id} is deleted.")
+    return 0
+
+
+def _test(config: Config, options: argparse.Namespace) -> int:
+    with current_database(config) as (database, _), refusals_as_sentences():
+        door = Door(load_seal_keys(config, database), allowed_receivers(config), config.webhook_seconds)
+        with database.begin() as connection:
+            stored = webhooks.find(connection, options.endpoint_id, None)
+            sealed = endpoints.sealed_secrets(connection, stored.id)
+        status = Samples(door).send(stored, sealed, options.event)
+        print_result(f"HTTP status {status}")
+    return 0 if 200 <= status < 300 else 1
+
+
+def _deliveries(config: Config, options: argparse.Namespace) -> int:
+    most = min(options.limit, _MAX_LISTED)
+    with (
+        current_database(config) as (database, _),
+        refusals_as_sentences(),
+        database.begin() as connection,
+    ):
+        stored = webhooks.find(connection, options.endpoint_id, None)
+        of_endpoint = (stored.tenant, stored.id, options.state, None, most)
+        found = delivery_lists.list_page(connection, *of_endpoint, newest_first=True)[:most]
+    for delivery in found:
+        print_result(_json(delivery_object(delivery)) if options.json else _described_delivery(delivery))
+    return 0
+
+
+def _described_delivery(delivery: StoredDelivery) -> str:
+    attempts = f"{delivery.attempts} attempts"
+    columns = [webhook_id(delivery.id), f"{delivery.created_at:%Y-%m-%d %H:%M:%S}", delivery.type]
+    columns += [response_id(delivery.response_id), delivery.state, attempts, delivery.last_error or ""]
+    return "\t".join(columns).rstrip()
+
+
+def _redeliver(config: Config, options: argparse.Namespace) -> int:
+    with current_database(config) as (database, _), refusals_as_sentences():
+        with database.begin() as connection:
+            stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
+            deliveries = webhooks.redeliver(connection, this_user(), stored, options.delivery_id)
+        print_status(f"{deliveries} are delivered again.")
+    return 0

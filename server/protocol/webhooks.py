@@ -1,0 +1,144 @@
+"""Webhook endpoints and deliveries as objects of the API, and requests about them. Times are Unix seconds.
+
+Endpoints, their secrets and samples are OpenAI's; `tenant`, `all_responses`, `disabled_reason`, `enabled` and
+deliveries are this server's own.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from server.protocol.administration.objects import Identified
+from server.protocol.administration.requests import Name, TenantName
+from server.protocol.list_pages import Page
+
+MAX_URL = 2048
+EventType = Literal["response.completed", "response.failed", "response.cancelled", "response.incomplete"]
+EventTypes = Annotated[list[EventType], Meta(min_length=1, max_length=4)]
+Url = Annotated[str, Meta(min_length=1, max_length=MAX_URL)]
+State = Literal["pending", "delivered", "given_up"]
+
+
+class UpdateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/webhook_endpoints/{webhook_endpoint_id}; what is not given stays."""
+
+    name: Name | UnsetType = UNSET
+    url: Url | UnsetType = UNSET
+    event_types: EventTypes | UnsetType = UNSET
+    all_responses: bool | UnsetType = UNSET
+    enabled: bool | UnsetType = UNSET
+    """True enables an endpoint that was disabled, false disables it."""
+
+
+class CreateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/webhook_endpoints."""
+
+    name: Name
+    url: Url
+    event_types: EventTypes
+    all_responses: bool = False
+    """Whether it gets the events of every stored response, and not of background responses alone."""
+
+
+class CreateTenantEndpoint(CreateEndpoint, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /admin/v1/webhook_endpoints."""
+
+    tenant: TenantName
+
+
+class RotateSecret(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret."""
+
+    keep_old_secret_active_for_24_hours: bool = False
+
+
+class SendSample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/webhook_endpoints/{webhook_endpoint_id}/test."""
+
+    event_type: EventType
+
+
+class Endpoint(Identified, frozen=True, kw_only=True):
+    """A webhook endpoint, without its secret."""
+
+    object: Literal["webhook_endpoint"] = "webhook_endpoint"
+    tenant: str
+    name: str
+    url: str
+    event_types: list[EventType]
+    all_responses: bool
+    signing_secret_hint: None = None
+    created_at: int
+    updated_at: int
+    disabled_at: int | None
+    disabled_reason: str | None
+
+
+class EndpointWithSecret(Endpoint, frozen=True, kw_only=True):
+    """A new endpoint, or one with a new secret; the secret is in no other answer."""
+
+    signing_secret: str
+
+
+class DeletedEndpoint(Struct, frozen=True):
+    """The result of DELETE /v1/webhook_endpoints/{webhook_endpoint_id}."""
+
+    id: str
+    object: Literal["webhook_endpoint.deleted"] = "webhook_endpoint.deleted"
+    deleted: bool = True
+
+
+class SampleResult(Struct, frozen=True, kw_only=True):
+    """How a receiver answered a sample."""
+
+    object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
+    webhook_endpoint_id: str
+    event_type: EventType
+    status_code: int
+    success: Literal[True] = True
+    """There was an answer; `status_code` says which."""
+
+
+class EventTypeList(Struct, frozen=True, kw_only=True):
+    """The event types that this server sends."""
+
+    object: Literal["list"] = "list"
+    data: list[EventType]
+
+
+class Delivery(Identified, frozen=True, kw_only=True):
+    """An event on its way to an endpoint, or there."""
+
+    object: Literal["webhook_delivery"] = "webhook_delivery"
+    event_id: str
+    webhook_endpoint_id: str
+    response_id: str
+    type: EventType
+    state: State
+    created_at: int
+    """The end of the response."""
+    attempts: int
+    next_attempt_at: int | None
+    last_attempt_at: int | None
+    last_status: int | None
+    """The HTTP status of the last answer; null without one."""
+    last_error: str | None
+    """Why the last attempt failed."""
+    delivered_at: int | None
+    given_up_at: int | None
+
+
+class Redelivered(Struct, frozen=True, kw_only=True):
+    """How many deliveries are attempted again."""
+
+    object: Literal["webhook_endpoint.redelivered"] = "webhook_endpoint.redelivered"
+    webhook_endpoint_id: str
+    deliveries: int
+
+
+class EndpointPage(Page[Endpoint], frozen=True, kw_only=True):
+    """A page of webhook endpoints."""
+
+
+class DeliveryPage(Page[Delivery], frozen=True, kw_only=True):
+    """A page of deliveries."""

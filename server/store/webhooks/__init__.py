@@ -1,0 +1,1 @@
+"""Webhooks in the database: endpoints of tenants, and the outbox of deliveries."""

@@ -1,0 +1,268 @@
+"""The outbox of webhooks: `enqueue` with a response's end, claims, results of attempts, giving up, retention.
+
+A delivery waits while `next_attempt_at` is set. A claim moves that time to its own end, so that the delivery
+of a replica that dies is due again then. An attempt's number fences its result: a failure that is reported
+after another replica has claimed the delivery changes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from server.store.content.responses import ResponseKey
+
+RETRIED_FOR = timedelta(hours=72)
+"""After a response's end, or a redelivery; OpenAI's value."""
+DELIVERED_KEPT = timedelta(days=3)
+GIVEN_UP_KEPT = timedelta(days=7)
+MAX_PENDING = 10_000
+"""Deliveries of one endpoint that wait; of more the oldest are given up."""
+_BATCH = 1000
+"""Rows that one statement gives up or deletes."""
+
+_ENQUEUE = text(
+    f"""
+    with ended as materialized (
+        select r.tenant, r.id, 'response.' || r.status as type, r.background, r.finished_at,
+               gen_random_uuid() as event_id
+        from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as k (tenant, id)
+        join responses r on r.tenant = k.tenant and r.id = k.id
+        where exists (select from webhook_endpoints)
+          and r.finished_at is not null and r.deleted_at is null and r.choice is null)
+    insert into webhook_deliveries
+        (tenant, endpoint_id, event_id, response_id, type, created_at, next_attempt_at, give_up_at)
+    select e.tenant, w.id, e.event_id, e.id, e.type, e.finished_at, clock_timestamp(),
+           clock_timestamp() + interval '{RETRIED_FOR.days} days'
+    from ended e join webhook_endpoints w on w.tenant = e.tenant
+    where w.disabled_at is null and e.type = any(w.event_types) and (e.background or w.all_responses)
+    """  # noqa: S608 - constants of ours
+)
+
+
+def enqueue(connection: Connection, ended: Sequence[ResponseKey]) -> int:
+    """Adds deliveries of the ends of these responses, in the transaction that ends them; returns how many.
+
+    Responses that are not stored, deleted, or choices of chat completions have none.
+    """
+    if not ended:
+        return 0
+    keys = {"tenants": [key.tenant for key in ended], "ids": [key.id for key in ended]}
+    return connection.execute(_ENQUEUE, keys).rowcount
+
+
+class Claimed(NamedTuple):
+    """A delivery to attempt, and where to."""
+
+    tenant: str
+    id: UUID
+    endpoint_id: UUID
+    event_id: UUID
+    response_id: UUID
+    type: str
+    created_at: datetime
+    attempt: int
+    """1 for the first."""
+    url: str
+    secret: str
+    old_secret: str | None
+    """Sealed, as `secret`."""
+
+
+_WAITING = """
+    waiting (endpoint_id) as (
+        (select endpoint_id from webhook_deliveries where next_attempt_at is not null
+         order by endpoint_id limit 1)
+        union all
+        select (select d.endpoint_id from webhook_deliveries d
+                where d.next_attempt_at is not null and d.endpoint_id > w.endpoint_id
+                order by d.endpoint_id limit 1)
+        from waiting w where w.endpoint_id is not null)
+"""
+"""The endpoints with deliveries that wait: a loose scan of the index of due ones."""
+_DUE_ENDPOINTS = text(
+    f"""
+    with recursive {_WAITING}
+    select w.id, exists (
+        select from webhook_deliveries d
+        where d.endpoint_id = w.id and d.next_attempt_at is not null and d.attempts > 0) as repeats
+    from waiting join webhook_endpoints w on w.id = waiting.endpoint_id
+    where w.disabled_at is null and exists (
+        select from webhook_deliveries d
+        where d.endpoint_id = w.id and d.next_attempt_at <= clock_timestamp())
+    """  # noqa: S608 - constants of ours
+)
+
+
+def due_endpoints(connection: Connection) -> dict[UUID, bool]:
+    """The endpoints that are not disabled and have due deliveries, and whether some wait for a repetition."""
+    return {row.id: row.repeats for row in connection.execute(_DUE_ENDPOINTS)}
+
+
+_CLAIM = text(
+    """
+    with candidates as materialized (
+        select c.*, row_number() over (partition by w.id order by c.next_attempt_at) as of_endpoint
+        from unnest(cast(:endpoints as uuid[]), cast(:room as integer[])) as w (id, room)
+        cross join lateral (
+            select d.tenant, d.id, d.next_attempt_at from webhook_deliveries d
+            where d.endpoint_id = w.id and d.next_attempt_at <= clock_timestamp()
+            order by d.next_attempt_at limit w.room) c),
+    turns as materialized (
+        select *, row_number() over (partition by tenant order by of_endpoint, next_attempt_at) as of_tenant
+        from candidates),
+    chosen as materialized (
+        select d.tenant, d.id from turns t join webhook_deliveries d on d.tenant = t.tenant and d.id = t.id
+        where d.next_attempt_at <= clock_timestamp()
+        order by t.of_tenant, t.next_attempt_at limit :limit for update of d skip locked),
+    claimed as (
+        update webhook_deliveries d
+        set attempts = d.attempts + 1, next_attempt_at = clock_timestamp() + cast(:lease as interval)
+        from chosen c where d.tenant = c.tenant and d.id = c.id
+        returning d.tenant, d.id, d.endpoint_id, d.event_id, d.response_id, d.type, d.created_at, d.attempts)
+    select d.*, w.url, w.secret, case when w.old_secret_until > clock_timestamp() then w.old_secret end
+    from claimed d join webhook_endpoints w on w.tenant = d.tenant and w.id = d.endpoint_id
+    """
+)
+
+
+def claim(connection: Connection, *, limit: int, lease: timedelta, room: Mapping[UUID, int]) -> list[Claimed]:
+    """Claims due deliveries for `lease`, of each endpoint as many as `room` says.
+
+    They are taken in turns by tenant, and within a tenant by endpoint.
+    """
+    parameters = {"limit": limit, "lease": lease, "endpoints": list(room), "room": list(room.values())}
+    return [Claimed(*row) for row in connection.execute(_CLAIM, parameters)]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """How an attempt went."""
+
+    tenant: str
+    id: UUID
+    attempt: int
+    status: int | None
+    """The HTTP status of the answer; None without one."""
+    error: str | None
+    """None if it was delivered."""
+    pause: timedelta = timedelta(0)
+    """Until the next attempt, of one that failed."""
+
+
+_SETTLE = text(
+    """
+    update webhook_deliveries d set
+        last_attempt_at = clock_timestamp(), last_status = s.status, last_error = s.error,
+        delivered_at = case when s.error is null then clock_timestamp() end,
+        given_up_at = case when s.error is not null and clock_timestamp() + s.pause > d.give_up_at
+            then clock_timestamp() end,
+        next_attempt_at = case when s.error is not null and clock_timestamp() + s.pause <= d.give_up_at
+            then clock_timestamp() + s.pause end
+    from unnest(cast(:tenants as text[]), cast(:ids as uuid[]), cast(:attempts as integer[]),
+                cast(:statuses as integer[]), cast(:errors as text[]), cast(:pauses as interval[]))
+        as s (tenant, id, attempt, status, error, pause)
+    where d.tenant = s.tenant and d.id = s.id and d.delivered_at is null
+      and (s.error is null or d.attempts = s.attempt)
+    returning d.tenant, d.given_up_at is not null
+    """
+)
+
+
+def settle(connection: Connection, results: Sequence[AttemptResult]) -> int:
+    """Writes the results of attempts; returns how many of the deliveries are given up with them."""
+    if not results:
+        return 0
+    parameters = {
+        "tenants": [result.tenant for result in results],
+        "ids": [result.id for result in results],
+        "attempts": [result.attempt for result in results],
+        "statuses": [result.status for result in results],
+        "errors": [result.error for result in results],
+        "pauses": [result.pause for result in results],
+    }
+    return sum(given_up for _, given_up in connection.execute(_SETTLE, parameters))
+
+
+class GivenUp(NamedTuple):
+    """Deliveries of an endpoint that are not attempted any more."""
+
+    endpoint_id: UUID
+    deliveries: int
+    reason: str
+
+
+DELETED, LATE, TOO_MANY = "the endpoint was deleted", "its time is over", "too many wait"
+_GIVE_UP = text(
+    f"""
+    with recursive {_WAITING},
+    unwanted as materialized (
+        select d.tenant, d.id, case when w.id is null then '{DELETED}'
+                                    when d.give_up_at < clock_timestamp() then '{LATE}'
+                                    else '{TOO_MANY}' end as reason
+        from waiting
+        left join webhook_endpoints w on w.id = waiting.endpoint_id
+        cross join lateral (
+            select p.tenant, p.id, p.give_up_at,
+                   row_number() over (order by p.created_at desc, p.id) as place
+            from webhook_deliveries p
+            where p.endpoint_id = waiting.endpoint_id and p.next_attempt_at is not null) d
+        where w.id is null or d.give_up_at < clock_timestamp() or d.place > :most
+        limit {_BATCH}),
+    given_up as (
+        update webhook_deliveries d set next_attempt_at = null, given_up_at = clock_timestamp(),
+            last_error = case when u.reason = '{LATE}' then d.last_error else u.reason end
+        from unwanted u where d.tenant = u.tenant and d.id = u.id and d.delivered_at is null
+        returning d.endpoint_id, u.reason)
+    select endpoint_id, count(*), reason from given_up group by endpoint_id, reason
+    """  # noqa: S608 - constants of ours
+)
+
+
+def give_up_unwanted(connection: Connection, most: int = MAX_PENDING) -> list[GivenUp]:
+    """Gives up what waits for deleted endpoints, what is late, and an endpoint's oldest beyond `most`."""
+    return [GivenUp(*row) for row in connection.execute(_GIVE_UP, {"most": most})]
+
+
+_DELETE_ENDED = text(
+    f"""
+    delete from webhook_deliveries where (tenant, id) in (
+        select tenant, id from webhook_deliveries
+        where next_attempt_at is null
+          and coalesce(delivered_at, given_up_at) < clock_timestamp() - interval '{DELIVERED_KEPT.days} days'
+          and (delivered_at is not null
+               or given_up_at < clock_timestamp() - interval '{GIVEN_UP_KEPT.days} days')
+        limit {_BATCH} for update skip locked)
+    """  # noqa: S608 - constants of ours
+)
+
+
+def delete_ended(connection: Connection) -> bool:
+    """Deletes a batch of old deliveries that wait no more; returns whether there may be others."""
+    return connection.execute(_DELETE_ENDED).rowcount == _BATCH
+
+
+class Pending(NamedTuple):
+    """Deliveries that wait, of all tenants."""
+
+    deliveries: int
+    oldest_seconds: float
+    """Since the end of the oldest one's response; 0 without any."""
+
+
+_PENDING = text(
+    """
+    select count(*), coalesce(extract(epoch from clock_timestamp() - min(created_at)), 0)
+    from (select created_at from webhook_deliveries where next_attempt_at is not null limit :most) waiting
+    """
+)
+MAX_COUNTED = 100_000
+
+
+def read_pending(connection: Connection) -> Pending:
+    """What waits, counted up to MAX_COUNTED."""
+    count, seconds = connection.execute(_PENDING, {"most": MAX_COUNTED}).one()
+    return Pending(count, max(0.0, float(seconds)))
