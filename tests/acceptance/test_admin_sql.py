@@ -15,7 +15,7 @@ from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
 LINES = sql_lines()
-NOTHING_HERE = ("admin.unfinished", "request_id = 'req_…'")
+NOTHING_HERE = ("admin.unfinished", "admin.search", "request_id = 'req_…'")
 """What lines ask about of which a quiet server has nothing, or that a test cannot name."""
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 
