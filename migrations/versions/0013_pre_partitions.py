@@ -70,6 +70,8 @@ def upgrade() -> None:
                 create_index(name, table, definition)
             _bound(table, key)
             _swap(table, key)
+    for table in KEYS:
+        _run(f"analyze {table}")  # autovacuum gathers no statistics of partitioned tables, only of partitions
 
 
 def _bound(table: str, key: str) -> None:

@@ -52,8 +52,10 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         listener = stack.enter_context(listening_socket(config))
         runner = stack.enter_context(asyncio.Runner())
         opened.check_sessions()
+        connections = connection_limit(config.max_connections, files, config.database_connections)
+        waits = (config, opened, listener, runner, certificate, connections)
         is_waiting = not opened.is_ready()
-        if is_waiting and not await_schema(config, opened, listener, runner, certificate):
+        if is_waiting and not await_schema(*waits):
             return 0
         threads = max(config.database_connections, MIN_CONNECTIONS)
         database = opened.connect(threads, strict=config.durability == "strict")
@@ -66,9 +68,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
             scraped = stack.enter_context(bind(config.metrics_host, config.metrics_port))
         process = ServerProcess(config, database, opened, runner.get_loop(), say, certificate, scraped)
         stack.callback(process.stop)
-        process.run(
-            runner, listener, connection_limit(config.max_connections, files, config.database_connections)
-        )
+        process.run(runner, listener, connections)
     return process.exit_code
 
 

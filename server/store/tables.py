@@ -42,12 +42,13 @@ metadata = MetaData(naming_convention=NAMING)
 NOW = text("clock_timestamp()")
 
 
-def time_column(name: str, *, required: bool = False) -> Column[object]:
+def time_column(name: str, *, required: bool = False, comment: str | None = None) -> Column[object]:
     return Column(
         name,
         DateTime(timezone=True),
         nullable=not required,
         server_default=NOW if required else None,
+        comment=comment,
     )
 
 

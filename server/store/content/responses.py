@@ -228,7 +228,7 @@ _FINISH = text(
     f"""
     with ends as (select * from {_ENDS}), mine as (
         select r.tenant, r.id, case
-            when r.choice is null and strpos(r.asked::text, '"enable_response_messages":true') = 0
+            when r.choice is null and strpos(r.asked::text, '"enable_response_messages"\\:true') = 0
             then octet_length(r.asked::text) else 0 end as freed
         from ends e join responses r on r.tenant = e.tenant and r.id = e.id
         where r.replica_id = :replica and r.attempt = e.attempt and r.status = 'in_progress'

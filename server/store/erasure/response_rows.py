@@ -55,6 +55,7 @@ _COUNT_NOT_MARKED = text(f"select count(*) from responses where {_THESE} and {_N
 _REMOVE_STREAMS = (
     text(count_removed(f"delete from response_streams where {_THEIRS} returning tenant, size as bytes")),  # noqa: S608
     text(f"delete from response_events_hot where {_THEIRS}"),  # noqa: S608
+    text(f"delete from webhook_deliveries where {_THEIRS}"),  # noqa: S608
 )
 _LOCK_ENDED = text(
     f"""

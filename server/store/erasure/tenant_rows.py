@@ -11,6 +11,8 @@ from server.store.erasure.subject import ANONYMOUS, MAKE_ANONYMOUS
 
 Way = Literal["with its responses", "removed", "usage", "reduced"]
 WAYS: Final[dict[str, Way]] = {
+    "webhook_endpoints": "removed",
+    "webhook_deliveries": "removed",
     "responses": "with its responses",
     "items": "with its responses",
     "response_streams": "with its responses",
@@ -21,8 +23,6 @@ WAYS: Final[dict[str, Way]] = {
     "item_images": "removed",
     "images": "removed",
     "prompts": "removed",
-    "webhook_deliveries": "removed",
-    "webhook_endpoints": "removed",
     "usage_ledger": "usage",
     "usage_changes": "usage",
     "usage_days": "usage",
