@@ -12,6 +12,7 @@ BENCHES = (
     "stored",
     "chat",
     "many_responses",
+    "admin_sql",
     "operations",
     "replicas",
     "engine_decode",

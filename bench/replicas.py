@@ -2,7 +2,8 @@
 
 Their notifiers, heartbeats, claimers and followers are the real ones; a clock commits in the place of 50
 recorders. BENCH_BEFORE is the folder of an older release's working tree, which is measured in turn. Where the
-machine is too slow for all commits, the costs are scaled to what all would have taken.
+machine is too slow for all commits, the costs are scaled to what all would have taken, which is too much for
+what does not come with commits.
 """
 
 import json
@@ -51,7 +52,7 @@ _REGISTER = """
 
 
 def run() -> None:
-    """A replica's CPU and its share of Postgres' for hints, heartbeats and claims, of a core; two minutes."""
+    """A replica's CPU and its share of Postgres' for hints, heartbeats and claims, of a core; minutes."""
     trees = {"now": HERE}
     if before := os.environ.get("BENCH_BEFORE"):
         trees["before"] = Path(before).resolve()

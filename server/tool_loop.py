@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from time import monotonic
 from uuid import UUID
 
@@ -166,8 +167,9 @@ class ToolLoop:
             return
 
         def end(done: Future[ToolResult]) -> None:
-            deliver(done.result())
-            self._on_call(call, done.result(), monotonic() - began)
+            seconds = monotonic() - began
+            deliver(replace(done.result(), seconds=seconds))
+            self._on_call(call, done.result(), seconds)
 
         future.add_done_callback(end)
 

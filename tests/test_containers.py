@@ -1,15 +1,19 @@
 """What the container files must say, as far as it can be seen without building them."""
 
-from pathlib import Path
+import re
 from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-ROOT = Path(__file__).parents[1]
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-SETUP = {"setup", "setup-api"}
-BUILT_HERE = sorted(set(SERVICES) - SETUP - {"postgres", "vllm"})
+from server.configuration.environment import load
+from tests.support.documents import ROOT
+
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+BUILT_HERE = sorted(set(SERVICES) - {"postgres", "vllm"})
+REPLICAS = ("holdfast", "holdfast-gpu", "holdfast-api", "holdfast-worker")
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 WITH_VLLM = ("holdfast-api", "holdfast-worker")
 
 
@@ -43,13 +47,13 @@ def test_image_for_other_engines_has_no_torch_and_is_not_the_default() -> None:
     assert "./deploy/server" in stages[names.index("api-packages")]
 
 
-def test_service_vllm_answers_with_token_ids_under_the_model_name_of_the_replicas() -> None:
+def test_service_vllm_answers_with_token_ids_to_those_who_have_its_key() -> None:
     vllm = SERVICES["vllm"]
     assert {"--enable-scale-out", "--enable-prompt-tokens-details"} <= set(vllm["command"])
     assert vllm["image"] == "vllm/vllm-openai:v0.32.0"
     for name in WITH_VLLM:
         settings = SERVICES[name]["environment"]
-        assert f"--served-model-name={settings['HOLDFAST_MODEL_NAME']}" in vllm["command"]
+        assert "HOLDFAST_ENGINE_MODEL" not in settings  # it takes the only one that vLLM serves
         assert settings["HOLDFAST_ENGINE_API_KEY"] == vllm["environment"]["VLLM_API_KEY"]
         assert settings["HOLDFAST_ENGINE_URL"] == "http://vllm:8000"
 
@@ -68,3 +72,78 @@ def test_roles_of_the_profile_vllm_use_the_image_without_torch() -> None:
         assert SERVICES[name]["build"]["target"] == "api"
         assert SERVICES[name]["profiles"] == ["vllm"]
     assert SERVICES["holdfast-worker"]["ports"] == []
+
+
+def filled(text: str, **variables: str) -> str:
+    """The text as Compose reads it with these variables."""
+    return VARIABLE.sub(lambda found: variables.get(found[1]) or found[2] or "", text)
+
+
+def settings_of(name: str, **variables: str) -> dict[str, str]:
+    given = SERVICES[name]["environment"]
+    return {key: filled(str(value), **variables) for key, value in given.items()}
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+@pytest.mark.parametrize(
+    ("folder", "called"),
+    [
+        ("/models/Qwen3-0.6B", "Qwen3-0.6B"),
+        ("./demo/holdfast-demo", "holdfast-demo"),
+        ("../models/Qwen3-0.6B/", "Qwen3-0.6B"),
+        ("", "holdfast-demo"),
+    ],
+)
+def test_model_is_mounted_where_the_replica_reads_it_and_ends_with_its_own_name(
+    name: str, folder: str, called: str
+) -> None:
+    variables = settings_of(name, MODEL=folder)
+    config = load({}, {key: value for key, value in variables.items() if not key.startswith("PG")})
+    (volume,) = (filled(volume, MODEL=folder) for volume in SERVICES[name]["volumes"])
+    source, target, _ = volume.split(":")
+    assert source == (folder or "./demo/holdfast-demo")
+    assert target == variables["HOLDFAST_MODEL"]
+    assert config.model is not None
+    assert config.model.name == called
+    assert config.model_name is None
+    assert load({}, settings_of(name, MODEL_NAME="mine")).model_name == "mine"
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_port_is_the_same_inside_and_outside_so_that_what_the_server_prints_is_true(name: str) -> None:
+    assert settings_of(name, PORT="9000")["HOLDFAST_PORT"] == "9000"
+    ports = [filled(port, PORT="9000") for port in SERVICES[name].get("ports", [])]
+    assert ports in ([], ["127.0.0.1:9000:9000"])
+
+
+@pytest.mark.parametrize("name", ["setup", "setup-api", *REPLICAS])
+def test_password_is_no_part_of_a_url(name: str) -> None:
+    password = "p@ss/w0rd#1"
+    variables = settings_of(name, POSTGRES_PASSWORD=password)
+    assert variables["DATABASE_URL"] == "postgresql://"
+    assert variables["PGPASSWORD"] == password
+    assert (
+        filled(SERVICES["postgres"]["environment"]["POSTGRES_PASSWORD"], POSTGRES_PASSWORD=password)
+        == password
+    )
+
+
+def test_postgres_is_healthy_when_it_answers_by_tcp_and_not_before() -> None:
+    assert "--host=127.0.0.1" in SERVICES["postgres"]["healthcheck"]["test"]
+
+
+def test_networks_of_all_services_are_declared() -> None:
+    used = {network for service in SERVICES.values() for network in service.get("networks", ["default"])}
+    assert used == set(COMPOSE["networks"])
+
+
+@pytest.mark.parametrize("name", [*REPLICAS, "postgres"])
+def test_memory_and_cpus_can_be_limited(name: str) -> None:
+    assert VARIABLE.fullmatch(SERVICES[name]["mem_limit"])
+    assert VARIABLE.fullmatch(SERVICES[name]["cpus"])
+
+
+def test_example_of_variables_has_those_of_the_services_and_no_others() -> None:
+    example = (ROOT / ".env.example").read_text(encoding="utf-8")
+    named = set(re.findall(r"^#(\w+)=", example, re.MULTILINE))
+    assert named == {variable for variable, _ in VARIABLE.findall((ROOT / "compose.yaml").read_text())}

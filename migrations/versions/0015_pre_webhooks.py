@@ -11,13 +11,18 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0015"
-down_revision = "0013"
+down_revision = "0014"
 branch_labels = None
 depends_on = None
 lost_by_downgrade = ("webhook_endpoints", "webhook_deliveries")
 
 
 def upgrade() -> None:
+    _create_endpoints()
+    _create_deliveries()
+
+
+def _create_endpoints() -> None:
     op.create_table(
         "webhook_endpoints",
         sa.Column("tenant", sa.Text(), nullable=False),
@@ -43,6 +48,9 @@ def upgrade() -> None:
         sa.UniqueConstraint("id", name=op.f("uq_webhook_endpoints_id")),
         comment="where the server reports the ends of a tenant's responses",
     )
+
+
+def _create_deliveries() -> None:
     op.create_table(
         "webhook_deliveries",
         sa.Column("tenant", sa.Text(), nullable=False),

@@ -27,6 +27,7 @@ from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.ids import choice_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
+from server.protocol.responses.request import Kind, end_user
 from server.recording.persist import lifetime
 from server.store import log_append
 from server.store.content import idempotency_keys, images, responses, stored_items
@@ -131,6 +132,8 @@ class ResponseWriter:
             prompt_tokens=len(new.prepared.prompt.token_ids),
             wants_output=new.prepared.wants_output,
             origin=new.origin,
+            end_user=_end_user(new),
+            kind=_kind(new),
         )
         return Run(facts, first_decoding_spec(self._served, new.resolved, new.prepared))
 
@@ -163,7 +166,20 @@ class ResponseWriter:
             lifetime=lifetime(request, self._retention_days_of(new.caller)),
             request_id=new.origin.request_id,
             trace_parent=new.origin.trace_parent,
+            end_user=_end_user(new),
+            kind=_kind(new),
         )
+
+
+def _end_user(new: NewRun) -> str | None:
+    return end_user(new.resolved.request.user, new.resolved.request.safety_identifier)
+
+
+def _kind(new: NewRun) -> Kind:
+    """The API whose request it is."""
+    if not isinstance(new.resolved.request, ChoiceRequest):
+        return "response"
+    return "completion" if new.resolved.request.choice is None else "chat"
 
 
 def insert_images(connection: Connection, tenant: str, owner: UUID, new: Sequence[NewItem]) -> None:

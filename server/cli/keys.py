@@ -118,7 +118,9 @@ def _create(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), refusals_as_sentences():
         with database.begin() as connection:
             if options.if_none and stored_keys.any_exist(connection):
-                print_status("A key exists already.")
+                print_status(
+                    "A key exists already; keys are shown once. To make another: holdfast keys create"
+                )
                 return 0
             properties = _chosen(connection, KeyProperties(), options)
             key = keys.create_key(connection, this_user(), options.tenant, properties)

@@ -1,5 +1,9 @@
-"""Paths of files that are not Python: beside the packages in a checkout, inside them in a wheel."""
+"""Paths of files that are not Python: those shipped with the packages, and the configured model's folder.
 
+Shipped files are beside the packages in a checkout, inside them in a wheel.
+"""
+
+import os
 from pathlib import Path
 
 from server.configuration.settings import Config
@@ -22,8 +26,44 @@ def demo_model_folder() -> Path:
 
 
 def model_folder(config: Config) -> Path:
-    """The configured model's folder. Raises ConfigError if it is not a model folder."""
+    """The configured model's folder; of a model in a Hugging Face cache, the snapshot of its branch main.
+
+    Raises ConfigError if it is not a model folder or may not be read.
+    """
     folder = config.model or demo_model_folder()
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} is not a model folder: it has no config.json.")
-    return folder.resolve()
+    try:
+        found = _snapshot(folder)
+        if not (found / "config.json").is_file():
+            raise ConfigError(f"{found} is not a model folder: {_missing(found / 'config.json')}")
+    except PermissionError as error:
+        raise ConfigError(
+            f"{error.filename} may not be read by the user with the id {os.geteuid()}, who runs this "
+            "process; chmod -R a+rX on the model's folder lets everybody read it."
+        ) from error
+    return found.resolve()
+
+
+def name_of(folder: Path) -> str:
+    """A model's name: its folder's, or in a Hugging Face cache the repository's without the owner."""
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.rpartition("--")[2]
+    return folder.name
+
+
+def _snapshot(folder: Path) -> Path:
+    """The folder itself, or the current snapshot in a repository's folder of a Hugging Face cache."""
+    branch = folder / "refs" / "main"
+    if (folder / "config.json").is_file() or not branch.is_file():
+        return folder
+    return folder / "snapshots" / branch.read_text(encoding="utf-8").strip()
+
+
+def _missing(file: Path) -> str:
+    if not file.is_symlink():
+        return f"it has no {file.name}."
+    return (
+        f"its {file.name} is a link to {os.readlink(file)}, which is not there. "
+        "Of a Hugging Face cache, give the folder models--OWNER--NAME, which has the snapshots and what they "
+        "link to; mount all of it in a container."
+    )

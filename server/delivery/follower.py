@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
+from typing import Literal
 from uuid import UUID
 
 from server.delivery.hub import Hub, Published, SubscriptionKey
@@ -33,8 +34,29 @@ LISTEN_SHARE, POLL_SHARE = 0.005, 0.1
 """The largest share of the thread's time for reading all logs, with notifications and without."""
 MAX_POLL_SECONDS = 2.0
 """The longest time between two reads of all watched logs, however long one takes."""
+FLEET_POLL_SECONDS = 0.1
+"""The shortest one where others notify only of events after a silence."""
 _RETRY_SECONDS = 0.5
 _MAX_RETRY_SECONDS = 5.0
+
+
+Hinted = Literal["everything", "after a silence", "nothing"]
+"""The events of which other replicas notify."""
+
+
+def pause_after(seconds: float, quiet: int, hinted: Hinted) -> float:
+    """Seconds until the next read of all logs, after one that took `seconds`.
+
+    `quiet` is how many reads have found nothing since the last events. Pure.
+    """
+    match hinted:
+        case "everything":
+            pause = seconds / LISTEN_SHARE
+        case "nothing":
+            pause = seconds / POLL_SHARE
+        case "after a silence":
+            pause = max(FLEET_POLL_SECONDS, seconds / POLL_SHARE) * 2 ** min(quiet, 5)
+    return max(MIN_POLL_SECONDS, min(pause, MAX_POLL_SECONDS))
 
 
 class Follower:
@@ -137,7 +159,7 @@ class Follower:
         Between these reads only the logs that were notified of or have new readers: so the cost of a
         notification does not depend on the number of watched responses.
         """
-        due, pause = monotonic(), MIN_POLL_SECONDS
+        due, pause, quiet = monotonic(), MIN_POLL_SECONDS, 0
         by_short_id: dict[str, SubscriptionKey] = {}
         unseen: set[SubscriptionKey] = set()
         hinted: set[str] = set()
@@ -163,13 +185,16 @@ class Follower:
                 with connection.begin():
                     updates = log_read.read_updates(connection, remote)
                     self._hub.publish(_to_published(connection, update) for update in updates)
+                quiet = 0 if updates else quiet + everything
             self._failed = False
             self.thread.progress()
             unseen = {(one.tenant, one.response_id) for one in watched if one.response_id in here}
             if everything:
-                pause = self._pause_after(monotonic() - began)
+                pause = pause_after(monotonic() - began, quiet, self._hints)
                 due = monotonic() + (pause if remote else IDLE_SECONDS)
             elif remote:
+                if not quiet and self._hints == "after a silence":
+                    pause = FLEET_POLL_SECONDS
                 due = min(due, monotonic() + pause)
             hinted = self._await_wakeup(connection, by_short_id, due)
 
@@ -183,10 +208,11 @@ class Follower:
         self._announced.update(new)
         self._notifier.watch(new)
 
-    def _pause_after(self, seconds: float) -> float:
-        """Seconds until the next read of all logs, after one that took `seconds`."""
-        share = POLL_SHARE if self._notifier is None else LISTEN_SHARE
-        return max(MIN_POLL_SECONDS, min(seconds / share, MAX_POLL_SECONDS))
+    @property
+    def _hints(self) -> Hinted:
+        if self._notifier is None:
+            return "nothing"
+        return "everything" if self._notifier.names_all_events else "after a silence"
 
     def _await_wakeup(
         self, connection: Connection, by_short_id: Mapping[str, SubscriptionKey], due: float

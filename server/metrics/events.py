@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from server.errors import ApiError
 from server.hosted_tools.offered_tools import ToolResult
 from server.metrics.labels import OTHER, BoundedLabels
+from server.metrics.refused_requests import RefusedRequests
 from server.protocol.responses.items import McpCall
 from server.recording.messages import RunUpdate
 
@@ -28,6 +29,7 @@ class Events:
 
     def __init__(self, registry: CollectorRegistry, model: str, tool_servers: Sequence[str] = ()) -> None:
         """`model` is the served model's name, `tool_servers` the labels of registered MCP servers."""
+        self.refused = RefusedRequests()
         self._tenants = BoundedLabels(MAX_TENANTS)
         self._tools = BoundedLabels(MAX_TOOLS)
         self._tool_servers = frozenset(tool_servers)
@@ -101,7 +103,8 @@ class Events:
             self._request_seconds.labels(handler, known).observe(seconds)
 
     def error(self, error: ApiError) -> None:
-        """An error object was sent."""
+        """An error object was sent in answer to the current request."""
+        self.refused.count(error)
         self._errors.labels(error.code or "", str(error.status)).inc()
         if error.limit is not None:
             self._limits.labels(error.limit, "tenant" if error.status == 429 else "server").inc()

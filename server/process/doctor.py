@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from engine.config import EngineConfig, ModelRefused
 from server.configuration.setting_groups.engine import REMOTE_ENGINES
 from server.configuration.settings import Config
-from server.configuration.shipped_files import model_folder
+from server.configuration.shipped_files import model_folder, name_of
 from server.embedded_postgres.account import EmbeddedError
 from server.errors import ConfigError
 from server.process.connect_engine import check_engine_settings, connect
@@ -86,7 +86,7 @@ def _examine_servers(config: Config, folder: Path, say: Callable[[str], None]) -
     yield Finding(
         "ok",
         "engine",
-        f"A server of {config.engine} serves the model of {folder.name}, with contexts of "
+        f"A server of {config.engine} serves the model of {name_of(folder)}, with contexts of "
         f"{info.context_length} tokens.",
     )
 

@@ -1,8 +1,10 @@
-"""Refuses to start without an API key where one is needed: beyond loopback, or with `stdio:` tools.
+"""Whether requests need an API key; refuses to start without one beyond loopback, or with `stdio:` tools.
 
 With an issuer of access tokens every caller is authenticated, and none is needed.
 A worker serves nothing but health, so it may listen anywhere.
 """
+
+from time import monotonic, sleep
 
 from server.configuration.settings import Config
 from server.errors import ConfigError
@@ -11,9 +13,15 @@ from server.oidc.token_claims import TokenRules
 from server.store.administration import stored_keys
 from server.store.database import Database
 
+_PAUSE_S = 0.2
+"""Between two looks for a key."""
 
-def require_key(config: Config, database: Database) -> None:
-    """Raises ConfigError if no key exists and the settings need one, and for a wrong issuer of tokens."""
+
+def require_key(config: Config, database: Database, *, patience: float = 0.0) -> None:
+    """Raises ConfigError if no key exists and the settings need one, and for a wrong issuer of tokens.
+
+    A key that is made within `patience` seconds is soon enough.
+    """
     processes = [
         label for label, place in read_servers(config.tool_server).items() if place.startswith(COMMAND)
     ]
@@ -22,15 +30,30 @@ def require_key(config: Config, database: Database) -> None:
     exposed = config.serves_api and not config.loopback
     if not exposed and not processes:
         return
-    with database.begin() as connection:
-        if stored_keys.any_exist(connection):
-            return
+    deadline = monotonic() + patience
+    while not _key_exists(database):
+        if monotonic() >= deadline:
+            raise ConfigError(_refusal(config, exposed, processes))
+        sleep(_PAUSE_S)
+
+
+def _refusal(config: Config, exposed: bool, processes: list[str]) -> str:
     if exposed:
-        raise ConfigError(
+        return (
             f"There is no API key yet, so the server listens on loopback only, not on {config.host}; "
             "make one with: holdfast keys create"
         )
-    raise ConfigError(
+    return (
         f"There is no API key yet, so the program of the tool server {processes[0]!r} is not started: "
         "whoever reaches this server could use it. Make a key with: holdfast keys create"
     )
+
+
+def needs_key(config: Config, database: Database) -> bool:
+    """Whether a request needs an API key or an access token now."""
+    return TokenRules.from_settings(config) is not None or _key_exists(database)
+
+
+def _key_exists(database: Database) -> bool:
+    with database.begin() as connection:
+        return stored_keys.any_exist(connection)

@@ -10,7 +10,7 @@ from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.environment import tiktoken_folders
 from server.configuration.setting_groups.engine import REMOTE_ENGINES
 from server.configuration.settings import Config
-from server.configuration.shipped_files import model_folder
+from server.configuration.shipped_files import model_folder, name_of
 from server.errors import ConfigError
 from server.input_images.image_reader import ImageReader
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
@@ -95,7 +95,7 @@ def _vocabulary_paths(config: Config) -> VocabularyPlaces:
 
 def model_name(config: Config) -> str:
     """The model's name for clients."""
-    return config.model_name or model_folder(config).name
+    return config.model_name or name_of(model_folder(config))
 
 
 def read_adapters(config: Config) -> tuple[tuple[str, Path], ...]:

@@ -29,6 +29,8 @@ from server.webhooks.door import allowed_receivers
 
 log = logging.getLogger("holdfast.serve")
 
+FIRST_KEY_SECONDS = 15.0
+"""How long a key is waited for after the schema: who has just made the schema makes a first key next."""
 SEND_BUFFER_BYTES = 128 * 1024
 """SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
 
@@ -51,13 +53,14 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         opened.check_sessions()
         connections = connection_limit(config.max_connections, files, config.database_connections)
         waits = (config, opened, listener, runner, certificate, connections)
-        if not opened.is_ready() and not await_schema(*waits):
+        is_waiting = not opened.is_ready()
+        if is_waiting and not await_schema(*waits):
             return 0
         threads = max(config.database_connections, MIN_CONNECTIONS)
         database = opened.connect(threads, strict=config.durability == "strict")
         stack.callback(database.close)
         config = _with_possible_delivery(config, database)
-        require_key(config, database)
+        require_key(config, database, patience=FIRST_KEY_SECONDS if is_waiting else 0.0)
         scraped = None
         if config.metrics_port is not None:
             scraped = stack.enter_context(bind(config.metrics_host, config.metrics_port))

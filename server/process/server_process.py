@@ -32,12 +32,15 @@ from server.http.services import Services
 from server.limits import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
+from server.metrics.refused_requests import RefusalWriter
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.ended_keys import EndedKeys
+from server.process.key_required import needs_key
 from server.process.load_model import load_model, log_engine
 from server.process.open_database import OpenDatabase
 from server.process.process_metrics import ProcessMetrics
+from server.process.ready_lines import ready_lines
 from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
 from server.quotas.rate_limits import RateLimits
@@ -131,7 +134,8 @@ class ServerProcess:
         self._ended_keys = EndedKeys(database, self._recorder, self._connections, self._cancel)
         self._door = Door(model.seal, allowed_receivers(config), config.webhook_seconds)
         self._webhooks = WebhookSender(database, self._replica, self._door, config.webhook_retry_seconds)
-        of_keys = (self._rates, self._ended_keys)
+        self._refusals = RefusalWriter(database, self._events.refused)
+        of_keys = (self._rates, self._ended_keys, self._refusals)
         of_responses = (self._retention, self._claimer, self._webhooks)
         workers = (self._notifier, self._follower, self._heartbeat, *of_responses, *of_keys)
         self._services = self._make_services(model, hub, opened, tuple(worker.thread for worker in workers))
@@ -278,6 +282,7 @@ class ServerProcess:
         self._recorder.stop(FINAL_WRITE_SECONDS)
         self._webhooks.stop()
         self._rates.stop()
+        self._refusals.stop()
         self._heartbeat.stop()
         self._standby.stop()
         self._stall_watch.stop()
@@ -341,16 +346,15 @@ class ServerProcess:
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         scheme = "http" if self._certificate is None else "https"
-        shown = f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"
-        name = self._services.model.name
-        if not self._config.serves_api:
-            self._say(f"Ready: a worker for {name}, health at {shown}:{port}/health/ready .\n")
-            return
-        self._say(f"Ready: {name} at {shown}:{port}/v1 . Try:\n")
-        self._say(
-            f"  curl {shown}:{port}/v1/responses -H 'Content-Type: application/json'"
-            f""" -d '{{"model": "{name}", "input": "Hello!"}}'\n"""
-        )
+        for line in ready_lines(
+            self._services.model.name,
+            scheme,
+            host,
+            port,
+            serves_api=self._config.serves_api,
+            needs_key=needs_key(self._config, self._database),
+        ):
+            self._say(line)
 
     def _fenced(self) -> None:
         """Called by any thread when this replica was fenced or a supervised thread gave up."""

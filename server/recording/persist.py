@@ -4,6 +4,7 @@ What writes runs within the transaction of the recorder or the side writer, afte
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -46,7 +47,7 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
     if chunks := log_chunks(updates):
         log_append.append(connection, chunks)
     ended = [update.run for update in updates if update.run.ending is not None]
-    outputs = {run.facts.id: [stored_item(item) for item in run.output] for run in ended if run.stored}
+    outputs = {run.facts.id: _output_rows(run) for run in ended if run.stored}
     images.insert_all(connection, [use for run in ended for use in _uses(run, outputs)])
     for run in ended:
         if run.ending is not None:
@@ -110,6 +111,13 @@ def _key(run: Run) -> ResponseKey:
     return ResponseKey(run.facts.tenant, run.facts.id)
 
 
+def _output_rows(run: Run) -> list[NewItem]:
+    rows = [stored_item(item) for item in run.output]
+    for index, seconds in run.call_seconds.items():
+        rows[index] = replace(rows[index], seconds=seconds)
+    return rows
+
+
 def _uses(run: Run, outputs: Mapping[UUID, Sequence[NewItem]]) -> list[ImageUse]:
     facts = run.facts
     output = outputs.get(facts.id, ())
@@ -153,6 +161,10 @@ def _write_end(
         stored=run.stored,
         started_at=facts.created_at,
         ending=ending,
+        end_user=facts.end_user,
+        kind=facts.kind,
+        background=facts.echo.background,
+        attempt=facts.attempt,
     )
 
 

@@ -29,7 +29,7 @@ from server.protocol.error_object import DecodeFailure
 from server.protocol.ids import response_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item
-from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.request import CreateResponse, end_user
 from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
 from server.recording.persist import read_log
@@ -149,16 +149,20 @@ def _restore_results(run: Run, turn: LoggedTurn, prompt_tokens: int, at: datetim
 
 
 def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
+    echo = decode_as(stored.request, Echo)
     return RunFacts(
         tenant=stored.tenant,
         id=stored.id,
         key_id=stored.key_id,
-        echo=decode_as(stored.request, Echo),
+        echo=echo,
         created_at=stored.created_at,
         attempt=stored.attempt,
         prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
         wants_output=prepared is None or prepared.wants_output,
         origin=Origin(stored.request_id, stored.trace_parent),
+        # A release without these columns may have accepted it.
+        end_user=stored.end_user or end_user(echo.user, echo.safety_identifier),
+        kind=stored.kind or ("response" if stored.choice is None else "chat"),
     )
 
 

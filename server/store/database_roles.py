@@ -3,7 +3,8 @@
 Three roles that cannot log in have the rights; users are members of one of them. `holdfast_server` serves.
 `holdfast_reader` reads everything but secrets. `holdfast_tenant_reader` reads the rows of the tenants that
 `reader_tenants` names for the user, which policies of row-level security select, and sees no others even if a
-query forgets its condition.
+query forgets its condition. Both ask the views of the schema `admin`. These read tables with the rights of
+who asks, so that the same policies hold.
 
 COPY refuses tables with row-level security, and the recorder copies into `response_events_hot`: that table
 has none, a tenant's readers have no right to it, and read `v_tenant_events` instead.
@@ -46,6 +47,8 @@ OF_NO_TENANT = frozenset({"prices"})
 VIEWS = ("v_events", "v_images")
 TENANT_VIEWS = {"v_tenant_events": "v_events", "v_tenant_images": "v_images"}
 """Views of a tenant's readers, and what they select from. The views beneath have the owner's rights."""
+NOT_FOR_TENANTS = frozenset({"events", "tables", "unfinished"})
+"""Views of the schema `admin` that show more than rows of a tenant's readers: replicas, sizes, hot events."""
 READER_SETTINGS: dict[LiteralString, str] = {
     "default_transaction_read_only": "on",
     "statement_timeout": "30s",
@@ -54,6 +57,7 @@ READER_SETTINGS: dict[LiteralString, str] = {
 }
 MAX_READER_CONNECTIONS = 8
 
+_ADMIN_VIEWS = "select viewname from pg_views where schemaname = 'admin'"
 _READABLE = sql.SQL("(select tenant from reader_tenants where role = current_user)")
 
 
@@ -188,9 +192,11 @@ def _grant(connection: psycopg.Connection, table: Table) -> None:
         _grant_on(connection, select, table.name, TENANT_READER)
 
 
-def _grant_on(connection: psycopg.Connection, what: sql.Composable, table: str, role: str) -> None:
-    statement = sql.SQL("grant {} on {} to {}").format(what, sql.Identifier(table), sql.Identifier(role))
-    connection.execute(statement)
+def _grant_on(
+    connection: psycopg.Connection, what: sql.Composable, table: str, role: str, schema: str = "public"
+) -> None:
+    place = sql.Identifier(schema, table)
+    connection.execute(sql.SQL("grant {} on {} to {}").format(what, place, sql.Identifier(role)))
 
 
 def _secure_rows(connection: psycopg.Connection, table: str) -> None:
@@ -217,6 +223,11 @@ def _grant_views(connection: psycopg.Connection) -> None:
     for view in VIEWS:
         for role in (SERVER, READER):
             _grant_on(connection, select, view, role)
+    for role in (READER, TENANT_READER):
+        connection.execute(sql.SQL("grant usage on schema admin to {}").format(sql.Identifier(role)))
+    for (view,) in connection.execute(_ADMIN_VIEWS).fetchall():
+        for role in (READER,) if view in NOT_FOR_TENANTS else (READER, TENANT_READER):
+            _grant_on(connection, select, view, role, schema="admin")
     for view, source in TENANT_VIEWS.items():
         connection.execute(
             sql.SQL(

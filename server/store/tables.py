@@ -227,6 +227,7 @@ items = Table(
     Column("payload", JSON, nullable=False),
     time_column("created_at", required=True),
     *_sizes(),
+    Column("seconds", Double, comment="how long the call took that the server made"),
     Index("ix_items_id", "tenant", "id"),
     Index("ix_items_calls", "created_at", postgresql_where=text(r"type like '%\_call'")),
     postgresql_partition_by="range (response_id)",

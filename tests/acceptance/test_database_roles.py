@@ -7,12 +7,18 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
+from psycopg.errors import (
+    InsufficientPrivilege,
+    ObjectNotInPrerequisiteState,
+    ReadOnlySqlTransaction,
+    UndefinedColumn,
+)
 
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.database_roles import (
     COPIED_INTO,
     HIDDEN_TABLES,
+    NOT_FOR_TENANTS,
     READ_ONLY,
     READER,
     READER_SETTINGS,
@@ -21,9 +27,11 @@ from server.store.database_roles import (
     TENANT_VIEWS,
 )
 from tests.fix_server import SCRIPTED, Connect
+from tests.support.documents import sql_lines
 from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
+ADMIN_LINES = [line.replace("resp_…", "resp_" + 32 * "0") for _, line in sql_lines()]
 TENANT_TABLES = {name for name, table in ALL_TABLES.tables.items() if "tenant" in table.columns}
 
 
@@ -151,6 +159,63 @@ def test_a_tenants_reader_sees_its_rows_alone(served: ServerProcess, users: User
         connection.execute("set default_transaction_read_only = off")
         with pytest.raises(InsufficientPrivilege):
             connection.execute("insert into reader_tenants values ('other', current_user)")
+
+
+@pytest.mark.parametrize("line", ADMIN_LINES)
+def test_readers_ask_every_question_of_the_page(users: Users, line: str) -> None:
+    with psycopg.connect(users.reader, autocommit=True) as connection:
+        connection.execute(line.encode())
+
+
+def test_a_tenants_reader_asks_the_same_views_and_sees_its_rows_alone(
+    served: ServerProcess, users: Users
+) -> None:
+    served.ask_to_end()
+    assert served.wait() == 0
+    with psycopg.connect(users.owner, autocommit=True) as owner:
+        owner.execute(
+            "insert into user_days select tenant, 'u', '2026-1-1', 1, 1, 1, 1, 1, 1, 1 from api_keys"
+        )
+        owner.execute("insert into refused_requests select tenant, now(), '', 400, '', 1 from api_keys")
+        owner.execute("insert into refused_requests values ('', now(), '', 401, '', 1)")
+        views = owner.execute(
+            "select table_name, bool_or(column_name = 'tenant') from information_schema.columns"
+            " where table_schema = 'admin' group by 1"
+        ).fetchall()
+        of_tenants = {view for view, has_tenant in views if has_tenant} - NOT_FOR_TENANTS
+        assert {view for view, _ in views} - of_tenants == NOT_FOR_TENANTS
+        shown = {view: _tenants(owner, view) for view in of_tenants}
+    assert all(tenants >= {"acme", "other"} for view, tenants in shown.items() if view != "tool_calls"), shown
+    with psycopg.connect(users.acme_reader, autocommit=True) as connection:
+        for view in sorted(of_tenants):
+            assert _tenants(connection, view) == shown[view] & {"acme"}, view
+        (found,) = connection.execute("select id from admin.responses limit 1").fetchall()
+        assert connection.execute(
+            "select count(*) from admin.chain(admin.name_of('resp_', %s))", found
+        ).fetchone()
+        for view in NOT_FOR_TENANTS:
+            with pytest.raises(InsufficientPrivilege):
+                connection.execute(sql.SQL("select from {}").format(sql.Identifier("admin", view)))
+
+
+def _tenants(connection: psycopg.Connection, view: str) -> set[str | None]:
+    query = sql.SQL("select distinct tenant from {}").format(sql.Identifier("admin", view))
+    return {tenant for (tenant,) in connection.execute(query)}
+
+
+def test_readers_change_nothing_through_the_views(users: Users) -> None:
+    for url in (users.reader, users.acme_reader):
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("set default_transaction_read_only = off")
+            for statement in (
+                "delete from admin.items",
+                "update admin.usage set cost = 0",
+                "create view admin.mine as select 1",
+                "drop view admin.items",
+                "select digest from admin.keys",
+            ):
+                with pytest.raises((InsufficientPrivilege, ObjectNotInPrerequisiteState, UndefinedColumn)):
+                    connection.execute(statement.encode())
 
 
 def test_every_table_has_its_rights_and_its_policies(users: Users) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from tests.acceptance.error_object import check_error
@@ -122,6 +123,24 @@ def test_label_that_nothing_here_serves_is_refused(server: ServerProcess, tool: 
     body = {"model": MODEL, "input": "Hello", "tools": [{"type": "mcp", **tool}]}
     answer = httpx.post(f"{server.api}/responses", json=body)
     assert check_error(answer, 400, "invalid_request_error")["param"] == "tools[0].server_label"
+
+
+def test_calls_are_in_sql_with_their_durations_and_failures(
+    server: ServerProcess, city: Mcp, module_database: str
+) -> None:
+    went_well = post(server, "How is the weather?", weather())["id"]
+    city.does("broken")
+    failed = post(server, "How is the weather?", weather())["id"]
+    query = (
+        "select response, tool, server_label, failed, error like '%%fallen%%', seconds between 0 and 60"
+        " from admin.tool_calls where response = any(%s) order by created_at"
+    )
+    with psycopg.connect(module_database, autocommit=True) as connection:
+        found = connection.execute(query, [[went_well, failed]]).fetchall()
+    assert found == [
+        (went_well, "get_weather", "city", False, None, True),
+        (failed, "get_weather", "city", True, True, True),
+    ]
 
 
 @pytest.mark.parametrize("allowed", [["*"], ["*", "get_weather"]])

@@ -123,7 +123,7 @@ def test_response_that_is_not_stored_leaves_no_content(
         "input": f"My name is {CANARY}.",
         "instructions": f"Never say {CANARY}.",
         "metadata": {"note": CANARY},
-        "user": CANARY,
+        "user": "person-4711",
         "seed": 987654321,
         "temperature": 1,
     }
@@ -135,4 +135,6 @@ def test_response_that_is_not_stored_leaves_no_content(
         eventually(lambda: tables_with(connection, as_uuid(response["id"])) == ["usage_ledger"])
         for trace in (CANARY, CANARY.encode().hex(), text, "987654321"):
             assert tables_with(connection, trace) == []
+        metered = tables_with(connection, "person-4711")
+        assert set(metered) <= {"usage_ledger", "usage_changes", "user_days"}, "its end user is metering"
     assert CANARY not in scripted_server.said()

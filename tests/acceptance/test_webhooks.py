@@ -1,7 +1,11 @@
 """Webhooks over HTTP: endpoints by the official client, by an operator and by commands; what is delivered."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,9 +14,9 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from tests.acceptance.error_object import check_error
-from tests.fix_server import SCRIPTED
+from tests.fix_server import SCRIPTED, StartServer
 from tests.support.eventually import eventually
-from tests.support.server_process import MODEL, ServerProcess, run_command
+from tests.support.server_process import MODEL, REPOSITORY, ServerProcess, free_port, run_command
 from tests.support.webhook_receiver import Reply, WebhookReceiver
 
 Json = dict[str, Any]
@@ -271,3 +275,31 @@ def test_secrets_are_in_no_log_line_and_sealed_in_the_database(site: Site, recei
     assert made.signing_secret.removeprefix("whsec_") not in sealed
     assert made.signing_secret not in site.server.said()
     assert "/hook" not in site.server.said()
+
+
+def test_the_receiver_of_the_documents_prints_the_end_of_a_response(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    page = (REPOSITORY / "docs" / "webhooks.md").read_text()
+    port = free_port()
+    server = start_server(webhook_hosts=f"http://127.0.0.1:{port}", webhook_retry_seconds=0.1)
+    code = page[page.index("```python\n") + len("```python\n") : page.index("\n```\n\nFor a receiver")]
+    assert '("127.0.0.1", 9000)' in code
+    program = tmp_path / "receiver.py"
+    program.write_text(code.replace("9000", str(port)).replace("http://127.0.0.1:8000", server.url))
+    with OpenAI(base_url=server.api, api_key="none", timeout=60) as client:
+        made = client.webhooks.create(name="ends", url=f"http://127.0.0.1:{port}/", event_types=ALL)
+        variables = {"OPENAI_WEBHOOK_SECRET": made.signing_secret, "OPENAI_API_KEY": "none"}
+        with subprocess.Popen(
+            [sys.executable, str(program)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **variables},
+        ) as receiver:
+            try:
+                response = client.responses.create(model=MODEL, input="Hello", background=True)
+                assert receiver.stdout is not None
+                assert receiver.stdout.readline() == f"response.completed {response.id}\n"
+            finally:
+                receiver.kill()

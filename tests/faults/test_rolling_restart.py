@@ -28,6 +28,11 @@ BETWEEN_S = 1.0
 """Of load between two restarts."""
 
 
+SLOW_PROBE_S = 5.0
+SLOW_DELAY_S = 8.0
+"""Between SIGTERM and the first refusal, where a balancer asks only every `SLOW_PROBE_S`."""
+
+
 @dataclass
 class Deployment:
     """Api replicas behind a balancer, workers, and engines that all of these find by a file."""
@@ -155,3 +160,35 @@ def restart_all(deployment: Deployment, restarted: tuple[int, int, int]) -> None
     for number, engine in enumerate(deployment.engines[:engines]):
         deployment.restart_engine(engine, drained=number % 2 == 1)
         deployment.go_on(BETWEEN_S)
+
+
+@pytest.mark.faults
+def test_balancer_that_asks_every_five_seconds_refuses_nobody_over_two_restarts(
+    start_server: StartServer, database_url: str, tally: Tally
+) -> None:
+    settings = {"scripted_tokens": 2 * TOKENS, "scripted_step_seconds": STEP_S, "allowed_hosts": "127.0.0.1"}
+    serving = [start_server(shutdown_delay_seconds=SLOW_DELAY_S, **settings) for _ in range(2)]
+    with Balancer([server.port for server in serving], probe_seconds=SLOW_PROBE_S) as balancer:
+        eventually(lambda: len(balancer.ready) == len(serving), within=PATIENCE_S)
+        load = Load(balancer.url, each=2)
+        try:
+            for server in serving:
+                restart_beside(server, balancer)
+                load.check()
+            load.finish()
+        finally:
+            load.stop()
+        assert balancer.refused == 0
+    audited = run_command("audit", database_url=database_url)
+    assert (audited.returncode, audited.stdout) == (0, ""), audited.stderr
+    for kind, count in load.counts.items():
+        tally["F42", f"requests beside slow probes: {kind}"] += count
+
+
+def restart_beside(server: ServerProcess, balancer: Balancer) -> None:
+    """The balancer has taken it out before it is gone, and takes it in again."""
+    server.ask_to_end()
+    assert server.wait() == 0
+    assert server.port not in balancer.ready
+    server.start()
+    eventually(lambda: server.port in balancer.ready, within=PATIENCE_S)

@@ -68,7 +68,7 @@ def test_the_migrated_schema_is_the_one_that_the_code_knows(database_url: str) -
 
 def test_a_difference_to_the_code_would_be_noticed(database_url: str) -> None:
     with alembic_on(database_url) as (config, connection):
-        connection.exec_driver_sql("alter table items drop column call_id")
+        connection.exec_driver_sql("alter table items drop column call_id cascade")
         connection.commit()
         with pytest.raises(Exception, match="call_id"):
             command.check(config)

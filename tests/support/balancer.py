@@ -19,8 +19,9 @@ PATIENCE_S = 30.0
 class Balancer:
     """Listens on loopback while its block lasts. Its methods are for other threads."""
 
-    def __init__(self, ports: Sequence[int]) -> None:
+    def __init__(self, ports: Sequence[int], *, probe_seconds: float = PROBE_S) -> None:
         self._ports = tuple(ports)
+        self._probe_seconds = probe_seconds
         self._ready: frozenset[int] = frozenset()
         self._turns = count()
         self._loop = asyncio.new_event_loop()
@@ -74,7 +75,7 @@ class Balancer:
             with suppress(OSError):  # it is not there
                 ready = await _is_ready(port)
             self._ready = self._ready | {port} if ready else self._ready - {port}
-            await asyncio.sleep(PROBE_S)
+            await asyncio.sleep(self._probe_seconds)
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -10,11 +10,14 @@ from itertools import groupby
 from pathlib import Path
 
 from server.configuration.settings import Setting, settings
+from tests.support.data_dictionary import dictionary
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+DICTIONARY = ROOT / "docs" / "data-dictionary.md"
+SQL_PAGE = ROOT / "docs" / "sql.md"
 FOLDERS = ("server", "engine", "runner", "migrations", "demo", "bench")
 """Shown file by file; of `tests` the folders are enough."""
 
@@ -33,6 +36,7 @@ def expected() -> dict[Path, str]:
     return {
         CONFIGURATION: between(_text(CONFIGURATION), "settings", settings_tables()),
         ARCHITECTURE: between(_text(ARCHITECTURE), "tree", f"```\n{tree()}```\n"),
+        DICTIONARY: between(_text(DICTIONARY), "dictionary", dictionary()),
     }
 
 
@@ -45,6 +49,19 @@ def between(text: str, name: str, content: str) -> str:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+def sql_lines() -> list[tuple[str, str]]:
+    """The queries of docs/sql.md, each with the heading above it; a later one of a heading has a number."""
+    lines: list[tuple[str, str]] = []
+    title = ""
+    for line in _text(SQL_PAGE).splitlines():
+        if line.startswith("##"):
+            title, number = line.lstrip("# "), 0
+        elif line.startswith("select "):
+            number += 1
+            lines.append((title if number == 1 else f"{title} ({number})", line.rstrip(";")))
+    return lines
 
 
 def settings_tables() -> str:
@@ -90,8 +107,10 @@ TESTS = {
 
 OTHER = {
     "migrations": "the schema, step by step, by Alembic",
+    "migrations/functions": "functions of the schema, in SQL",
     "migrations/versions": "one file a step of the schema",
     "migrations/views": "the views that migrations create",
+    "migrations/views/admin": "the schema `admin`: views for people, and comments on all columns",
     "demo/holdfast-demo": "the demo model, an ordinary Hugging Face folder",
     "demo/holdfast-vision": "the demo's vision-language model, the same",
     "script.py.mako": "the template of a new migration",

@@ -46,6 +46,14 @@ GenerationConfigParam = dict[str, Any] | Annotated[str, Meta(max_length=65_536)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 Summary = Literal["auto", "concise", "detailed"]
+Kind = Literal["response", "chat", "completion"]
+"""The API of a request: Responses, Chat Completions or the legacy completions."""
+MAX_END_USER = 512
+
+
+def end_user(user: str | None, safety_identifier: str | None) -> str | None:
+    """The end user that a request names: `user`, else `safety_identifier`; Postgres text, so without NULs."""
+    return (user or safety_identifier or "").replace("\0", "")[:MAX_END_USER] or None
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):

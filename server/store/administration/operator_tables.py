@@ -12,6 +12,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     Numeric,
+    PrimaryKeyConstraint,
     Table,
     Text,
     UniqueConstraint,
@@ -20,6 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from server.store.column_comments import describe
 from server.store.tables import NOW, engine_times, metadata, origin_columns, time_column
 
 _PERIODS = "budget_period in ('day', 'month', 'total')"
@@ -157,7 +159,88 @@ usage_ledger = Table(
     Column("attempt", Integer, comment="how many replicas ran it"),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
     Index("ix_usage_ledger_time", "finished_at"),
+    Index("ix_usage_ledger_uncounted", "finished_at", postgresql_where=text("kind is null")),
     postgresql_partition_by="range (response_id)",
+)
+"""Entries without `kind` are of a release before 0012, and not counted in `usage_days` yet."""
+
+
+def _usage_groups() -> list[Column[object]]:
+    """What the sums of a day are grouped by, besides the tenant; empty strings stand for nulls."""
+    return [
+        Column("day", Date, nullable=False, comment="in UTC"),
+        Column("key_id", Text, nullable=False, comment="empty: without a key"),
+        Column("model", Text, nullable=False),
+        Column("kind", Text, nullable=False, comment="response, chat or completion: the API of the request"),
+        Column("status", Text, nullable=False),
+        Column("error_code", Text, nullable=False, comment="empty: no error"),
+    ]
+
+
+def _usage_sums() -> list[Column[object]]:
+    return [
+        Column("responses", BigInteger, nullable=False),
+        Column("input_tokens", BigInteger, nullable=False, comment="cached ones among them"),
+        Column("cached_tokens", BigInteger, nullable=False),
+        Column("output_tokens", BigInteger, nullable=False, comment="reasoning among them"),
+        Column("reasoning_tokens", BigInteger, nullable=False),
+        Column("cost", Numeric, nullable=False, comment="of the responses that have one"),
+        Column("unpriced", BigInteger, nullable=False, comment="responses whose model had no price"),
+    ]
+
+
+_OFTEN_CHANGED = {"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"}
+
+usage_changes = Table(
+    "usage_changes",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
+    *_usage_groups(),
+    Column("end_user", Text, nullable=False, comment="empty: none named"),
+    *_usage_sums(),
+    postgresql_with=_OFTEN_CHANGED,
+    comment="what usage_days and user_days lack of the ledger; the retention thread folds it into them",
+)
+
+usage_days = Table(
+    "usage_days",
+    metadata,
+    Column("tenant", Text),
+    *_usage_groups(),
+    *_usage_sums(),
+    PrimaryKeyConstraint(
+        "tenant", "day", "key_id", "model", "kind", "status", "error_code", name="pk_usage_days"
+    ),
+    Index("ix_usage_days_day", "day"),
+    postgresql_with={"fillfactor": "80"},
+    comment="sums of the ledger by day, of all that was ever in it",
+)
+
+user_days = Table(
+    "user_days",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("end_user", Text, primary_key=True, comment="user, else safety_identifier, of the requests"),
+    Column("day", Date, primary_key=True, comment="in UTC"),
+    *_usage_sums(),
+    Index("ix_user_days_day", "day"),
+    postgresql_with={"fillfactor": "80"},
+    comment="sums of the ledger by end user and day, as far back as the ledger goes",
+)
+
+refused_requests = Table(
+    "refused_requests",
+    metadata,
+    Column("tenant", Text, primary_key=True, comment="empty: not known, as with a wrong key"),
+    Column("hour", DateTime(timezone=True), primary_key=True),
+    Column("route", Text, primary_key=True, comment="the template of the address; empty: no such address"),
+    Column("status", Integer, primary_key=True, autoincrement=False, comment="of HTTP, 400 and above"),
+    Column("error_code", Text, primary_key=True, comment="of the error object; empty: it has none"),
+    Column("requests", BigInteger, nullable=False),
+    Index("ix_refused_requests_hour", "hour"),
+    postgresql_with={"fillfactor": "50"},
+    comment="requests that were answered with an error object, counted by hour",
 )
 
 audit_trail = Table(
@@ -270,5 +353,6 @@ webhook_deliveries = Table(
     postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
 )
 
+describe(metadata)
 ALL_TABLES = metadata
 """The metadata of these tables and of those in `tables.py`."""

@@ -249,6 +249,10 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
                 stored=True,
                 started_at=claimed.created_at,
                 ending=ending,
+                end_user=claimed.end_user,
+                kind=claimed.kind or "response",
+                background=claimed.background,
+                attempt=claimed.attempt,
             )
         _try_compact(connection, tenant, id_)
         if finished.deleted:

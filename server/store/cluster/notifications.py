@@ -34,9 +34,10 @@ HINT_DIGITS = 8
 """Hex digits of a response's short id, the last ones of its UUIDv7, which are random. A collision costs one
 query."""
 BATCH_SECONDS = 0.01
-SECONDS_PER_LISTENER = 0.001
-"""The least time from one batch to the next, for each other replica: each NOTIFY wakes the sessions of all of
-them, which takes some 20 microseconds, so that one replica's batches cost Postgres at most 2 % of a core."""
+MOST_NOTIFIED = 8
+"""Other replicas up to which all events are notified of. Each NOTIFY wakes the sessions of all replicas, some
+50 microseconds each. So with more of them followers read the logs on their own, several times a second, and
+are notified only of events after a silence."""
 _RETRY_SECONDS = 1.0
 _MAX_PAYLOAD = 7900
 """Bytes; a payload must be shorter than 8000 bytes."""
@@ -84,8 +85,6 @@ class Outgoing:
     cancels: set[UUID] = field(default_factory=set)
     watches: set[UUID] = field(default_factory=set)
     """Responses that this replica follows."""
-    is_urgent: bool = False
-    """Whether somebody waits for the first of such hints, or there is more to it than further events."""
 
     def __bool__(self) -> bool:
         return bool(self.events or self.queue or self.cancels or self.watches)
@@ -96,7 +95,6 @@ class Outgoing:
         self.queue |= other.queue
         self.cancels |= other.cancels
         self.watches |= other.watches
-        self.is_urgent |= other.is_urgent
 
     def to_notifications(self, me: UUID) -> list[tuple[str, str]]:
         """The hints as pairs of channel and payload."""
@@ -201,6 +199,11 @@ class Notifier:
             "notifier", self._send_pending, on_fatal=on_fatal, on_end=self._disconnect
         )
 
+    @property
+    def names_all_events(self) -> bool:
+        """Whether replicas are so few that each commit is notified of, here and by the others."""
+        return self.other_replicas <= MOST_NOTIFIED
+
     def start(self) -> None:
         self.thread.start()
 
@@ -220,13 +223,15 @@ class Notifier:
         hints, now = Outgoing(), self._clock()
         with self._changed:
             for response in responses:
-                for replica in self._watches.followers(response, now):
-                    hints.events.setdefault(replica, set()).add(short_id(response))
+                followers = self._watches.followers(response, now)
+                if followers and (self._watches.was_silent(response, now) or self.names_all_events):
+                    for replica in followers:
+                        hints.events.setdefault(replica, set()).add(short_id(response))
         self._enqueue(hints)
 
     def watch(self, responses: Iterable[UUID]) -> None:
         """Announces that this replica follows these responses."""
-        self._enqueue(Outgoing(watches=set(responses), is_urgent=True))
+        self._enqueue(Outgoing(watches=set(responses)))
 
     def add_watches(
         self, replica: UUID, responses: Iterable[UUID], runs_here: Callable[[UUID], bool]
@@ -240,7 +245,7 @@ class Notifier:
         with self._changed:
             new = self._watches.add(replica, responses, self._clock())
         if running := {short_id(response) for response in new if runs_here(response)}:
-            self._enqueue(Outgoing({replica: running}, is_urgent=True))
+            self._enqueue(Outgoing({replica: running}))
 
     def follows(self, replica: UUID, response: UUID) -> bool:
         """Whether that replica is notified of that response's events."""
@@ -249,11 +254,11 @@ class Notifier:
 
     def notify_queue(self) -> None:
         """Announces committed responses that no replica has claimed."""
-        self._enqueue(Outgoing(queue=True, is_urgent=True))
+        self._enqueue(Outgoing(queue=True))
 
     def notify_cancel(self, response: UUID) -> None:
         """Announces a committed cancellation request."""
-        self._enqueue(Outgoing(cancels={response}, is_urgent=True))
+        self._enqueue(Outgoing(cancels={response}))
 
     def _enqueue(self, hints: Outgoing) -> None:
         if hints and self.other_replicas and self._enabled:
@@ -271,11 +276,6 @@ class Notifier:
         if not self._send(hints):
             self._enqueue(hints)
             self.thread.wait(_RETRY_SECONDS)
-            return
-        pause = self.other_replicas * SECONDS_PER_LISTENER - BATCH_SECONDS
-        if pause > 0:
-            with self.thread.idle(), self._changed:
-                self._changed.wait_for(lambda: self._pending.is_urgent or self.thread.stopping, pause)
 
     def _send(self, hints: Outgoing) -> bool:
         try:

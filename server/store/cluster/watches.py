@@ -12,6 +12,8 @@ RENEW_SECONDS = 2.0
 """Seconds between two announcements of the same response."""
 KEEP_SECONDS = 7.0
 """How long an announcement holds: one may be lost, and a reader of the log may be late."""
+SILENCE_SECONDS = 0.2
+"""After so long without events a reader of the log may look for them less often."""
 MAX_WATCHES = 100_000
 """Announcements that are remembered. Followers that made further ones learn by reading the log."""
 
@@ -22,6 +24,8 @@ class Watches:
     def __init__(self) -> None:
         self._until: dict[UUID, dict[UUID, float]] = {}
         """By response, by replica: how long its announcement holds."""
+        self._event_at: dict[UUID, float] = {}
+        """By followed response: when it last had events."""
         self._count = 0
         self._swept_at = 0.0
 
@@ -44,6 +48,11 @@ class Watches:
         until = self._until.get(response)
         return [] if until is None else [replica for replica, end in until.items() if end > now]
 
+    def was_silent(self, response: UUID, now: float) -> bool:
+        """Whether the events that a followed response has now come after a silence."""
+        before, self._event_at[response] = self._event_at.get(response), now
+        return before is None or now - before > SILENCE_SECONDS
+
     def _sweep(self, now: float) -> None:
         """Forgets what has expired, at most once in a while."""
         if now < self._swept_at + KEEP_SECONDS:
@@ -56,3 +65,4 @@ class Watches:
                 self._until[response] = left
             else:
                 del self._until[response]
+        self._event_at = {response: at for response, at in self._event_at.items() if response in self._until}

@@ -9,10 +9,11 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, TextClause, bindparam, select, text, update
 
 from server.logs.context import ResponseFields, response_fields
+from server.protocol.responses.request import Kind
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
+from server.store.administration import spend, usage_days
 from server.store.administration.operator_tables import usage_ledger
 from server.store.administration.prices import COST
-from server.store.administration.spend import ADD
 from server.store.content.storage_usage import ROW_BYTES, count_added
 from server.store.database_errors import OwnershipLost
 from server.store.tables import responses
@@ -45,6 +46,8 @@ class NewResponse:
     metadata: str
     choice: int | None = None
     """The index in the chat completion of which it is a choice."""
+    end_user: str | None = None
+    kind: Kind = "response"
     request_id: str | None = None
     trace_parent: str | None = None
     lifetime: timedelta | None
@@ -84,6 +87,9 @@ class StoredResponse:
     request: str
     asked: str | None
     choice: int | None
+    end_user: str | None = None
+    kind: Kind | None = None
+    """None in rows of releases without the column."""
     request_id: str | None = None
     trace_parent: str | None = None
 
@@ -107,6 +113,8 @@ def insert_queued(connection: Connection, new: NewResponse) -> datetime:
     return _insert(connection, _INSERT_QUEUED, new)
 
 
+_PARENT = "from responses p where p.tenant = :tenant and p.id = :previous_id"
+"""Rows of releases without `root_id` and `turn` count as the first of their chains."""
 _NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "lifetime"]
 
 
@@ -114,6 +122,8 @@ def _insert_statement(more: dict[str, str]) -> TextClause:
     """An INSERT with further columns. Its times are of one reading of the database's clock."""
     values = {
         **{name: f":{name}" for name in (*_NEW_COLUMNS, "size")},
+        "root_id": f"(select coalesce(p.root_id, p.id) {_PARENT})",
+        "turn": f"coalesce((select coalesce(p.turn, 1) + 1 {_PARENT}), 1)",
         "created_at": "statement_timestamp()",
         "expires_at": "statement_timestamp() + cast(:lifetime as interval)",
         **more,
@@ -261,6 +271,10 @@ def record_usage(
     started_at: datetime,
     ending: Ending,
     request_id: str | None = None,
+    end_user: str | None = None,
+    kind: Kind = "response",
+    background: bool = False,
+    attempt: int = 1,
 ) -> None:
     """Inserts the ledger entry of a response and what it cost: usage without content, kept for ever."""
     connection.execute(
@@ -284,6 +298,10 @@ def record_usage(
             "first_token_at": ending.first_token_at,
             "error_code": ending.error_code,
             "request_id": request_id,
+            "end_user": end_user,
+            "kind": kind,
+            "background": background,
+            "attempt": attempt,
         },
     )
 
@@ -294,11 +312,13 @@ _METER = text(
     with metered as (
         insert into usage_ledger ({", ".join(_NO_USAGE)}, cost)
         values (:{", :".join(_NO_USAGE)}, ({COST}))
-        returning tenant, key_id, finished_at, input_tokens, output_tokens, cost)
-    {ADD}
+        returning {usage_days.RETURNED}),
+    spent as ({spend.ADD})
+    {usage_days.ADD}
     """  # noqa: S608 - constants of ours
 )
-"""Inserts an entry with every column of the ledger, its cost at the model's price, and what the key spent."""
+"""Inserts an entry with every column of the ledger, its cost at the model's price, what the key spent, and
+the change of the day's sums."""
 
 
 def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:

@@ -31,6 +31,8 @@ class NewItem:
     payload: str
     for_model: str | None = None
     """The JSON that prompts use, if it is shorter than the payload."""
+    seconds: float | None = None
+    """How long the call took that the server made."""
     images: Sequence[NewImage] = ()
     """The pictures that it names, which `insert_items` does not insert."""
 
@@ -41,17 +43,18 @@ NEW_ITEMS = """
     unnest(
         cast(:ids as text[]), cast(:types as text[]), cast(:roles as text[]), cast(:statuses as text[]),
         cast(:names as text[]), cast(:call_ids as text[]), string_to_array(:payloads, chr(30)),
-        string_to_array(:for_models, chr(30), '')
-    ) with ordinality as i (id, type, role, status, name, call_id, payload, for_model, place)
+        string_to_array(:for_models, chr(30), ''), cast(:seconds as double precision[])
+    ) with ordinality as i (id, type, role, status, name, call_id, payload, for_model, seconds, place)
     """
 """The items of `item_columns` as rows, the first at place 1."""
 _INSERT_ITEMS = text(
     count_added(
         f"""
         insert into items
-            (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size, for_model)
+            (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size,
+             for_model, seconds)
         select :tenant, :response, :side, place - 1, id, type, role, status, name, call_id,
-            cast(payload as json), octet_length(payload), for_model
+            cast(payload as json), octet_length(payload), for_model, seconds
         from {NEW_ITEMS}
         returning tenant, {ITEM_BYTES} as bytes
         """  # noqa: S608 - constants of ours
@@ -67,7 +70,7 @@ def insert_items(
         connection.execute(_INSERT_ITEMS, {**place, **item_columns(new)})
 
 
-def item_columns(new: Sequence[NewItem]) -> dict[str, str | list[str | None]]:
+def item_columns(new: Sequence[NewItem]) -> dict[str, object]:
     """Items as parameters of one statement; a history may have hundreds.
 
     Long columns are joined strings, not arrays: escaping array elements would dominate the driver's time.
@@ -80,6 +83,7 @@ def item_columns(new: Sequence[NewItem]) -> dict[str, str | list[str | None]]:
         "names": [item.name for item in new],
         "call_ids": [item.call_id for item in new],
         "payloads": _ITEM_SEPARATOR.join(item.payload for item in new),
+        "seconds": [item.seconds for item in new],
         "for_models": _ITEM_SEPARATOR.join(item.for_model or "" for item in new),
     }
 

@@ -20,6 +20,12 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.samp
 spoken = st.lists(st.tuples(st.sampled_from(["text", "thought", "done", "item"]), texts), max_size=10)
 
 
+_ROW = """
+    insert into responses (tenant, id, status, background, stream, model, seed, request, metadata)
+    values (%(tenant)s, %(id)s, 'in_progress', false, true, 'm', 1, '{}', '{}')
+"""
+
+
 def write(connection: Connection, response: UUID, said: list[tuple[str, str]]) -> list[Event]:
     """Appends events that say this, in as many commits' worth of rows as there are; gives them."""
     made: list[Event] = []
@@ -36,6 +42,7 @@ def write(connection: Connection, response: UUID, said: list[tuple[str, str]]) -
                 message = Message(item, "completed", "assistant", [OutputText(text)])
                 event = wire.whole_event(wire.OutputItemDone(number, 17, message))
         made.append(event)
+    connection.exec_driver_sql(_ROW, {"id": response, "tenant": TENANT})
     half = len(made) // 2
     for part in (made[:half], made[half:]):
         log_append.append(connection, log_append.encode_rows(TENANT, response, 1, part, []))

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.store.cluster import leases, notifications
-from server.store.cluster.notifications import Hints, Notifier, Outgoing, short_id
+from server.store.cluster.notifications import MOST_NOTIFIED, Hints, Notifier, Outgoing, short_id
+from server.store.cluster.watches import Watches
 from server.store.database import Connection, Database
 from tests.integration.delivery.following import sessions
 from tests.support.builders import examples, kill, register
@@ -110,6 +111,22 @@ def test_a_new_follower_is_notified_at_once_of_what_runs_here(notifier: Notifier
     notifier.add_watches(OTHER, [here, elsewhere], runs_here=lambda response: response == here)
     notifier.notify_queue()
     listen_until(ear, Hints(queue=True))  # and not again of what it followed before
+
+
+def test_many_replicas_are_notified_only_of_events_after_a_silence(
+    notifier: Notifier, ear: Connection
+) -> None:
+    busy, starts = new_uuid(), new_uuid()
+    follow(notifier, busy, starts)
+    notifier.set_other_replicas_alive(MOST_NOTIFIED + 1)
+    notifier.notify_events([busy])
+    listen_until(ear, Hints({short_id(busy)}))
+    notifier._clock = lambda: 0.0  # no time passes from here on
+    notifier._watches = Watches()
+    follow(notifier, busy, starts)
+    notifier._watches.was_silent(busy, 0.0)
+    notifier.notify_events([busy, starts])
+    listen_until(ear, Hints({short_id(starts)}))
 
 
 def test_ones_own_announcements_are_nothing(notifier: Notifier, ear: Connection) -> None:

@@ -194,3 +194,21 @@ def test_an_item_cannot_be_written_twice(database: Database) -> None:
         insert_response(connection, replica, id=response, inputs=["a"])
     with pytest.raises(IntegrityError), database.begin() as connection:
         stored_items.insert_items(connection, TENANT, response, stored_items.INPUT, [item])
+
+
+def test_a_chain_is_numbered_also_from_a_response_of_an_older_release(database: Database) -> None:
+    replica = register(database)
+    old, child, grandchild, single = (new_uuid() for _ in range(4))
+    with database.begin() as connection:
+        insert_response(connection, replica, id=old)
+        connection.exec_driver_sql("update responses set root_id = null, turn = null")
+        insert_response(connection, replica, id=child, previous=old)
+        insert_response(connection, replica, id=grandchild, previous=child)
+        insert_response(connection, replica, id=single)
+        found = connection.exec_driver_sql("select id, root_id, turn from responses").all()
+    assert set(map(tuple, found)) == {
+        (old, None, None),
+        (child, old, 2),
+        (grandchild, old, 3),
+        (single, None, 1),
+    }

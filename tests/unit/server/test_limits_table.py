@@ -8,7 +8,7 @@ import pytest
 from engine.remote.servers import answer_reader, discovery, http_client
 from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES
 from server import limits
-from server.administration import checks, keys
+from server.administration import checks, keys, webhooks
 from server.admission import history
 from server.configuration.settings import settings
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
@@ -18,13 +18,16 @@ from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.input_images import image_reader, image_worker
 from server.metrics import events, exposition
 from server.oidc import access_tokens, issuer, key_set, signing_keys
-from server.outbound_http import guarded_http
+from server.outbound_http import allowed_addresses, guarded_http
 from server.prompting import engine_parameters, turns
 from server.protocol import input_files, list_pages
+from server.protocol import webhooks as protocol
 from server.protocol.administration import requests
 from server.protocol.responses.request import MAX_TEMPLATE
 from server.quotas import rate_limits
 from server.store.content import image_removal
+from server.store.webhooks import outbox
+from server.webhooks import endpoint_slots, retries, samples, sender
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
 NAMED = sorted(set(re.findall(r"`(max_[a-z_]+)`", TABLE)))
@@ -120,6 +123,24 @@ def test_the_table_names_the_bounds_of_access_tokens_and_their_issuer() -> None:
     assert f"| {documents}; the first {key_set.MAX_KEYS} keys, {bits} |" in TABLE
     assert f"| the keys before them are good for {signing_keys.KEEP_S / 3600:g} hours, then 503 |" in TABLE
     assert f"| one in {signing_keys.PAUSE_S:g} s, in a thread of its own |" in TABLE
+
+
+def test_the_table_names_the_bounds_of_webhooks() -> None:
+    assert f"| webhook endpoints | {webhooks.MAX_ENDPOINTS} |" in TABLE
+    slots, senders = endpoint_slots.PER_ENDPOINT, sender.SENDERS
+    assert f"| {slots} at an endpoint that receives, 1 at any other | {senders} on one replica" in TABLE
+    assert f"{senders // 2} of them to endpoints whose last attempt failed" in TABLE
+    assert f"| webhooks that wait for one endpoint | {outbox.MAX_PENDING:,} |" in TABLE
+    hours, apart = outbox.RETRIED_FOR.total_seconds() / 3600, retries.MAX_PAUSE_SECONDS / 3600
+    assert f"| for {hours:g} hours, {apart:g} hours apart at most |" in TABLE
+    asked, pause = retries.MAX_RETRY_AFTER_SECONDS / 3600, endpoint_slots.MAX_PAUSE_SECONDS / 60
+    assert f"| {asked:g} hour; {pause:g} minutes |" in TABLE
+    kept = f"those delivered for {outbox.DELIVERED_KEPT.days} days, those given up for"
+    assert f"| {kept} {outbox.GIVEN_UP_KEPT.days} |" in TABLE
+    assert f"| {samples.MAX_SAMPLES}; {webhooks.MAX_REDELIVERED:,} |" in TABLE
+    assert f"| {protocol.MAX_URL:,} characters; 1 to {checks.MAX_TEXT}; 1 to 4 |" in TABLE
+    assert protocol.MAX_URL == allowed_addresses.MAX_URL
+    assert f"signs beside a new one | {webhooks.MAX_OVERLAP.days} days |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_the_admin_api() -> None:

@@ -67,6 +67,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "max_image_pixels": ("65536", 65536),
     "max_image_tokens": ("256", 256),
     "mcp_hosts": ("*.city", "*.city"),
+    "webhook_hosts": ("*.hooks", "*.hooks"),
     "event_names": ("open-responses", "open-responses"),
     "reasoning_summary": ("off", "off"),
     "trust_request_chat_template": ("on", "on"),

@@ -58,6 +58,23 @@ OPERATION_IDS = {
     "GET /v1/responses/{response_id}/input_items": "response_lists.input_items",
     "GET /version": "health.version",
 }
+WEBHOOK_IDS = {
+    "POST /webhook_endpoints": "create_webhook_endpoint",
+    "GET /webhook_endpoints": "list_webhook_endpoints",
+    "GET /webhook_endpoints/{webhook_endpoint_id}": "retrieve_webhook_endpoint",
+    "POST /webhook_endpoints/{webhook_endpoint_id}": "update_webhook_endpoint",
+    "DELETE /webhook_endpoints/{webhook_endpoint_id}": "delete_webhook_endpoint",
+    "POST /webhook_endpoints/{webhook_endpoint_id}/rotate_secret": "rotate_webhook_secret",
+    "POST /webhook_endpoints/{webhook_endpoint_id}/test": "test_webhook_endpoint",
+    "GET /webhook_endpoints/{webhook_endpoint_id}/deliveries": "list_webhook_deliveries",
+    "POST /webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/redeliver": "redeliver_webhook",
+    "POST /webhook_endpoints/{webhook_endpoint_id}/redeliver": "redeliver_webhooks",
+}
+for _prefix, _group in (("/v1", "webhooks"), ("/admin/v1", "administration")):
+    OPERATION_IDS |= {
+        route.replace(" ", f" {_prefix}", 1): f"{_group}.{name}" for route, name in WEBHOOK_IDS.items()
+    }
+OPERATION_IDS["GET /v1/webhook_event_types"] = "webhooks.list_webhook_event_types"
 
 
 def test_operation_ids_stay_as_published() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from server.protocol.ids import new_uuid
 from server.store.cluster import watches
-from server.store.cluster.watches import KEEP_SECONDS, RENEW_SECONDS, Watches
+from server.store.cluster.watches import KEEP_SECONDS, RENEW_SECONDS, SILENCE_SECONDS, Watches
 
 ONE, TWO = new_uuid(), new_uuid()
 
@@ -35,3 +35,11 @@ def test_announcements_are_bounded_and_make_room_when_they_expire(monkeypatch: p
     assert known.followers(later[0], 101.0) == []
     assert known.add(ONE, first, 102.0) == [], "those that are known are renewed all the same"
     assert known.add(TWO, later, 103.0 + KEEP_SECONDS) == later
+
+
+def test_events_come_after_a_silence_or_follow_others() -> None:
+    known, response = Watches(), new_uuid()
+    assert known.was_silent(response, 100.0)
+    assert not known.was_silent(response, 100.0 + SILENCE_SECONDS / 2)
+    assert not known.was_silent(response, 100.0 + SILENCE_SECONDS)
+    assert known.was_silent(response, 100.5 + SILENCE_SECONDS)

@@ -1,0 +1,86 @@
+"""`RefusedRequests`: counts of requests that were answered with an error, and the thread that stores them.
+
+A request changes a count in memory. Every WRITE_SECONDS the counts are added to the table by one statement.
+"""
+
+import logging
+import threading
+from collections import Counter
+
+from server.errors import ApiError
+from server.logs.context import CURRENT
+from server.metrics.labels import OTHER
+from server.store.administration import refused_requests
+from server.store.administration.refused_requests import Refusal
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
+from server.supervised_thread import Retry, SupervisedThread
+
+log = logging.getLogger("holdfast.metrics")
+
+WRITE_SECONDS = 10.0
+MAX_KINDS = 1000
+"""Different refusals that are counted between two writes; all others are counted together."""
+_UNKNOWN = Refusal("", "", 0, OTHER)
+
+
+class RefusedRequests:
+    """Counts; any thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Refusal] = Counter()
+        self._lock = threading.Lock()
+
+    def count(self, error: ApiError) -> None:
+        """The current request was answered with this error."""
+        request = CURRENT.get()
+        tenant, route = ("", "") if request is None else (request.tenant or "", request.route)
+        self._add({Refusal(tenant, route, error.status, error.code or ""): 1})
+
+    def take(self) -> Counter[Refusal]:
+        """The counts since the last call."""
+        with self._lock:
+            taken, self._counts = self._counts, Counter()
+        return taken
+
+    def put_back(self, counts: Counter[Refusal]) -> None:
+        """Adds counts that could not be stored."""
+        self._add(counts)
+
+    def _add(self, counts: dict[Refusal, int]) -> None:
+        with self._lock:
+            for refusal, count in counts.items():
+                known = refusal in self._counts or len(self._counts) < MAX_KINDS
+                self._counts[refusal if known else _UNKNOWN._replace(status=refusal.status)] += count
+
+
+class RefusalWriter:
+    """Stores the counts every WRITE_SECONDS, and at the end."""
+
+    def __init__(self, database: Database, refused: RefusedRequests) -> None:
+        self._database = database
+        self._refused = refused
+        self.thread = SupervisedThread("refused requests", self._turn, retry=Retry(max_failures=None))
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.thread.stop()
+        self.write()
+
+    def _turn(self) -> None:
+        if not self.thread.wait(WRITE_SECONDS):
+            self.write()
+
+    def write(self) -> None:
+        """Stores what was counted since the last time; what cannot be stored now is stored later."""
+        counts = self._refused.take()
+        if not counts:
+            return
+        try:
+            with self._database.begin() as connection:
+                refused_requests.add(connection, counts)
+        except DatabaseError as error:
+            self._refused.put_back(counts)
+            log.debug("refused requests are stored later: %s", type(error).__name__)

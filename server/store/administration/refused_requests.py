@@ -1,0 +1,53 @@
+"""Requests that were answered with an error object, counted by hour, tenant, route, status and code."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sqlalchemy import Connection, text
+
+
+class Refusal(NamedTuple):
+    """What refused requests are counted by. All but the tenant are values of ours."""
+
+    tenant: str
+    """Empty if it is not known."""
+    route: str
+    status: int
+    error_code: str
+
+
+_ADD = text(
+    """
+    insert into refused_requests (hour, tenant, route, status, error_code, requests)
+    select date_trunc('hour', statement_timestamp(), 'UTC'), n.* from unnest(
+        cast(:tenants as text[]), cast(:routes as text[]), cast(:statuses as integer[]),
+        cast(:codes as text[]), cast(:counts as bigint[])) as n
+    order by 2, 3, 4, 5
+    on conflict (tenant, hour, route, status, error_code)
+    do update set requests = refused_requests.requests + excluded.requests
+    """
+)
+_FORGET = text(
+    """
+    delete from refused_requests where hour < least(
+        (select min(finished_at) from usage_ledger), statement_timestamp() - interval '1 day')
+    """
+)
+
+
+def add(connection: Connection, counts: Mapping[Refusal, int]) -> None:
+    """Adds these counts to those of the current hour."""
+    refusals = sorted(counts)
+    parameters = {
+        "tenants": [one.tenant for one in refusals],
+        "routes": [one.route for one in refusals],
+        "statuses": [one.status for one in refusals],
+        "codes": [one.error_code for one in refusals],
+        "counts": [counts[one] for one in refusals],
+    }
+    connection.execute(_ADD, parameters)
+
+
+def forget(connection: Connection) -> None:
+    """Removes counts of a time of which the ledger has nothing any more, but for those of the last day."""
+    connection.execute(_FORGET)

@@ -1,0 +1,121 @@
+"""Sums of the usage ledger by day, and by end user and day, so that questions about usage need not read it.
+
+The statement that meters a response inserts its row of `usage_changes`, in the transaction of its end. `fold`
+moves these into the sums of `usage_days` and `user_days`. Readers add both, so figures are exact at any time.
+
+Entries of a release that knows no sums have no `kind`. `count_old` gives them one and inserts their changes.
+"""
+
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+FOLD_ROWS = 64
+"""Fewer changes are left for later."""
+_MAX_FOLDED = 10_000
+"""The most rows that are folded in one transaction."""
+_MAX_COUNTED = 1_000
+"""The most old entries that are counted in one transaction."""
+_LOCK = int.from_bytes(b"usgdays", "big")
+"""Advisory lock, held until the end of the transaction: one replica folds at a time."""
+
+_GROUPS = "tenant, day, key_id, model, kind, status, error_code"
+_SUMS = (
+    "responses",
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+    "cost",
+    "unpriced",
+)
+_COLUMNS = ", ".join(_SUMS)
+_TOTALS = ", ".join(f"sum({name})" for name in _SUMS)
+
+RETURNED: Final = (
+    "tenant, finished_at, key_id, model, kind, status, error_code, end_user, input_tokens, cached_tokens,"
+    " output_tokens, reasoning_tokens, cost"
+)
+"""The columns of the ledger that ADD reads."""
+ADD: Final = f"""
+    insert into usage_changes ({_GROUPS}, end_user, {_COLUMNS})
+    select tenant, cast(finished_at at time zone 'utc' as date), coalesce(key_id, ''), model, kind,
+        status, coalesce(error_code, ''), coalesce(end_user, ''), count(*),
+        sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens),
+        coalesce(sum(cost), 0), count(*) filter (where cost is null)
+    from metered group by 1, 2, 3, 4, 5, 6, 7, 8
+"""  # noqa: S608 - constants of ours
+"""SQL that adds the ledger's rows in the CTE `metered`."""
+
+
+def _add_to(table: str, groups: str, condition: str) -> str:
+    sums = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in _SUMS)
+    return f"""
+        insert into {table} ({groups}, {_COLUMNS})
+        select {groups}, {_TOTALS} from gone where {condition} group by {groups} order by {groups}
+        on conflict ({groups}) do update set {sums}
+    """  # noqa: S608 - constants of ours
+
+
+_FOLD = text(
+    f"""
+    with gone as (
+        delete from usage_changes where (tenant, id) in (
+            select tenant, id from usage_changes limit :limit for update skip locked)
+        returning *
+    ), by_day as ({_add_to("usage_days", _GROUPS, "true")}),
+    by_user as ({_add_to("user_days", "tenant, end_user, day", "end_user <> ''")})
+    select count(*) from gone
+    """  # noqa: S608 - constants of ours
+)
+_MAY_FOLD = text(
+    """
+    select count(*) >= :rows and pg_try_advisory_xact_lock(:lock)
+    from (select from usage_changes limit :rows) as unfolded
+    """
+)
+_COUNT_OLD = text(
+    f"""
+    with old as materialized (
+        select l.tenant, l.response_id, r.choice, r.end_user, r.background, r.attempt
+        from (select tenant, response_id from usage_ledger
+              where kind is null limit :limit for update skip locked) as l
+        left join responses r on r.tenant = l.tenant and r.id = l.response_id
+    ), metered as (
+        update usage_ledger l
+        set kind = case when old.choice is null then 'response' else 'chat' end, end_user = old.end_user,
+            background = coalesce(old.background, false), attempt = old.attempt
+        from old where l.tenant = old.tenant and l.response_id = old.response_id
+        returning {", ".join(f"l.{name}" for name in RETURNED.split(", "))}
+    ), added as ({ADD})
+    select count(*) from old
+    """  # noqa: S608 - constants of ours
+)
+_FORGET_USERS = text(
+    """
+    delete from user_days
+    where day < (select cast(min(finished_at) at time zone 'utc' as date) from usage_ledger)
+    """
+)
+
+
+def fold(connection: Connection) -> bool:
+    """Moves changes into the sums of their days; returns whether there may be more.
+
+    Does nothing for a few changes, or while another replica folds.
+    """
+    if not connection.execute(_MAY_FOLD, {"rows": FOLD_ROWS, "lock": _LOCK}).scalar_one():
+        return False
+    found: int = connection.execute(_FOLD, {"limit": _MAX_FOLDED}).scalar_one()
+    return found == _MAX_FOLDED
+
+
+def count_old(connection: Connection) -> bool:
+    """Counts entries of a release without sums; returns whether there may be more."""
+    found: int = connection.execute(_COUNT_OLD, {"limit": _MAX_COUNTED}).scalar_one()
+    return found == _MAX_COUNTED
+
+
+def forget_users(connection: Connection) -> None:
+    """Removes end users' sums of days of which the ledger has nothing any more."""
+    connection.execute(_FORGET_USERS)

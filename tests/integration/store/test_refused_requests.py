@@ -1,0 +1,54 @@
+from collections import Counter
+
+from server.metrics.refused_requests import RefusalWriter, RefusedRequests
+from server.store.administration import refused_requests
+from server.store.administration.refused_requests import Refusal
+from server.store.database import Database
+
+LIMITED = Refusal("acme", "/v1/responses", 429, "rate_limit_exceeded")
+UNKNOWN = Refusal("", "/v1/responses", 401, "invalid_api_key")
+
+
+def test_counts_of_an_hour_are_added_up(database: Database) -> None:
+    for _ in range(2):
+        with database.begin() as connection:
+            refused_requests.add(connection, {LIMITED: 2, UNKNOWN: 1})
+    with database.begin() as connection:
+        rows = connection.exec_driver_sql(
+            "select tenant, outcome, error_code, route, http_status, sum(requests) from admin.failures_daily"
+            " group by 1, 2, 3, 4, 5 order by 5"
+        ).all()
+    assert list(map(tuple, rows)) == [
+        (None, "refused", "invalid_api_key", "/v1/responses", 401, 2),
+        ("acme", "refused", "rate_limit_exceeded", "/v1/responses", 429, 4),
+    ]
+
+
+def test_what_cannot_be_stored_is_stored_when_the_database_is_back(database: Database) -> None:
+    refused = RefusedRequests()
+    refused.put_back(Counter({LIMITED: 3}))
+    away = Database("postgresql://nobody@127.0.0.1:1/none", pool_size=1)
+    RefusalWriter(away, refused).write()
+    away.close()
+    RefusalWriter(database, refused).write()
+    with database.begin() as connection:
+        assert connection.exec_driver_sql("select sum(requests) from refused_requests").scalar_one() == 3
+
+
+def test_counts_go_with_the_ledger_but_those_of_the_last_day(database: Database) -> None:
+    with database.begin() as connection:
+        connection.exec_driver_sql(
+            "insert into refused_requests (tenant, hour, route, status, error_code, requests)"
+            " select '', now() - n * interval '1 day', '', 400, '', n from unnest(array[0, 3, 9]) as n"
+        )
+        connection.exec_driver_sql(
+            "insert into usage_ledger (tenant, response_id, model, status, stored, input_tokens,"
+            " cached_tokens, output_tokens, reasoning_tokens, started_at, finished_at) values ('t',"
+            " gen_random_uuid(), 'm', 'completed', true, 1, 0, 1, 0, now(), now() - interval '5 days')"
+        )
+        refused_requests.forget(connection)
+        left = "select requests from refused_requests order by 1"
+        assert connection.exec_driver_sql(left).scalars().all() == [0, 3]
+        connection.exec_driver_sql("delete from usage_ledger")
+        refused_requests.forget(connection)
+        assert connection.exec_driver_sql(left).scalars().all() == [0]
