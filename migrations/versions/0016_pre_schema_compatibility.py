@@ -18,7 +18,7 @@ lost_by_downgrade = ()
 def upgrade() -> None:
     op.create_table(
         "schema_compatibility",
-        sa.Column("revision", sa.Text(), nullable=False),
+        sa.Column("revision", sa.Text(), nullable=False, comment="of the migration"),
         sa.Column(
             "oldest_code",
             sa.Text(),
@@ -31,6 +31,7 @@ def upgrade() -> None:
             sa.DateTime(timezone=True),
             server_default=sa.text("clock_timestamp()"),
             nullable=False,
+            comment="when it was applied",
         ),
         sa.PrimaryKeyConstraint("revision", name=op.f("pk_schema_compatibility")),
         comment="a row for each migration that has run, from the one on that made this table",

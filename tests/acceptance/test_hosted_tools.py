@@ -137,10 +137,10 @@ def test_calls_are_in_sql_with_their_durations_and_failures(
     )
     with psycopg.connect(module_database, autocommit=True) as connection:
         found = connection.execute(query, [[went_well, failed]]).fetchall()
-    assert found == [
+    assert set(found) == {
         (went_well, "get_weather", "city", False, None, True),
-        (failed, "get_weather", "city", True, True, True),
-    ]
+        (failed, "get_weather", "city", True, True, True),  # which the model calls again
+    }
 
 
 @pytest.mark.parametrize("allowed", [["*"], ["*", "get_weather"]])

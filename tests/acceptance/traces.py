@@ -4,8 +4,8 @@ import psycopg
 from psycopg import sql
 
 _TABLES = """
-    select table_name from information_schema.tables
-    where table_schema = 'public' and table_type = 'BASE TABLE' order by 1
+    select relname from pg_class
+    where relnamespace = 'public'::regnamespace and relkind in ('r', 'p') and not relispartition order by 1
 """
 _HAS = sql.SQL("select 1 from {table} as t where strpos(t::text, %s) > 0 limit 1")
 

@@ -31,6 +31,21 @@ comment on column admin.items.payload is 'the item as JSON';
 comment on column admin.items.size is 'bytes of the payload';
 comment on column admin.items.created_at is 'when the row was written: input at the create, output at the end';
 
+create function admin.words(payload json) returns tsvector language sql immutable strict parallel safe
+return to_tsvector('simple'::regconfig, left(regexp_replace(payload::text, '\\(u[0-9a-fA-F]{4}|.)', ' ', 'g'), 65536));
+comment on function admin.words(json) is 'the words of an item, of its first 65,536 characters, names of fields among them';
+
+create function admin.search(words text) returns setof admin.items language sql stable parallel safe
+begin atomic
+    select
+        i.response_id, admin.name_of('resp_', i.response_id), i.tenant,
+        case i.side when 0 then 'input' else 'output' end, i.idx, i.id, i.type, i.role, i.name, i.status,
+        i.payload, i.size, i.created_at
+    from items i
+    where admin.words(i.payload) @@ websearch_to_tsquery('simple'::regconfig, words);
+end;
+comment on function admin.search(text) is 'items with these words, by an index if `holdfast db text-search on` has made it';
+
 create view admin.tool_calls with (security_invoker) as
 select
     i.response_id,

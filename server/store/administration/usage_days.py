@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 FOLD_ROWS = 64
 """Fewer changes are left for later."""
-_MAX_FOLDED = 10_000
+_MAX_FOLDED = 2_000
 """The most rows that are folded in one transaction."""
 _MAX_COUNTED = 1_000
 """The most old entries that are counted in one transaction."""
@@ -43,9 +43,9 @@ ADD: Final = f"""
         status, coalesce(error_code, ''), coalesce(end_user, ''), count(*),
         sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens),
         coalesce(sum(cost), 0), count(*) filter (where cost is null)
-    from metered group by 1, 2, 3, 4, 5, 6, 7, 8
+    from metered where kind is not null group by 1, 2, 3, 4, 5, 6, 7, 8
 """  # noqa: S608 - constants of ours
-"""SQL that adds the ledger's rows in the CTE `metered`."""
+"""SQL that adds the ledger's rows in the CTE `metered`, but for old ones, which `count_old` adds."""
 
 
 def _add_to(table: str, groups: str, condition: str) -> str:
@@ -60,8 +60,8 @@ def _add_to(table: str, groups: str, condition: str) -> str:
 _FOLD = text(
     f"""
     with gone as (
-        delete from usage_changes where (tenant, id) in (
-            select tenant, id from usage_changes limit :limit for update skip locked)
+        delete from usage_changes where ctid = any (array(
+            select ctid from usage_changes limit :limit for update skip locked))
         returning *
     ), by_day as ({_add_to("usage_days", _GROUPS, "true")}),
     by_user as ({_add_to("user_days", "tenant, end_user, day", "end_user <> ''")})
@@ -119,3 +119,27 @@ def count_old(connection: Connection) -> bool:
 def forget_users(connection: Connection) -> None:
     """Removes end users' sums of days of which the ledger has nothing any more."""
     connection.execute(_FORGET_USERS)
+
+
+_LOCK_SUMS = text("select pg_advisory_xact_lock(:lock)")
+_BLANK_CHANGES = text("update usage_changes set end_user = '' where tenant = :tenant and end_user = :user")
+_FORGET_USER = text("delete from user_days where tenant = :tenant and end_user = :user")
+
+
+_BLANK_ALL = text("update usage_changes set end_user = '' where tenant = :tenant and end_user <> ''")
+_FORGET_ALL = text("delete from user_days where tenant = :tenant")
+
+
+def forget_user(connection: Connection, tenant: str, user: str) -> int:
+    """Removes an end user's sums, and the name from changes, while nobody folds; returns how many rows."""
+    connection.execute(_LOCK_SUMS, {"lock": _LOCK})
+    place = {"tenant": tenant, "user": user}
+    return sum(connection.execute(statement, place).rowcount for statement in (_BLANK_CHANGES, _FORGET_USER))
+
+
+def forget_names(connection: Connection, tenant: str) -> int:
+    """The same for all end users of a tenant."""
+    connection.execute(_LOCK_SUMS, {"lock": _LOCK})
+    place = {"tenant": tenant}
+    blanked = connection.execute(_BLANK_ALL, place).rowcount
+    return blanked + connection.execute(_FORGET_ALL, place).rowcount

@@ -41,6 +41,11 @@ def create_index(
             build.on_table(name, table)
 
 
+def build(connection: Connection, name: str, table: str, definition: str, *, lock_seconds: float) -> None:
+    """Builds the index of a partitioned table outside of migrations, on a connection in autocommit."""
+    _Build(connection, "index", definition, lock_seconds=lock_seconds).on_partitions(name, table)
+
+
 def partition_index_name(name: str, partition: str) -> str:
     """The name of a partition's index. Pure."""
     bare = partition.rpartition(".")[2].strip('"')

@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.dialects import postgresql
 
+from server.store.administration import usage_days
 from server.store.content.responses import tenants
 from server.store.content.storage_usage import IMAGE_BYTES, ITEM_BYTES, count_added
 from server.store.transfer.columns import TABLES, columns_of
@@ -48,8 +49,12 @@ def _insertion(kind: str) -> TextClause:
     names = ", ".join(column.name for column in columns)
     insert = (
         f"insert into {TABLES[kind].name} (tenant, {names}) values (:tenant, {values})"  # noqa: S608
-        " on conflict do nothing returning tenant"
+        f" on conflict do nothing returning {usage_days.RETURNED if kind == 'usage' else 'tenant'}"
     )
+    if kind == "usage":
+        return text(
+            f"with metered as ({insert}), added as ({usage_days.ADD}) select count(*) from metered"  # noqa: S608
+        )
     size = _SIZES.get(kind)
     if size is None:
         return text(f"with changed as ({insert}) select count(*) from changed")  # noqa: S608
