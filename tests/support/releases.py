@@ -11,6 +11,8 @@ from tests.support.server_process import REPOSITORY, environment
 
 BEFORE = "8ffb894"
 """The last commit of the release before this one, whose schema is revision 0011."""
+PATIENCE_S = 1800.0
+"""For a command: an audit of 100,000 responses takes minutes, where others use the machine, more of them."""
 PARTS = ("server", "engine", "migrations", "demo")
 
 _LATER = '''"""A column and an index that the release before does without."""
@@ -93,6 +95,6 @@ def start_command(folder: Path, url: str, *arguments: str) -> "subprocess.Popen[
 def run_release(folder: Path, url: str, *arguments: str) -> str:
     """What it said; it must succeed."""
     with start_command(folder, url, *arguments) as process:
-        said, _ = process.communicate(timeout=600)
+        said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
     return said
