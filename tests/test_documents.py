@@ -19,7 +19,7 @@ TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 MOST_BYTES = 12_288
 """Of the README."""
 ANSWERS = {
-    "back it up": "docs/operations.md#backup-and-restore",
+    "back it up": "docs/backup.md",
     "add a model format": "docs/models.md#adding-a-model-format",
     "add an endpoint": "docs/development.md#adding-an-endpoint",
     "Which settings": "docs/configuration.md#all-settings",

@@ -33,6 +33,7 @@ language sql stable as $$
     from pg_index i join pg_class c on c.oid = i.indexrelid
     left join pg_constraint k on k.conindid = i.indexrelid and k.contype = 'p'
     where i.indrelid = source and (i.indisprimary or not i.indisunique)
+    order by c.relname
 $$;
 
 -- Gives a table the owner, the comment, the grants and the row-level security of another.
@@ -104,6 +105,27 @@ begin
         holdfast_uuid_at(first), holdfast_uuid_at(last));
     return name;
 end $$;
+
+-- A compacted stream (its rows as one text) without the large parameters that events repeat of the request,
+-- and with them. Both replace text in syntax: inside of JSON strings quotes are escaped. A body or request that
+-- has what stands for a parameter already, or an escaped NUL, which Postgres cannot take JSON apart with, stays.
+create or replace function holdfast_without_echo(body text, request json) returns text
+language sql immutable parallel safe as $$
+    select case
+        when request is null or strpos(body, '"\u001a"') > 0 or strpos(request::text, '\u0000') > 0 then body
+        else replace(replace(replace(body,
+            '"instructions":' || coalesce((request -> 'instructions')::text, 'none'), '"instructions":"\u001a"'),
+            '"tools":' || coalesce((request -> 'tools')::text, 'none'), '"tools":"\u001a"'),
+            '"text":' || coalesce((request -> 'text')::text, 'none'), '"text":"\u001a"') end
+$$;
+
+create or replace function holdfast_with_echo(body text, request json) returns text
+language sql immutable parallel safe as $$
+    select case when strpos(body, '"\u001a"') = 0 then body else replace(replace(replace(body,
+        '"text":"\u001a"', '"text":' || coalesce((request -> 'text')::text, 'null')),
+        '"tools":"\u001a"', '"tools":' || coalesce((request -> 'tools')::text, 'null')),
+        '"instructions":"\u001a"', '"instructions":' || coalesce((request -> 'instructions')::text, 'null')) end
+$$;
 
 -- What has its owner's rights finds names in this schema alone, and may be used by the server's role alone.
 do $$

@@ -62,15 +62,16 @@ FOLDER = Path(__file__).parent.parent
 
 
 def upgrade() -> None:
-    with op.get_context().autocommit_block():
-        _run(_sql("functions/partitions.sql"))
+    _run(_sql("functions/partitions.sql"))
+    _run(f"comment on column response_streams.codec is '{_CODEC}'")
     for table, key in KEYS.items():
         if not _is_partitioned(table):
             for name, definition in NEW_INDEXES.get(table, {}).items():
                 create_index(name, table, definition)
-            with op.get_context().autocommit_block():
-                _bound(table, key)
-                _swap(table, key)
+            _bound(table, key)
+            _swap(table, key)
+    for table in KEYS:
+        _run(f"analyze {table}")  # autovacuum gathers no statistics of partitioned tables, only of partitions
 
 
 def _bound(table: str, key: str) -> None:
@@ -84,22 +85,30 @@ def _bound(table: str, key: str) -> None:
 def _swap(table: str, key: str) -> None:
     gone = {"responses": "drop index uq_responses_conversation_id", "items": _DROP_UNIQUE_ITEMS}
     steps = _SWAP.replace("TABLE", table).replace("KEY", key).replace("DROP_UNIQUE", gone.get(table, "null"))
-    _run(steps.replace("VIEWS", _views(table)))
+    _run(steps.replace("VIEWS", _views(table, "v_events_0013")))
 
 
 def downgrade() -> None:
-    for table in KEYS:
+    _execute(_UNFOLD)
+    _execute(f"comment on column response_streams.codec is '{_CODEC_BEFORE}'")
+    for table in reversed(KEYS):  # the view without the join to responses before these are replaced
         names = ", ".join(f"'{name}'" for name in NEW_INDEXES.get(table, {}))
         steps = _COPY_BACK.replace("TABLE", table).replace("NEW_INDEXES", f"array[{names}]::text[]")
-        _run(steps.replace("VIEWS", _views(table)))
+        _execute(steps.replace("VIEWS", _views(table, "v_events")))
         if table in UNIQUE:
-            _run(UNIQUE[table])
-    _run("alter table responses set (fillfactor = 80)")
-    _run(_DROP_FUNCTIONS)
+            _execute(UNIQUE[table])
+    _execute("alter table responses set (fillfactor = 80)")
+    _execute(_DROP_FUNCTIONS)
 
 
 def _run(statement: str) -> None:
-    """Runs the statements as they are: `op.execute` would read `%` and `:` in them."""
+    """Runs it in a transaction of its own."""
+    with op.get_context().autocommit_block():
+        _execute(statement)
+
+
+def _execute(statement: str) -> None:
+    """Runs it as it is: `op.execute` would read `%` and `:` in it."""
     if context.is_offline_mode():
         op.get_context().impl.static_output(f"{statement.strip()};\n")
     else:
@@ -113,9 +122,9 @@ def _is_partitioned(table: str) -> bool:
     return bool(op.get_bind().execute(kind, {"table": table}).scalar())
 
 
-def _views(table: str) -> str:
+def _views(table: str, file: str) -> str:
     """Views hold tables by their oids, so those of a replaced table are made again."""
-    return _sql("views/v_events.sql") if table == "response_streams" else "select"
+    return _sql(f"views/{file}.sql") if table == "response_streams" else "select"
 
 
 def _sql(path: str) -> str:
@@ -124,6 +133,9 @@ def _sql(path: str) -> str:
 
 _REPEATABLE = "-- squawk-ignore prefer-robust-stmts"
 """To validate a constraint again changes nothing."""
+
+_CODEC_BEFORE = "1: JSON array of hot rows"
+_CODEC = f"{_CODEC_BEFORE}; 2: with attempts; 3: and without large parameters, which request has"
 
 _ADD_BOUND = """
 do $$
@@ -211,6 +223,18 @@ begin
     end loop;
 end $$
 """
+
+_UNFOLD = """
+update response_streams s set codec = 1, body = (
+    select '[' || string_agg(row.body, ',' order by row.place) || ']' from (
+        select c.place, '[' || string_agg(p.value::text, ',' order by p.place) || ']' as body
+        from json_array_elements(holdfast_with_echo(s.body, r.request)::json)
+            with ordinality as c (value, place)
+        cross join lateral json_array_elements(c.value) with ordinality as p (value, place)
+        where p.place <= 7 group by c.place) as row)
+from responses r where s.codec > 1 and r.tenant = s.tenant and r.id = s.response_id
+"""
+"""Codec 1 for the release before. Stored bytes that it counts change with its next deletions only."""
 
 _DROP_FUNCTIONS = """
 do $$

@@ -27,11 +27,16 @@ def _create_endpoints() -> None:
         "webhook_endpoints",
         sa.Column("tenant", sa.Text(), nullable=False, comment="whose it is"),
         sa.Column(
-            "id", sa.Uuid(), nullable=False, comment="a UUIDv7; the API shows it as wh_ and its digits"
+            "id", sa.Uuid(), nullable=False, comment="a UUIDv7; the API shows it as we_ and its digits"
         ),
-        sa.Column("name", sa.Text(), nullable=False, comment="what its maker called it"),
+        sa.Column("name", sa.Text(), nullable=False, comment="a note of its owner"),
         sa.Column("url", sa.Text(), nullable=False, comment="where events are sent"),
-        sa.Column("event_types", postgresql.ARRAY(sa.Text()), nullable=False, comment="which events it gets"),
+        sa.Column(
+            "event_types",
+            postgresql.ARRAY(sa.Text()),
+            nullable=False,
+            comment="the events that are sent to it",
+        ),
         sa.Column(
             "all_responses",
             sa.Boolean(),
@@ -41,10 +46,10 @@ def _create_endpoints() -> None:
         ),
         sa.Column("secret", sa.Text(), nullable=False, comment="sealed with the server's seal key"),
         sa.Column("old_secret", sa.Text(), comment="sealed; signs, too, until old_secret_until"),
-        _time("old_secret_until", comment="until when the old secret signs, too"),
+        _time("old_secret_until", comment="until when the secret before the last rotation signs, too"),
         _time("created_at", required=True, comment="when it was made"),
-        _time("updated_at", required=True, comment="when it was changed last"),
-        _time("disabled_at", comment="when it was switched off"),
+        _time("updated_at", required=True, comment="when it was last changed"),
+        _time("disabled_at", comment="since when nothing is sent to it; null: it is enabled"),
         sa.Column("disabled_reason", sa.Text(), comment="why"),
         sa.PrimaryKeyConstraint("tenant", "id", name=op.f("pk_webhook_endpoints")),
         sa.UniqueConstraint("id", name=op.f("uq_webhook_endpoints_id")),
@@ -57,21 +62,27 @@ def _create_deliveries() -> None:
         "webhook_deliveries",
         sa.Column("tenant", sa.Text(), nullable=False, comment="whose it is"),
         sa.Column(
-            "id", sa.Uuid(), server_default=sa.text("gen_random_uuid()"), nullable=False, comment="random"
+            "id",
+            sa.Uuid(),
+            server_default=sa.text("gen_random_uuid()"),
+            nullable=False,
+            comment="random; the receiver sees it as wh_ and its digits",
         ),
-        sa.Column("endpoint_id", sa.Uuid(), nullable=False, comment="the endpoint that gets it"),
+        sa.Column("endpoint_id", sa.Uuid(), nullable=False, comment="where it is sent"),
         sa.Column("event_id", sa.Uuid(), nullable=False, comment="the same for every endpoint of the tenant"),
         sa.Column("response_id", sa.Uuid(), nullable=False, comment="the response that ended"),
         sa.Column("type", sa.Text(), nullable=False, comment="such as response.completed"),
-        _time("created_at", required=True, comment="when the response ended"),
-        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False, comment="how many were made"),
+        _time("created_at", required=True, comment="the end of the response"),
+        sa.Column(
+            "attempts", sa.Integer(), server_default="0", nullable=False, comment="how many have begun"
+        ),
         _time("next_attempt_at", comment="while claimed: when the claim ends; null: no further attempt"),
-        _time("give_up_at", required=True, default=False, comment="from when on no attempt is made"),
-        _time("last_attempt_at", comment="when the last attempt was made"),
+        _time("give_up_at", required=True, default=False, comment="when no further attempt is made"),
+        _time("last_attempt_at", comment="when the last attempt ended"),
         sa.Column("last_status", sa.Integer(), comment="HTTP status of the last answer; null without one"),
         sa.Column("last_error", sa.Text(), comment="why the last attempt failed"),
-        _time("delivered_at", comment="when the endpoint took it"),
-        _time("given_up_at", comment="when the last attempt was given up"),
+        _time("delivered_at", comment="when it was received"),
+        _time("given_up_at", comment="when it was given up"),
         sa.PrimaryKeyConstraint("tenant", "id", name=op.f("pk_webhook_deliveries")),
         comment="the outbox of webhooks: written in the transaction of a response's end",
         postgresql_with={
@@ -90,6 +101,7 @@ def _create_deliveries() -> None:
         "webhook_deliveries",
         ["tenant", sa.text("created_at desc"), "id"],
     )
+    op.create_index("ix_webhook_deliveries_response_id", "webhook_deliveries", ["tenant", "response_id"])
     op.create_index(
         "ix_webhook_deliveries_ended",
         "webhook_deliveries",

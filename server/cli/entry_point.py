@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from server.cli import (
     audit,
+    backup,
     database,
     doctor,
     erase,
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     trail.add_commands(commands)
     database.add_purge(commands)
     erase.add_commands(commands)
+    backup.add_dump_and_restore(commands)
     transfer.add_commands(commands)
     database.add_storage(commands)
     database.add_psql(commands)

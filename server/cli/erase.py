@@ -1,4 +1,4 @@
-"""`holdfast erase`: removes everything of a tenant, or of one of its end users."""
+"""`erase`: removes everything of a tenant, or of one of its end users."""
 
 import argparse
 import sys

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from server.cli import database_roles, text_search
+from server.cli import backup, database_roles, text_search
 from server.cli.command import (
     Subcommands,
     add_command,
@@ -49,6 +49,7 @@ def add_commands(commands: Subcommands) -> None:
         help="do it; where data would be lost, name the revision that is undone",
     )
     database_roles.add_commands(group)
+    backup.add_commands(group)
     text_search.add_commands(group)
 
 

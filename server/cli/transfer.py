@@ -1,4 +1,4 @@
-"""`holdfast export` and `import`: what a tenant, or one of its end users, has, as lines of JSON."""
+"""`export` and `import`: what a tenant, or one of its end users, has, as lines of JSON."""
 
 import argparse
 import os

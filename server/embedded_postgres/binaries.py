@@ -78,13 +78,38 @@ def psql_command(url: str, pgbin: Path | None = None) -> tuple[list[str], dict[s
             "holdfast[embedded]`, which brings one. With Docker Compose, on the host: "
             "docker compose exec postgres psql -U holdfast"
         )
+    target, secrets = client_connection(url)
+    return [program, target], secrets
+
+
+def client_connection(url: str) -> tuple[str, dict[str, str]]:
+    """A URL as an argument of Postgres's programs, without its password, and variables with that."""
     target = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", url)
     parameters = conninfo_to_dict(target)
     password = parameters.pop("password", None)
     if password is None:
-        return [program, target], {}
+        return target, {}
     rest = {name: str(value) for name, value in parameters.items() if value is not None}
-    return [program, make_conninfo(**rest)], {"PGPASSWORD": str(password)}
+    return make_conninfo(**rest), {"PGPASSWORD": str(password)}
+
+
+def client_programs(name: str) -> list[Path]:
+    """Where a client program of Postgres may be: in the wheel, among the system's, on the PATH."""
+    directories = [*_wheel_directories(), *SYSTEM_INSTALLS.glob("*/bin")]
+    on_path = shutil.which(name)
+    return [*(directory / name for directory in directories), *([Path(on_path)] if on_path else ())]
+
+
+def client_major(program: Path) -> int | None:
+    """The major version of a client program; None if it is not there or does not run."""
+    if not program.is_file():
+        return None
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return None
+    match = re.search(r"\(PostgreSQL\) (\d+)", said)
+    return int(match[1]) if match else None
 
 
 def _select_bin_directory(pgbin: Path | None) -> Path:

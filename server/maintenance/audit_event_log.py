@@ -19,7 +19,7 @@ from server.protocol.responses.events import TERMINAL, Event, render
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.audit_snapshot import AuditedResponse
 from server.store.content.stored_items import OUTPUT
-from server.store.log_append import CODEC_ROWS
+from server.store.log_append import CODECS
 from server.store.log_read import LogRow, decode_row, parse_compacted
 
 Finding = tuple[str, str]
@@ -98,7 +98,7 @@ def _rows(response: AuditedResponse) -> Sequence[LogRow]:
     folded = response.compacted
     if folded is None:
         return [hot.row for hot in response.hot]
-    if folded.codec != CODEC_ROWS:
+    if folded.codec not in CODECS:
         raise ValueError(f"codec {folded.codec} is not known")
     return parse_compacted(folded.body)
 

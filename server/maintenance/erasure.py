@@ -14,11 +14,9 @@ from time import monotonic
 from typing import TypeVar
 from uuid import UUID
 
-from sqlalchemy import Table
-
 from server.maintenance.retention import remove_images
 from server.recovery.heartbeat import HeartbeatWatch
-from server.store.administration import stored_keys
+from server.store.administration import stored_keys, usage_days
 from server.store.cluster import leases
 from server.store.database import Connection, Database
 from server.store.erasure import response_rows, tenant_rows, user_rows
@@ -81,6 +79,8 @@ class Erasure:
         self._watch = HeartbeatWatch(lease_seconds)
         self._until = 0.0
         self._counted = set[UUID]()
+        self._own = set[UUID]()
+        self._is_marked = False
         self.outcome = Outcome()
 
     def count(self) -> Outcome:
@@ -140,8 +140,7 @@ class Erasure:
         self._settle(self._transaction(partial(response_rows.unfinished, tenant=self._tenant, limit=_CHUNK)))
         if self.outcome.unfinished:
             return True
-        tables = {str(table.name): table for table in tenant_rows.tenant_tables()}
-        self._sweep(tables["idempotency_keys"])
+        self._sweep("idempotency_keys")
         size = _FIRST_BATCH
         while self._in_time():
             began = self._clock()
@@ -149,16 +148,16 @@ class Erasure:
             if not self._add("responses", remove):
                 break
             size = next_batch(size, self._clock() - began)
-        for name, table in tables.items():
-            if name == "images":
+        for table in tenant_rows.tenant_tables():
+            if table == "images":
                 remove_images(self._database)
-            if name != "responses":
+            if table != "responses":
                 self._sweep(table)
         if not self._keeps_trail():
             self._add("audit_trail", partial(tenant_rows.reduce_purges, tenant=self._tenant))
         return False
 
-    def _sweep(self, table: Table) -> None:
+    def _sweep(self, table: str) -> None:
         """Removes a tenant's rows of a table, batch by batch."""
         size = _FIRST_BATCH
         while self._in_time():
@@ -167,20 +166,26 @@ class Erasure:
             remove = partial(
                 tenant_rows.remove_rows, table=table, tenant=self._tenant, limit=size, keep_usage=keep
             )
-            if not self._add(str(table.name), remove):
+            if not self._add(table, remove):
                 return
             size = next_batch(size, self._clock() - began)
 
     def _pass_user(self) -> bool:
         """Removes what is found of the user; whether anything was."""
+        assert self._user is not None
+        forget = partial(usage_days.forget_user, tenant=self._tenant, user=self._user)
+        self._add("user_days", forget)
         found = self._find()
-        if not (found.responses or found.lines or found.conversations):
+        if not (found.responses or found.lines or found.conversations or self._is_marked):
             return False
+        self._is_marked = True
+        self._own |= {*found.responses, *found.lines}
         doomed = self._mark(found.responses)
         self._settle(self._unfinished_of(doomed))
         if not self.outcome.unfinished:
             self._remove_user(doomed, found)
             remove_images(self._database)
+            self._is_marked = False
         return True
 
     def _remove_user(self, doomed: Sequence[UUID], found: UserRows) -> None:
@@ -190,21 +195,23 @@ class Erasure:
             take = partial(user_rows.take_out_of_conversation, subject=subject, conversation=conversation)
             whole, items = self._transaction(take)
             self.outcome.rows.update(conversations=whole, conversation_items=items)
-        known = {*doomed, *found.responses, *found.lines}
+        known = {*doomed, *self._own}
         if not self._keeps_trail():
             for names in _chunks(public_names([*known, *found.conversations])):
                 self._add(
                     "audit_trail", partial(tenant_rows.reduce_targets, tenant=self._tenant, names=names)
                 )
-        for ids in _chunks(known):
-            self._add("idempotency_keys", partial(user_rows.forget_requests, tenant=self._tenant, ids=ids))
+        for table in user_rows.tables_of_responses():
+            for ids in _chunks(known):
+                remove = partial(user_rows.remove_of_responses, table=table, tenant=self._tenant, ids=ids)
+                self._add(table, remove)
         remaining, size = sorted(doomed), _FIRST_BATCH
         while remaining and self._in_time():
             began, newest = self._clock(), remaining[-size:]
             self._add("responses", partial(response_rows.remove, subject=subject, ids=newest))
             del remaining[-size:]
             size = next_batch(size, self._clock() - began)
-        for ids in _chunks({*found.responses, *found.lines}):
+        for ids in _chunks(self._own):
             self._add("usage_ledger", partial(user_rows.anonymise_lines, tenant=self._tenant, ids=ids))
         self._add("user_days", partial(user_rows.forget_sums, subject=subject))
 

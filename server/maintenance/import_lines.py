@@ -17,7 +17,7 @@ from server.maintenance.export_lines import FORMAT, OWNER
 from server.protocol.decode import decode_as
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo
-from server.store.log_append import CODEC_ROWS
+from server.store.log_append import CODECS
 from server.store.log_read import parse_compacted
 from server.store.transfer.columns import TABLES, BadValue, row_of
 
@@ -167,7 +167,7 @@ def _check_response(values: dict[str, Any]) -> None:
 
 
 def _check_stream(values: dict[str, Any]) -> None:
-    if values["codec"] != CODEC_ROWS:
+    if values["codec"] not in CODECS:
         raise BadValue("codec is not known to this release")
     rows = parse_compacted(values["body"])
     if sum(row.n for row in rows) - 1 != values["last_seq"]:

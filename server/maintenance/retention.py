@@ -1,9 +1,11 @@
-"""The retention thread: purges expired responses, idempotency keys and unused pictures; folds counters.
+"""The retention thread: purges expired responses, idempotency keys and unused pictures; folds counters; makes
+partitions ahead of time.
 
 Any number of replicas may run one at the same time.
 """
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,11 +14,12 @@ from uuid import UUID
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
+from server.store import partitions
 from server.store.administration import audit_trail, refused_requests, spend, usage_days
 from server.store.content import deletion, idempotency_keys, image_removal, storage_usage
 from server.store.content.image_removal import UseKey
-from server.store.database import Database
-from server.store.database_errors import DatabaseError
+from server.store.database import Database, clock
+from server.store.database_errors import DatabaseError, first_line
 from server.store.disk_space import Disk, Shortage
 from server.supervised_thread import Retry, SupervisedThread
 
@@ -24,6 +27,8 @@ log = logging.getLogger("holdfast.retention")
 
 FOLD_SECONDS = 10.0
 """How often the tenants' storage counters are folded."""
+PARTITION_SECONDS = 3600.0
+"""How often missing partitions are looked for; the next ones are made a day before they are needed."""
 SENDS = 10
 """The time-outs of sending for which a slow reader may take until it queries again and learns that its
 response has ended. Its page of frames is sent in fewer pieces than that."""
@@ -120,6 +125,17 @@ def fold(database: Database) -> None:
                 more = merge(connection)
 
 
+def add_partitions(database: Database, retention_days: int) -> None:
+    """Makes the next partitions of every table, each in a transaction of its own. Raises DatabaseError."""
+    width = partitions.width_of(retention_days)
+    for table in partitions.TABLES:
+        with database.begin() as connection:
+            if not partitions.try_lock(connection):
+                return
+            for made in partitions.add_missing(connection, table, clock(connection), width):
+                log.info("%s has a partition from %s to %s", table, *made)
+
+
 class Retention:
     """Purges every `purge_seconds`; folds counters and removes unused pictures every FOLD_SECONDS."""
 
@@ -129,6 +145,8 @@ class Retention:
         self._disk = disk
         self._every = config.purge_seconds
         self._quiet = quiet_seconds(config)
+        self._retention_days = config.retention_days
+        self._partitions_at = -math.inf
         self._purged_at = time.monotonic()
         self._scanned: UseKey | None = None
         self.purged = Purged()
@@ -146,6 +164,8 @@ class Retention:
         until_purge = self._purged_at + self._every - time.monotonic()
         if self.thread.wait(max(0.0, min(until_purge, FOLD_SECONDS))):
             return
+        if time.monotonic() - self._partitions_at >= PARTITION_SECONDS:
+            self._add_partitions()
         try:
             if until_purge <= FOLD_SECONDS:
                 self._purge()
@@ -154,6 +174,13 @@ class Retention:
                 fold(self._database)
         except DatabaseError as error:
             log.warning("purge failed, trying again later: %s", type(error).__name__)
+
+    def _add_partitions(self) -> None:
+        self._partitions_at = time.monotonic()
+        try:
+            add_partitions(self._database, self._retention_days)
+        except DatabaseError as error:  # rows without a partition of their own go to the default one
+            log.warning("no partitions were made, trying again in an hour: %s", first_line(error))
 
     def _purge(self) -> None:
         self._purged_at = time.monotonic()

@@ -22,8 +22,6 @@ log = logging.getLogger("holdfast.serve")
 POLL_SECONDS = 1.0
 """Between two looks at the schema."""
 LOG_SECONDS = 60.0
-MAX_CONNECTIONS = 256
-"""Enough for probes, and for clients that a balancer sends although this server is not ready."""
 
 
 def await_schema(
@@ -32,16 +30,17 @@ def await_schema(
     listener: socket.socket,
     runner: asyncio.Runner,
     certificate: ServerCertificate | None,
+    connections: int,
 ) -> bool:
     """Serves health until this release can serve on the schema; False after SIGTERM or SIGINT.
 
-    Raises ConfigError if a newer release has made the schema for itself alone. A database that does not
-    answer meanwhile is waited for, too.
+    At most `connections` are open at a time. Raises ConfigError if a newer release has made the schema for
+    itself alone. A database that does not answer meanwhile is waited for, too.
     """
     install_patches()
     settings = hypercorn_settings(config)
     settings.keep_alive_max_requests = 0  # no connection outlives its answer, so that the end waits for none
-    server = Listener(build_waiting(), settings, MAX_CONNECTIONS, certificate)
+    server = Listener(build_waiting(), settings, connections, certificate)
     wait = _Wait(opened, runner.get_loop())
     with _stopping_at_signals(wait):
         wait.start()

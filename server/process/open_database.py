@@ -55,6 +55,11 @@ class OpenDatabase:
     def is_embedded(self) -> bool:
         return self._embedded is not None
 
+    def url_of(self, name: str) -> str:
+        """The URL of another database of the embedded cluster."""
+        assert self._embedded is not None
+        return self._embedded.url_of(name)
+
     @property
     def session_url(self) -> str:
         """The URL of Postgres itself, for what needs a session. Raises ConfigError without one."""

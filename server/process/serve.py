@@ -24,6 +24,7 @@ from server.process.key_required import require_key
 from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess, make_mcp_servers
+from server.store.cluster import installation
 from server.store.database import Database
 from server.webhooks.door import allowed_receivers
 
@@ -51,22 +52,23 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         listener = stack.enter_context(listening_socket(config))
         runner = stack.enter_context(asyncio.Runner())
         opened.check_sessions()
+        connections = connection_limit(config.max_connections, files, config.database_connections)
+        waits = (config, opened, listener, runner, certificate, connections)
         is_waiting = not opened.is_ready()
-        if is_waiting and not await_schema(config, opened, listener, runner, certificate):
+        if is_waiting and not await_schema(*waits):
             return 0
         threads = max(config.database_connections, MIN_CONNECTIONS)
         database = opened.connect(threads, strict=config.durability == "strict")
         stack.callback(database.close)
         config = _with_possible_delivery(config, database)
         require_key(config, database, patience=FIRST_KEY_SECONDS if is_waiting else 0.0)
+        _recognise_copy(database)
         scraped = None
         if config.metrics_port is not None:
             scraped = stack.enter_context(bind(config.metrics_host, config.metrics_port))
         process = ServerProcess(config, database, opened, runner.get_loop(), say, certificate, scraped)
         stack.callback(process.stop)
-        process.run(
-            runner, listener, connection_limit(config.max_connections, files, config.database_connections)
-        )
+        process.run(runner, listener, connections)
     return process.exit_code
 
 
@@ -79,6 +81,17 @@ def _with_possible_delivery(config: Config, database: Database) -> Config:
         " HOLDFAST_DATABASE_DIRECT_URL lets them be notified"
     )
     return replace(config, delivery="poll")
+
+
+def _recognise_copy(database: Database) -> None:
+    """Holds what is unfinished in a restored copy of a database, and says so."""
+    held = database.retry(installation.recognise)
+    if held:
+        log.warning(
+            "this database is a restored copy: %d unfinished background responses are held; `holdfast db "
+            "adopt` goes on with them, `holdfast db adopt --cancel` ends them",
+            held,
+        )
 
 
 def _read_certificate(config: Config) -> ServerCertificate | None:

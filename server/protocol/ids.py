@@ -11,6 +11,7 @@ from typing import Literal
 from uuid import UUID
 
 _OUTPUT_ID = re.compile(r"[a-z]{2,8}_[0-9a-f]{32}o[0-9a-f]{1,8}(_[0-9a-f]{32})?")
+_RESPONSE_ITEM = re.compile(r"[a-z]{2,8}_([0-9a-f]{32})[io][0-9a-f]{1,8}(_[0-9a-f]{32})?")
 _TAGGED_ID = re.compile(r"(mcpr_[0-9a-f]{32}[ioc][0-9a-f]{1,8})_([0-9a-f]{32})")
 MAX_REQUEST_ID = 128
 ItemSource = Literal["i", "o", "c"]
@@ -109,6 +110,12 @@ def item_id(prefix: str, response: UUID, side: ItemSource, index: int) -> str:
     `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning, `fc` for calls.
     """
     return f"{prefix}_{response.hex}{side}{index:x}"
+
+
+def response_of_item(text: str) -> UUID | None:
+    """The response in whose lists the item with this id is; None for ids of another form."""
+    match = _RESPONSE_ITEM.fullmatch(text)
+    return UUID(hex=match[1]) if match else None
 
 
 def split_id_tag(text: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from server.store.cluster import claims
 from server.store.content import conversations, deletion, images, responses, stored_items
 from server.store.content.images import ImageUse
 from server.store.content.item_rows import stored_item
-from server.store.content.responses import Owner, ResponseKey
+from server.store.content.responses import End, Owner, ResponseKey, Usage
 from server.store.content.stored_items import NewItem
 from server.store.database import Connection, commit_synchronously
 from server.store.log_append import NewLogRow
@@ -49,10 +49,9 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
     ended = [update.run for update in updates if update.run.ending is not None]
     outputs = {run.facts.id: _output_rows(run) for run in ended if run.stored}
     images.insert_all(connection, [use for run in ended for use in _uses(run, outputs)])
-    for run in ended:
-        if run.ending is not None:
-            _write_end(connection, replica, run, run.ending, outputs.get(run.facts.id, ()))
-    outbox.enqueue(connection, [_key(run) for run in ended if run.stored])
+    if ended:
+        _write_ends(connection, replica, ended, outputs)
+        outbox.enqueue(connection, [_key(run) for run in ended if run.stored])
     if released := [update for update in updates if update.released and update.run.ending is None]:
         for engine_died in (False, True):
             keys = [_key(update.run) for update in released if update.engine_died is engine_died]
@@ -124,43 +123,38 @@ def _uses(run: Run, outputs: Mapping[UUID, Sequence[NewItem]]) -> list[ImageUse]
     return [ImageUse(facts.tenant, facts.id, item.id, image) for item in output for image in item.images]
 
 
-def _write_end(
-    connection: Connection, replica: UUID, run: Run, ending: Ending, output: Sequence[NewItem]
+def _write_ends(
+    connection: Connection, replica: UUID, ended: Sequence[Run], outputs: Mapping[UUID, Sequence[NewItem]]
 ) -> None:
-    """Updates the row first: if it is locked or another replica's, there is no work to undo yet."""
+    """Updates the rows first: if one is locked or another replica's, there is no work to undo yet."""
+    ends = [(run, run.ending) for run in ended if run.ending is not None]
+    if stored := [(run, ending) for run, ending in ends if run.stored]:
+        finished = responses.finish_all(connection, replica, [_end(run, ending) for run, ending in stored])
+        items = [(*key, outputs.get(key.id, ())) for key in finished]
+        stored_items.insert_items_of(connection, stored_items.OUTPUT, items)
+        log_append.compact_all(connection, list(finished))
+        for key, row in finished.items():
+            if row.deleted:
+                deletion.remove_if_unneeded(connection, *key)
+            elif row.conversation_id is not None:
+                conversations.append_response(connection, key.tenant, row.conversation_id, key.id)
+    responses.record_usage(connection, [(_usage(run), ending) for run, ending in ends])
+
+
+def _end(run: Run, ending: Ending) -> End:
+    return End(_key(run), run.facts.attempt, ending, _lifetime_after_end(run.facts.echo))
+
+
+def _usage(run: Run) -> Usage:
     facts = run.facts
-    if run.stored:
-        finished = responses.finish(
-            connection,
-            facts.tenant,
-            facts.id,
-            replica,
-            facts.attempt,
-            ending,
-            _lifetime_after_end(facts.echo),
-        )
-        stored_items.insert_items(
-            connection,
-            facts.tenant,
-            facts.id,
-            stored_items.OUTPUT,
-            output,
-        )
-        log_append.compact(connection, facts.tenant, facts.id)
-        if finished.deleted:
-            deletion.remove_if_unneeded(connection, facts.tenant, facts.id)
-        elif finished.conversation_id is not None:
-            conversations.append_response(connection, facts.tenant, finished.conversation_id, facts.id)
-    responses.record_usage(
-        connection,
+    return Usage(
         tenant=facts.tenant,
         response_id=facts.id,
         key_id=facts.key_id,
-        request_id=facts.origin.request_id,
         model=facts.echo.model,
         stored=run.stored,
         started_at=facts.created_at,
-        ending=ending,
+        request_id=facts.origin.request_id,
         end_user=facts.end_user,
         kind=facts.kind,
         background=facts.echo.background,

@@ -20,7 +20,7 @@ from server.protocol.ids import min_uuid_at
 from server.protocol.responses.events import Event
 from server.store import log_read
 from server.store.content.responses import StoredResponse
-from server.store.log_read import LogRow
+from server.store.log_read import STREAM_BODY, LogRow
 
 PAGE = 100
 _STREAMED = {"yield_per": 16}
@@ -189,10 +189,11 @@ _HOT = text(
     """
 )
 _COMPACTED = text(
-    """
-    select response_id, last_seq, codec, body from response_streams
-    where tenant = :tenant and response_id = any(:ids) order by response_id desc
-    """
+    f"""
+    select s.response_id, s.last_seq, s.codec, {STREAM_BODY} as body from response_streams s
+    left join responses r on r.tenant = s.tenant and r.id = s.response_id
+    where s.tenant = :tenant and s.response_id = any(:ids) order by s.response_id desc
+    """  # noqa: S608 - a constant of ours
 )
 _IMAGE_USES = text(
     """

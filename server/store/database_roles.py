@@ -82,6 +82,14 @@ def create_roles(url: str) -> None:
                     _secure_rows(connection, table.name)
         with connection.transaction():
             _grant_views(connection)
+            _grant_functions(connection)
+
+
+def create_groups(url: str) -> None:
+    """Makes the three roles without rights, which a restored dump's policies name."""
+    with _owner(url) as connection:
+        for role in (SERVER, READER, TENANT_READER):
+            _create_group(connection, role)
 
 
 def roles_exist(url: str) -> bool:
@@ -235,3 +243,11 @@ def _grant_views(connection: psycopg.Connection) -> None:
             ).format(sql.Identifier(view), sql.Identifier(source), _READABLE)
         )
         _grant_on(connection, select, view, TENANT_READER)
+
+
+def _grant_functions(connection: psycopg.Connection) -> None:
+    """Functions with the owner's rights, by which a server makes and removes partitions."""
+    ours = r"select oid::regprocedure::text from pg_proc where prosecdef and proname like 'holdfast\_%'"
+    for (function,) in connection.execute(ours).fetchall():
+        grant = sql.SQL("grant execute on function {} to {}")
+        connection.execute(grant.format(sql.SQL(function), sql.Identifier(SERVER)))

@@ -28,7 +28,10 @@ from server.store.cluster.leases import Fenced
 from server.store.content.storage_usage import count_added
 from server.store.timeout_connection import TimeoutConnection, psycopg_connection
 
-CODEC_ROWS = 1
+CODECS = (1, 2, 3)
+"""How a compacted stream is stored. 1: a JSON array of the log's rows without their attempts, which all
+releases read. 2: with them, as each row's last element. 3: as 2, without what its events repeat of the
+request, which the SQL functions `holdfast_without_echo` and `holdfast_with_echo` take out and put in."""
 
 
 class NewLogRow(NamedTuple):
@@ -172,27 +175,49 @@ _COMPACT = text(
     count_added(
         """
         insert into response_streams (tenant, response_id, last_seq, codec, body, size)
-        select tenant, response_id, last_seq, :codec, body, octet_length(body) from folded
+        select tenant, response_id, last_seq, case when not modern then 1 when short = body then 2 else 3 end,
+            short, octet_length(short)
+        from shortened
         returning tenant, size as bytes
         """,
         before="""
-        gone as (
-            delete from response_events_hot where tenant = :tenant and response_id = :id returning *
+        ended as (
+            select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as e (tenant, id)
+        ), readers as (
+            select not exists (
+                select from replicas where state = 'alive' and coalesce(revision, '') < '0013') as modern
+        ), gone as (
+            delete from response_events_hot h using ended e
+            where h.tenant = e.tenant and h.response_id = e.id
+            returning h.*
         ), folded as (
-            select tenant, response_id, max(first_seq + n) - 1 as last_seq,
+            select tenant, response_id, modern, max(first_seq + n) - 1 as last_seq,
                 '[' || string_agg(
-                    '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body) || ']',
+                    '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body,
+                        case when modern then attempt end) || ']',
                     ',' order by first_seq) || ']' as body
-            from gone
-            group by tenant, response_id)
+            from gone cross join readers
+            group by tenant, response_id, modern
+        ), shortened as (
+            select f.*,
+                case when modern then holdfast_without_echo(f.body, r.request) else f.body end as short
+            from folded f left join responses r on r.tenant = f.tenant and r.id = f.response_id)
         """,
     )
 )
+"""Replicas of releases before revision 0013 cannot read codecs 2 and 3, which are not written while one
+lives."""
 
 
 def compact(connection: Connection, tenant: str, response_id: UUID) -> None:
-    """Folds an ended response's rows into one, bodies verbatim, in the caller's transaction."""
-    connection.execute(_COMPACT, {"tenant": tenant, "id": response_id, "codec": CODEC_ROWS})
+    """Folds an ended response's rows into one, in the caller's transaction."""
+    compact_all(connection, [(tenant, response_id)])
+
+
+def compact_all(connection: Connection, ended: Sequence[tuple[str, UUID]]) -> None:
+    """The same for several responses in one statement."""
+    keys = {"tenants": [tenant for tenant, _ in ended], "ids": [response for _, response in ended]}
+    connection.execute(_COMPACT, keys)
 
 
 _NEXT = text(

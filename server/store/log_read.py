@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -37,7 +37,15 @@ _HOT = text(
     where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
     """
 )
-_STREAM = text("select body from response_streams where tenant = :tenant and response_id = :id")
+STREAM_BODY: Final = "case s.codec when 3 then holdfast_with_echo(s.body, r.request) else s.body end"
+"""SQL of a compacted stream's rows as JSON: of `response_streams s` left joined to its `responses r`."""
+_STREAM = text(
+    f"""
+    select {STREAM_BODY} from response_streams s
+    left join responses r on r.tenant = s.tenant and r.id = s.response_id
+    where s.tenant = :tenant and s.response_id = :id
+    """  # noqa: S608 - a constant of ours
+)
 _TOKENS = text(
     """
     select token_ids, first_seq, first_seq + n, to_timestamp(at) from response_events_hot
@@ -114,10 +122,12 @@ class LogRow(NamedTuple):
     content_index: int
     at: float
     body: msgspec.Raw
+    attempt: int | None = None
+    """None in streams of codec 1."""
 
 
 def parse_compacted(body: str | bytes) -> list[LogRow]:
-    """The rows of a compacted stream (codec 1). Raises msgspec.DecodeError."""
+    """The rows of a compacted stream. Raises msgspec.DecodeError."""
     return decode_as(body, list[LogRow])
 
 

@@ -212,6 +212,26 @@ responses = Table(
     postgresql_partition_by="range (id)",
 )
 
+installation = Table(
+    "installation",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column(
+        "system_identifier",
+        Text,
+        nullable=False,
+        comment="of the cluster, as pg_control_system() has it; empty where that may not be asked",
+    ),
+    Column("database_oid", BigInteger, nullable=False),
+    time_column("recorded_at", required=True),
+    Column(
+        "held_before",
+        DateTime(timezone=True),
+        comment="background responses from before are held: the data is a restored copy",
+    ),
+    comment="one row: where the data was when a server last started on it",
+)
+
 items = Table(
     "items",
     metadata,
@@ -346,7 +366,13 @@ response_streams = Table(
     Column("tenant", Text, primary_key=True),
     Column("response_id", Uuid, primary_key=True),
     Column("last_seq", Integer, nullable=False),
-    Column("codec", SmallInteger, nullable=False, comment="1: JSON array of hot rows"),
+    Column(
+        "codec",
+        SmallInteger,
+        nullable=False,
+        comment="1: JSON array of hot rows; 2: with attempts; 3: and without large parameters, which request"
+        " has",
+    ),
     Column("body", Text, nullable=False),
     time_column("finished_at", required=True),
     Column("size", Integer, comment="bytes of the body"),

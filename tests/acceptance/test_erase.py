@@ -1,4 +1,4 @@
-"""`holdfast erase`: nothing of a tenant or a user is left in any table, and nothing of others is touched."""
+"""`erase`: nothing of a tenant or a user is left in any table, and nothing of others is touched."""
 
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +11,7 @@ from server.store.erasure.tenant_rows import WAYS
 from tests.acceptance.test_administration import administer
 from tests.acceptance.test_keys import make_key
 from tests.fix_server import PACED, StartServer
-from tests.support.erasing import Client, fill, fill_end_users, rows_of, traces
+from tests.support.erasing import Client, fill, rows_of, traces
 from tests.support.server_process import run_command
 
 GONE, STAYS = "gone-k7q", "stays-w3x"
@@ -53,7 +53,6 @@ def test_nothing_of_an_erased_tenant_is_left_and_another_is_as_it_was(
 def test_a_user_is_gone_with_what_others_said_after_and_the_ledger_keeps_the_tokens(
     start_server: StartServer, database_url: str
 ) -> None:
-    fill_end_users(database_url)
     server = start_server()
     key = make_key(database_url, "--tenant", "acme")
     with (

@@ -1,4 +1,4 @@
-"""`holdfast export` and `import`: the same ids give the same bytes elsewhere; a bad file imports nothing."""
+"""`export` and `import`: the same ids give the same bytes elsewhere; a bad file imports nothing."""
 
 import json
 from contextlib import closing
@@ -8,7 +8,7 @@ import psycopg
 
 from tests.acceptance.test_keys import make_key
 from tests.fix_server import StartServer, StartServerOn
-from tests.support.erasing import PIXEL, Client, fill, fill_end_users
+from tests.support.erasing import PIXEL, Client, fill
 from tests.support.server_process import environment, run_command, run_module
 
 ACME = "acme"
@@ -81,7 +81,6 @@ def test_the_same_ids_give_the_same_bytes_elsewhere_and_the_chain_goes_on(
 
 
 def test_a_user_exports_what_is_the_users_alone(start_server: StartServer, database_url: str) -> None:
-    fill_end_users(database_url)
     server = start_server()
     key = make_key(database_url, "--tenant", ACME)
     with (

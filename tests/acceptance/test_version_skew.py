@@ -27,14 +27,18 @@ def answers(server: ServerProcess) -> int:
         return 0
 
 
-@pytest.fixture
-def waiting(database_url: str) -> ServerProcess:
-    """A server whose database was never upgraded to its release."""
+def start_behind(database_url: str, **settings: object) -> ServerProcess:
+    """A server whose database was never upgraded to its release, and which waits for that."""
     downgrade(database_url, migrations()[-1])
-    server = ServerProcess(database_url, settings=SCRIPTED)
+    server = ServerProcess(database_url, settings={**SCRIPTED, **settings})
     server.launch()
     eventually(lambda: answers(server) == 503, within=PATIENCE_S)
     return server
+
+
+@pytest.fixture
+def waiting(database_url: str) -> ServerProcess:
+    return start_behind(database_url)
 
 
 def test_a_server_waits_for_an_upgrade_live_but_not_ready_and_then_serves(
@@ -58,6 +62,18 @@ def test_a_server_waits_for_an_upgrade_live_but_not_ready_and_then_serves(
     finally:
         waiting.stop()
     check(database_url)
+
+
+def test_a_server_that_waited_for_the_schema_waits_for_the_first_key_too(database_url: str) -> None:
+    server = start_behind(database_url, host="0.0.0.0")  # noqa: S104 - where it needs a key
+    try:
+        upgrade(database_url)
+        made = run_command("keys", "create", database_url=database_url)
+        assert made.returncode == 0, made.stderr
+        eventually(lambda: answers(server) == 200, within=PATIENCE_S)
+        assert "There is no API key yet" not in server.said()
+    finally:
+        server.stop()
 
 
 def test_a_waiting_server_ends_when_asked(waiting: ServerProcess) -> None:

@@ -19,10 +19,7 @@ from tests.support.compose import PATIENCE_S, Compose, engine
 from tests.support.documents import ROOT
 from tests.support.eventually import eventually
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(engine() is None, reason="no container engine here has the images"),
-]
+pytestmark = pytest.mark.faults
 PASSWORD = "p@ss/w0rd#1 %41&'\""
 """What breaks a URL, a shell and a query string."""
 FOLDER = "Some-Model_1.5"
@@ -44,6 +41,8 @@ def free_port() -> int:
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator["Deployment"]:
+    if engine() is None:
+        pytest.skip("no container engine here has the images")
     folder = tmp_path / FOLDER
     shutil.copytree(ROOT / "demo" / "holdfast-demo", folder)
     one = Deployment(folder)

@@ -11,6 +11,7 @@ from tests.support.eventually import eventually
 from tests.support.server_process import MODEL
 
 Json = dict[str, Any]
+CHANGED_BY_SERVERS = ("rate_windows", "storage_changes", "spend", "usage_changes", "usage_days", "user_days")
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
     "YPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
@@ -107,22 +108,6 @@ def rows_of(database_url: str, tenant: str) -> dict[str, list[tuple[Any, ...]]]:
         return {
             table: connection.execute(query.format(table=table).encode(), [tenant]).fetchall()
             for (table,) in tables
-            if table not in ("rate_windows", "storage_changes", "spend")
+            if table
+            not in ("rate_windows", "storage_changes", "spend", "usage_changes", "usage_days", "user_days")
         }
-
-
-def fill_end_users(database_url: str) -> None:
-    """Has the database note the end user of every response in the ledger, from the request."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(
-            """
-            create function note_end_user() returns trigger language plpgsql as $$ begin
-                new.end_user := coalesce(new.end_user, (
-                    select request->>'safety_identifier' from responses r
-                    where r.tenant = new.tenant and r.id = new.response_id));
-                return new;
-            end $$;
-            create trigger note_end_user before insert on usage_ledger
-                for each row execute function note_end_user();
-            """
-        )

@@ -23,7 +23,15 @@ from server.store import log_append, log_read
 from server.store.cluster import claims, leases
 from server.store.content import deletion, idempotency_keys, images, responses, storage_usage, stored_items
 from server.store.content.idempotency_keys import FirstUse
-from server.store.content.responses import FinishedRow, NewResponse, Owner, ResponseKey, StoredResponse
+from server.store.content.responses import (
+    End,
+    FinishedRow,
+    NewResponse,
+    Owner,
+    ResponseKey,
+    StoredResponse,
+    Usage,
+)
 from server.store.content.stored_items import NewItem
 from server.store.log_append import NewLogRow
 from server.store.log_read import LogProgress, Subscription, SubscriptionUpdate
@@ -163,6 +171,11 @@ def compact(at: Memory, tenant: str, response_id: UUID) -> None:
     at.undo.append(lambda: setattr(row, "folded", False))
 
 
+def compact_all(at: Memory, ended: Sequence[ResponseKey]) -> None:
+    for key in ended:
+        compact(at, *key)
+
+
 def read_log(at: Memory, tenant: str, response_id: UUID, first: int, limit: int | None = None) -> list[Event]:
     return log_read.decode_compacted(read_compacted(at, tenant, response_id), first)[:limit]
 
@@ -238,6 +251,11 @@ def insert_items(at: Memory, tenant: str, response_id: UUID, side: int, new: Seq
     at.put(items, side, [item.payload for item in new])
 
 
+def insert_items_of(at: Memory, side: int, of: Iterable[tuple[str, UUID, Sequence[NewItem]]]) -> None:
+    for tenant, response_id, new in of:
+        insert_items(at, tenant, response_id, side, new)
+
+
 def get(at: Memory, tenant: str, response_id: UUID) -> StoredResponse | None:
     row = at.rows.get(response_id)
     return row.stored if row and not row.deleted else None
@@ -274,14 +292,22 @@ def finish(
     return FinishedRow(row.deleted, None)
 
 
+def finish_all(at: Memory, replica: UUID, ends: Sequence[End]) -> dict[ResponseKey, FinishedRow]:
+    return {
+        end.key: finish(at, end.key.tenant, end.key.id, replica, end.attempt, end.ending, end.lifetime)
+        for end in ends
+    }
+
+
 def get_owner(at: Memory, tenant: str, response_id: UUID) -> Owner | None:
     stored = at.rows[response_id].stored
     return Owner(stored.replica_id, stored.attempt, stored.status in TERMINAL_STATUSES)
 
 
-def record_usage(at: Memory, *, response_id: UUID, ending: Ending, **_other: Any) -> None:
-    assert response_id not in at.metered, "metered twice"
-    at.put(at.metered, response_id, ending)
+def record_usage(at: Memory, entries: Sequence[tuple[Usage, Ending]]) -> None:
+    for usage, ending in entries:
+        assert usage.response_id not in at.metered, "metered twice"
+        at.put(at.metered, usage.response_id, ending)
 
 
 def is_metered(at: Memory, tenant: str, response_id: UUID) -> bool:
@@ -351,6 +377,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     log_append: {
         "append": append,
         "compact": compact,
+        "compact_all": compact_all,
         "next_seq": next_seq,
         "is_logged": is_logged,
         "delete_orphaned_log": delete_orphaned_log,
@@ -367,12 +394,14 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "get": get,
         "lock_for_share": lock_for_share,
         "finish": finish,
+        "finish_all": finish_all,
         "record_usage": record_usage,
         "is_metered": is_metered,
         "get_owner": get_owner,
     },
     stored_items: {
         "insert_items": insert_items,
+        "insert_items_of": insert_items_of,
         "input_items": input_items,
         "output_items": output_items,
     },

@@ -40,6 +40,7 @@ REACH = {
     "engine/vocabulary.py": OPERATOR,
     "server/http/query_and_headers.py:_METADATA": HEADER,
     "server/cli/audit.py": OPERATOR,
+    "server/store/transfer/columns.py:_NUL": TEXT,  # a value of an import
     "server/logs/formats.py": OPERATOR,  # messages of the engine's log
     "server/browser/page.py:_CHARSET": PAGE,
     "server/browser/page.py:from_html": PAGE,  # a literal and digits

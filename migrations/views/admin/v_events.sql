@@ -37,7 +37,8 @@ cross join lateral (
     select s.tenant, s.response_id, f.fields[1]::int, f.fields[3]::smallint, f.fields[4]::int, f.fields[5]::int,
            f.fields[7], f.fields[6]::double precision
     from response_streams s
-    cross join lateral json_array_elements(s.body::json) as c (value)
+    cross join lateral json_array_elements(
+        case s.codec when 3 then holdfast_with_echo(s.body, r.request) else s.body end::json) as c (value)
     cross join lateral (
         select array_agg(p.value::text order by p.position) as fields
         from json_array_elements(c.value) with ordinality as p (value, position)

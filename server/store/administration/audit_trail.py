@@ -1,7 +1,8 @@
-"""The audit trail: what operators, callers and the server itself changed. Rows are added and never changed.
+"""The audit trail: what operators, callers and the server itself changed. Rows are only added.
 
 An entry is written in the transaction of what it describes, so that there is none without the other. It
-names ids and counts, never the content of a request or an answer, nor a key's text.
+names ids and counts, never the content of a request or an answer, nor a key's text. An erasure takes names
+out of entries (`erasure/tenant_rows.py`).
 """
 
 import logging
@@ -46,6 +47,9 @@ ACTIONS = {
     "prompt.delete": "a prompt, or a version of it, was deleted",
     "purge.retention": "the server purged what had expired",
     "purge.command": "`holdfast purge` purged",
+    "database.restore": "`holdfast restore` made the database from a backup",
+    "database.hold": "what is unfinished in a copy of the database is held",
+    "database.adopt": "what was held in a copy of the database goes on, or is cancelled",
     "process.start": "a server process started, with these settings; secrets and defaults are left out",
     "process.stop": "a server process ended as asked",
 }

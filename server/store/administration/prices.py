@@ -12,12 +12,12 @@ from server.store.administration.operator_tables import prices
 from server.store.pages import page
 
 COST: Final = """
-    select 0.000001 * ((cast(:input_tokens as bigint) - cast(:cached_tokens as bigint)) * input
-        + cast(:cached_tokens as bigint) * cached_input + cast(:output_tokens as bigint) * output)
-    from prices where model = :model and valid_from <= cast(:finished_at as timestamptz)
-    order by valid_from desc limit 1
+    select 0.000001 * ((e.input_tokens::bigint - e.cached_tokens) * p.input
+        + e.cached_tokens::bigint * p.cached_input + e.output_tokens::bigint * p.output)
+    from prices p where p.model = e.model and p.valid_from <= e.finished_at
+    order by p.valid_from desc limit 1
 """
-"""SQL of the cost of a response's tokens at the price that was valid when it ended; null without a price."""
+"""SQL of the cost of a ledger entry `e` at the price that was valid when it ended; null without a price."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,3 +119,27 @@ def count_old(connection: Connection) -> bool:
 def forget_users(connection: Connection) -> None:
     """Removes end users' sums of days of which the ledger has nothing any more."""
     connection.execute(_FORGET_USERS)
+
+
+_LOCK_SUMS = text("select pg_advisory_xact_lock(:lock)")
+_BLANK_CHANGES = text("update usage_changes set end_user = '' where tenant = :tenant and end_user = :user")
+_FORGET_USER = text("delete from user_days where tenant = :tenant and end_user = :user")
+
+
+_BLANK_ALL = text("update usage_changes set end_user = '' where tenant = :tenant and end_user <> ''")
+_FORGET_ALL = text("delete from user_days where tenant = :tenant")
+
+
+def forget_user(connection: Connection, tenant: str, user: str) -> int:
+    """Removes an end user's sums, and the name from changes, while nobody folds; returns how many rows."""
+    connection.execute(_LOCK_SUMS, {"lock": _LOCK})
+    place = {"tenant": tenant, "user": user}
+    return sum(connection.execute(statement, place).rowcount for statement in (_BLANK_CHANGES, _FORGET_USER))
+
+
+def forget_names(connection: Connection, tenant: str) -> int:
+    """The same for all end users of a tenant."""
+    connection.execute(_LOCK_SUMS, {"lock": _LOCK})
+    place = {"tenant": tenant}
+    blanked = connection.execute(_BLANK_ALL, place).rowcount
+    return blanked + connection.execute(_FORGET_ALL, place).rowcount

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 from server.protocol.responses.response import Ending
 from server.store import log_append
 from server.store.cluster import leases
+from server.store.cluster.installation import NOT_HELD
 from server.store.content import deletion, responses
 from server.store.content.responses import ResponseKey, StoredResponse, read_rows
 from server.store.database import Database, commit_synchronously
@@ -34,7 +35,9 @@ _CLAIM_TO_END = text(
     {_SET_OWNER}
     """  # noqa: S608 - constants of ours
 )
-_WAITING_FOR_MODEL = f"{_UNOWNED} and background and model = any(cast(:models as text[]))"
+_WAITING_FOR_MODEL = f"""
+    {_UNOWNED} and background and model = any(cast(:models as text[])) and {NOT_HELD}
+"""
 _CLAIM_WAITING = text(
     f"""
     with recursive waiting (tenant) as (
@@ -239,21 +242,20 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
         except OwnershipLost:
             return False
         if not responses.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
-            responses.record_usage(
-                connection,
+            usage = responses.Usage(
                 tenant=tenant,
                 response_id=id_,
                 key_id=claimed.key_id,
-                request_id=claimed.request_id,
                 model=claimed.model,
                 stored=True,
                 started_at=claimed.created_at,
-                ending=ending,
+                request_id=claimed.request_id,
                 end_user=claimed.end_user,
                 kind=claimed.kind or "response",
                 background=claimed.background,
                 attempt=claimed.attempt,
             )
+            responses.record_usage(connection, [(usage, ending)])
         _try_compact(connection, tenant, id_)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, tenant, id_)

@@ -1,16 +1,17 @@
 """Responses and their items: insert, read, lock, finish, meter. JSON is passed as text."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, TextClause, bindparam, select, text, update
+from sqlalchemy import Connection, Row, TextClause, bindparam, select, text
 
 from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.request import Kind
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
+from server.store import arrays
 from server.store.administration import spend, usage_days
 from server.store.administration.operator_tables import usage_ledger
 from server.store.administration.prices import COST
@@ -206,6 +207,51 @@ class FinishedRow(NamedTuple):
     conversation_id: UUID | None
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a response that a replica runs in that attempt."""
+
+    key: ResponseKey
+    attempt: int
+    ending: Ending
+    lifetime: timedelta | None = None
+    """Sets the time until it expires anew; without it, `expires_at` stays."""
+
+
+_ENDING_TYPES = {
+    name: arrays.type_name(responses.c[name]) for name in (*Ending.__dataclass_fields__, "turns")
+}
+_ENDS = arrays.unnest(
+    "e", {"tenant": "text", "id": "uuid", "attempt": "integer", "lifetime": "interval", **_ENDING_TYPES}
+)
+_FINISH = text(
+    f"""
+    with ends as (select * from {_ENDS}), mine as (
+        select r.tenant, r.id, case
+            when r.choice is null and strpos(r.asked::text, '"enable_response_messages"\\:true') = 0
+            then octet_length(r.asked::text) else 0 end as freed
+        from ends e join responses r on r.tenant = e.tenant and r.id = e.id
+        where r.replica_id = :replica and r.attempt = e.attempt and r.status = 'in_progress'
+        for no key update of r
+    ), changed as (
+        update responses r set {
+        ", ".join(f"{name} = {arrays.value('e', name, kind)}" for name, kind in _ENDING_TYPES.items())
+    },
+            expires_at = coalesce(e.finished_at + e.lifetime, r.expires_at),
+            asked = case when m.freed > 0 then null else r.asked end, size = r.size - m.freed
+        from ends e join mine m using (tenant, id)
+        where r.tenant = e.tenant and r.id = e.id
+        returning r.tenant, r.id, r.deleted_at is not null as deleted, r.conversation_id,
+            case when r.size is not null then m.freed else 0 end as freed
+    ), counted as (
+        insert into storage_changes (tenant, bytes)
+        select tenant, -sum(freed) from changed group by tenant having sum(freed) > 0)
+    select tenant, id, deleted, conversation_id from changed
+    """  # noqa: S608 - constants of ours
+)
+"""`asked` goes with the end, but for choices and dumps of tokens, whose reading needs it."""
+
+
 def finish(
     connection: Connection,
     tenant: str,
@@ -215,31 +261,33 @@ def finish(
     ending: Ending,
     lifetime: timedelta | None = None,
 ) -> FinishedRow:
-    """Ends a response that this replica runs; it may have been deleted meanwhile.
+    """`finish_all` of one response."""
+    key = ResponseKey(tenant, response_id)
+    return finish_all(connection, replica, [End(key, attempt, ending, lifetime)])[key]
 
-    `lifetime` sets the time until it expires anew; without it, `expires_at` stays.
 
-    Raises OwnershipLost, without a change, if this replica does not own it in that attempt. The UPDATE checks
-    the owner in the newest version of the row, after waiting for concurrent transactions.
+def finish_all(connection: Connection, replica: UUID, ends: Sequence[End]) -> dict[ResponseKey, FinishedRow]:
+    """Ends responses that this replica runs; they may have been deleted meanwhile.
+
+    Raises OwnershipLost if this replica does not own one of them in that attempt; the transaction must then
+    be rolled back. The owners are checked in the newest versions of the rows, after waiting for concurrent
+    transactions.
     """
-    columns = columns_of(ending)
-    if lifetime is not None:
-        columns["expires_at"] = ending.finished_at + lifetime
-    row = connection.execute(
-        update(responses)
-        .where(
-            responses.c.tenant == tenant,
-            responses.c.id == response_id,
-            responses.c.replica_id == replica,
-            responses.c.attempt == attempt,
-            responses.c.status == "in_progress",
-        )
-        .values(**columns)
-        .returning(responses.c.deleted_at, responses.c.conversation_id)
-    ).first()
-    if row is None:
+    rows = [
+        {
+            "tenant": end.key.tenant,
+            "id": end.key.id,
+            "attempt": end.attempt,
+            "lifetime": end.lifetime,
+            **columns_of(end.ending),
+        }
+        for end in ends
+    ]
+    found = connection.execute(_FINISH, {"replica": replica, **arrays.columns(rows)})
+    finished = {ResponseKey(tenant, id_): FinishedRow(*rest) for tenant, id_, *rest in found}
+    if len(finished) < len(ends):
         raise OwnershipLost
-    return FinishedRow(row.deleted_at is not None, row.conversation_id)
+    return finished
 
 
 class Owner(NamedTuple):
@@ -260,65 +308,53 @@ def get_owner(connection: Connection, tenant: str, response_id: UUID) -> Owner |
     return None if row is None else Owner(row.replica_id, row.attempt, row.status in TERMINAL_STATUSES)
 
 
-def record_usage(
-    connection: Connection,
-    *,
-    tenant: str,
-    response_id: UUID,
-    key_id: str | None,
-    model: str,
-    stored: bool,
-    started_at: datetime,
-    ending: Ending,
-    request_id: str | None = None,
-    end_user: str | None = None,
-    kind: Kind = "response",
-    background: bool = False,
-    attempt: int = 1,
-) -> None:
-    """Inserts the ledger entry of a response and what it cost: usage without content, kept for ever."""
-    connection.execute(
-        _METER,
-        _NO_USAGE
-        | {
-            "tenant": tenant,
-            "response_id": response_id,
-            "key_id": key_id,
-            "model": model,
-            "status": ending.status,
-            "stored": stored,
-            "input_tokens": ending.input_tokens,
-            "cached_tokens": ending.cached_tokens,
-            "output_tokens": ending.output_tokens,
-            "reasoning_tokens": ending.reasoning_tokens,
-            "started_at": started_at,
-            "finished_at": ending.finished_at,
-            "queue_seconds": ending.queue_seconds,
-            "prefill_seconds": ending.prefill_seconds,
-            "first_token_at": ending.first_token_at,
-            "error_code": ending.error_code,
-            "request_id": request_id,
-            "end_user": end_user,
-            "kind": kind,
-            "background": background,
-            "attempt": attempt,
-        },
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the ledger keeps of a response beside its end; no content."""
+
+    tenant: str
+    response_id: UUID
+    key_id: str | None
+    model: str
+    stored: bool
+    started_at: datetime
+    request_id: str | None = None
+    end_user: str | None = None
+    kind: Kind = "response"
+    background: bool = False
+    attempt: int = 1
+
+
+def record_usage(connection: Connection, entries: Sequence[tuple[Usage, Ending]]) -> None:
+    """Inserts ledger entries of responses and what they cost, kept for ever."""
+    columns = [
+        {
+            **_NO_USAGE,
+            **{name: getattr(ending, name) for name in _OF_ENDING},
+            **asdict(usage),
+        }
+        for usage, ending in entries
+    ]
+    connection.execute(_METER, arrays.columns(columns))
 
 
 _NO_USAGE = dict.fromkeys(column.name for column in usage_ledger.c if column.name != "cost")
+_USAGE_TYPES = {name: arrays.type_name(usage_ledger.c[name]) for name in _NO_USAGE}
+_OF_ENDING = [name for name in Ending.__dataclass_fields__ if name in _NO_USAGE]
 _METER = text(
     f"""
-    with metered as (
+    with entries as (
+        select * from {arrays.unnest("e", _USAGE_TYPES)}
+    ), metered as (
         insert into usage_ledger ({", ".join(_NO_USAGE)}, cost)
-        values (:{", :".join(_NO_USAGE)}, ({COST}))
+        select {", ".join(_NO_USAGE)}, ({COST}) from entries e
         returning {usage_days.RETURNED}),
     spent as ({spend.ADD})
     {usage_days.ADD}
     """  # noqa: S608 - constants of ours
 )
-"""Inserts an entry with every column of the ledger, its cost at the model's price, what the key spent, and
-the change of the day's sums."""
+"""Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent, and
+the changes of the days' sums."""
 
 
 def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:

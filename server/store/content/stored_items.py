@@ -3,13 +3,14 @@
 JSON is passed as text.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, select, text
 
+from server.protocol.ids import response_of_item
 from server.store.content.images import NewImage
 from server.store.content.storage_usage import ITEM_BYTES, count_added
 from server.store.tables import items, responses
@@ -53,9 +54,11 @@ _INSERT_ITEMS = text(
         insert into items
             (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size,
              for_model, seconds)
-        select :tenant, :response, :side, place - 1, id, type, role, status, name, call_id,
+        select o.tenant, o.response_id, :side, o.idx, id, type, role, status, name, call_id,
             cast(payload as json), octet_length(payload), for_model, seconds
         from {NEW_ITEMS}
+        join unnest(cast(:tenants as text[]), cast(:responses as uuid[]), cast(:indexes as integer[]))
+            with ordinality as o (tenant, response_id, idx, place) using (place)
         returning tenant, {ITEM_BYTES} as bytes
         """  # noqa: S608 - constants of ours
     )
@@ -65,9 +68,18 @@ _INSERT_ITEMS = text(
 def insert_items(
     connection: Connection, tenant: str, response_id: UUID, side: Literal[0, 1], new: Sequence[NewItem]
 ) -> None:
-    if new:
-        place = {"tenant": tenant, "response": response_id, "side": side}
-        connection.execute(_INSERT_ITEMS, {**place, **item_columns(new)})
+    insert_items_of(connection, side, [(tenant, response_id, new)])
+
+
+def insert_items_of(
+    connection: Connection, side: Literal[0, 1], of: Iterable[tuple[str, UUID, Sequence[NewItem]]]
+) -> None:
+    """The same for several responses, given with their tenants, in one statement."""
+    rows = [(*owner, index, item) for *owner, new in of for index, item in enumerate(new)]
+    if rows:
+        tenants, responses_, indexes, new_items = zip(*rows, strict=True)
+        owners = {"tenants": list(tenants), "responses": list(responses_), "indexes": list(indexes)}
+        connection.execute(_INSERT_ITEMS, {"side": side, **owners, **item_columns(new_items)})
 
 
 def item_columns(new: Sequence[NewItem]) -> dict[str, object]:
@@ -119,11 +131,14 @@ def _read_items(
 
 def get_item(connection: Connection, tenant: str, item_id: str) -> str | None:
     """The JSON of one item of a response that exists for readers."""
-    return connection.execute(
+    found = (
         select(items.c.payload)
         .join(responses, (responses.c.tenant == items.c.tenant) & (responses.c.id == items.c.response_id))
         .where(items.c.tenant == tenant, items.c.id == item_id, responses.c.deleted_at.is_(None))
-    ).scalar()
+    )
+    if (response_id := response_of_item(item_id)) is not None:  # in one partition instead of all
+        found = found.where(items.c.response_id == response_id, responses.c.id == response_id)
+    return connection.execute(found).scalar()
 
 
 class HistorySize(NamedTuple):

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from server.protocol.responses.response import Ending
 from server.store.content.image_removal import MARK_USES
-from server.store.content.responses import record_usage
+from server.store.content.responses import Usage, record_usage
 from server.store.content.storage_usage import ITEM_BYTES, count_removed
 from server.store.database import clock
 from server.store.erasure.subject import MAKE_ANONYMOUS, OF_USER, Subject
@@ -55,6 +55,7 @@ _COUNT_NOT_MARKED = text(f"select count(*) from responses where {_THESE} and {_N
 _REMOVE_STREAMS = (
     text(count_removed(f"delete from response_streams where {_THEIRS} returning tenant, size as bytes")),  # noqa: S608
     text(f"delete from response_events_hot where {_THEIRS}"),  # noqa: S608
+    text(f"delete from webhook_deliveries where {_THEIRS}"),  # noqa: S608
 )
 _LOCK_ENDED = text(
     f"""
@@ -145,6 +146,7 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
     place = {**subject.parameters, "ids": list(ids), "limit": limit}
     found = connection.execute(_LOCK_ABANDONED, place).all()
     now = clock(connection)
+    usage: list[tuple[Usage, Ending]] = []
     for row in found:
         ending = Ending(
             status="cancelled",
@@ -155,16 +157,17 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
             output_tokens=row.tokens,
             reasoning_tokens=0,
         )
-        record_usage(
-            connection,
+        of_row = Usage(
             tenant=subject.tenant,
             response_id=row.id,
             key_id=row.key_id,
             model=row.model,
             stored=True,
             started_at=row.created_at,
-            ending=ending,
         )
+        usage.append((of_row, ending))
+    if usage:
+        record_usage(connection, usage)
     own = [row.id for row in found if row.own or subject.user is None]
     return _remove(connection, subject, [row.id for row in found], own)
 

@@ -5,11 +5,14 @@ from typing import Final, Literal
 
 from sqlalchemy import Connection, Table, TextClause, text
 
+from server.store.administration import usage_days
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.erasure.subject import ANONYMOUS, MAKE_ANONYMOUS
 
 Way = Literal["with its responses", "removed", "usage", "reduced"]
 WAYS: Final[dict[str, Way]] = {
+    "webhook_endpoints": "removed",
+    "webhook_deliveries": "removed",
     "responses": "with its responses",
     "items": "with its responses",
     "response_streams": "with its responses",
@@ -23,7 +26,7 @@ WAYS: Final[dict[str, Way]] = {
     "usage_ledger": "usage",
     "usage_changes": "usage",
     "usage_days": "usage",
-    "user_days": "removed",
+    "user_days": "usage",
     "refused_requests": "removed",
     "spend": "removed",
     "rate_windows": "removed",
@@ -65,13 +68,6 @@ _REDUCE_TARGETS = text(
     where tenant = :tenant and target = any(cast(:names as text[]))
     """
 )
-_NAMELESS_CHANGES = text(
-    """
-    update usage_changes set end_user = '' where (tenant, id) in (
-        select tenant, id from usage_changes where tenant = :tenant and end_user <> ''
-        limit :limit for update skip locked)
-    """
-)
 _MAY_CHANGE = text("select has_table_privilege('audit_trail', 'update')")
 _FORGET_READINGS = text("update replicas set reading = '{}' where state <> 'alive' and reading <> '{}'")
 _READERS = text(
@@ -82,36 +78,35 @@ _READERS = text(
 )
 
 
-def tenant_tables() -> list[Table]:
+def tenant_tables() -> list[str]:
     """The tables with a column `tenant`: those of WAYS in its order, others before the keys."""
-    with_tenant = {
-        str(table.name): table for table in ALL_TABLES.tables.values() if "tenant" in table.columns
-    }
-    unknown = sorted(with_tenant.keys() - WAYS.keys())
+    with_tenant = {str(table.name) for table in ALL_TABLES.tables.values() if "tenant" in table.columns}
     known = list(WAYS)
     before_keys = known.index("api_keys")
-    return [with_tenant[name] for name in (*known[:before_keys], *unknown, *known[before_keys:])]
+    return [*known[:before_keys], *sorted(with_tenant - WAYS.keys()), *known[before_keys:]]
 
 
-def remove_rows(connection: Connection, table: Table, tenant: str, limit: int, *, keep_usage: bool) -> int:
+def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, keep_usage: bool) -> int:
     """Removes rows of a tenant, at most `limit`, and none that is locked; returns how many.
 
-    Where usage is kept, lines of the ledger become anonymous, and the sums of days stay, without users.
+    Lines of the ledger become anonymous where usage is kept.
     """
     place = {"tenant": tenant, "limit": limit}
-    if table.name == "audit_trail":
+    if table == "audit_trail":
         if not may_change_trail(connection):
             return 0
         return connection.execute(_REDUCE, place).rowcount
-    if table.name in ("usage_days", "usage_changes") and keep_usage:
-        return connection.execute(_NAMELESS_CHANGES, place).rowcount if table.name == "usage_changes" else 0
-    if table.name == "usage_ledger" and keep_usage:
-        key = _key_query(table, f"and not {ANONYMOUS}")
+    if table == "user_days" and keep_usage:
+        return usage_days.forget_names(connection, tenant)
+    if table in ("usage_changes", "usage_days") and keep_usage:
+        return 0
+    if table == "usage_ledger" and keep_usage:
+        key = _key_query(ALL_TABLES.tables[table], f"and not {ANONYMOUS}")
         return connection.execute(
             text(f"update usage_ledger l set {MAKE_ANONYMOUS} where (tenant, response_id) in ({key})"),  # noqa: S608
             place,
         ).rowcount
-    return connection.execute(_removal(table), place).rowcount
+    return connection.execute(_removal(ALL_TABLES.tables[table]), place).rowcount
 
 
 def _removal(table: Table) -> TextClause:
@@ -153,14 +148,10 @@ def readers_of(connection: Connection, tenant: str) -> list[str]:
     return list(connection.scalars(_READERS, {"tenant": tenant}))
 
 
-def count_rows(connection: Connection, table: Table, tenant: str) -> int:
-    """A tenant's rows of a table, counted up to COUNTED."""
-    query = f"select count(*) from (select from {table.name} where tenant = :tenant limit {COUNTED}) as rows"  # noqa: S608
-    count: int = connection.execute(text(query), {"tenant": tenant}).scalar_one()
-    return count
-
-
 def counts(connection: Connection, tenant: str) -> Counter[str]:
     """A tenant's rows by table, each counted up to COUNTED, without tables that have none."""
-    found = Counter({str(table.name): count_rows(connection, table, tenant) for table in tenant_tables()})
+    found: Counter[str] = Counter()
+    for table in tenant_tables():
+        query = f"select count(*) from (select from {table} where tenant = :tenant limit {COUNTED}) as rows"  # noqa: S608
+        found[table] = connection.execute(text(query), {"tenant": tenant}).scalar_one()
     return +found

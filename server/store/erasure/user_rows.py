@@ -7,6 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
+from server.store.administration.operator_tables import ALL_TABLES
 from server.store.content import conversations
 from server.store.content.image_removal import MARK_USES
 from server.store.content.storage_usage import ITEM_BYTES, count_removed
@@ -165,25 +166,26 @@ def take_out_of_conversation(connection: Connection, subject: Subject, conversat
 
 
 _THEIRS: Final = "tenant = :tenant and response_id = any(cast(:ids as uuid[]))"
-_FORGET_KEYS = text(f"delete from idempotency_keys where {_THEIRS}")  # noqa: S608 - a constant of ours
+_OTHERWISE: Final = frozenset(
+    {"items", "response_streams", "response_events_hot", "usage_ledger", "conversation_items"}
+)
+"""Tables with responses' ids from which rows go in another way."""
 _ANONYMISE = text(f"update usage_ledger l set {MAKE_ANONYMOUS} where {_THEIRS}")  # noqa: S608
 
 
-_FORGET_IN_CHANGES = text(
-    "update usage_changes set end_user = '' where tenant = :tenant and end_user = :user"
-)
-_FORGET_SUMS = text("delete from user_days where tenant = :tenant and end_user = :user")
+def tables_of_responses() -> list[str]:
+    """The tables with rows that go with a response and are not removed in its transaction."""
+    return sorted(
+        str(table.name)
+        for table in ALL_TABLES.tables.values()
+        if {"tenant", "response_id"} <= set(table.columns.keys()) and table.name not in _OTHERWISE
+    )
 
 
-def forget_sums(connection: Connection, subject: Subject) -> int:
-    """Removes a user's sums of days. Changes that are being folded meanwhile are waited for."""
-    connection.execute(_FORGET_IN_CHANGES, subject.parameters)
-    return connection.execute(_FORGET_SUMS, subject.parameters).rowcount
-
-
-def forget_requests(connection: Connection, tenant: str, ids: Sequence[UUID]) -> int:
-    """Removes the idempotency keys that lead to these responses."""
-    return connection.execute(_FORGET_KEYS, {"tenant": tenant, "ids": list(ids)}).rowcount
+def remove_of_responses(connection: Connection, table: str, tenant: str, ids: Sequence[UUID]) -> int:
+    """Removes the rows of these responses from one of the tables of `tables_of_responses`."""
+    statement = text(f"delete from {table} where {_THEIRS}")  # noqa: S608 - names of ours
+    return connection.execute(statement, {"tenant": tenant, "ids": list(ids)}).rowcount
 
 
 def anonymise_lines(connection: Connection, tenant: str, ids: Sequence[UUID]) -> int:

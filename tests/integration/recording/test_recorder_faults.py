@@ -27,9 +27,9 @@ Fault = Callable[[], None]
 CALLS: list[tuple[ModuleType, str]] = [
     (leases, "fence"),
     (log_append, "append"),
-    (stored_items, "insert_items"),
-    (log_append, "compact"),
-    (responses, "finish"),
+    (stored_items, "insert_items_of"),
+    (log_append, "compact_all"),
+    (responses, "finish_all"),
     (responses, "record_usage"),
 ]
 EXCHANGES = range(2)

@@ -65,7 +65,8 @@ MARKED = Filters(metadata={"mark": "500"})
 MANY = """
     insert into responses
         (tenant, id, status, background, stream, model, seed, created_at, request, metadata)
-    select 'acme', md5(n::text)::uuid, case when n % 10000 = 0 then 'failed' else 'completed' end,
+    select 'acme', ('00' || substr(md5(n::text), 3))::uuid,
+        case when n % 10000 = 0 then 'failed' else 'completed' end,
         false, false,
         case when n % 10000 = 1 then 'rare' else 'model' end, 1,
         timestamptz '2026-01-01Z' + make_interval(secs => n - 50000), '{}',

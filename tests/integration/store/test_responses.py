@@ -140,13 +140,19 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
             responses.finish(connection, "other", response, replica, 1, make_ending())
         responses.record_usage(
             connection,
-            tenant=TENANT,
-            response_id=response,
-            key_id=None,
-            model="m",
-            stored=True,
-            started_at=LATER,
-            ending=make_ending(),
+            [
+                (
+                    responses.Usage(
+                        tenant=TENANT,
+                        response_id=response,
+                        key_id=None,
+                        model="m",
+                        stored=True,
+                        started_at=LATER,
+                    ),
+                    make_ending(),
+                )
+            ],
         )
         assert responses.is_metered(connection, TENANT, response)
         assert not responses.is_metered(connection, "other", response)

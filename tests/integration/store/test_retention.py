@@ -126,13 +126,19 @@ def test_only_expired_responses_that_ended_go_and_their_metering_stays(database:
         kept = {plant(connection, replica, expired=False), plant(connection, replica, ended=False)}
         responses.record_usage(
             connection,
-            tenant=TENANT,
-            response_id=gone,
-            key_id=None,
-            model="model",
-            stored=True,
-            started_at=LONG_AGO,
-            ending=ending(),
+            [
+                (
+                    responses.Usage(
+                        tenant=TENANT,
+                        response_id=gone,
+                        key_id=None,
+                        model="model",
+                        stored=True,
+                        started_at=LONG_AGO,
+                    ),
+                    ending(),
+                )
+            ],
         )
     first, last = drain(database)
     assert (first.responses, first.rows) == (1, 3)

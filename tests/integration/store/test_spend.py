@@ -33,13 +33,19 @@ def end(connection: Connection, key: str | None = None, *, at: datetime = NOW, m
     )
     responses.record_usage(
         connection,
-        tenant="acme",
-        response_id=new_uuid(),
-        key_id=key,
-        model=model,
-        stored=False,
-        started_at=at,
-        ending=ending,
+        [
+            (
+                responses.Usage(
+                    tenant="acme",
+                    response_id=new_uuid(),
+                    key_id=key,
+                    model=model,
+                    stored=False,
+                    started_at=at,
+                ),
+                ending,
+            )
+        ],
     )
 
 

@@ -65,19 +65,18 @@ def end(connection: Connection, chance: random.Random) -> None:
         reasoning_tokens=chance.randrange(10),
         error_code="server_error" if status == "failed" else None,
     )
-    responses.record_usage(
-        connection,
+    usage = responses.Usage(
         tenant=chance.choice(["acme", "other"]),
         response_id=new_uuid(),
         key_id=chance.choice([None, "k1", "k2"]),
         model=chance.choice(["m", "free"]),
         stored=chance.random() < 0.5,
         started_at=at,
-        ending=ending,
         end_user=chance.choice([None, "u1", "u2", "u3"]),
         kind=chance.choice(["response", "chat", "completion"]),
         background=chance.random() < 0.5,
     )
+    responses.record_usage(connection, [(usage, ending)])
 
 
 def test_sums_are_those_of_the_ledger_before_and_after_each_fold(database: Database) -> None:

@@ -25,6 +25,7 @@ from server.protocol import webhooks as protocol
 from server.protocol.administration import requests
 from server.protocol.responses.request import MAX_TEMPLATE
 from server.quotas import rate_limits
+from server.store.cluster import watches
 from server.store.content import image_removal
 from server.store.webhooks import outbox
 from server.webhooks import endpoint_slots, retries, samples, sender
@@ -53,6 +54,7 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
     assert f"that a compaction gives back | {list_pages.MAX_BYTES >> 20} MiB a request" in TABLE
     uses, size = image_removal.MAX_BATCH_USES, image_removal.MAX_BATCH_BYTES >> 20
+    assert f"that they follow a response | | {watches.MAX_WATCHES:,} |" in TABLE
     assert f"| {uses:,} uses and {size} MiB of pictures a transaction |" in TABLE
 
 

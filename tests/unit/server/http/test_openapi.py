@@ -7,6 +7,8 @@ from server.http.routes import PUBLIC_ROUTES, ROUTES
 
 OPERATION_IDS = {
     "POST /admin/v1/keys": "administration.create_key",
+    "POST /admin/v1/tenants/{tenant}/erase": "administration.erase_tenant",
+    "GET /admin/v1/tenants/{tenant}/conversations": "administration.list_conversations",
     "GET /admin/v1/keys": "administration.list_keys",
     "GET /admin/v1/keys/{key_id}": "administration.retrieve_key",
     "POST /admin/v1/keys/{key_id}": "administration.update_key",
@@ -37,6 +39,7 @@ OPERATION_IDS = {
     "DELETE /v1/chat/completions/{completion_id}": "stored_chat_completions.delete",
     "GET /v1/chat/completions/{completion_id}/messages": "stored_chat_completions.messages",
     "POST /v1/completions": "completions.create",
+    "GET /v1/conversations": "conversation_lists.conversations",
     "POST /v1/conversations": "conversations.create",
     "GET /v1/conversations/{conversation_id}": "conversations.retrieve",
     "POST /v1/conversations/{conversation_id}": "conversations.update",

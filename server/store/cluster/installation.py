@@ -1,0 +1,105 @@
+"""Recognises a restored copy of the data; holds its unfinished background responses until told otherwise.
+
+The row of `installation` says in which cluster and database the data was when a server last started on it. A
+dump that is restored takes the row along to another one. A standby that is promoted, or a cluster that is
+restored from its own base backup, has the same identifier, so a failover is never taken for a copy.
+"""
+
+from typing import Final, NamedTuple
+
+from sqlalchemy import Connection, text
+
+from server.store.database import commit_synchronously
+from server.store.database_errors import DatabaseError, TransientError
+
+NOT_HELD: Final = "created_at >= coalesce((select held_before from installation), '-infinity')"
+"""SQL: whether a response may be claimed to be generated."""
+
+_SYSTEM = text("select (pg_control_system()).system_identifier::text")
+_DATABASE = text("select oid::bigint from pg_database where datname = current_database()")
+_RECORD = text(
+    """
+    insert into installation (name, system_identifier, database_oid) values ('shared', :system, :oid)
+    on conflict do nothing
+    """
+)
+_LOCK = text("select system_identifier, database_oid from installation for update")
+_MOVE = text(
+    """
+    update installation set system_identifier = :system, database_oid = :oid,
+        recorded_at = clock_timestamp()
+    """
+)
+_HOLD = text("update installation set held_before = clock_timestamp()")
+_ADOPT = text("update installation set held_before = null")
+_HELD: Final = f"""
+    background and status in ('queued', 'in_progress') and cancel_requested_at is null and not {NOT_HELD}
+"""
+_COUNT = text(f"select count(*) from responses where {_HELD}")  # noqa: S608 - a constant of ours
+_CANCEL = text(f"update responses set cancel_requested_at = clock_timestamp() where {_HELD}")  # noqa: S608
+
+
+class Identity(NamedTuple):
+    """A database of a cluster. `system` is empty if this user may not ask for it."""
+
+    system: str
+    oid: int
+
+
+def identity(connection: Connection) -> Identity:
+    """Where this database is."""
+    try:
+        with connection.begin_nested():
+            system: str = connection.execute(_SYSTEM).scalar_one()
+    except TransientError:
+        raise
+    except DatabaseError:  # no right to it, or a database that only speaks Postgres' protocol
+        system = ""
+    return Identity(system, connection.execute(_DATABASE).scalar_one())
+
+
+def is_copy(recorded: Identity, found: Identity) -> bool:
+    """Whether the data has come to another database than the recorded one. Pure.
+
+    An identifier that is not known on one side says nothing.
+    """
+    known = recorded.system and found.system
+    return recorded.oid != found.oid or bool(known and recorded.system != found.system)
+
+
+def recognise(connection: Connection) -> int:
+    """Records where the data is, and holds what is unfinished if it was elsewhere before.
+
+    Returns how many responses are held, now or since an earlier start.
+    """
+    found = identity(connection)
+    place = {"system": found.system, "oid": found.oid}
+    connection.execute(_RECORD, place)
+    recorded = Identity(*connection.execute(_LOCK).one())
+    if is_copy(recorded, found):
+        commit_synchronously(connection)
+        connection.execute(_HOLD)
+    if recorded != found:
+        connection.execute(_MOVE, place)
+    return count_held(connection)
+
+
+def hold(connection: Connection) -> int:
+    """Holds what is unfinished from now on, as in a copy; returns how many responses that are."""
+    recognise(connection)
+    connection.execute(_HOLD)
+    return count_held(connection)
+
+
+def adopt(connection: Connection, *, cancel: bool) -> int:
+    """Ends the holding: servers go on with what was held, or cancel it; returns how many those are."""
+    connection.execute(_LOCK)
+    held = connection.execute(_CANCEL).rowcount if cancel else count_held(connection)
+    connection.execute(_ADOPT)
+    return held
+
+
+def count_held(connection: Connection) -> int:
+    """The background responses that are held."""
+    held: int = connection.execute(_COUNT).scalar_one()
+    return held
