@@ -213,7 +213,6 @@ class Erasure:
             size = next_batch(size, self._clock() - began)
         for ids in _chunks(self._own):
             self._add("usage_ledger", partial(user_rows.anonymise_lines, tenant=self._tenant, ids=ids))
-        self._add("user_days", partial(user_rows.forget_sums, subject=subject))
 
     def _keeps_trail(self) -> bool:
         self.outcome.keeps_trail = not self._transaction(tenant_rows.may_change_trail)

@@ -277,7 +277,7 @@ reader_tenants = Table(
 schema_compatibility = Table(
     "schema_compatibility",
     metadata,
-    Column("revision", Text, primary_key=True),
+    Column("revision", Text, primary_key=True, comment="of the migration"),
     Column(
         "oldest_code",
         Text,
@@ -285,7 +285,7 @@ schema_compatibility = Table(
         comment="the last revision that the oldest release knows that may serve on this one",
     ),
     Column("release", Text, nullable=False, comment="the release that applied it"),
-    time_column("applied_at", required=True),
+    time_column("applied_at", required=True, comment="when it was applied"),
     comment="a row for each migration that has run, from the one on that made this table",
 )
 
