@@ -1,4 +1,4 @@
-"""`holdfast db text-search on|off`: an index for words in the history."""
+"""`db text-search`: an index for words in the history."""
 
 import argparse
 

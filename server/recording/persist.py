@@ -15,11 +15,13 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo, Ending
 from server.recording.messages import RunUpdate
 from server.store import log_append, log_read
+from server.store.administration import metering
+from server.store.administration.metering import Usage
 from server.store.cluster import claims
 from server.store.content import conversations, deletion, images, responses, stored_items
 from server.store.content.images import ImageUse
 from server.store.content.item_rows import stored_item
-from server.store.content.responses import End, Owner, ResponseKey, Usage
+from server.store.content.responses import End, Owner, ResponseKey
 from server.store.content.stored_items import NewItem
 from server.store.database import Connection, commit_synchronously
 from server.store.log_append import NewLogRow
@@ -98,7 +100,7 @@ def is_written(connection: Connection, replica: UUID, update: RunUpdate) -> bool
         return not is_owner(owner, replica, run)
     if owner is not None:
         return owner == Owner(replica, facts.attempt, ended=True)
-    return responses.is_metered(connection, facts.tenant, facts.id)
+    return metering.is_metered(connection, facts.tenant, facts.id)
 
 
 def is_owner(owner: Owner | None, replica: UUID, run: Run) -> bool:
@@ -138,7 +140,7 @@ def _write_ends(
                 deletion.remove_if_unneeded(connection, *key)
             elif row.conversation_id is not None:
                 conversations.append_response(connection, key.tenant, row.conversation_id, key.id)
-    responses.record_usage(connection, [(_usage(run), ending) for run, ending in ends])
+    metering.record_usage(connection, [(_usage(run), ending) for run, ending in ends])
 
 
 def _end(run: Run, ending: Ending) -> End:

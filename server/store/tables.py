@@ -215,15 +215,15 @@ responses = Table(
 installation = Table(
     "installation",
     metadata,
-    Column("name", Text, primary_key=True),
+    Column("name", Text, primary_key=True, comment="always this"),
     Column(
         "system_identifier",
         Text,
         nullable=False,
         comment="of the cluster, as pg_control_system() has it; empty where that may not be asked",
     ),
-    Column("database_oid", BigInteger, nullable=False),
-    time_column("recorded_at", required=True),
+    Column("database_oid", BigInteger, nullable=False, comment="of the database in the cluster"),
+    time_column("recorded_at", required=True, comment="when the place was seen for the first time"),
     Column(
         "held_before",
         DateTime(timezone=True),

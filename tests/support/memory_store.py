@@ -1,27 +1,22 @@
 """What the store's SQL means, over a database in memory.
 
-`installed` puts these functions in the place of those that send SQL. Rows of the log are held against those
-before them: numbers without a gap, attempts that never go back, nothing after the end.
+`memory_places.installed` puts these functions in the place of those that send SQL. Rows of the log are held
+against those before them: numbers without a gap, attempts that never go back, nothing after the end.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from types import ModuleType
 from typing import Any
-from unittest import mock
 from uuid import UUID
 
 import msgspec
 
-from server.admission import accept
 from server.protocol.responses.events import Event
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, columns_of
-from server.recording import committer, persist, side_writer
-from server.store import log_append, log_read
-from server.store.cluster import claims, leases
-from server.store.content import deletion, idempotency_keys, images, responses, storage_usage, stored_items
+from server.store import log_read
+from server.store.administration.metering import Usage
+from server.store.cluster import leases
 from server.store.content.idempotency_keys import FirstUse
 from server.store.content.responses import (
     End,
@@ -30,12 +25,10 @@ from server.store.content.responses import (
     Owner,
     ResponseKey,
     StoredResponse,
-    Usage,
 )
 from server.store.content.stored_items import NewItem
 from server.store.log_append import NewLogRow
 from server.store.log_read import LogProgress, Subscription, SubscriptionUpdate
-from tests.support import memory_images
 from tests.support.memory import Memory, MemoryConnection, Row
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---
@@ -352,78 +345,5 @@ def release_lost(at: Memory, tenant: str, key: str, response: UUID) -> bool:
     return False
 
 
-def _set_timeouts(_at: Memory, **_limits: int) -> None:
+def set_timeouts(_at: Memory, **_limits: int) -> None:
     """No statement waits here."""
-
-
-PLACES: dict[ModuleType, dict[str, Any]] = {
-    leases: {
-        "fence": fence,
-        "write_heartbeat": write_heartbeat,
-        "expire_replicas": expire_replicas,
-        "release_orphans": release_orphans,
-        "other_heartbeats": other_heartbeats,
-        "remotely_read": remotely_read,
-    },
-    claims: {
-        "claim_to_end": claim_to_end,
-        "claim_waiting": claim_waiting,
-        "release": release,
-        "owned_responses": owned_responses,
-        "cancel_requested": cancel_requested,
-        "count_waiting": count_waiting,
-        "request_cancel": request_cancel,
-    },
-    log_append: {
-        "append": append,
-        "compact": compact,
-        "compact_all": compact_all,
-        "next_seq": next_seq,
-        "is_logged": is_logged,
-        "delete_orphaned_log": delete_orphaned_log,
-    },
-    log_read: {
-        "read": read_log,
-        "read_compacted": read_compacted,
-        "read_progress": read_progress,
-        "read_updates": read_updates,
-    },
-    responses: {
-        "insert_running": insert_running,
-        "insert_queued": insert_queued,
-        "get": get,
-        "lock_for_share": lock_for_share,
-        "finish": finish,
-        "finish_all": finish_all,
-        "record_usage": record_usage,
-        "is_metered": is_metered,
-        "get_owner": get_owner,
-    },
-    stored_items: {
-        "insert_items": insert_items,
-        "insert_items_of": insert_items_of,
-        "input_items": input_items,
-        "output_items": output_items,
-    },
-    images: {name: getattr(memory_images, name) for name in ("insert_all", "load", "sizes")},
-    deletion: {"delete": delete, "remove_if_unneeded": remove_if_unneeded},
-    storage_usage: {"total": stored_bytes},
-    idempotency_keys: {"find": find, "claim": claim, "release_lost": release_lost},
-    committer: {
-        "is_responsive": lambda _at: True,
-        "append_and_commit": append_and_commit,
-        "set_timeouts": _set_timeouts,
-    },
-    side_writer: {"set_timeouts": _set_timeouts, "commit_synchronously": lambda _at: None},
-    accept: {"clock": lambda at: at.now},
-    persist: {"commit_synchronously": lambda _at: None},
-}
-
-
-@contextmanager
-def installed() -> Iterator[None]:
-    """The store's functions are these, for every caller in this process."""
-    with ExitStack() as patches:
-        for module, functions in PLACES.items():
-            patches.enter_context(mock.patch.multiple(module, **functions))
-        yield

@@ -30,7 +30,7 @@ from server.recording import committer, persist, recorder
 from server.recovery import claimer, heartbeat
 from server.store.cluster import claims
 from server.store.content import deletion
-from tests.support import memory_store
+from tests.support import memory_places
 from tests.support.builders import TENANT
 from tests.support.memory import Memory, Trouble
 from tests.support.simulated_parts import Client, SimulatedLoop
@@ -305,7 +305,7 @@ def simulated() -> Iterator[Callable[[int], World]]:
             for module in (accept, admit, committer, heartbeat, recorder, claimer, persist)
         ),
     ]
-    with memory_store.installed():
+    with memory_places.installed():
         for patch in patches:
             patch.start()
         try:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 
 from server.protocol.responses.response import Ending
 from server.store import log_append
+from server.store.administration import metering
 from server.store.cluster import leases
 from server.store.cluster.installation import NOT_HELD
 from server.store.content import deletion, responses
@@ -241,8 +242,8 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
             finished = responses.finish(connection, tenant, id_, me, claimed.attempt, ending)
         except OwnershipLost:
             return False
-        if not responses.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
-            usage = responses.Usage(
+        if not metering.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
+            usage = metering.Usage(
                 tenant=tenant,
                 response_id=id_,
                 key_id=claimed.key_id,
@@ -255,7 +256,7 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
                 background=claimed.background,
                 attempt=claimed.attempt,
             )
-            responses.record_usage(connection, [(usage, ending)])
+            metering.record_usage(connection, [(usage, ending)])
         _try_compact(connection, tenant, id_)
         if finished.deleted:
             deletion.remove_if_unneeded(connection, tenant, id_)

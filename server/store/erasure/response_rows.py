@@ -11,8 +11,8 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from server.protocol.responses.response import Ending
+from server.store.administration.metering import Usage, record_usage
 from server.store.content.image_removal import MARK_USES
-from server.store.content.responses import Usage, record_usage
 from server.store.content.storage_usage import ITEM_BYTES, count_removed
 from server.store.database import clock
 from server.store.erasure.subject import MAKE_ANONYMOUS, OF_USER, Subject

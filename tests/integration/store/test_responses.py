@@ -6,6 +6,7 @@ from sqlalchemy.exc import IntegrityError
 
 from server.protocol.ids import item_id, new_uuid
 from server.protocol.responses.items import InputText, Message, OutputText
+from server.store.administration import metering
 from server.store.content import deletion, responses, stored_items
 from server.store.content.item_rows import stored_item
 from server.store.database import Connection, Database
@@ -138,11 +139,11 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
         assert stored_items.chain_items(connection, "other", response) == []
         with pytest.raises(OwnershipLost):
             responses.finish(connection, "other", response, replica, 1, make_ending())
-        responses.record_usage(
+        metering.record_usage(
             connection,
             [
                 (
-                    responses.Usage(
+                    metering.Usage(
                         tenant=TENANT,
                         response_id=response,
                         key_id=None,
@@ -154,8 +155,8 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
                 )
             ],
         )
-        assert responses.is_metered(connection, TENANT, response)
-        assert not responses.is_metered(connection, "other", response)
+        assert metering.is_metered(connection, TENANT, response)
+        assert not metering.is_metered(connection, "other", response)
 
 
 def test_a_history_does_not_cross_into_another_tenant(database: Database) -> None:

@@ -15,7 +15,8 @@ from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.response import Ending
 from server.store import log_append
-from server.store.content import deletion, idempotency_keys, responses, stored_items
+from server.store.administration import metering
+from server.store.content import deletion, responses, stored_items
 from server.store.content.deletion import MAX_BATCH_ROWS, PurgeBatch
 from server.store.database import Connection, Database
 from tests.support.builders import TENANT, USAGE, examples, insert_response, register
@@ -124,11 +125,11 @@ def test_only_expired_responses_that_ended_go_and_their_metering_stays(database:
     with database.begin() as connection:
         gone = plant(connection, replica)
         kept = {plant(connection, replica, expired=False), plant(connection, replica, ended=False)}
-        responses.record_usage(
+        metering.record_usage(
             connection,
             [
                 (
-                    responses.Usage(
+                    metering.Usage(
                         tenant=TENANT,
                         response_id=gone,
                         key_id=None,
@@ -147,7 +148,7 @@ def test_only_expired_responses_that_ended_go_and_their_metering_stays(database:
     assert found["responses"] == found["items"] == kept
     assert found["response_streams"] | found["response_events_hot"] == kept
     with database.begin() as connection:
-        assert responses.is_metered(connection, TENANT, gone)
+        assert metering.is_metered(connection, TENANT, gone)
 
 
 def test_a_response_that_has_just_ended_is_left_to_its_readers(database: Database) -> None:
@@ -381,20 +382,6 @@ def test_responses_older_than_an_age_are_made_to_expire(database: Database) -> N
         assert deletion.count_older(connection, TENANT, 0, timedelta(days=7)) == 0
     drain(database)
     assert [is_readable(database, node) for node in (old, running, young)] == [False, True, True]
-
-
-def test_idempotency_keys_are_forgotten_after_a_day(database: Database) -> None:
-    with database.begin() as connection:
-        connection.exec_driver_sql(
-            "insert into idempotency_keys (tenant, key, digest, response_id, created_at)"
-            " select 'acme', age::text, '', gen_random_uuid(), now() - make_interval(hours => age)"
-            " from unnest(array[1, 23, 25, 90]) as age"
-        )
-        assert idempotency_keys.count_old_keys(connection) == 2
-        assert idempotency_keys.delete_old_keys(connection) == 2
-        left = connection.exec_driver_sql("select key from idempotency_keys order by key").scalars().all()
-        assert left == ["1", "23"]
-        assert idempotency_keys.delete_old_keys(connection) == 0
 
 
 def test_everybody_who_has_responses_is_found_once(database: Database) -> None:

@@ -10,10 +10,9 @@ from server.administration.keys import create_key, rotate_key
 from server.caller import Limits
 from server.protocol.ids import new_uuid
 from server.protocol.responses.response import Ending
-from server.store.administration import prices, spend, stored_keys
+from server.store.administration import metering, prices, spend, stored_keys
 from server.store.administration.prices import Price
 from server.store.administration.stored_keys import KeyProperties
-from server.store.content import responses
 from server.store.database import Connection, Database
 
 NOW = datetime.now(UTC).replace(hour=12)
@@ -31,11 +30,11 @@ def end(connection: Connection, key: str | None = None, *, at: datetime = NOW, m
         output_tokens=40,
         reasoning_tokens=0,
     )
-    responses.record_usage(
+    metering.record_usage(
         connection,
         [
             (
-                responses.Usage(
+                metering.Usage(
                     tenant="acme",
                     response_id=new_uuid(),
                     key_id=key,

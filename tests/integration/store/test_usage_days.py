@@ -10,9 +10,8 @@ import pytest
 
 from server.protocol.ids import new_uuid
 from server.protocol.responses.response import Ending
-from server.store.administration import prices, usage_days
+from server.store.administration import metering, prices, usage_days
 from server.store.administration.prices import Price
-from server.store.content import responses
 from server.store.database import Connection, Database
 
 NOW = datetime.now(UTC)
@@ -65,7 +64,7 @@ def end(connection: Connection, chance: random.Random) -> None:
         reasoning_tokens=chance.randrange(10),
         error_code="server_error" if status == "failed" else None,
     )
-    usage = responses.Usage(
+    usage = metering.Usage(
         tenant=chance.choice(["acme", "other"]),
         response_id=new_uuid(),
         key_id=chance.choice([None, "k1", "k2"]),
@@ -76,7 +75,7 @@ def end(connection: Connection, chance: random.Random) -> None:
         kind=chance.choice(["response", "chat", "completion"]),
         background=chance.random() < 0.5,
     )
-    responses.record_usage(connection, [(usage, ending)])
+    metering.record_usage(connection, [(usage, ending)])
 
 
 def test_sums_are_those_of_the_ledger_before_and_after_each_fold(database: Database) -> None:

@@ -1,0 +1,70 @@
+"""Meters responses: `record_usage` adds to the ledger, to what keys have spent, and to the sums of days."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import Connection, select, text
+
+from server.protocol.responses.request import Kind
+from server.protocol.responses.response import Ending
+from server.store import arrays
+from server.store.administration import spend, usage_days
+from server.store.administration.operator_tables import usage_ledger
+from server.store.administration.prices import COST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the ledger keeps of a response beside its end; no content."""
+
+    tenant: str
+    response_id: UUID
+    key_id: str | None
+    model: str
+    stored: bool
+    started_at: datetime
+    request_id: str | None = None
+    end_user: str | None = None
+    kind: Kind = "response"
+    background: bool = False
+    attempt: int = 1
+
+
+def record_usage(connection: Connection, entries: Sequence[tuple[Usage, Ending]]) -> None:
+    """Inserts ledger entries of responses and what they cost, kept for ever."""
+    columns = [
+        {
+            **_NO_USAGE,
+            **{name: getattr(ending, name) for name in _OF_ENDING},
+            **asdict(usage),
+        }
+        for usage, ending in entries
+    ]
+    connection.execute(_METER, arrays.columns(columns))
+
+
+_NO_USAGE = dict.fromkeys(column.name for column in usage_ledger.c if column.name != "cost")
+_USAGE_TYPES = {name: arrays.type_name(usage_ledger.c[name]) for name in _NO_USAGE}
+_OF_ENDING = [name for name in Ending.__dataclass_fields__ if name in _NO_USAGE]
+_METER = text(
+    f"""
+    with entries as (
+        select * from {arrays.unnest("e", _USAGE_TYPES)}
+    ), metered as (
+        insert into usage_ledger ({", ".join(_NO_USAGE)}, cost)
+        select {", ".join(_NO_USAGE)}, ({COST}) from entries e
+        returning {usage_days.RETURNED}),
+    spent as ({spend.ADD})
+    {usage_days.ADD}
+    """  # noqa: S608 - constants of ours
+)
+"""Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent, and
+the changes of the days' sums."""
+
+
+def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:
+    """Whether the response has a ledger entry, which is committed with its end."""
+    place = (usage_ledger.c.tenant == tenant, usage_ledger.c.response_id == response_id)
+    return connection.execute(select(usage_ledger.c.model).where(*place)).first() is not None

@@ -1,0 +1,92 @@
+"""`installed`: the functions of `memory_store` in the place of those that send SQL."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+from server.admission import accept
+from server.recording import committer, persist, side_writer
+from server.store import log_append, log_read
+from server.store.administration import metering
+from server.store.cluster import claims, leases
+from server.store.content import deletion, idempotency_keys, images, responses, storage_usage, stored_items
+from server.store.webhooks import outbox
+from tests.support import memory_images, memory_store
+
+PLACES: dict[ModuleType, dict[str, Any]] = {
+    leases: {
+        "fence": memory_store.fence,
+        "write_heartbeat": memory_store.write_heartbeat,
+        "expire_replicas": memory_store.expire_replicas,
+        "release_orphans": memory_store.release_orphans,
+        "other_heartbeats": memory_store.other_heartbeats,
+        "remotely_read": memory_store.remotely_read,
+    },
+    claims: {
+        "claim_to_end": memory_store.claim_to_end,
+        "claim_waiting": memory_store.claim_waiting,
+        "release": memory_store.release,
+        "owned_responses": memory_store.owned_responses,
+        "cancel_requested": memory_store.cancel_requested,
+        "count_waiting": memory_store.count_waiting,
+        "request_cancel": memory_store.request_cancel,
+    },
+    log_append: {
+        "append": memory_store.append,
+        "compact": memory_store.compact,
+        "compact_all": memory_store.compact_all,
+        "next_seq": memory_store.next_seq,
+        "is_logged": memory_store.is_logged,
+        "delete_orphaned_log": memory_store.delete_orphaned_log,
+    },
+    log_read: {
+        "read": memory_store.read_log,
+        "read_compacted": memory_store.read_compacted,
+        "read_progress": memory_store.read_progress,
+        "read_updates": memory_store.read_updates,
+    },
+    responses: {
+        "insert_running": memory_store.insert_running,
+        "insert_queued": memory_store.insert_queued,
+        "get": memory_store.get,
+        "lock_for_share": memory_store.lock_for_share,
+        "finish": memory_store.finish,
+        "finish_all": memory_store.finish_all,
+        "get_owner": memory_store.get_owner,
+    },
+    metering: {"record_usage": memory_store.record_usage, "is_metered": memory_store.is_metered},
+    outbox: {"enqueue": lambda _at, _ended: None},
+    stored_items: {
+        "insert_items": memory_store.insert_items,
+        "insert_items_of": memory_store.insert_items_of,
+        "input_items": memory_store.input_items,
+        "output_items": memory_store.output_items,
+    },
+    images: {name: getattr(memory_images, name) for name in ("insert_all", "load", "sizes")},
+    deletion: {"delete": memory_store.delete, "remove_if_unneeded": memory_store.remove_if_unneeded},
+    storage_usage: {"total": memory_store.stored_bytes},
+    idempotency_keys: {
+        "find": memory_store.find,
+        "claim": memory_store.claim,
+        "release_lost": memory_store.release_lost,
+    },
+    committer: {
+        "is_responsive": lambda _at: True,
+        "append_and_commit": memory_store.append_and_commit,
+        "set_timeouts": memory_store.set_timeouts,
+    },
+    side_writer: {"set_timeouts": memory_store.set_timeouts, "commit_synchronously": lambda _at: None},
+    accept: {"clock": lambda at: at.now},
+    persist: {"commit_synchronously": lambda _at: None},
+}
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """The store's functions are these, for every caller in this process."""
+    with ExitStack() as patches:
+        for module, functions in PLACES.items():
+            patches.enter_context(mock.patch.multiple(module, **functions))
+        yield
