@@ -122,6 +122,8 @@ REACH = {
     "server/protocol/decode.py:_ERROR_PATH": HEADER,
     "server/protocol/decode.py:_decode_failure": HEADER,
     "server/protocol/ids.py:_OUTPUT_ID": TEXT,
+    "server/protocol/ids.py:_RESPONSE_ITEM": TEXT,
+    "server/store/partitions.py": OPERATOR,  # bounds, as Postgres writes them
     "server/protocol/ids.py:_TAGGED_ID": TEXT,
     "server/protocol/responses/prompt_templates.py:_VARIABLE": TEXT,
 }
