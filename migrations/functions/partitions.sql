@@ -106,6 +106,26 @@ begin
     return name;
 end $$;
 
+-- Gathers the planner's statistics of a partitioned table: autovacuum does it for the partitions only. Does
+-- nothing while they are of about as many rows as the partitions have, and not older than a day.
+create or replace function holdfast_analyze(parent text) returns void security definer language plpgsql as $$
+declare
+    counted float8;
+    present float8;
+begin
+    if parent not in ('responses', 'items', 'response_streams', 'usage_ledger') then
+        raise exception '% is not partitioned by time', parent;
+    end if;
+    select greatest(reltuples, 0) into counted from pg_class where oid = parent::regclass;
+    select coalesce(sum(greatest(c.reltuples, 0)), 0) into present
+    from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = parent::regclass;
+    if abs(present - counted) > 1000 + 0.1 * present or exists (
+        select from pg_stat_all_tables
+        where relid = parent::regclass and last_analyze < clock_timestamp() - interval '1 day') then
+        execute format('analyze %I', parent);
+    end if;
+end $$;
+
 -- A compacted stream (its rows as one text) without the large parameters that events repeat of the request,
 -- and with them. Both replace text in syntax: inside of JSON strings quotes are escaped. A body or request that
 -- has what stands for a parameter already, or an escaped NUL, which Postgres cannot take JSON apart with, stays.

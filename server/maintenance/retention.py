@@ -1,5 +1,5 @@
-"""The retention thread: purges expired responses, idempotency keys and unused pictures; folds counters; makes
-partitions ahead of time.
+"""The retention thread: purges what expired or is not used; folds counters; makes partitions and statistics
+of partitioned tables.
 
 Any number of replicas may run one at the same time.
 """
@@ -9,18 +9,21 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.store import partitions
-from server.store.administration import audit_trail, refused_requests, spend, usage_days
+from server.store.administration import audit_trail, refused_requests, spend, usage_days, usage_ledger
+from server.store.cluster import replica_list
 from server.store.content import deletion, idempotency_keys, image_removal, storage_usage
 from server.store.content.image_removal import UseKey
 from server.store.database import Database, clock
 from server.store.database_errors import DatabaseError, first_line
 from server.store.disk_space import Disk, Shortage
+from server.store.timeout_connection import psycopg_connection
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.retention")
@@ -29,6 +32,9 @@ FOLD_SECONDS = 10.0
 """How often the tenants' storage counters are folded."""
 PARTITION_SECONDS = 3600.0
 """How often missing partitions are looked for; the next ones are made a day before they are needed."""
+STATISTICS_SECONDS = 600.0
+"""How often the statistics of partitioned tables are looked at."""
+ANALYZE_SECONDS = 900
 SENDS = 10
 """The time-outs of sending for which a slow reader may take until it queries again and learns that its
 response has ended. Its page of frames is sent in fewer pieces than that."""
@@ -136,6 +142,35 @@ def add_partitions(database: Database, retention_days: int) -> None:
                 log.info("%s has a partition from %s to %s", table, *made)
 
 
+def analyze(database: Database) -> None:
+    """Brings the planner's statistics of partitioned tables up to date, which may take minutes.
+
+    Raises DatabaseError.
+    """
+    limits = {"statement_timeout": f"{ANALYZE_SECONDS}s", "lock_timeout": "200ms"}
+    with closing(database.dedicated_connection("statistics", autocommit=True, limits=limits)) as connection:
+        with psycopg_connection(connection) as raw:
+            raw.timeout_seconds = ANALYZE_SECONDS
+        for table in partitions.TABLES:
+            with connection.begin():
+                partitions.analyze(connection, table)
+
+
+def remove_old(database: Database, ledger_days: int) -> None:
+    """Removes old entries of the ledger, what goes with them, and replicas that ended long ago.
+
+    Raises DatabaseError.
+    """
+    more = ledger_days > 0
+    while more:
+        with database.begin() as connection:
+            more = usage_ledger.remove_older(connection, ledger_days) == usage_ledger.MAX_REMOVED
+    with database.begin() as connection:
+        usage_days.forget_users(connection)
+        refused_requests.forget(connection)
+        replica_list.remove_ended(connection)
+
+
 class Retention:
     """Purges every `purge_seconds`; folds counters and removes unused pictures every FOLD_SECONDS."""
 
@@ -146,7 +181,9 @@ class Retention:
         self._every = config.purge_seconds
         self._quiet = quiet_seconds(config)
         self._retention_days = config.retention_days
+        self._ledger_days = config.ledger_days
         self._partitions_at = -math.inf
+        self._analyzed_at = -math.inf
         self._purged_at = time.monotonic()
         self._scanned: UseKey | None = None
         self.purged = Purged()
@@ -166,6 +203,8 @@ class Retention:
             return
         if time.monotonic() - self._partitions_at >= PARTITION_SECONDS:
             self._add_partitions()
+        if time.monotonic() - self._analyzed_at >= STATISTICS_SECONDS:
+            self._analyze()
         try:
             if until_purge <= FOLD_SECONDS:
                 self._purge()
@@ -182,6 +221,14 @@ class Retention:
         except DatabaseError as error:  # rows without a partition of their own go to the default one
             log.warning("no partitions were made, trying again in an hour: %s", first_line(error))
 
+    def _analyze(self) -> None:
+        self._analyzed_at = time.monotonic()
+        try:
+            with self.thread.idle():
+                analyze(self._database)
+        except DatabaseError as error:
+            log.warning("the statistics of large tables are not brought up to date: %s", first_line(error))
+
     def _purge(self) -> None:
         self._purged_at = time.monotonic()
         try:
@@ -193,8 +240,6 @@ class Retention:
             if done != Purged():
                 log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)
             done.record(self._database, f"server:{self._replica}", "purge.retention")
-            with self._database.begin() as connection:
-                usage_days.forget_users(connection)
-                refused_requests.forget(connection)
+            remove_old(self._database, self._ledger_days)
             with self._database.begin() as connection:
                 self._scanned = image_removal.repair_uses(connection, self._scanned)

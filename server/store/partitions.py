@@ -82,6 +82,7 @@ _LIST = text(
     """
 )
 _TRY_LOCK = text(f"select pg_try_advisory_xact_lock({_ADVISORY_LOCK})")
+_ANALYZE = text("select holdfast_analyze(:table)")
 _ADD = text("select holdfast_add_partition(:table, :start, :end)")
 
 
@@ -112,3 +113,8 @@ def add_missing(connection: Connection, table: str, now: datetime, width: timede
     for one in added:
         connection.execute(_ADD, {"table": table, "start": one.start, "end": one.end})
     return added
+
+
+def analyze(connection: Connection, table: str) -> None:
+    """Gathers the planner's statistics of the whole table, if they are out of date; may take minutes."""
+    connection.execute(_ANALYZE, {"table": table})

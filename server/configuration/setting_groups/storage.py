@@ -52,6 +52,12 @@ class StorageSettings:
         low=0,
         high=36500,
     )
+    ledger_days: int = setting(
+        0,
+        "days that the usage ledger keeps what is not stored any more; 0: for ever; sums by day stay",
+        low=0,
+        high=36500,
+    )
     purge_seconds: float = setting(60.0, "seconds between two purges of expired responses", low=0.1)
     max_stored_bytes_of_tenant: int | None = setting(
         None,

@@ -6,7 +6,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Date, cast, func, select
+from sqlalchemy import ColumnElement, Connection, Date, cast, func, select, text
 
 from server.store.administration.operator_tables import usage_ledger
 from server.store.pages import page
@@ -83,3 +83,24 @@ def sums(
         order = [GROUPS[name] for name in groups]
         query = page(query.group_by(*order), order, after, limit, descending=descending)
     return [UsageSum(**row._mapping) for row in connection.execute(query)]
+
+
+MAX_REMOVED = 1000
+"""The most entries that one transaction removes."""
+_REMOVE_OLDER = text(
+    """
+    delete from usage_ledger where (tenant, response_id) in (
+        select l.tenant, l.response_id from usage_ledger l
+        where l.finished_at < statement_timestamp() - make_interval(days => :days) and l.kind is not null
+          and not exists (select from responses r where r.tenant = l.tenant and r.id = l.response_id)
+        order by l.finished_at limit :limit for update skip locked)
+    """
+)
+
+
+def remove_older(connection: Connection, days: int) -> int:
+    """Removes entries of responses that ended longer ago, at most `MAX_REMOVED`; returns how many.
+
+    Entries of stored responses stay, and such that the sums by day do not have yet.
+    """
+    return connection.execute(_REMOVE_OLDER, {"days": days, "limit": MAX_REMOVED}).rowcount

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, text
 
 from server.store.pages import page
 from server.store.tables import replicas
@@ -47,3 +47,17 @@ def replicas_page(
         page(query, (columns.started_at, columns.id), start, limit, descending=newest_first)
     )
     return [ListedReplica(**row._mapping) for row in rows]
+
+
+_REMOVE_ENDED = text(
+    """
+    delete from replicas p
+    where p.state <> 'alive' and p.heartbeat_at < clock_timestamp() - interval '30 days'
+      and not exists (select from responses r where r.replica_id = p.id and r.status = 'in_progress')
+    """
+)
+
+
+def remove_ended(connection: Connection) -> int:
+    """Removes replicas that ended a month ago; returns how many. Every start of a process adds one."""
+    return connection.execute(_REMOVE_ENDED).rowcount
