@@ -26,6 +26,8 @@ UNKNOWN = {
     "conversation_id": "conv_" + "0" * 32,
     "item_id": "msg_" + "0" * 32 + "c0",
     "completion_id": "chatcmpl-" + "0" * 32,
+    "webhook_endpoint_id": "we_" + "0" * 32,
+    "delivery_id": "wh_" + "0" * 32,
 }
 """By the names that they have in the route table."""
 SAID = [{"role": "user", "content": "Hello"}]
@@ -38,6 +40,15 @@ BODIES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [1]},
 }
 """What some of them need besides."""
+ENDPOINT = {"name": "ends", "url": "http://127.0.0.1:9/", "event_types": ["response.completed"]}
+"""Nobody listens there."""
+OWN_BODIES: dict[str, Any] = {
+    "/v1/webhook_endpoints": ENDPOINT,
+    "/v1/webhook_endpoints/{webhook_endpoint_id}": {"name": "other"},
+    "/v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret": {},
+    "/v1/webhook_endpoints/{webhook_endpoint_id}/test": {"event_type": "response.completed"},
+}
+"""What others take, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ def make_key(database_url: str, *flags: str) -> Key:
 
 @pytest.fixture(scope="module")
 def keyed(module_database: str) -> Iterator[Keyed]:
-    server = ServerProcess(module_database, settings=SCRIPTED)
+    server = ServerProcess(module_database, settings={**SCRIPTED, "webhook_hosts": "http://127.0.0.1:9"})
     try:
         server.start()
         assert call(server, "GET", "/v1/models", None).status_code == 200
@@ -104,6 +115,8 @@ def tenants(keyed: Keyed) -> Tenants:
         "conversation_id": conversation,
         "item_id": item,
         "completion_id": make("/v1/chat/completions"),
+        "webhook_endpoint_id": make("/v1/webhook_endpoints"),
+        "delivery_id": UNKNOWN["delivery_id"],
     }
     return Tenants(ours, theirs, made_ids)
 
@@ -117,11 +130,12 @@ def address(path: str, ids: Mapping[str, str]) -> str:
 def call(
     server: ServerProcess, method: str, path: str, key: str | None, ids: Mapping[str, str] = UNKNOWN
 ) -> httpx.Response:
+    route = path.partition("?")[0]
     return httpx.request(
         method,
         server.url + address(path, ids),
         headers={"authorization": f"Bearer {key}"} if key is not None else {},
-        json={**ANY_BODY, **BODIES.get(path, {})} if method == "POST" else None,
+        json=OWN_BODIES.get(route, {**ANY_BODY, **BODIES.get(path, {})}) if method == "POST" else None,
     )
 
 

@@ -43,6 +43,8 @@ WEATHER: Json = {
 }
 ASKED: Json = {"model": MODEL, "input": "Hello"}
 SAID = [{"role": "user", "content": "Hello"}]
+ENDPOINT: Json = {"name": "ends", "url": "http://127.0.0.1:9/", "event_types": ["response.completed"]}
+"""Nobody listens there."""
 SENSIBLE: dict[str, Json] = {
     "/v1/responses": ASKED,
     "/v1/responses/input_tokens": ASKED,
@@ -60,6 +62,12 @@ SENSIBLE: dict[str, Json] = {
     "/admin/v1/keys/{key_id}": {"name": "of CI"},
     "/admin/v1/keys/{key_id}/rotate": {"overlap_seconds": 3600},
     "/admin/v1/keys/{key_id}/revoke": {"end": True},
+    "/v1/webhook_endpoints": ENDPOINT,
+    "/v1/webhook_endpoints/{webhook_endpoint_id}": {"name": "other"},
+    "/v1/webhook_endpoints/{webhook_endpoint_id}/test": {"event_type": "response.completed"},
+    "/admin/v1/webhook_endpoints": {**ENDPOINT, "tenant": "acme"},
+    "/admin/v1/webhook_endpoints/{webhook_endpoint_id}": {"name": "other"},
+    "/admin/v1/webhook_endpoints/{webhook_endpoint_id}/test": {"event_type": "response.completed"},
     "/admin/v1/prices": {"model": MODEL, "input": "1.5", "output": "2"},
 }
 """Bodies that get as far as what they are about."""
@@ -104,7 +112,8 @@ def guarded(module_database: str) -> Iterator[Guarded]:
     key, other, third = (make_key(module_database, "--tenant", "acme") for _ in range(3))
     assert run_command("tenants", "create", "acme", database_url=module_database).returncode == 0
     assert run_command("tenants", "create", "spare", database_url=module_database).returncode == 0
-    server = ServerProcess(module_database, settings={"engine": "scripted", "scripted_tokens": 4})
+    settings = {"engine": "scripted", "scripted_tokens": 4, "webhook_hosts": "http://127.0.0.1:9"}
+    server = ServerProcess(module_database, settings=settings)
     try:
         server.start()
         found = Guarded(server, key, httpx.get(f"{server.url}/openapi.json").json(), {"model": MODEL})
@@ -122,6 +131,8 @@ def guarded(module_database: str) -> Iterator[Guarded]:
             "key_id": other.split("_")[1],
             "conversation_id": conversation,
             "item_id": conversation.replace("conv", "msg") + "c0",
+            "webhook_endpoint_id": found.post("webhook_endpoints", ENDPOINT),
+            "delivery_id": "wh_" + "0" * 32,
         }
         yield found
     finally:

@@ -36,7 +36,7 @@ class Scoped:
 def scoped(module_database: str) -> Iterator[Scoped]:
     keys = {name: make_key(module_database, "--scopes", name).text for name in ("read", "write")}
     full = make_key(module_database).text
-    server = ServerProcess(module_database, settings=SCRIPTED)
+    server = ServerProcess(module_database, settings={**SCRIPTED, "webhook_hosts": "http://127.0.0.1:9"})
     try:
         server.start()
         conversation = call(server, "POST", "/v1/conversations", full).json()["id"]
@@ -46,6 +46,8 @@ def scoped(module_database: str) -> Iterator[Scoped]:
             "response_id": call(server, "POST", "/v1/responses", full).json()["id"],
             "completion_id": call(server, "POST", "/v1/chat/completions", full).json()["id"],
             "item_id": items["data"][0]["id"],
+            "webhook_endpoint_id": call(server, "POST", "/v1/webhook_endpoints", full).json()["id"],
+            "delivery_id": UNKNOWN["delivery_id"],
             **at,
         }
         yield Scoped(server, module_database, full, keys["read"], keys["write"], ids)
@@ -96,7 +98,7 @@ def test_key_that_does_not_administer_learns_and_changes_nothing(scoped: Scoped)
     key = make_key(scoped.database_url, "--scopes", "read,write,metrics")
     assert call(scoped.server, "GET", "/v1/models", key.text).status_code == 200  # its first use
     before = stored(scoped, "api_keys", "tenants", "prices", "audit_trail")
-    own = {"key_id": key.id, "tenant": "default"}
+    own = {**scoped.ids, "key_id": key.id, "tenant": "default"}
     for route in ADMINISTRATION:
         answers = [call(scoped.server, route.method, route.path, key.text, ids) for ids in (own, UNKNOWN)]
         for answer in answers:
@@ -117,7 +119,7 @@ def test_key_that_administers_reads_and_writes_no_content(scoped: Scoped) -> Non
     assert stored(scoped) == before
     for route in ADMINISTRATION:
         if route.method == "GET":
-            own = {"key_id": admin.split("_")[1], "tenant": "default"}
+            own = {**scoped.ids, "key_id": admin.split("_")[1], "tenant": "default"}
             assert call(scoped.server, "GET", route.path, admin, own).status_code == 200
 
 

@@ -67,6 +67,6 @@ def test_row_of_a_response_has_the_tokens_of_its_turns_for_readers_of_sql(bench:
     called_and_answered(bench)
     with bench.database.begin() as connection:
         found = connection.exec_driver_sql(
-            "select sum((turn ->> 'input')::int), count(*) from responses, json_array_elements(turns) as turn"
+            "select sum((t ->> 'input')::int), count(*) from responses, json_array_elements(turns) as t"
         ).one()
     assert tuple(found) == (20, 2)
