@@ -80,7 +80,7 @@ class LineReader:
         if self._ended:
             raise BadValue("the export has ended before")
         fields = _decode(line)
-        kind = msgspec.json.decode(fields.pop("object", msgspec.Raw(b'""')), type=str)
+        kind = decode_as(fields.pop("object", msgspec.Raw(b'""')), str)
         if self.number == 1:
             self._begin(kind, fields)
             return None
@@ -96,14 +96,14 @@ class LineReader:
     def _begin(self, kind: str, fields: dict[str, msgspec.Raw]) -> None:
         if kind != "export":
             raise BadValue("it is not the first line of an export")
-        if msgspec.json.decode(fields.get("format", msgspec.Raw(b"0"))) != FORMAT:
+        if decode_as(fields.get("format", msgspec.Raw(b"0")), object) != FORMAT:
             raise BadValue(f"the export has another format than {FORMAT}, which this release reads")
-        self.tenant = msgspec.json.decode(fields.get("tenant", msgspec.Raw(b'""')), type=str)
+        self.tenant = decode_as(fields.get("tenant", msgspec.Raw(b'""')), str)
         if not 1 <= len(self.tenant) <= _MAX_TENANT or not self.tenant.isprintable():
             raise BadValue("it names no tenant")
 
     def _end(self, fields: dict[str, msgspec.Raw]) -> None:
-        counts = msgspec.json.decode(fields.get("counts", msgspec.Raw(b"{}")), type=dict[str, int])
+        counts = decode_as(fields.get("counts", msgspec.Raw(b"{}")), dict[str, int])
         if counts != dict(self.counts):
             raise BadValue("the export has other objects than its last line counts, so some are missing")
         self._ended = True
@@ -126,7 +126,7 @@ class LineReader:
 
 def _decode(line: bytes) -> dict[str, msgspec.Raw]:
     try:
-        fields: dict[str, msgspec.Raw] = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        fields: dict[str, msgspec.Raw] = decode_as(line, dict[str, msgspec.Raw])
     except RecursionError:
         raise BadValue("it is nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -137,7 +137,7 @@ def _decode(line: bytes) -> dict[str, msgspec.Raw]:
 def _digests(raw: msgspec.Raw | None) -> list[bytes]:
     if raw is None:
         return []
-    names = msgspec.json.decode(raw, type=list[str])
+    names = decode_as(raw, list[str])
     digests = [bytes.fromhex(name) for name in names[: _MAX_PICTURES + 1]]
     if len(digests) > _MAX_PICTURES or any(len(digest) != _DIGEST_BYTES for digest in digests):
         raise BadValue("pictures are SHA-256 digests")
@@ -163,7 +163,7 @@ def _check_response(values: dict[str, Any]) -> None:
     if values["status"] not in TERMINAL_STATUSES or values["finished_at"] is None:
         raise BadValue("it has not ended")
     decode_as(values["request"], Echo)
-    msgspec.json.decode(values["metadata"], type=dict[str, str])
+    decode_as(values["metadata"], dict[str, str])
 
 
 def _check_stream(values: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ def _check_stream(values: dict[str, Any]) -> None:
 
 
 def _check_conversation(values: dict[str, Any]) -> None:
-    msgspec.json.decode(values["metadata"], type=dict[str, str])
+    decode_as(values["metadata"], dict[str, str])
 
 
 _CHECKS: Final = {

@@ -47,7 +47,7 @@ def refused(ended: subprocess.CompletedProcess[str]) -> str:
 def idle_transaction(url: str) -> Iterator[None]:
     """As somebody's `psql` that has looked at the replicas and was left open."""
     with psycopg.connect(url, application_name="report") as connection:
-        connection.execute("select 1 from replicas, schema_compatibility limit 0")
+        connection.execute("select 1 from replicas, schema_compatibility, installation limit 0")
         yield
 
 
@@ -71,7 +71,8 @@ def test_a_lock_is_waited_for_as_long_as_told_and_then_named(database_url: str) 
         assert revision(database_url) == LAST.revision
         shown = "report of postgres (idle in transaction, open for"
         eventually(lambda: shown in db(database_url, "status").stdout)
-    assert db(database_url, "downgrade", "--yes").returncode == 0
+    while str(revision(database_url)) >= "0016":  # which changes the table of replicas
+        assert db(database_url, "downgrade", "--yes", str(revision(database_url))).returncode == 0
     with psycopg.connect(database_url) as connection:
         connection.execute("select 1 from replicas limit 0")
         assert "another transaction uses the tables" in refused(db(database_url, "upgrade", "--wait", "0"))

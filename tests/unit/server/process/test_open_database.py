@@ -17,7 +17,7 @@ from server.process.open_database import OpenDatabase
 def test_upgrade_that_fails_is_told_in_a_sentence_with_the_cause(
     monkeypatch: pytest.MonkeyPatch, error: DBAPIError
 ) -> None:
-    def fail(_url: str) -> None:
+    def fail(_url: str, _seconds: float) -> None:
         raise error
 
     monkeypatch.setattr(open_database, "schema_state", lambda _url: "behind")
