@@ -45,7 +45,7 @@ LOOK = {
 }
 YES = {"type": "grammar", "syntax": "regex", "definition": "(yes|no)"}
 MANY = 50
-"""Of a longer stream the first and the last so many events, and a seventh of those between, are gone on from."""
+"""Of a longer stream the first and last so many events are gone on from, and a seventh of those between."""
 STREAMS: dict[str, dict[str, object]] = {
     "text": {},
     "background": {"background": True},
