@@ -48,8 +48,6 @@ class EngineFeatures:
     cache_salts: bool
     """Shares no cached prefix between requests of different `cache_salt`."""
     priorities: bool
-    images: bool
-    """Takes pictures in prompts."""
     max_logprobs: int
     """The most top logprobs of a token."""
 
@@ -174,6 +172,16 @@ class ExpectedModel(Protocol):
         """Ids of special tokens."""
 
 
+class ImageProtocol(Protocol):
+    """How a kind of server is asked about the pictures of prompts."""
+
+    def image_request(self, image: ImageFile, model: str) -> HttpRequest:
+        """Asks which tokens the server makes of a picture."""
+
+    def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
+        """The answer to `image_request`. Raises `EngineFault`."""
+
+
 class EngineProtocol(Protocol):
     """One kind of server. Stateless; any thread."""
 
@@ -183,6 +191,10 @@ class EngineProtocol(Protocol):
 
     @property
     def features(self) -> EngineFeatures: ...
+
+    @property
+    def images(self) -> ImageProtocol | None:
+        """How it is asked about pictures; None if it takes none in prompts."""
 
     async def probe(self, client: ProbeClient, expected: ExpectedModel) -> EngineDescription:
         """Asks the server who it is. Raises `EngineFault` if it does not answer, `EngineMismatch` if it
@@ -203,12 +215,6 @@ class EngineProtocol(Protocol):
 
     def read_error(self, status: int, body: bytes) -> EngineFault:
         """For an answer whose status is not 200."""
-
-    def image_request(self, image: ImageFile, model: str) -> HttpRequest:
-        """Asks which tokens the server makes of a picture. Only if `EngineFeatures.images`."""
-
-    def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
-        """The answer to `image_request`. Raises `EngineFault`."""
 
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
         """Ends these calls at the server; None if that is done by closing their connections."""

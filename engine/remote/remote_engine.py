@@ -76,7 +76,7 @@ class RemoteEngine:
         self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
         self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, BLOCK_SIZE)
         self._metrics = RemoteMetrics(folder.model_info.context_length)
-        if not protocol.features.images:
+        if protocol.images is None:
             self._model_info = replace(self._model_info, image_token_id=None, image_placeholder=None)
         self._images = ServerImages(
             self._model_info.image_token_id, self._model_info.image_placeholder, self._image_tokens

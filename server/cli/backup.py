@@ -85,11 +85,11 @@ def _restore(config: Config, options: argparse.Namespace) -> int:
         if is_filled and is_in_use(opened.session_url):
             raise ConfigError("This database is in use; stop its servers first.")
         held = _restore_aside(opened, options.file) if opened.is_embedded else _fill(opened.url, options.file)
-    print_status(f"Restored. {held_sentence(held)}")
+    print_status(f"Restored. {advice_for_copy(held)}")
     return 0
 
 
-def held_sentence(held: int) -> str:
+def advice_for_copy(held: int) -> str:
     """What happens to the unfinished background responses of a restored copy."""
     return (
         f"{held} unfinished background responses are held, because their tools' calls may have been made by "
@@ -122,7 +122,7 @@ def _hold(config: Config, _options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
         held = installation.hold(connection)
         audit_trail.record(connection, terminal_user(), "database.hold", details={"held": held})
-    print_status(held_sentence(held))
+    print_status(advice_for_copy(held))
     return 0
 
 

@@ -25,7 +25,7 @@ from engine.remote.interface import (
     ExpectedModel,
     GenerateCall,
     HttpRequest,
-    ImageFile,
+    ImageProtocol,
     ProbeClient,
 )
 from engine.remote.protocols.llama_request import completion_body, first_repetition
@@ -122,9 +122,9 @@ class LlamaProtocol:
         adapters=False,
         cache_salts=False,
         priorities=False,
-        images=False,
         max_logprobs=MAX_LOGPROBS,
     )
+    images: ImageProtocol | None = None
 
     def __init__(self, vocab_size: int) -> None:
         """`vocab_size` is the number of token ids of the model."""
@@ -174,12 +174,6 @@ class LlamaProtocol:
 
     def read_error(self, status: int, body: bytes) -> EngineFault:
         return _fault(status, one_line(body[:1000].decode(errors="replace")))
-
-    def image_request(self, image: ImageFile, model: str) -> HttpRequest:
-        raise NotImplementedError
-
-    def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
-        raise NotImplementedError
 
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:  # noqa: ARG002
         return None

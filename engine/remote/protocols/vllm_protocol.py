@@ -21,7 +21,7 @@ from engine.remote.interface import (
     ExpectedModel,
     GenerateCall,
     HttpRequest,
-    ImageFile,
+    ImageProtocol,
     ProbeClient,
 )
 from engine.remote.protocols import vllm_images
@@ -131,9 +131,9 @@ class VllmProtocol:
         adapters=True,
         cache_salts=True,
         priorities=True,
-        images=True,
         max_logprobs=SERVER_LOGPROBS,
     )
+    images: ImageProtocol | None = vllm_images
 
     async def probe(self, client: ProbeClient, expected: ExpectedModel) -> EngineDescription:
         version = (await _get(client, "/version", _VERSION)).version
@@ -214,12 +214,6 @@ class VllmProtocol:
         if status in (429, 503):
             return EngineFault("overloaded", message)
         return EngineFault("refused" if status in (400, 413, 422) else "failed", message)
-
-    def image_request(self, image: ImageFile, model: str) -> HttpRequest:
-        return vllm_images.image_request(image, model)
-
-    def read_image_tokens(self, body: bytes) -> tuple[int, ...]:
-        return vllm_images.read_image_tokens(body)
 
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
         body = {"request_ids": [ID_PREFIX + call_id for call_id in call_ids]}

@@ -167,14 +167,15 @@ class Fleet:
 
     async def image_tokens(self, image: ImageFile) -> tuple[int, ...]:
         """Which tokens a server makes of a picture. Raises `EngineFault`."""
+        assert self._protocol.images is not None
         endpoint = self._router.choose((), "", monotonic())
         if endpoint is None or endpoint.description is None:
             raise EngineFault("overloaded", self.trouble or "every server is busy")
-        request = self._protocol.image_request(image, endpoint.description.model)
+        request = self._protocol.images.image_request(image, endpoint.description.model)
         status, body = await self._client.fetch(endpoint.url, request, IMAGE_SECONDS)
         if status != 200:
             raise self._protocol.read_error(status, body)
-        return self._protocol.read_image_tokens(body)
+        return self._protocol.images.read_image_tokens(body)
 
     def release(self, call_id: str, endpoint: Endpoint, fault: EngineFault | None) -> None:
         """The call has ended."""

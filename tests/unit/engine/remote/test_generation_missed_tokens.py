@@ -14,7 +14,6 @@ FEATURES = EngineFeatures(
     adapters=False,
     cache_salts=False,
     priorities=False,
-    images=False,
     max_logprobs=20,
 )
 VOCABULARY = 100
