@@ -10,20 +10,19 @@ from collections.abc import Sequence
 
 from server.cli import (
     audit,
-    backup,
     database,
     doctor,
     erase,
     keys,
     prices,
     prompts,
-    schema,
     tenants,
     trail,
     transfer,
     webhooks,
 )
 from server.cli.command import add_command, print_status
+from server.cli.db import backup, schema
 from server.configuration import environment, settings
 from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError

@@ -15,7 +15,6 @@ from uuid import UUID
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
-from server.store import partitions
 from server.store.administration import audit_trail, refused_requests, spend, usage_days, usage_ledger
 from server.store.cluster import replica_list
 from server.store.content import deletion, idempotency_keys, image_removal, storage_usage
@@ -23,6 +22,7 @@ from server.store.content.image_removal import UseKey
 from server.store.database import Database, clock
 from server.store.database_errors import DatabaseError, first_line
 from server.store.disk_space import Disk, Shortage
+from server.store.schema import partitions
 from server.store.timeout_connection import psycopg_connection
 from server.supervised_thread import Retry, SupervisedThread
 

@@ -6,7 +6,8 @@ import psycopg
 import pytest
 from openai import OpenAI
 
-from server.store import database_roles, text_search
+from server.store import database_roles
+from server.store.schema import text_search
 from tests.fix_server import SCRIPTED
 from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess, run_command

@@ -16,7 +16,7 @@ from server.embedded_postgres.binaries import psql_command
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.protocol import ids
 from server.store.database_roles import create_roles, create_user
-from server.store.partitions import TABLES, ranged_partitions
+from server.store.schema.partitions import TABLES, ranged_partitions
 from server.store.schema.upgrade import upgrade
 from tests.fix_postgres import IN_A_HURRY, temporary_database
 from tests.migration.test_schema import alembic_on, query

@@ -45,7 +45,7 @@ REACH = {
     "server/browser/page.py:_CHARSET": PAGE,
     "server/browser/page.py:from_html": PAGE,  # a literal and digits
     "server/browser/page.py:_text": PAGE,
-    "server/cli/database_roles.py": OPERATOR,
+    "server/cli/db/database_roles.py": OPERATOR,
     "server/configuration/settings.py": OPERATOR,
     "server/outbound_http/guarded_http.py:_LINE_END": HEADER,  # what a socket gives at once
     "server/prompting/ebnf_to_lark.py:_EBNF": MAX_LARK,
@@ -123,7 +123,7 @@ REACH = {
     "server/protocol/decode.py:_decode_failure": HEADER,
     "server/protocol/ids.py:_OUTPUT_ID": TEXT,
     "server/protocol/ids.py:_RESPONSE_ITEM": TEXT,
-    "server/store/partitions.py": OPERATOR,  # bounds, as Postgres writes them
+    "server/store/schema/partitions.py": OPERATOR,  # bounds, as Postgres writes them
     "server/protocol/ids.py:_TAGGED_ID": TEXT,
     "server/protocol/responses/prompt_templates.py:_VARIABLE": TEXT,
 }

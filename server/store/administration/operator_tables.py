@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from server.store.column_comments import describe
+from server.store.schema.column_comments import describe
 from server.store.tables import NOW, engine_times, metadata, origin_columns, time_column
 
 _PERIODS = "budget_period in ('day', 'month', 'total')"

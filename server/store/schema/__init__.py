@@ -1,1 +1,1 @@
-"""The schema's revisions: upgrade, downgrade, which releases serve on which revision, concurrent indexes."""
+"""The schema: upgrade, downgrade, which releases serve on which revision, indexes, partitions, comments."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.cli.schema import describe, refusal
+from server.cli.db.schema import describe, refusal
 from server.store.schema.compatibility import compare
 from server.store.schema.report import LivingReplica, OpenTransaction, SchemaReport, needing
 from server.store.schema.upgrade import Migration

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from server.cli import backup, database_roles, text_search
 from server.cli.command import (
     Subcommands,
     add_command,
@@ -13,6 +12,7 @@ from server.cli.command import (
     print_result,
     print_status,
 )
+from server.cli.db import backup, database_roles, text_search
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.process.open_database import lock_advice

@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from server.protocol import ids
-from server.store.partitions import HOUR, TimeRange, missing_ranges, time_of, width_of
+from server.store.schema.partitions import HOUR, TimeRange, missing_ranges, time_of, width_of
 
 NOW = datetime(2026, 11, 23, 16, 40, tzinfo=UTC)
 

@@ -5,8 +5,8 @@ import argparse
 from server.cli.command import Subcommands, add_command, opened_database, print_status
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.store import text_search
 from server.store.database_errors import DatabaseError, in_one_line
+from server.store.schema import text_search
 
 
 def add_commands(group: Subcommands) -> None:

@@ -1,0 +1,1 @@
+"""`holdfast db` and `dump`, `restore`: the schema, database users, the index of words, backups."""
