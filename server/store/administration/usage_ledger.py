@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, Date, cast, func, select, text
 
 from server.store.administration.operator_tables import usage_ledger
+from server.store.content.deletion import ExpiredRange
 from server.store.pages import page
 
 Group = Literal["day", "tenant", "key_id", "model"]
@@ -91,16 +92,22 @@ _REMOVE_OLDER = text(
     """
     delete from usage_ledger where (tenant, response_id) in (
         select l.tenant, l.response_id from usage_ledger l
-        where l.finished_at < statement_timestamp() - make_interval(days => :days) and l.kind is not null
+        where l.finished_at < least(statement_timestamp(), cast(:until as timestamptz))
+                - make_interval(days => :days)
+          and l.response_id >= :low and l.response_id < :high and l.kind is not null
           and not exists (select from responses r where r.tenant = l.tenant and r.id = l.response_id)
         order by l.finished_at limit :limit for update skip locked)
     """
 )
 
 
-def remove_older(connection: Connection, days: int) -> int:
+def remove_older(connection: Connection, days: int, expired: ExpiredRange) -> int:
     """Removes entries of responses that ended longer ago, at most `MAX_REMOVED`; returns how many.
+
+    Of those in a range until an earlier time, such that were to go until then.
 
     Entries of stored responses stay, and such that the sums by day do not have yet.
     """
-    return connection.execute(_REMOVE_OLDER, {"days": days, "limit": MAX_REMOVED}).rowcount
+    return connection.execute(
+        _REMOVE_OLDER, {"days": days, "limit": MAX_REMOVED, **expired._asdict()}
+    ).rowcount

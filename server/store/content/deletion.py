@@ -10,8 +10,8 @@ purges and deletions cannot deadlock.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import timedelta
-from typing import Any, NamedTuple
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
@@ -117,6 +117,22 @@ MAX_BATCH_SECONDS = 0.2
 _SLICE = 50
 
 
+LOWEST: Final = UUID(int=0)
+HIGHEST: Final = UUID(int=2**128 - 1)
+
+
+class ExpiredRange(NamedTuple):
+    """Responses with ids from `low` to before `high` that a purge deletes, if they expired until then."""
+
+    low: UUID
+    high: UUID
+    until: datetime | None
+    """None: until now."""
+
+
+EVERYTHING: Final = (ExpiredRange(LOWEST, HIGHEST, None),)
+
+
 class ExpiredResponse(NamedTuple):
     """An expired response or tombstone, locked."""
 
@@ -151,7 +167,8 @@ _DUE = text(
     select r.tenant, r.id, r.previous_id, r.deleted_at is null,
         (select count(*) from items i where i.tenant = r.tenant and i.response_id = r.id)
     from responses r
-    where r.expires_at <= statement_timestamp() and r.status not in ('queued', 'in_progress') and r.{_QUIET}
+    where r.expires_at <= least(statement_timestamp(), cast(:until as timestamptz))
+      and r.id >= :low and r.id < :high and r.status not in ('queued', 'in_progress') and r.{_QUIET}
     order by r.expires_at desc, r.id desc limit :limit
     for update of r skip locked
     """  # noqa: S608 - a constant of ours
@@ -198,17 +215,25 @@ _EXPIRE_NOW = _for_keys(
 
 
 def purge_batch(
-    connection: Connection, quiet_seconds: float, clock: Callable[[], float] = time.monotonic
+    connection: Connection,
+    quiet_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    ranges: Sequence[ExpiredRange] = EVERYTHING,
 ) -> PurgeBatch:
     """Purges expired, ended responses, and tombstones that only they needed, in the caller's transaction.
 
     A response is purged at the earliest `quiet_seconds` after its end, so that followers can read the end.
+    `ranges` are those from which it is purged; the newest should be the first.
     """
     started = slice_started = clock()
     longest = 0.0
     done = PurgeBatch(0, 0, False)
+    left = list(ranges)
     while True:
-        part = _purge_slice(connection, quiet_seconds, MAX_BATCH_ROWS - done.rows)
+        part = _purge_slice(connection, quiet_seconds, MAX_BATCH_ROWS - done.rows, left[0])
+        if not part.moved and len(left) > 1:
+            del left[0]
+            continue
         done = PurgeBatch(
             done.responses + part.responses,
             done.rows + part.rows,
@@ -232,8 +257,10 @@ def within_row_limit(due: Sequence[ExpiredResponse], room: int) -> Sequence[Expi
     return due
 
 
-def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> PurgeBatch:
-    due = within_row_limit(_lock_due(connection, quiet_seconds), room)
+def _purge_slice(
+    connection: Connection, quiet_seconds: float, room: int, expired: ExpiredRange
+) -> PurgeBatch:
+    due = within_row_limit(_lock_due(connection, quiet_seconds, expired), room)
     if not due:
         return PurgeBatch(0, 0, False)
     keys = {candidate.key for candidate in due}
@@ -262,8 +289,9 @@ def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> Pur
     return PurgeBatch(len(live), rows, bool(live or removed or tombstones), by_tenant)
 
 
-def _lock_due(connection: Connection, quiet_seconds: float) -> list[ExpiredResponse]:
-    found = connection.execute(_DUE, {"quiet": quiet_seconds, "limit": _SLICE})
+def _lock_due(connection: Connection, quiet_seconds: float, expired: ExpiredRange) -> list[ExpiredResponse]:
+    place = {"quiet": quiet_seconds, "limit": _SLICE, **expired._asdict()}
+    found = connection.execute(_DUE, place)
     return [
         ExpiredResponse(
             ResponseKey(tenant, id_),
