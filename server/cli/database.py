@@ -134,8 +134,9 @@ def _count(database: Database, quiet: float, conversation_days: int, age: timede
     with database.begin() as connection:
         responses = deletion.count_due(connection, quiet)
         keys = idempotency_keys.count_old_keys(connection)
-    for tenant in () if age is None else _tenants(database):
-        with database.begin() as connection:
-            responses += deletion.count_older(connection, tenant, quiet, age)
+    if age is not None:
+        for tenant in _tenants(database):
+            with database.begin() as connection:
+                responses += deletion.count_older(connection, tenant, quiet, age)
     conversations = Counter(key.tenant for key in expired_conversations(database, conversation_days))
     return Purged(responses, keys, conversations=conversations)
