@@ -33,12 +33,8 @@ _REPLICAS = text(
     "select state, role, count(*) from replicas"
     " where state = 'alive' or heartbeat_at > clock_timestamp() - interval '1 day' group by state, role"
 )
-_OVERDUE = text(
-    """
-    select cast(extract(epoch from clock_timestamp() - min(expires_at)) as float8) from responses
-    where expires_at <= least(statement_timestamp(), cast(:until as timestamptz))
-      and id >= :low and id < :high
-    """
+_OVERDUE = (
+    "select cast(extract(epoch from clock_timestamp() - min(expires_at)) as float8) from responses where "
 )
 _DATABASE = text(
     """
@@ -76,7 +72,8 @@ def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOve
     unfinished = list(connection.execute(_UNFINISHED, {"most": MAX_COUNTED}))
     replicas = {(state, role): count for state, role, count in connection.execute(_REPLICAS)}
     ranges = row_by_row(ranged_partitions(connection, "responses"), clock(connection), retention_days)
-    overdue = [connection.execute(_OVERDUE, one._asdict()).scalar() or 0.0 for one in ranges]
+    conditions = [one.condition("id", "expires_at") for one in ranges]
+    overdue = [connection.scalar(text(_OVERDUE + condition)) or 0.0 for condition in conditions]
     connections, max_connections, size = connection.execute(_DATABASE).one()
     return ClusterOverview(
         unfinished={(status, background): count for status, background, count, _ in unfinished},

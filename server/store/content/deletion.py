@@ -129,6 +129,15 @@ class ExpiredRange(NamedTuple):
     until: datetime | None
     """None: until now."""
 
+    def condition(self, key: str, expiry: str, now: str = "statement_timestamp()") -> str:
+        """SQL for rows of the range, by the expressions of their id and expiry.
+
+        It has literals: with parameters Postgres makes a plan for all ranges, which sorts what has expired.
+        """
+        expired = f"{expiry} <= " + (f"'{self.until}'" if self.until else now)
+        lowest = "" if self.low == LOWEST else f" and {key} >= '{self.low}'"
+        return expired + lowest + ("" if self.high == HIGHEST else f" and {key} < '{self.high}'")
+
 
 EVERYTHING: Final = (ExpiredRange(LOWEST, HIGHEST, None),)
 
@@ -162,17 +171,14 @@ _OLDER = f"""
     tenant = :tenant and created_at < statement_timestamp() - cast(:age as interval)
     and (expires_at is null or expires_at > statement_timestamp()) and {_ENDED}
 """
-_DUE = text(
-    f"""
+_DUE = f"""
     select r.tenant, r.id, r.previous_id, r.deleted_at is null,
         (select count(*) from items i where i.tenant = r.tenant and i.response_id = r.id)
     from responses r
-    where r.expires_at <= least(statement_timestamp(), cast(:until as timestamptz))
-      and r.id >= :low and r.id < :high and r.status not in ('queued', 'in_progress') and r.{_QUIET}
+    where EXPIRED and r.status not in ('queued', 'in_progress') and r.{_QUIET}
     order by r.expires_at desc, r.id desc limit :limit
     for update of r skip locked
-    """  # noqa: S608 - a constant of ours
-)
+"""  # noqa: S608 - a constant of ours
 """Latest expiry first, so that a chain is usually removed from its end."""
 
 
@@ -290,8 +296,8 @@ def _purge_slice(
 
 
 def _lock_due(connection: Connection, quiet_seconds: float, expired: ExpiredRange) -> list[ExpiredResponse]:
-    place = {"quiet": quiet_seconds, "limit": _SLICE, **expired._asdict()}
-    found = connection.execute(_DUE, place)
+    statement = text(_DUE.replace("EXPIRED", expired.condition("r.id", "r.expires_at")))
+    found = connection.execute(statement, {"quiet": quiet_seconds, "limit": _SLICE})
     return [
         ExpiredResponse(
             ResponseKey(tenant, id_),
