@@ -57,8 +57,8 @@ def test_streams_of_two_servers_go_on_while_partitions_are_dropped(
     start_server: StartServer, database_url: str
 ) -> None:
     make_partitions(database_url, [OLD, NEXT, YOUNG])
-    servers = [start_server(**SETTINGS) for _ in range(2)]
     fill(database_url, OLD, 20 * RESPONSES, days=30)
+    servers = [start_server(**{**SETTINGS, "purge_seconds": 5.0}) for _ in range(2)]
     with psycopg.connect(database_url, autocommit=True) as connection:
         made = 0
         while number(connection, LEFT) or made < 20:
