@@ -5,6 +5,7 @@ time.
 """
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ STATEMENT_SECONDS = 900
 """For what reads a whole partition, which nobody waits for."""
 RECHECK_SECONDS = 3600.0
 """How long a partition is purged row by row before it is looked at again."""
+BUSY_SECONDS = 600.0
+"""How long a partition is left alone that was in use."""
 TRIES = 5
 PAUSE_S = 1.0
 """Between two tries to lock tables in use; the queries that queued behind the first one run meanwhile."""
@@ -51,6 +54,8 @@ class PartitionDrop:
         self._sleep = sleep
         self._looked_at: dict[str, float] = {}
         """The partitions that were not worth dropping, and when that was found."""
+        self._busy_at: dict[str, float] = {}
+        """Those that were in use."""
 
     def run(self) -> Counter[str]:
         """Removes what is due; returns how many responses readers have lost, by tenant. Raises DatabaseError.
@@ -121,7 +126,8 @@ class PartitionDrop:
     def _detach(self, connection: Connection, table: str, parts: Sequence[Partition], age: timedelta) -> bool:
         """Detaches the partitions of one range, the first of which is of `table`, if that is worth it."""
         partition = parts[0]
-        if self._is_decided(partition.name):
+        busy_at = self._busy_at.get(partition.name, -math.inf)
+        if self._is_decided(partition.name) or time.monotonic() - busy_at < BUSY_SECONDS:
             return False
         with connection.begin():
             kept = self._kept(connection, table, partition)
@@ -142,6 +148,7 @@ class PartitionDrop:
                 if not is_contention(error):
                     raise
                 self._sleep(PAUSE_S)
+        self._busy_at[partition.name] = time.monotonic()
         log.info("%s is in use and is dropped later", partition.name)
         return False
 

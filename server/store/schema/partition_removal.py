@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 from server.protocol.ids import min_uuid_at
 from server.store.content.deletion import EVERYTHING, HIGHEST, LOWEST, ExpiredRange
 from server.store.content.responses import ResponseKey
-from server.store.schema.partitions import Partition, width_of
+from server.store.schema.partitions import CONTENT, Partition, width_of
 
 GIVEN_UP_AFTER: Final = timedelta(days=1)
 """A partition that could not be detached for so long is purged row by row."""
@@ -29,7 +29,7 @@ MAX_MOVED: Final = 1_000
 """Responses, or entries of the ledger, that are moved while everybody is locked out."""
 MAX_MOVED_ITEMS: Final = 10_000
 MAX_DEFAULT_ROWS: Final = 100_000
-"""Rows of the default partition, which is read whole under a lock whenever a partition is made."""
+"""Rows of default partitions, which are read whole under a lock whenever a partition is made."""
 
 
 class Survey(NamedTuple):
@@ -42,7 +42,7 @@ class Survey(NamedTuple):
     kept_items: int
     """The items of those."""
     default_rows: int
-    """Rows of the table's default partition, as Postgres estimates."""
+    """Rows of the default partitions to which these would go, as Postgres estimates."""
 
 
 def is_dropped(survey: Survey) -> bool:
@@ -100,8 +100,8 @@ _SURVEY = """
             select from {table} where {key} >= :low and {key} < :high limit :most) as rows) as rows,
         (select count(*) from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as k (tenant, id)
          join items i on i.tenant = k.tenant and i.response_id = k.id) as kept_items,
-        (select cast(greatest(reltuples, 0) as bigint) from pg_class where oid = cast(:default as regclass))
-            as default_rows
+        (select cast(sum(greatest(reltuples, 0)) as bigint) from pg_class
+         where oid = any (cast(cast(:defaults as text[]) as regclass[]))) as default_rows
 """
 _SURVEY_RESPONSES = text(_SURVEY.format(table="responses", key="id"))
 _SURVEY_ENTRIES = text(_SURVEY.format(table="usage_ledger", key="response_id"))
@@ -138,13 +138,13 @@ def kept_entries(connection: Connection, partition: Partition, days: int) -> lis
 
 def survey(connection: Connection, table: str, partition: Partition, kept: Sequence[ResponseKey]) -> Survey:
     """Counts what `is_dropped` needs, of a partition of `responses` or `usage_ledger`."""
+    of_responses = table == "responses"
     place = {
         "low": _bound(partition.range.start),
         "high": _bound(partition.range.end),
         "most": len(kept) + MIN_DUE,
-        "default": f"{table}_default",
+        "defaults": [f"{one}_default" for one in (CONTENT if of_responses else [table])],
     }
-    of_responses = table == "responses"
     keys = _arrays(kept if of_responses else ())
     row = connection.execute(_SURVEY_RESPONSES if of_responses else _SURVEY_ENTRIES, {**place, **keys}).one()
     return Survey(row.rows, len(kept), row.kept_items, row.default_rows)
