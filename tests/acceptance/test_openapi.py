@@ -214,6 +214,7 @@ def ask(guarded: Guarded, operation: Operation, examples: int, mode: GenerationM
     if operation.path == "/admin/v1/tenants/{tenant}":  # whose erasure has been asked for, too
         url, spare = f"{guarded.server.url}/admin/v1/tenants", {"id": "spare"}
         httpx.post(url, json=spare, headers=guarded.headers)
+        examples *= 4  # of which few are of this tenant and without control characters
 
     @settings(
         max_examples=examples,
