@@ -245,8 +245,8 @@ _FINISH = text(
     select tenant, id, deleted, conversation_id from changed
     """  # noqa: S608 - constants of ours
 )
-"""`asked` goes with the end, but for choices and dumps of tokens, whose reading needs it. Nothing else changes
-it, so it may be read without a lock."""
+"""`asked` goes with the end, but for choices and dumps of tokens, whose reading needs it. Nothing else writes
+it, so it is read without a lock."""
 
 
 def finish(
