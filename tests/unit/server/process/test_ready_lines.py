@@ -21,9 +21,8 @@ def test_first_request_goes_to_an_address_that_this_machine_can_ask(host: str, b
 
 
 def test_first_request_has_a_key_where_requests_need_one() -> None:
-    ready, request = ready_lines(
-        "m", "https", "0.0.0.0", 8000, serves_api=True, needs_key=True, console=False
-    )  # noqa: S104
+    host = "0.0.0.0"  # noqa: S104
+    ready, request = ready_lines("m", "https", host, 8000, serves_api=True, needs_key=True, console=False)
     assert "with a key in OPENAI_API_KEY" in ready
     assert ' -H "Authorization: Bearer $OPENAI_API_KEY"' in request
 
