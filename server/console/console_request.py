@@ -26,7 +26,7 @@ CONTENT_SECURITY_POLICY = (
 HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with none, browsers send forms with the origin null
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
