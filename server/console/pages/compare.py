@@ -7,7 +7,7 @@ import msgspec
 
 from server.console.comparison import compare_parameters, compare_texts, text_of
 from server.console.console_request import ConsoleRequest
-from server.console.item_view import item_view
+from server.console.item_view import item_views
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
 from server.protocol import ids
@@ -46,8 +46,7 @@ def show(console: ConsoleRequest) -> Answer:
 
 
 def _diff(a: list[response_detail.StoredItem], b: list[response_detail.StoredItem]) -> Any:
-    first, second = ([item_view(one) for one in items] for items in (a, b))
-    return compare_texts(text_of(first), text_of(second))
+    return compare_texts(text_of(item_views(a)), text_of(item_views(b)))
 
 
 def _parameters(detail: ResponseDetail) -> dict[str, Any]:
