@@ -1,4 +1,5 @@
 import functools
+import gc
 import signal
 from typing import Any
 
@@ -16,8 +17,14 @@ pytest_plugins = [
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until all tests are there: they stay, and each pass would look at all of them again
     _read_certificates_once()
     _feel_interrupts()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 def _read_certificates_once() -> None:
