@@ -4,6 +4,9 @@ import signal
 from typing import Any
 
 import httpx._transports.default
+from hypothesis import settings
+
+from tests.support.rounds import example_count
 
 pytest_plugins = [
     "tests.fix_postgres",
@@ -20,6 +23,8 @@ def pytest_configure() -> None:
     gc.disable()  # until all tests are there: they stay, and each pass would look at all of them again
     _read_certificates_once()
     _feel_interrupts()
+    settings.register_profile("suite", max_examples=example_count(100))
+    settings.load_profile("suite")
 
 
 def pytest_collection_finish() -> None:
