@@ -21,8 +21,7 @@ from time import monotonic
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from server.delivery.frames import frames
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, frames
 from server.store.log_read import Subscription
 
 SubscriptionKey = tuple[str, UUID]
