@@ -10,9 +10,10 @@ from server.errors import MissingScope
 DEFAULT_TENANT = "default"
 """The tenant of all requests while no API key exists."""
 
-Scope = Literal["read", "write", "metrics", "admin"]
+Scope = Literal["read", "write", "metrics", "metadata", "admin"]
 Period = Literal["day", "month", "total"]
-SCOPES: Final[tuple[Scope, ...]] = ("read", "write", "metrics", "admin")
+SCOPES: Final[tuple[Scope, ...]] = ("read", "write", "metrics", "metadata", "admin")
+"""`metadata` opens the console without what was asked and answered; `admin` opens all of it."""
 PERIODS: Final[tuple[Period, ...]] = ("day", "month", "total")
 DEFAULT_SCOPES: Final[frozenset[Scope]] = frozenset({"read", "write"})
 """Of a new key."""

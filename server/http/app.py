@@ -3,10 +3,12 @@
 A worker's application has the routes of HEALTH alone and answers everything else with 503.
 """
 
+from collections.abc import Callable, Sequence
+
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from server.caller import Caller, Scope
 from server.configuration.origins import read_cors_origins
@@ -35,8 +37,14 @@ _UNKNOWN_KEYS = ThreadShare("")
 """The queue of requests whose key is not cached: they wait for one another, not for known tenants."""
 
 
-def build(services: Services, connections: int) -> Starlette:
-    """The ASGI application; `connections` is the most client connections that are open at a time."""
+MoreRoutes = Callable[[Services, EndpointContext[Caller]], Sequence[BaseRoute]]
+
+
+def build(services: Services, connections: int, more_routes: MoreRoutes | None = None) -> Starlette:
+    """The ASGI application; `connections` is the most client connections that are open at a time.
+
+    `more_routes` makes routes that are no part of the API, with the same limits and threads.
+    """
     threads = make_thread_pools(services.config.database_connections)
     if not services.config.serves_api:
         return _build_worker(services, threads, connections)
@@ -54,6 +62,7 @@ def build(services: Services, connections: int) -> Starlette:
             WebSocketRoute("/v1/responses", _websocket_endpoint(services, context, connections)),
             *(_keyed_route(services, context, *route) for route in keyed),
             *(Route(route.path, public[route.handler], methods=[route.method]) for route in PUBLIC_ROUTES),
+            *(more_routes(services, context) if more_routes is not None else ()),
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
         middleware=[

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from server.admission.admit import Admission
 from server.configuration.settings import Config, changed_settings, without_password
+from server.console.routes import console_routes
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
 from server.errors import ConfigError
@@ -258,7 +259,8 @@ class ServerProcess:
     def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
         """Serves at most `connections` on the listener until shutdown."""
         settings = hypercorn_settings(self._config)
-        server = Listener(build(self._services, connections), settings, connections, self._certificate)
+        app = build(self._services, connections, console_routes)
+        server = Listener(app, settings, connections, self._certificate)
         shutdown = Shutdown(self._services, server, self._loop, self._ended)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, shutdown.request)

@@ -23,8 +23,8 @@ from server.configuration.settings import Config
 from server.store.administration import stored_keys
 from server.store.database import Connection, Database
 
-Purpose = Literal["reasoning", "compaction", "context", "webhook"]
-TagPurpose = Literal["approval", "session", "tenant"]
+Purpose = Literal["reasoning", "compaction", "context", "webhook", "console"]
+TagPurpose = Literal["approval", "session", "tenant", "console"]
 KEY_BYTES = 32
 TAG_BYTES = 16
 """Of a MAC: 128 bits."""

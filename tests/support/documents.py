@@ -4,6 +4,7 @@
 """
 
 import ast
+import re
 import subprocess
 from collections.abc import Iterator
 from itertools import groupby
@@ -105,7 +106,24 @@ TESTS = {
     "unit": "the pure core, file by file",
 }
 
+_COMMENTS = {
+    ".sql": re.compile(r"-- *(.*)"),
+    ".js": re.compile(r"// *(.*)"),
+    ".css": re.compile(r"/\* *(.*?) *\*/"),
+    ".html": re.compile(r"\{# *(.*?) *#\}"),
+    ".svg": re.compile(r"<!-- *(.*?) *-->"),
+}
+"""The comment with which files begin that say what they are for."""
+
 OTHER = {
+    "server/console/static": "style sheets and scripts, without a build step",
+    "server/console/static/vendor": "htmx and uPlot as npm has them, unchanged",
+    "server/console/templates": "Jinja2 templates of the pages",
+    "htmx-2.0.11.min.js": "parts of pages are asked for and put in place",
+    "htmx.LICENSE": "0BSD",
+    "uplot-1.6.32.min.js": "charts",
+    "uplot-1.6.32.min.css": "their style",
+    "uplot.LICENSE": "MIT",
     "migrations": "the schema, step by step, by Alembic",
     "migrations/functions": "functions of the schema, in SQL",
     "migrations/versions": "one file a step of the schema",
@@ -148,8 +166,9 @@ def _line(depth: int, name: str, purpose: str) -> str:
 def _purpose(path: Path) -> str:
     if not path.is_file():
         return ""
-    if path.suffix == ".sql":
-        return _text(path).splitlines()[0].removeprefix("--").strip().rstrip(".")
+    if (comment := _COMMENTS.get(path.suffix)) is not None:
+        found = comment.match(_text(path))
+        return found[1].rstrip(".") if found else OTHER.get(path.name, "")
     if path.suffix != ".py":
         return OTHER.get(path.name, "")
     docstring = ast.get_docstring(ast.parse(_text(path))) or ""

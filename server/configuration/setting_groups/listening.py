@@ -87,6 +87,9 @@ class ApiSettings:
     trust_request_chat_template: Literal["off", "on"] = setting(
         "off", "`on` accepts chat templates in requests; a template can loop forever, so trust your callers"
     )
+    console: Literal["on", "off"] = setting(
+        "on", "the pages at /console, for keys with the scope admin or metadata; `off` serves none"
+    )
     tokenizer_info: Literal["off", "on"] = setting(
         "off", "`on` answers GET /tokenizer_info with the model's tokenizer_config.json and chat template"
     )

@@ -55,6 +55,8 @@ class EndpointContext(Generic[C]):
     key_of: Callable[[C], str | None] = lambda _caller: None
     """The API key of a caller."""
     connections: OpenConnections = field(default_factory=OpenConnections)
+    on_error: Callable[[HTTPConnection, Exception], Response] = on_error
+    """The answer to an exception of authentication, of the limits or of a handler."""
 
     async def identify_caller(self, request: HTTPConnection) -> C:
         """The caller. Raises ApiError."""
@@ -89,7 +91,7 @@ class Endpoint(Generic[C]):
             return
         except KeyEnded:
             if tracked_send.status is None:
-                await on_error(request, NotAuthenticated("The API key is not valid any more."))(
+                await self.context.on_error(request, NotAuthenticated("The API key is not valid any more."))(
                     scope, receive, tracked_send
                 )
         except asyncio.CancelledError:
@@ -99,7 +101,7 @@ class Endpoint(Generic[C]):
         except Exception as error:
             if tracked_send.status is not None:
                 raise
-            answer = on_error(request, error)
+            answer = self.context.on_error(request, error)
             if body.whole or not _has_body(request):
                 await answer(scope, receive, tracked_send)
             else:

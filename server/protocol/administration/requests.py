@@ -27,7 +27,7 @@ ShortText = Annotated[str, Meta(max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Names = Annotated[list[Name], Meta(min_length=1, max_length=MAX_NAMES)]
 TenantName = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,62}$", max_length=63)]
-ScopeName = Literal["read", "write", "metrics", "admin"]
+ScopeName = Literal["read", "write", "metrics", "metadata", "admin"]
 PeriodName = Literal["day", "month", "total"]
 
 
@@ -62,7 +62,7 @@ class UpdateKey(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: ShortText | UnsetType = UNSET
     priority_floor: Int32 | UnsetType = UNSET
-    scopes: Annotated[list[ScopeName], Meta(min_length=1, max_length=4)] | UnsetType = UNSET
+    scopes: Annotated[list[ScopeName], Meta(min_length=1, max_length=5)] | UnsetType = UNSET
     models: Names | UnsetType | None = UNSET
     tools: Names | UnsetType | None = UNSET
     ends_streams: bool | UnsetType = UNSET

@@ -27,6 +27,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "max_hosted_calls": ("5", 5),
     "cors_origins": ("https://a.example", "https://a.example"),
     "tokenizer_info": ("on", "on"),
+    "console": ("off", "off"),
     "data_dir": ("/data", Path("/data")),
     "database_url": ("postgresql://db/x", "postgresql://db/x"),
     "database_pooler": ("transaction", "transaction"),

@@ -15,6 +15,7 @@ def test_default_values_give_each_scope() -> None:
         "holdfast:read": "read",
         "holdfast:write": "write",
         "holdfast:metrics": "metrics",
+        "holdfast:metadata": "metadata",
         "holdfast:admin": "admin",
     }
 

@@ -1,0 +1,124 @@
+"""`ConsoleRequest`: what a page's handler gets, and how it answers: a page, JSON or a redirect."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, urlencode
+from uuid import UUID
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from server.administration.actor import Actor
+from server.caller import Caller
+from server.console.session import COOKIE, form_token
+from server.console.templates import render
+from server.errors import InvalidRequest, NotFound
+from server.http.services import Services
+from server.protocol.ids import parse_response_id
+
+MAX_FIELDS = 100
+"""Of a form or of an address."""
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Of every answer of the console but its static files. With `no-referrer`, forms would come from `null`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleRequest:
+    """A request of somebody who is signed in."""
+
+    services: Services
+    caller: Caller
+    request: Request
+    form: Mapping[str, str] = field(default_factory=dict)
+    """Of a POST."""
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether contents may be shown, and anything may be changed."""
+        return "admin" in self.caller.scopes
+
+    @property
+    def actor(self) -> Actor:
+        """Whom the audit trail names."""
+        return Actor(self.caller.actor, self.request.state.request_id)
+
+    @property
+    def is_fragment(self) -> bool:
+        """Whether a script asks for a part of the page that it shows already."""
+        return self.request.headers.get("hx-request") == "true"
+
+    def argument(self, name: str) -> str:
+        """A parameter of the address; empty if it is not there. Raises InvalidRequest for a NUL."""
+        value = self.request.query_params.get(name, "").strip()
+        if "\0" in value:
+            raise InvalidRequest(f"{name} must not contain the NUL character.", param=name)
+        return value
+
+    def page(self, template: str, status: int = 200, **values: object) -> Response:
+        """The template as a page of the console, or as the fragment that a script asks for."""
+        cookie = self.request.cookies.get(COOKIE, "")
+        content = render(
+            template,
+            console=self,
+            path=self.request.url.path,
+            form_token=form_token(self.services.model.seal, cookie),
+            **values,
+        )
+        return html(self.request, content, status)
+
+    def json(self, value: object) -> Response:
+        headers = {**HEADERS, "x-request-id": self.request.state.request_id}
+        return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
+
+    def redirect(self, path: str, **arguments: str) -> Response:
+        """To another page, after a form."""
+        return redirect(self.request, path, **arguments)
+
+    def response_id(self) -> UUID:
+        """The response that the address names. Raises NotFound."""
+        name = self.request.path_params["response_id"]
+        response = parse_response_id(name)
+        if response is None:
+            raise NotFound(f"There is no response {name[:100]}.")
+        return response
+
+
+def html(request: Request, content: str, status: int = 200) -> Response:
+    return HTMLResponse(content, status, {**HEADERS, "x-request-id": request.state.request_id})
+
+
+def redirect(request: Request, path: str, **arguments: str) -> Response:
+    """See Other. A script gets the address in htmx's own header, as it would follow a redirect unseen."""
+    address = f"{path}?{urlencode(arguments)}" if arguments else path
+    headers = {**HEADERS, "x-request-id": request.state.request_id}
+    if request.headers.get("hx-request") == "true":
+        return Response(status_code=204, headers={**headers, "hx-redirect": address})
+    return RedirectResponse(address, 303, headers)
+
+
+def read_form(body: bytes) -> dict[str, str]:
+    """The fields of an URL-encoded form. Raises InvalidRequest."""
+    try:
+        pairs = parse_qsl(
+            body.decode(),
+            keep_blank_values=True,
+            max_num_fields=MAX_FIELDS,
+            errors="strict",
+            strict_parsing=bool(body),
+        )
+    except ValueError:
+        raise InvalidRequest(f"A form is URL-encoded UTF-8 with at most {MAX_FIELDS} fields.") from None
+    if any("\0" in name + value for name, value in pairs):
+        raise InvalidRequest("A form must not contain the NUL character.")
+    return dict(pairs)

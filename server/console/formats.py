@@ -1,0 +1,95 @@
+"""How the console writes values: times, durations, numbers, sizes, JSON. Pure; `FILTERS` of its templates."""
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+NOTHING: Final = "\N{EN DASH}"
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def time_of_day(value: datetime | None) -> str:
+    """The day and the time in UTC to the second; the page has the year in the title."""
+    return NOTHING if value is None else f"{value.astimezone(UTC):%m-%d %H:%M:%S}"
+
+
+def exact_time(value: datetime | None) -> str:
+    """The date and the time in UTC to the millisecond."""
+    return NOTHING if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+
+
+def seconds(value: float | timedelta | None) -> str:
+    """A duration with three digits or so: `84 ms`, `1.42 s`, `3 min 5 s`, `2 h 10 min`, `4 d 3 h`."""
+    if value is None:
+        return NOTHING
+    length = value.total_seconds() if isinstance(value, timedelta) else value
+    if length < 1:
+        return f"{length * 1000:.0f} ms"
+    if length < 60:
+        return f"{length:.2f} s" if length < 10 else f"{length:.1f} s"
+    whole = round(length)
+    for unit, name, below, below_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // below} {below_name}"
+    return f"{whole} s"
+
+
+def number(value: float | Decimal | None) -> str:
+    """With thin spaces between thousands; up to three decimals of what is not whole."""
+    if value is None:
+        return NOTHING
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.3f}".rstrip("0").rstrip(".")
+    return text.replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def size(value: int | None) -> str:
+    """Bytes, in units of 1,000."""
+    if value is None:
+        return NOTHING
+    amount, unit = float(value), _UNITS[0]
+    for unit in _UNITS:
+        if abs(amount) < 1000 or unit == _UNITS[-1]:
+            break
+        amount /= 1000
+    return f"{value} B" if unit == "B" else f"{amount:.3g} {unit}"
+
+
+def percent(value: float | Decimal | None) -> str:
+    """A share from 0 to 1."""
+    return NOTHING if value is None else f"{100 * value:.1f} %"
+
+
+def short_id(name: str | None) -> str:
+    """The prefix, and the last eight characters, which are random."""
+    if name is None:
+        return NOTHING
+    prefix, separator, rest = name.partition("_")
+    return name if len(rest) <= 12 else f"{prefix}{separator}…{rest[-8:]}"
+
+
+def pretty_json(value: Any) -> str:
+    """A JSON text, or a value, indented; a text that is no JSON as it is."""
+    if isinstance(value, str | bytes):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return value if isinstance(value, str) else value.decode(errors="replace")
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+FILTERS: Final[Mapping[str, Callable[..., str]]] = {
+    "time": time_of_day,
+    "exact_time": exact_time,
+    "seconds": seconds,
+    "number": number,
+    "size": size,
+    "percent": percent,
+    "short_id": short_id,
+    "pretty_json": pretty_json,
+}

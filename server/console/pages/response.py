@@ -1,0 +1,89 @@
+"""A response: its conversation, items and facts; its JSON; cancelled and deleted."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from server.console.console_request import ConsoleRequest
+from server.console.item_view import item_views
+from server.console.previews import preview
+from server.delivery.stored_responses import find_response
+from server.errors import NotFound
+from server.http.asgi.answers import Answer
+from server.protocol import ids
+from server.protocol.responses.response import TERMINAL_STATUSES
+from server.store.cluster import claims
+from server.store.console import response_detail
+from server.store.content import deletion
+
+
+def show(console: ConsoleRequest) -> Answer:
+    """GET /console/responses/{response_id}"""
+    response = console.response_id()
+    detail = console.services.database.read(
+        lambda connection: response_detail.read_detail(connection, response, contents=console.is_admin)
+    )
+    if detail is None:
+        raise not_found(console)
+    return console.page(
+        "response.html",
+        detail=detail,
+        facts=detail.facts,
+        inputs=item_views(detail.inputs[: response_detail.MAX_ITEMS]),
+        outputs=item_views(detail.outputs[: response_detail.MAX_ITEMS]),
+        more_inputs=len(detail.inputs) > response_detail.MAX_ITEMS,
+        more_outputs=len(detail.outputs) > response_detail.MAX_ITEMS,
+        has_ended=detail.facts["status"] in TERMINAL_STATUSES,
+        age_ms=round(1000 * (datetime.now(UTC) - detail.facts["created_at"]).total_seconds()),
+        preview=preview,
+    )
+
+
+def raw(console: ConsoleRequest) -> Answer:
+    """GET /console/responses/{response_id}/raw: as the API gives it"""
+    response = console.response_id()
+    facts = find_facts(console)
+    found = find_response(console.services.database, facts["tenant"], response)
+    if found is None:
+        raise not_found(console)
+    return console.json(found)
+
+
+def cancel(console: ConsoleRequest) -> Answer:
+    """POST /console/responses/{response_id}/cancel"""
+    response, facts = console.response_id(), find_facts(console)
+    if facts["status"] not in TERMINAL_STATUSES:
+        with console.services.database.begin() as connection:
+            claims.request_cancel(connection, facts["tenant"], response)
+            name = ids.response_id(response)
+            console.actor.record(connection, "response.cancel", facts["tenant"], name, {})
+        console.services.request_stop(response)
+    return console.redirect(f"/console/responses/{ids.response_id(response)}")
+
+
+def delete(console: ConsoleRequest) -> Answer:
+    """POST /console/responses/{response_id}/delete"""
+    response, facts = console.response_id(), find_facts(console)
+    with console.services.database.begin() as connection:
+        running = deletion.delete(connection, facts["tenant"], response)
+        if running is not None:
+            name = ids.response_id(response)
+            console.actor.record(connection, "response.delete", facts["tenant"], name, {})
+    if running:
+        console.services.request_stop(response)
+    return console.redirect("/console/history")
+
+
+def find_facts(console: ConsoleRequest) -> Mapping[str, Any]:
+    """The row of the response that the address names. Raises NotFound."""
+    response = console.response_id()
+    facts = console.services.database.read(
+        lambda connection: response_detail.find_facts(connection, response)
+    )
+    if facts is None:
+        raise not_found(console)
+    return facts
+
+
+def not_found(console: ConsoleRequest) -> NotFound:
+    return NotFound(f"There is no response {console.request.path_params['response_id'][:100]}.")

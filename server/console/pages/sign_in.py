@@ -1,0 +1,55 @@
+"""Signing in with an API key or an access token, and signing out."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.console.console_request import ConsoleRequest, html, redirect
+from server.console.session import PATH
+from server.console.sign_in_cookie import end_session, set_session, with_key
+from server.console.templates import render
+from server.errors import NotAuthenticated
+from server.http.services import Services
+
+_CONSOLE_SCOPES = frozenset({"admin", "metadata"})
+
+
+def show(_services: Services, request: Request, _form: dict[str, str]) -> Response:
+    """GET /console/sign-in"""
+    return _form_page(request, _next_page(request.query_params.get("next", "")), "")
+
+
+def sign_in(services: Services, request: Request, form: dict[str, str]) -> Response:
+    """POST /console/sign-in"""
+    key, wanted = form.get("key", "").strip(), _next_page(form.get("next", ""))
+    try:
+        caller = services.authenticator.authenticate(with_key(request, key))
+    except NotAuthenticated as error:
+        return _form_page(request, wanted, str(error), 401)
+    if not caller.scopes & _CONSOLE_SCOPES:
+        return _form_page(request, wanted, "This key has neither the scope admin nor metadata.", 403)
+    answer = redirect(request, wanted)
+    if key:
+        set_session(services, request, answer, key)
+    return answer
+
+
+def confirm_sign_out(console: ConsoleRequest) -> Response:
+    """GET /console/sign-out"""
+    return console.page("sign_out.html")
+
+
+def sign_out(console: ConsoleRequest) -> Response:
+    """POST /console/sign-out"""
+    answer = console.redirect(f"{PATH}/sign-in")
+    end_session(answer)
+    return answer
+
+
+def _form_page(request: Request, wanted: str, message: str, status: int = 200) -> Response:
+    return html(request, render("sign_in.html", wanted=wanted, message=message), status)
+
+
+def _next_page(path: str) -> str:
+    """Where to go then: a page of the console, never another site."""
+    is_ours = path.startswith(f"{PATH}/") and "\\" not in path and path.isprintable()
+    return path if is_ours else PATH

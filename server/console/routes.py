@@ -1,0 +1,157 @@
+"""The console's routes, and the endpoints around their handlers: sessions, permissions, form tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, Request
+from starlette.routing import BaseRoute, Route
+
+from server.caller import Caller
+from server.console import error_pages
+from server.console.console_request import ConsoleRequest, read_form
+from server.console.pages import history, playground, response, response_events, sign_in, static_files
+from server.console.session import COOKIE, PATH, is_form_token
+from server.console.sign_in_cookie import with_key_of_cookie
+from server.errors import InvalidRequest, MissingScope, WrongOrigin
+from server.http.asgi.answers import Answer
+from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
+from server.http.asgi.thread_pools import ThreadShare
+from server.http.services import Services
+
+ConsoleHandler = Callable[[ConsoleRequest], Answer]
+MAX_FORM_BYTES = 256 * 1024
+_MAX_UNUSED_BODY_BYTES = 4096
+_SIGNING_IN = ThreadShare("")
+"""The queue of those who have not signed in."""
+
+
+class Page(NamedTuple):
+    """A route below /console."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    handler: ConsoleHandler
+    needs: Literal["metadata", "admin"]
+
+
+PAGES: Sequence[Page] = (
+    Page("GET", "", history.show, "metadata"),
+    Page("GET", "/history", history.show, "metadata"),
+    Page("GET", "/history.csv", history.csv, "metadata"),
+    Page("GET", "/responses/{response_id}", response.show, "metadata"),
+    Page("GET", "/responses/{response_id}/raw", response.raw, "admin"),
+    Page("GET", "/responses/{response_id}/timeline", response_events.show_timeline, "metadata"),
+    Page("GET", "/responses/{response_id}/events.json", response_events.events, "metadata"),
+    Page("GET", "/responses/{response_id}/stream", response_events.stream, "admin"),
+    Page("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
+    Page("POST", "/responses/{response_id}/delete", response.delete, "admin"),
+    Page("GET", "/playground", playground.show, "admin"),
+    Page("POST", "/playground", playground.send, "admin"),
+    Page("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),
+    Page("POST", "/sign-out", sign_in.sign_out, "metadata"),
+)
+
+
+def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequence[BaseRoute]:
+    """The routes, which use the API's limits and threads; none if the console is off."""
+    if services.config.console == "off":
+        return ()
+    signed_in = replace(
+        context,
+        authenticate=lambda request: context.authenticate(with_key_of_cookie(services, request)),
+        expected_share=lambda request: context.expected_share(with_key_of_cookie(services, request)),
+        on_error=error_pages.on_error,
+    )
+    anonymous = replace(
+        signed_in,
+        authenticate=lambda _request: Caller("", None, scopes=frozenset()),
+        expected_share=lambda _request: _SIGNING_IN,
+    )
+    return [
+        *(_route(services, signed_in, page) for page in PAGES),
+        _sign_in(services, anonymous, "GET", sign_in.show),
+        _sign_in(services, anonymous, "POST", sign_in.sign_in),
+        Route(
+            f"{PATH}/static/{{name:path}}", PublicEndpoint(static_files.serve, None, context.lingering_close)
+        ),
+        Route(
+            f"{PATH}/{{rest:path}}",
+            Endpoint(
+                error_pages.raise_not_found,
+                signed_in,
+                context.threads.read,
+                authorize=lambda caller: _require(caller, "metadata"),
+                max_body=_MAX_UNUSED_BODY_BYTES,
+                body_seconds=services.config.body_seconds,
+            ),
+        ),
+    ]
+
+
+def _route(services: Services, context: EndpointContext[Caller], page: Page) -> Route:
+    is_post = page.method == "POST"
+
+    def handle(request: Request, caller: Caller, body: bytes) -> Answer:
+        form = {}
+        if is_post:
+            form = read_form(body)
+            _check_form(services, request, form)
+        return page.handler(ConsoleRequest(services, caller, request, form))
+
+    endpoint = Endpoint(
+        handle,
+        context,
+        context.threads.write if is_post else context.threads.read,
+        authorize=lambda caller: _require(caller, page.needs),
+        max_body=MAX_FORM_BYTES if is_post else _MAX_UNUSED_BODY_BYTES,
+        body_seconds=services.config.body_seconds,
+    )
+    return Route(PATH + page.path, endpoint, methods=[page.method])
+
+
+def _sign_in(
+    services: Services,
+    context: EndpointContext[Caller],
+    method: str,
+    handler: Callable[[Services, Request, dict[str, str]], Answer],
+) -> Route:
+    def handle(request: Request, _caller: Caller, body: bytes) -> Answer:
+        if method == "POST":
+            _check_origin(request)
+        return handler(services, request, read_form(body))
+
+    endpoint = Endpoint(
+        handle,
+        context,
+        context.threads.auth,
+        authorize=lambda _caller: None,
+        max_body=_MAX_UNUSED_BODY_BYTES,
+        body_seconds=services.config.body_seconds,
+    )
+    return Route(f"{PATH}/sign-in", endpoint, methods=[method])
+
+
+def _require(caller: Caller, needed: Literal["metadata", "admin"]) -> None:
+    """Raises MissingScope. The scope admin opens everything."""
+    if "admin" not in caller.scopes and needed not in caller.scopes:
+        raise MissingScope(needed)
+
+
+def _check_form(services: Services, request: HTTPConnection, form: dict[str, str]) -> None:
+    """Raises WrongOrigin or InvalidRequest for a form that no page of this console has sent."""
+    _check_origin(request)
+    cookie = request.cookies.get(COOKIE, "")
+    if not is_form_token(services.model.seal, form.get("form_token", ""), cookie):
+        raise InvalidRequest("This form is not of this session; reload the page and send it again.")
+
+
+def _check_origin(request: HTTPConnection) -> None:
+    """Raises WrongOrigin for what a page of another site has sent. Browsers name the origin of every POST."""
+    headers: Headers = request.headers
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
+    if site not in ("same-origin", "none"):
+        raise WrongOrigin
+    if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
+        raise WrongOrigin

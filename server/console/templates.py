@@ -1,0 +1,35 @@
+"""The console's templates: `render`, with the filters that write times, sizes and Markdown."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from server.console import formats
+from server.console.assets import asset_address
+from server.console.markdown import render_markdown
+from server.version import VERSION
+
+_FOLDER = Path(__file__).parent / "templates"
+
+
+def render(template: str, **values: object) -> str:
+    """The HTML of a template, in which every value is escaped."""
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    filters: Mapping[str, object] = {**formats.FILTERS, "markdown": render_markdown}
+    environment.filters.update(filters)
+    environment.globals.update(asset=asset_address, version=VERSION)
+    return environment

@@ -1,0 +1,181 @@
+"""One response of any tenant: its facts, its items, what it goes on from and what goes on from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Connection, text
+
+from server.store.console.history import LAST_INPUT
+
+MAX_ITEMS: Final = 200
+MAX_ITEM_CHARS: Final = 200_000
+"""Of an item's JSON on a page; longer ones are shown by their beginning, and are whole in the raw JSON."""
+MAX_CHARS: Final = 2_000_000
+"""Of all items of a list; items behind them are cut to `SHORT_ITEM_CHARS`."""
+SHORT_ITEM_CHARS: Final = 500
+MAX_RELATIVES: Final = 50
+
+_RELATIVE = "r.id, r.response, r.status, r.model, r.created_at, r.turn, r.deleted_at is not null"
+
+_FACTS = text("""
+    select r.*, s.seed, s.cancel_requested_at, s.queued_at, s.conversation_id is not null as in_conversation,
+        p.host, p.pid, p.version, p.state as replica_state, l.cost, length(s.request::text) as request_size
+    from admin.responses r
+    join responses s on s.tenant = r.tenant and s.id = r.id
+    left join replicas p on p.id = r.replica_id
+    left join usage_ledger l on l.tenant = r.tenant and l.response_id = r.id
+    where r.id = :id and r.deleted_at is null
+""")
+_REQUEST = text("select request::text, asked::text from responses where tenant = :tenant and id = :id")
+_CHOSEN = "side, idx, id, type, role, name, status, call_id, seconds, size"
+_BOUNDED = f"""
+    select {_CHOSEN}, left(payload, characters) as payload, length(payload) > characters as cut
+    from (
+        select *, case when sum(least(length(payload), {MAX_ITEM_CHARS})) over (order by place) <= {MAX_CHARS}
+            then {MAX_ITEM_CHARS} else {SHORT_ITEM_CHARS} end as characters
+        from chosen
+    ) as bounded
+    order by place
+"""
+_CHAIN_ITEMS = text(f"""
+    with chosen as materialized (
+        select {_CHOSEN}, payload::text as payload,
+            row_number() over (order by c.place desc, side desc, idx desc) as place
+        from unnest(cast(:chain as uuid[])) with ordinality as c (response, place)
+        join items i on i.tenant = :tenant and i.response_id = c.response
+        order by c.place desc, side desc, idx desc limit {MAX_ITEMS}
+    )
+    {_BOUNDED}
+""")
+_ITEMS = text(f"""
+    with chosen as materialized (
+        select {_CHOSEN}, payload::text as payload, idx as place from items
+        where tenant = :tenant and response_id = :id and side = :side and idx >= :from_index
+        order by idx limit {MAX_ITEMS + 1}
+    )
+    {_BOUNDED}
+""")
+_ANCESTORS = text(f"""
+    with recursive chain (tenant, id, previous_id, depth) as (
+        select tenant, id, previous_id, 0 from responses where tenant = :tenant and id = :id
+        union all
+        select r.tenant, r.id, r.previous_id, depth + 1
+        from chain c join responses r on r.tenant = c.tenant and r.id = c.previous_id
+        where depth < {MAX_RELATIVES}
+    )
+    select {_RELATIVE}, {LAST_INPUT}
+    from chain c join admin.responses r on r.tenant = c.tenant and r.id = c.id
+    order by c.depth desc
+""")
+_BRANCHES = text(f"""
+    select {_RELATIVE}, {LAST_INPUT}
+    from admin.responses r where r.tenant = :tenant and r.previous_id = :id
+    order by r.created_at limit {MAX_RELATIVES}
+""")
+_IN_CONVERSATION = text(f"""
+    select {_RELATIVE}, null
+    from conversation_items c join admin.responses r on r.tenant = c.tenant and r.id = c.response_id
+    where c.tenant = :tenant and c.conversation_id = :conversation
+    group by r.id, r.response, r.status, r.model, r.created_at, r.turn, r.deleted_at
+    order by min(c.position) limit {MAX_RELATIVES}
+""")
+
+
+class StoredItem(NamedTuple):
+    """An input or output item. `payload` is JSON, whose end is missing if `cut`."""
+
+    side: int
+    idx: int
+    id: str
+    type: str
+    role: str | None
+    name: str | None
+    status: str | None
+    call_id: str | None
+    seconds: float | None
+    size: int | None
+    payload: str
+    cut: bool
+
+
+class Relative(NamedTuple):
+    """A response of the same conversation. `input` is the beginning of its last input item's JSON."""
+
+    id: UUID
+    response: str
+    status: str
+    model: str
+    created_at: Any
+    turn: int
+    deleted: bool
+    input: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseDetail:
+    """A response with its surroundings. Without contents there are no items, and relatives lack `input`."""
+
+    facts: Mapping[str, Any]
+    request: str | None
+    asked: str | None
+    inputs: list[StoredItem]
+    outputs: list[StoredItem]
+    chain: list[Relative]
+    """From the first known ancestor to this one."""
+    branches: list[Relative]
+    """Those that go on from it."""
+    conversation: list[Relative]
+    """Those of its conversation."""
+
+
+def find_facts(connection: Connection, response: UUID) -> Mapping[str, Any] | None:
+    """The columns of a response of any tenant; None if there is none."""
+    row = connection.execute(_FACTS, {"id": response}).mappings().first()
+    return None if row is None else {**row, "metadata": msgspec.json.decode(row["metadata"])}
+
+
+def read_detail(
+    connection: Connection, response: UUID, *, contents: bool, first_input: int = 0
+) -> ResponseDetail | None:
+    """The response with at most `MAX_ITEMS` + 1 items a side, inputs from `first_input` on; None if there is
+    none.
+    """
+    facts = find_facts(connection, response)
+    if facts is None:
+        return None
+    of = {"tenant": facts["tenant"], "id": response}
+    request = connection.execute(_REQUEST, of).one() if contents else None
+    conversation = {"tenant": facts["tenant"], "conversation": facts["conversation_id"]}
+    return ResponseDetail(
+        facts=facts,
+        request=request[0] if request else None,
+        asked=request[1] if request else None,
+        inputs=_items(connection, of, 0, first_input) if contents else [],
+        outputs=_items(connection, of, 1, 0) if contents else [],
+        chain=_relatives(connection, _ANCESTORS, of, contents=contents),
+        branches=_relatives(connection, _BRANCHES, of, contents=contents),
+        conversation=_relatives(connection, _IN_CONVERSATION, conversation, contents=contents)
+        if facts["conversation_id"]
+        else [],
+    )
+
+
+def _items(connection: Connection, of: Mapping[str, object], side: int, first: int) -> list[StoredItem]:
+    rows = connection.execute(_ITEMS, {**of, "side": side, "from_index": first})
+    return [StoredItem(*row) for row in rows]
+
+
+def _relatives(
+    connection: Connection, query: Any, of: Mapping[str, object], *, contents: bool
+) -> list[Relative]:
+    found = [Relative(*row) for row in connection.execute(query, of)]
+    return found if contents else [relative._replace(input=None) for relative in found]
+
+
+def items_of(connection: Connection, tenant: str, chain: Sequence[UUID]) -> list[StoredItem]:
+    """The items of these responses, in their order: at most the last `MAX_ITEMS`."""
+    rows = connection.execute(_CHAIN_ITEMS, {"tenant": tenant, "chain": list(chain)})
+    return [StoredItem(*row) for row in rows][::-1]
