@@ -1,4 +1,4 @@
-"""The events of a response in the console: pages of them, timeline, stream, replay; run again and compared."""
+"""A response in the console: its events, timeline, stream and replay; run again and compared."""
 
 from time import monotonic, sleep
 from typing import Any
