@@ -57,7 +57,8 @@ function atEnd() {
   return log.isWhole && position >= log.end - 1;
 }
 
-function play() {
+async function play() {
+  if (!(await load(0))) return;
   if (atEnd()) seekShown(-1);
   clock = position < 0 ? log.events[0]?.ms ?? 0 : log.events[position].ms;
   playing = true;

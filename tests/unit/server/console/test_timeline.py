@@ -1,6 +1,5 @@
 """What the timeline draws of a log."""
 
-from collections import Counter
 from datetime import UTC, datetime
 
 import msgspec
@@ -102,7 +101,7 @@ def test_times_before_the_creation_are_drawn_at_its_begin() -> None:
 
 
 def test_ticks_of_one_unit_are_one_tick_in_a_darker_shade() -> None:
-    paths = tick_paths(Counter({0.1: 1, 1.0: 2, 1.04: 6}), scale=10)
+    paths = tick_paths({0.1: 1, 1.0: 2, 1.04: 6}, scale=10)
     assert paths == ["M1 0V1", "", "M10 0V1"]
 
 
