@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from server.caller import Caller
 from server.console import error_pages
 from server.console.console_request import ConsoleRequest, read_form
-from server.console.pages import history, response, sign_in, static_files
+from server.console.pages import history, live, response, sign_in, static_files, usage
 from server.console.session import COOKIE, PATH, is_form_token
 from server.console.sign_in_cookie import with_key_of_cookie
 from server.errors import InvalidRequest, MissingScope, WrongOrigin
@@ -40,6 +40,10 @@ PAGES: Sequence[Page] = (
     Page("GET", "", history.show, "metadata"),
     Page("GET", "/history", history.show, "metadata"),
     Page("GET", "/history.csv", history.csv, "metadata"),
+    Page("GET", "/usage", usage.show, "metadata"),
+    Page("GET", "/usage.csv", usage.csv, "metadata"),
+    Page("GET", "/live", live.show, "metadata"),
+    Page("POST", "/live/drain", live.drain, "admin"),
     Page("GET", "/responses/{response_id}", response.show, "metadata"),
     Page("GET", "/responses/{response_id}/raw", response.raw, "admin"),
     Page("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
@@ -93,7 +97,7 @@ def _route(services: Services, context: EndpointContext[Caller], page: Page) -> 
         if is_post:
             form = read_form(body)
             _check_form(services, request, form)
-        return page.handler(ConsoleRequest(services, caller, request, form))
+        return page.handler(ConsoleRequest(services, caller, request, context.threads, form))
 
     endpoint = Endpoint(
         handle,

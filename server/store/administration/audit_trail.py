@@ -41,6 +41,7 @@ ACTIONS = {
     "webhook.redeliver": "webhooks are delivered again",
     "webhook.disable": "the server disabled a webhook endpoint that answered 410 Gone",
     "response.delete": "a caller, or somebody in the console, deleted a response",
+    "process.drain": "somebody in the console asked a process to stop, as SIGTERM does",
     "response.cancel": "somebody in the console asked to cancel a response",
     "conversation.delete": "a caller deleted a conversation",
     "conversation.delete_item": "a caller took an item out of a conversation",
