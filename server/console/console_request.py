@@ -34,7 +34,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer of the console but its static files."""
+"""Of every answer of the console but its static files. With `no-referrer`, forms would come from `null`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from server.caller import Caller
 from server.console import error_pages
 from server.console.console_request import ConsoleRequest, read_form
-from server.console.pages import history, live, response, sign_in, static_files, usage
+from server.console.pages import history, live, playground, response, sign_in, static_files, usage
 from server.console.session import COOKIE, PATH, is_form_token
 from server.console.sign_in_cookie import with_key_of_cookie
 from server.errors import InvalidRequest, MissingScope, WrongOrigin
@@ -48,6 +48,8 @@ PAGES: Sequence[Page] = (
     Page("GET", "/responses/{response_id}/raw", response.raw, "admin"),
     Page("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
     Page("POST", "/responses/{response_id}/delete", response.delete, "admin"),
+    Page("GET", "/playground", playground.show, "admin"),
+    Page("POST", "/playground", playground.send, "admin"),
     Page("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),
     Page("POST", "/sign-out", sign_in.sign_out, "metadata"),
 )

@@ -18,6 +18,8 @@ MAX_DAYS_OF_USERS: Final = 31
 """There is a row for each user and day."""
 TOP_USERS_DAYS: Final = 7
 """Longer periods show their users only where they are grouped by them."""
+MAX_BESIDE: Final = 10
+"""Rows of a list that the page is not grouped by."""
 MEASURES: Final[Mapping[str, tuple[str, Callable[[UsageRow], int | Decimal]]]] = {
     "tokens": ("tokens in and out", lambda row: row.input_tokens + row.output_tokens),
     "input": ("tokens in", lambda row: row.input_tokens),
@@ -136,12 +138,12 @@ def csv_rows(rows: Sequence[UsageRow]) -> list[list[object]]:
 
 
 def lists(
-    rows: Sequence[UsageRow], users: Sequence[UsageRow], wanted: UsageFilter
+    rows: Sequence[UsageRow], users: Sequence[UsageRow], by: Grouping
 ) -> dict[Grouping, list[UsageRow]]:
-    """The largest of each kind, first what the page is grouped by."""
+    """The largest of each kind: first what the page is grouped by, then `MAX_BESIDE` of each other kind."""
     found = {name: [row for row in (*rows, *users) if row.part == name] for name in GROUPINGS}
-    order = sorted(GROUPINGS, key=lambda name: name != wanted.by)
-    return {name: found[name] for name in order if found[name]}
+    order = sorted(GROUPINGS, key=lambda name: name != by)
+    return {name: found[name][: None if name == by else MAX_BESIDE] for name in order if found[name]}
 
 
 def failures(rows: Sequence[UsageRow]) -> list[UsageRow]:

@@ -1,4 +1,4 @@
-"""Live: replicas, what this one measures of itself, running responses, the queue; and the drain of this one."""
+"""Live: replicas, what this one measures of itself, running responses, the queue; the drain of this one."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from server.store.console import live
 
 _STOPPING_SECONDS = 5.0
 _asking = threading.Lock()
-"""Of two who ask at the same time the second finds the process stopping: a second signal would end it at once."""
+"""Of two who ask at a time the second finds the process stopping: a second signal would end it at once."""
 
 
 def show(console: ConsoleRequest) -> Answer:
@@ -64,8 +64,8 @@ def drain(console: ConsoleRequest) -> Answer:
     given = console.form.get("confirm", "").strip()
     if given != _name():
         raise InvalidRequest(
-            f"This is {_name()}, and {given[:100] or 'nothing'} was typed; nothing was stopped. Behind a balancer "
-            "another replica may have answered: send SIGTERM to the process then.",
+            f"This is {_name()}, and {given[:100] or 'nothing'} was typed; nothing was stopped. "
+            "Behind a balancer another replica may have answered: send SIGTERM to the process then.",
             param="confirm",
         )
     with console.services.database.begin() as connection:

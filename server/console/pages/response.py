@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.console.console_request import ConsoleRequest
-from server.console.item_view import item_view
+from server.console.item_view import item_views
 from server.console.previews import preview
 from server.delivery.stored_responses import find_response
 from server.errors import NotFound
@@ -28,8 +28,8 @@ def show(console: ConsoleRequest) -> Answer:
         "response.html",
         detail=detail,
         facts=detail.facts,
-        inputs=[item_view(item) for item in detail.inputs[: response_detail.MAX_ITEMS]],
-        outputs=[item_view(item) for item in detail.outputs[: response_detail.MAX_ITEMS]],
+        inputs=item_views(detail.inputs[: response_detail.MAX_ITEMS]),
+        outputs=item_views(detail.outputs[: response_detail.MAX_ITEMS]),
         more_inputs=len(detail.inputs) > response_detail.MAX_ITEMS,
         more_outputs=len(detail.outputs) > response_detail.MAX_ITEMS,
         has_ended=detail.facts["status"] in TERMINAL_STATUSES,

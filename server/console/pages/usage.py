@@ -62,7 +62,7 @@ def _read(console: ConsoleRequest, wanted: UsageFilter, measure: str) -> dict[st
     )
     return {
         "wanted": wanted,
-        "lists": figures.lists(rows, users, wanted),
+        "lists": figures.lists(rows, users, wanted.by),
         "total": next(row for row in rows if row.part == "total"),
         "days": [row for row in rows if row.part == "day"],
         "failures": figures.failures(rows),

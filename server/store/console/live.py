@@ -1,6 +1,5 @@
 """What the cluster does now: replicas, the oldest running responses, the queue. All by partial indexes."""
 
-from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -15,7 +14,8 @@ MAX_COUNTED: Final = 10_000
 """Responses that are counted one by one."""
 
 _REPLICAS = text(f"""
-    select p.id, p.state, p.role, p.host, p.pid, p.version, p.models, p.started_at,
+    select p.id, p.state, p.role, p.host, p.pid, p.version, p.models,
+        cast(extract(epoch from clock_timestamp() - p.started_at) as float8) as up,
         cast(extract(epoch from clock_timestamp() - p.heartbeat_at) as float8) as heartbeat_age,
         (select count(*) from (
             select from responses r where r.replica_id = p.id and r.status = 'in_progress' limit {MAX_COUNTED}
@@ -26,11 +26,11 @@ _REPLICAS = text(f"""
 """)
 _AGE = "cast(extract(epoch from clock_timestamp() - r.created_at) as float8) as age"
 _RUNNING = text(f"""
-    select r.id, r.response, r.tenant, r.model, r.kind, r.background, r.end_user, r.age, r.attempt, r.deaths,
+    select r.id, r.response, r.tenant, r.model, r.background, r.end_user, r.age, r.attempt, r.deaths,
         r.cancel_requested, p.host, p.pid, r.replica_id, coalesce(h.first_seq + h.n, 0) as events
     from (
-        select r.id, admin.name_of('resp_', r.id) as response, r.tenant, r.model, coalesce(r.kind, '') as kind,
-            r.background, r.end_user, {_AGE}, r.attempt, r.deaths,
+        select r.id, admin.name_of('resp_', r.id) as response, r.tenant, r.model, r.background,
+            r.end_user, {_AGE}, r.attempt, r.deaths,
             r.cancel_requested_at is not null as cancel_requested, r.replica_id, r.created_at
         from responses r where r.replica_id is not null and r.status = 'in_progress'
         order by r.created_at limit {MAX_RUNNING}
@@ -52,7 +52,8 @@ _COUNTS = text(f"""
     select (select count(*) from (
         select from responses where replica_id is not null and status = 'in_progress' limit {MAX_COUNTED}
     ) as running), (select count(*) from (
-        select from responses where replica_id is null and status in ('queued', 'in_progress') limit {MAX_COUNTED}
+        select from responses where replica_id is null and status in ('queued', 'in_progress')
+        limit {MAX_COUNTED}
     ) as queued)
 """)
 
@@ -67,7 +68,8 @@ class LiveReplica(NamedTuple):
     pid: int
     version: str
     models: list[str]
-    started_at: datetime
+    up: float
+    """Seconds since it started."""
     heartbeat_age: float
     running: int
     """Stored responses."""
@@ -80,7 +82,6 @@ class RunningResponse(NamedTuple):
     response: str
     tenant: str
     model: str
-    kind: str
     background: bool
     end_user: str | None
     age: float

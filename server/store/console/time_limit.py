@@ -18,7 +18,7 @@ class TimeOver(Exception):
 
     def __init__(self) -> None:
         super().__init__(
-            f"This reads too much to be done within {TIME_LIMIT_MS // 1000} s. Narrow the time, or name a tenant."
+            f"This takes longer than {TIME_LIMIT_MS // 1000} s. Narrow the time, or name a tenant."
         )
 
 

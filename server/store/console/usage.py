@@ -127,7 +127,7 @@ class Latency(NamedTuple):
 
 
 def read_usage(connection: Connection, wanted: UsageFilter) -> list[UsageRow]:
-    """The period's sums: in all, by day, of the largest groups and failures, and by day of the charted groups."""
+    """The period's sums: in all, by day, of the largest groups, of failures, by day of charted groups."""
     query = f"""
         select {_ROW} from (
             select *, row_number() over (partition by part order by input_tokens + output_tokens desc,
