@@ -13,6 +13,7 @@ from server.http.asgi.answers import Answer
 from server.protocol.ids import response_id
 from server.store.console import history
 from server.store.console.history import Cursor, HistoryFilter, HistoryRow
+from server.store.console.time_limit import TimeOver
 
 PAGE_ROWS = 50
 CSV_ROWS = 10_000
@@ -26,28 +27,38 @@ def show(console: ConsoleRequest) -> Answer:
     if found is not None:
         return console.redirect(f"/console/responses/{response_id(found)}")
     wanted, before = _read(console, arguments), _read_cursor(console.argument("before"))
-    rows, known = console.services.database.read(
-        lambda connection: (
-            history.history_page(connection, wanted, before, PAGE_ROWS + 1, contents=console.is_admin),
-            {} if console.is_fragment else history.known_values(connection),
-        )
-    )
+    rows, message = _read_rows(console, wanted, before)
     shown = rows[:PAGE_ROWS]
     older = {**arguments, "before": _cursor_text(shown[-1])} if len(rows) > PAGE_ROWS else None
     return console.page(
         "history_rows.html" if console.is_fragment else "history.html",
+        503 if message else 200,
         rows=shown,
+        message=message,
         arguments=arguments,
         address=urlencode(arguments),
         older=None if older is None else urlencode(older),
         is_first=before is None,
-        known=known,
-        periods=PERIODS,
-        statuses=STATUSES,
-        kinds=KINDS,
+        known={} if console.is_fragment else console.services.database.read(history.known_values),
+        options={"periods": PERIODS, "statuses": STATUSES, "kinds": KINDS},
         preview=preview,
         words_limit=history.WORDS_WITHOUT_INDEX,
     )
+
+
+def _read_rows(
+    console: ConsoleRequest, wanted: HistoryFilter, before: Cursor | None
+) -> tuple[list[HistoryRow], str]:
+    """A page's rows and one more, or none and a sentence that says why."""
+    try:
+        rows = console.services.database.read(
+            lambda connection: history.history_page(
+                connection, wanted, before, PAGE_ROWS + 1, contents=console.is_admin
+            )
+        )
+    except TimeOver as error:
+        return [], str(error)
+    return rows, ""
 
 
 def csv(console: ConsoleRequest) -> Answer:

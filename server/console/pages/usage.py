@@ -40,12 +40,7 @@ def show(console: ConsoleRequest) -> Answer:
 def csv(console: ConsoleRequest) -> Answer:
     """GET /console/usage.csv: a row for each day and group"""
     wanted = figures.read_filter(console.arguments(figures.FIELDS), datetime.now(UTC).date())
-    try:
-        rows = console.services.database.read(
-            lambda connection: usage.read_days_of_groups(connection, wanted)
-        )
-    except TimeOver as error:
-        raise InvalidRequest(str(error)) from None
+    rows = console.services.database.read(lambda connection: usage.read_days_of_groups(connection, wanted))
     return console.csv("usage.csv", figures.csv_rows(rows))
 
 
