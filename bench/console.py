@@ -137,7 +137,7 @@ def _busy_ms(url: str, server: int, client: httpx.Client, path: str) -> tuple[fl
 
 
 def _cpu_ms(process: int) -> float:
-    """What the threads of a process have computed until now; Linux counts nanoseconds. 0 for one that ended."""
+    """What a process has computed until now; Linux counts nanoseconds. 0 for one that has ended."""
     threads = Path(f"/proc/{process}/task").glob("*/schedstat")
     try:
         return sum(int(thread.read_text(encoding="ascii").split()[0]) for thread in threads) / 1e6

@@ -11,7 +11,18 @@ from starlette.routing import BaseRoute, Route
 from server.caller import Caller
 from server.console import error_pages
 from server.console.console_request import ConsoleRequest, read_form
-from server.console.pages import history, live, playground, response, sign_in, static_files, usage
+from server.console.pages import (
+    compare,
+    history,
+    live,
+    playground,
+    response,
+    response_events,
+    run_again,
+    sign_in,
+    static_files,
+    usage,
+)
 from server.console.session import COOKIE, PATH, is_form_token
 from server.console.sign_in_cookie import with_key_of_cookie
 from server.errors import InvalidRequest, MissingScope, WrongOrigin
@@ -46,8 +57,14 @@ PAGES: Sequence[Page] = (
     Page("POST", "/live/drain", live.drain, "admin"),
     Page("GET", "/responses/{response_id}", response.show, "metadata"),
     Page("GET", "/responses/{response_id}/raw", response.raw, "admin"),
+    Page("GET", "/responses/{response_id}/run", run_again.show, "admin"),
+    Page("POST", "/responses/{response_id}/run", run_again.run, "admin"),
+    Page("GET", "/responses/{response_id}/timeline", response_events.show_timeline, "metadata"),
+    Page("GET", "/responses/{response_id}/events.json", response_events.events, "metadata"),
+    Page("GET", "/responses/{response_id}/stream", response_events.stream, "admin"),
     Page("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
     Page("POST", "/responses/{response_id}/delete", response.delete, "admin"),
+    Page("GET", "/compare", compare.show, "metadata"),
     Page("GET", "/playground", playground.show, "admin"),
     Page("POST", "/playground", playground.send, "admin"),
     Page("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),

@@ -1,9 +1,8 @@
 // The playground: follows the answer that is being generated, lists its events, sends with Ctrl+Enter.
 
-import { follow } from "./event_stream.js";
-
 const MAX_EVENTS = 500;
 const PAYLOAD_CHARS = 400;
+const RETRY_MS = 1500;
 const form = document.getElementById("playground");
 const list = document.getElementById("events");
 const running = document.getElementById("running");
@@ -34,23 +33,42 @@ function showDelta(event) {
   }
 }
 
-async function watch(name) {
-  for await (const event of follow(`/console/responses/${name}/stream`)) {
-    showEvent(event);
-    showDelta(event);
-    if (event.response) document.getElementById("running-status").textContent = event.response.status;
-  }
-  location.reload();
+// Calls `onEvent` with each event of a response once, in order, and `onEnd` after the last one. A connection
+// that breaks is made again by the EventSource, or here if the server refused it.
+function follow(name, onEvent, onEnd) {
+  let last = -1;
+  const connect = () => {
+    const after = last < 0 ? "" : `?starting_after=${last}`;
+    const source = new EventSource(`/console/responses/${name}/stream${after}`);
+    source.addEventListener("message", ({ data }) => {
+      if (data === "[DONE]") {
+        source.close();
+        onEnd();
+        return;
+      }
+      const event = JSON.parse(data);
+      if (event.sequence_number <= last) return;
+      last = event.sequence_number;
+      onEvent(event);
+    });
+    source.addEventListener("error", () => {
+      if (source.readyState === EventSource.CLOSED) setTimeout(connect, RETRY_MS);
+    });
+  };
+  connect();
+}
+
+function showRunning(event) {
+  showEvent(event);
+  showDelta(event);
+  if (event.response) document.getElementById("running-status").textContent = event.response.status;
 }
 
 if (running) {
-  watch(running.dataset.response).catch((error) => add("running-text", `\n${error}`));
+  follow(running.dataset.response, showRunning, () => location.reload());
 } else if (list.dataset.response) {
   const card = document.getElementById("events-card");
-  const tell = async () => {
-    for await (const event of follow(`/console/responses/${list.dataset.response}/stream`)) showEvent(event);
-  };
-  card.addEventListener("toggle", () => tell().catch(() => {}), { once: true });
+  card.addEventListener("toggle", () => follow(list.dataset.response, showEvent, () => {}), { once: true });
 }
 
 form.addEventListener("keydown", (event) => {

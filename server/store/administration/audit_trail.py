@@ -43,6 +43,7 @@ ACTIONS = {
     "response.delete": "a caller, or somebody in the console, deleted a response",
     "process.drain": "somebody in the console asked a process to stop, as SIGTERM does",
     "response.cancel": "somebody in the console asked to cancel a response",
+    "response.run_again": "somebody in the console ran a response again, as a new one of its tenant",
     "conversation.delete": "a caller deleted a conversation",
     "conversation.delete_item": "a caller took an item out of a conversation",
     "prompt.put": "a version of a prompt was stored",

@@ -179,7 +179,8 @@ def page(connection: Connection, wanted: HistoryFilter, before: Cursor | None = 
 
 @pytest.mark.parametrize("condition", FILTERS)
 def test_a_page_has_the_newest_that_fit_and_the_next_one_goes_on(filled: Database, condition: str) -> None:
-    query = f"select r.id from admin.responses r where {condition} order by r.created_at desc, r.id desc limit 102"
+    newest = "order by r.created_at desc, r.id desc limit 102"
+    query = f"select r.id from admin.responses r where {condition} {newest}"
     expected = [id_ for (id_,) in ask(filled, query)]
     first = filled.read(lambda connection: page(connection, FILTERS[condition]))
     assert [row.id for row in first] == expected[:51]
