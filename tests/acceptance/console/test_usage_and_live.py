@@ -44,12 +44,9 @@ def test_usage_has_the_sums_of_the_view(server: ServerProcess, module_database: 
         query = "select sum(input_tokens), sum(output_tokens), sum(responses) from admin.usage_daily"
         found = connection.execute(query).fetchone()
     assert found is not None
-    lines = csv.DictReader(io.StringIO(get(server, "/console/usage.csv?period=1").text))
-    sums = [
-        sum(int(line[name]) for line in lines_)
-        for lines_ in [list(lines)]
-        for name in ("input_tokens", "output_tokens", "responses")
-    ]
+    lines = list(csv.DictReader(io.StringIO(get(server, "/console/usage.csv?period=1").text)))
+    names = ("input_tokens", "output_tokens", "responses")
+    sums = [sum(int(line[name]) for line in lines) for name in names]
     assert sums == [int(value) for value in found]
     assert sums[2] == 2
 
@@ -59,7 +56,7 @@ def test_usage_is_a_page_however_it_is_grouped(server: ServerProcess, by: str) -
     page = get(server, f"/console/usage?period=1&by={by}&show=requests")
     assert page.status_code == 200
     assert f'id="by-{by}"' in page.text
-    assert ("ana of default" in page.text) == (by in ("tenant", "user"))
+    assert "ana of default" in page.text
 
 
 def test_a_filter_that_is_none_is_named_on_the_page_with_the_filters(server: ServerProcess) -> None:
