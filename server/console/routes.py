@@ -14,12 +14,14 @@ from server.console.console_request import ConsoleRequest, read_form
 from server.console.pages import (
     compare,
     history,
+    live,
     playground,
     response,
     response_events,
     run_again,
     sign_in,
     static_files,
+    usage,
 )
 from server.console.session import COOKIE, PATH, is_form_token
 from server.console.sign_in_cookie import with_key_of_cookie
@@ -49,6 +51,10 @@ PAGES: Sequence[Page] = (
     Page("GET", "", history.show, "metadata"),
     Page("GET", "/history", history.show, "metadata"),
     Page("GET", "/history.csv", history.csv, "metadata"),
+    Page("GET", "/usage", usage.show, "metadata"),
+    Page("GET", "/usage.csv", usage.csv, "metadata"),
+    Page("GET", "/live", live.show, "metadata"),
+    Page("POST", "/live/drain", live.drain, "admin"),
     Page("GET", "/responses/{response_id}", response.show, "metadata"),
     Page("GET", "/responses/{response_id}/raw", response.raw, "admin"),
     Page("GET", "/responses/{response_id}/run", run_again.show, "admin"),
@@ -110,7 +116,7 @@ def _route(services: Services, context: EndpointContext[Caller], page: Page) -> 
         if is_post:
             form = read_form(body)
             _check_form(services, request, form)
-        return page.handler(ConsoleRequest(services, caller, request, form))
+        return page.handler(ConsoleRequest(services, caller, request, context.threads, form))
 
     endpoint = Endpoint(
         handle,

@@ -41,6 +41,7 @@ ACTIONS = {
     "webhook.redeliver": "webhooks are delivered again",
     "webhook.disable": "the server disabled a webhook endpoint that answered 410 Gone",
     "response.delete": "a caller, or somebody in the console, deleted a response",
+    "process.drain": "somebody in the console asked a process to stop, as SIGTERM does",
     "response.cancel": "somebody in the console asked to cancel a response",
     "response.run_again": "somebody in the console ran a response again, as a new one of its tenant",
     "conversation.delete": "a caller deleted a conversation",

@@ -12,6 +12,7 @@ from server.administration import checks, keys, webhooks
 from server.admission import tenant_limits
 from server.configuration.settings import settings
 from server.console import console_request, item_view, routes, search, session
+from server.console.figures import usage as figures
 from server.console.pages import history as history_page
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
 from server.http import query_and_headers
@@ -29,7 +30,7 @@ from server.protocol.responses.request import MAX_TEMPLATE
 from server.quotas import rate_limits
 from server.store.cluster import watches
 from server.store.console import history as stored_history
-from server.store.console import response_detail
+from server.store.console import live, response_detail, time_limit, usage
 from server.store.content import image_removal
 from server.store.webhooks import outbox
 from server.webhooks import endpoint_slots, retries, samples, sender
@@ -167,6 +168,9 @@ def test_the_table_names_the_bounds_of_the_console() -> None:
     rows = f"{history_page.PAGE_ROWS}; {history_page.CSV_ROWS:,}; {response_detail.MAX_ITEMS} a side"
     chars = f"{response_detail.MAX_CHARS:,}, {item_view.MARKDOWN_CHARS:,}"
     assert f"rendered as Markdown | {rows}; {chars} |" in TABLE
-    seconds, newest = stored_history.TIME_LIMIT_MS // 1000, stored_history.WORDS_WITHOUT_INDEX
+    seconds, newest = time_limit.TIME_LIMIT_MS // 1000, stored_history.WORDS_WITHOUT_INDEX
     searched = f"{search.MAX_CHARS:,} characters; {seconds} s; the newest {newest:,}"
     assert f"searched without an index | {searched} |" in TABLE
+    days = f"{figures.MAX_DAYS}; {figures.MAX_DAYS_OF_USERS}; {usage.MAX_GROUPS}; {usage.MAX_CSV_ROWS:,}"
+    assert f"its time | {days}; the newest {usage.MEASURED_RESPONSES:,}; {seconds} s |" in TABLE
+    assert f"queued ones | {live.MAX_REPLICAS}; {live.MAX_RUNNING}; {live.MAX_QUEUED} |" in TABLE
