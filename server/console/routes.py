@@ -12,6 +12,7 @@ from server.caller import Caller
 from server.console import error_pages
 from server.console.console_request import ConsoleRequest, read_form
 from server.console.pages import history, response, sign_in, static_files
+from server.console.pages.administration import erasure, keys, prices, tenants, trail, webhook_endpoints
 from server.console.session import COOKIE, PATH, is_form_token
 from server.console.sign_in_cookie import with_key_of_cookie
 from server.errors import InvalidRequest, MissingScope, WrongOrigin
@@ -36,6 +37,30 @@ class Page(NamedTuple):
     needs: Literal["metadata", "admin"]
 
 
+_ENDPOINT = "/tenants/{tenant}/webhook_endpoints/{endpoint_id}"
+ADMINISTRATION: Sequence[Page] = (
+    Page("GET", "/tenants", tenants.index, "metadata"),
+    Page("POST", "/tenants", tenants.create, "admin"),
+    Page("GET", "/tenants/{tenant}", tenants.show, "metadata"),
+    Page("POST", "/tenants/{tenant}", tenants.update, "admin"),
+    Page("POST", "/tenants/{tenant}/delete", tenants.delete, "admin"),
+    Page("GET", "/tenants/{tenant}/erase", erasure.show, "admin"),
+    Page("POST", "/tenants/{tenant}/erase/count", erasure.count, "admin"),
+    Page("POST", "/tenants/{tenant}/erase", erasure.erase, "admin"),
+    Page("POST", "/tenants/{tenant}/keys", keys.create, "admin"),
+    Page("POST", "/tenants/{tenant}/webhook_endpoints", webhook_endpoints.create, "admin"),
+    Page("POST", _ENDPOINT, webhook_endpoints.set_enabled, "admin"),
+    Page("POST", f"{_ENDPOINT}/rotate", webhook_endpoints.rotate, "admin"),
+    Page("POST", f"{_ENDPOINT}/delete", webhook_endpoints.delete, "admin"),
+    Page("GET", "/keys", keys.index, "metadata"),
+    Page("GET", "/keys/{key_id}", keys.show, "metadata"),
+    Page("POST", "/keys/{key_id}", keys.update, "admin"),
+    Page("POST", "/keys/{key_id}/rotate", keys.rotate, "admin"),
+    Page("POST", "/keys/{key_id}/revoke", keys.revoke, "admin"),
+    Page("GET", "/prices", prices.index, "metadata"),
+    Page("POST", "/prices", prices.set_price, "admin"),
+    Page("GET", "/trail", trail.show, "metadata"),
+)
 PAGES: Sequence[Page] = (
     Page("GET", "", history.show, "metadata"),
     Page("GET", "/history", history.show, "metadata"),
@@ -44,6 +69,7 @@ PAGES: Sequence[Page] = (
     Page("GET", "/responses/{response_id}/raw", response.raw, "admin"),
     Page("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
     Page("POST", "/responses/{response_id}/delete", response.delete, "admin"),
+    *ADMINISTRATION,
     Page("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),
     Page("POST", "/sign-out", sign_in.sign_out, "metadata"),
 )

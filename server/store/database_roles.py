@@ -234,7 +234,7 @@ def _grant_views(connection: psycopg.Connection) -> None:
     for role in (SERVER, READER, TENANT_READER):
         connection.execute(sql.SQL("grant usage on schema admin to {}").format(sql.Identifier(role)))
     for (view,) in connection.execute(_ADMIN_VIEWS).fetchall():
-        for role in (READER,) if view in NOT_FOR_TENANTS else (READER, TENANT_READER):
+        for role in (SERVER, READER) if view in NOT_FOR_TENANTS else (SERVER, READER, TENANT_READER):
             _grant_on(connection, select, view, role, schema="admin")
     for view, source in TENANT_VIEWS.items():
         connection.execute(
