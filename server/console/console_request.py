@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from server.administration.actor import Actor
 from server.caller import Caller
+from server.console.process_state import ConsoleState
 from server.console.session import COOKIE, form_token
 from server.console.templates import render
 from server.errors import InvalidRequest, NotFound
@@ -40,6 +41,7 @@ class ConsoleRequest:
     services: Services
     caller: Caller
     request: Request
+    state: ConsoleState
     form: Mapping[str, str] = field(default_factory=dict)
     """Of a POST."""
 

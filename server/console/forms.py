@@ -89,6 +89,9 @@ def unix_seconds(form: Form, name: str) -> int | None:
         return None
     try:
         time = datetime.fromisoformat(text)
-        return int(time.replace(tzinfo=time.tzinfo or UTC).timestamp())
+        seconds = int(time.replace(tzinfo=time.tzinfo or UTC).timestamp())
     except (ValueError, OverflowError):
-        raise InvalidRequest(f"{name} is a time such as 2026-11-30T12:00, in UTC.", param=name) from None
+        seconds = -1
+    if seconds < 0:
+        raise InvalidRequest(f"{name} is a time such as 2026-11-30T12:00, in UTC.", param=name)
+    return seconds

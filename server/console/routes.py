@@ -11,8 +11,9 @@ from starlette.routing import BaseRoute, Route
 from server.caller import Caller
 from server.console import error_pages
 from server.console.console_request import ConsoleRequest, read_form
-from server.console.pages import history, response, sign_in, static_files
+from server.console.pages import history, response, sign_in, sql, static_files
 from server.console.pages.administration import erasure, keys, prices, tenants, trail, webhook_endpoints
+from server.console.process_state import ConsoleState
 from server.console.session import COOKIE, PATH, is_form_token
 from server.console.sign_in_cookie import with_key_of_cookie
 from server.errors import InvalidRequest, MissingScope, WrongOrigin
@@ -70,6 +71,8 @@ PAGES: Sequence[Page] = (
     Page("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
     Page("POST", "/responses/{response_id}/delete", response.delete, "admin"),
     *ADMINISTRATION,
+    Page("GET", "/sql", sql.show, "admin"),
+    Page("POST", "/sql", sql.run, "admin"),
     Page("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),
     Page("POST", "/sign-out", sign_in.sign_out, "metadata"),
 )
@@ -79,6 +82,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
     """The routes, which use the API's limits and threads; none if the console is off."""
     if services.config.console == "off":
         return ()
+    state = ConsoleState(services.config)
     signed_in = replace(
         context,
         authenticate=lambda request: context.authenticate(with_key_of_cookie(services, request)),
@@ -91,7 +95,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         expected_share=lambda _request: _SIGNING_IN,
     )
     return [
-        *(_route(services, signed_in, page) for page in PAGES),
+        *(_route(services, signed_in, page, state) for page in PAGES),
         _sign_in(services, anonymous, "GET", sign_in.show),
         _sign_in(services, anonymous, "POST", sign_in.sign_in),
         Route(
@@ -111,7 +115,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
     ]
 
 
-def _route(services: Services, context: EndpointContext[Caller], page: Page) -> Route:
+def _route(services: Services, context: EndpointContext[Caller], page: Page, state: ConsoleState) -> Route:
     is_post = page.method == "POST"
 
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
@@ -119,7 +123,7 @@ def _route(services: Services, context: EndpointContext[Caller], page: Page) -> 
         if is_post:
             form = read_form(body)
             _check_form(services, request, form)
-        return page.handler(ConsoleRequest(services, caller, request, form))
+        return page.handler(ConsoleRequest(services, caller, request, state, form))
 
     endpoint = Endpoint(
         handle,

@@ -42,6 +42,7 @@ ACTIONS = {
     "webhook.disable": "the server disabled a webhook endpoint that answered 410 Gone",
     "response.delete": "a caller, or somebody in the console, deleted a response",
     "response.cancel": "somebody in the console asked to cancel a response",
+    "console.sql": "somebody ran a query on the console's SQL page, whose first 2,000 characters are kept",
     "conversation.delete": "a caller deleted a conversation",
     "conversation.delete_item": "a caller took an item out of a conversation",
     "prompt.put": "a version of a prompt was stored",
