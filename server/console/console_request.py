@@ -27,11 +27,11 @@ CONTENT_SECURITY_POLICY = (
 HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer of the console but its static files."""
+"""Of every answer of the console but its static files. With `no-referrer`, forms would come from `null`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def pretty_json(value: Any) -> str:
     if isinstance(value, str | bytes):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value if isinstance(value, str) else value.decode(errors="replace")
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 

@@ -1,8 +1,8 @@
 """An item as the response's page shows it: its texts, arguments, outputs, pictures and files. Pure."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from server.console.formats import pretty_json
@@ -25,6 +25,27 @@ class ItemView:
     style: str
     """The class of its frame: message, reasoning, call, output or other."""
     parts: list[Part] = field(default_factory=list)
+
+
+MARKDOWN_CHARS = 200_000
+"""Of all texts of a page that are rendered as Markdown, two seconds' work at most; the rest is plain."""
+
+
+def item_views(stored: Iterable[StoredItem]) -> list[ItemView]:
+    """The items of one page."""
+    left = MARKDOWN_CHARS
+    views = []
+    for one in stored:
+        view = item_view(one)
+        left -= sum(len(part.text) for part in view.parts if part.kind == "text")
+        views.append(view if left >= 0 else _plain(view))
+    return views
+
+
+def _plain(view: ItemView) -> ItemView:
+    """The item without Markdown."""
+    parts = [replace(part, kind="code") if part.kind == "text" else part for part in view.parts]
+    return replace(view, parts=parts)
 
 
 def item_view(stored: StoredItem) -> ItemView:

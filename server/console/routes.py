@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from server.caller import Caller
 from server.console import error_pages
 from server.console.console_request import ConsoleRequest, read_form
-from server.console.pages import history, response, sign_in, sql, static_files
+from server.console.pages import history, playground, response, response_events, sign_in, sql, static_files
 from server.console.pages.administration import erasure, keys, prices, tenants, trail, webhook_endpoints
 from server.console.process_state import ConsoleState
 from server.console.session import COOKIE, PATH, is_form_token
@@ -68,11 +68,16 @@ PAGES: Sequence[Page] = (
     Page("GET", "/history.csv", history.csv, "metadata"),
     Page("GET", "/responses/{response_id}", response.show, "metadata"),
     Page("GET", "/responses/{response_id}/raw", response.raw, "admin"),
+    Page("GET", "/responses/{response_id}/timeline", response_events.show_timeline, "metadata"),
+    Page("GET", "/responses/{response_id}/events.json", response_events.events, "metadata"),
+    Page("GET", "/responses/{response_id}/stream", response_events.stream, "admin"),
     Page("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
     Page("POST", "/responses/{response_id}/delete", response.delete, "admin"),
     *ADMINISTRATION,
     Page("GET", "/sql", sql.show, "admin"),
     Page("POST", "/sql", sql.run, "admin"),
+    Page("GET", "/playground", playground.show, "admin"),
+    Page("POST", "/playground", playground.send, "admin"),
     Page("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),
     Page("POST", "/sign-out", sign_in.sign_out, "metadata"),
 )

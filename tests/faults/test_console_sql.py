@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from tests.acceptance.console.conftest import Site
 from tests.acceptance.console.console_client import Console
+from tests.acceptance.console.console_site import Site
 from tests.acceptance.console.test_sql import READER, ask
 from tests.acceptance.console.test_sql import console as console  # a fixture, as is the next
 from tests.acceptance.console.test_sql import site as site

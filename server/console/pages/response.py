@@ -1,10 +1,11 @@
 """A response: its conversation, items and facts; its JSON; cancelled and deleted."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from server.console.console_request import ConsoleRequest
-from server.console.item_view import item_view
+from server.console.item_view import item_views
 from server.console.previews import preview
 from server.delivery.stored_responses import find_response
 from server.errors import NotFound
@@ -23,16 +24,17 @@ def show(console: ConsoleRequest) -> Answer:
         lambda connection: response_detail.read_detail(connection, response, contents=console.is_admin)
     )
     if detail is None:
-        raise _not_found(console)
+        raise not_found(console)
     return console.page(
         "response.html",
         detail=detail,
         facts=detail.facts,
-        inputs=[item_view(item) for item in detail.inputs[: response_detail.MAX_ITEMS]],
-        outputs=[item_view(item) for item in detail.outputs[: response_detail.MAX_ITEMS]],
+        inputs=item_views(detail.inputs[: response_detail.MAX_ITEMS]),
+        outputs=item_views(detail.outputs[: response_detail.MAX_ITEMS]),
         more_inputs=len(detail.inputs) > response_detail.MAX_ITEMS,
         more_outputs=len(detail.outputs) > response_detail.MAX_ITEMS,
         has_ended=detail.facts["status"] in TERMINAL_STATUSES,
+        age_ms=round(1000 * (datetime.now(UTC) - detail.facts["created_at"]).total_seconds()),
         preview=preview,
     )
 
@@ -40,16 +42,16 @@ def show(console: ConsoleRequest) -> Answer:
 def raw(console: ConsoleRequest) -> Answer:
     """GET /console/responses/{response_id}/raw: as the API gives it"""
     response = console.response_id()
-    facts = _facts(console)
+    facts = find_facts(console)
     found = find_response(console.services.database, facts["tenant"], response)
     if found is None:
-        raise _not_found(console)
+        raise not_found(console)
     return console.json(found)
 
 
 def cancel(console: ConsoleRequest) -> Answer:
     """POST /console/responses/{response_id}/cancel"""
-    response, facts = console.response_id(), _facts(console)
+    response, facts = console.response_id(), find_facts(console)
     if facts["status"] not in TERMINAL_STATUSES:
         with console.services.database.begin() as connection:
             claims.request_cancel(connection, facts["tenant"], response)
@@ -61,7 +63,7 @@ def cancel(console: ConsoleRequest) -> Answer:
 
 def delete(console: ConsoleRequest) -> Answer:
     """POST /console/responses/{response_id}/delete"""
-    response, facts = console.response_id(), _facts(console)
+    response, facts = console.response_id(), find_facts(console)
     with console.services.database.begin() as connection:
         running = deletion.delete(connection, facts["tenant"], response)
         if running is not None:
@@ -72,16 +74,16 @@ def delete(console: ConsoleRequest) -> Answer:
     return console.redirect("/console/history")
 
 
-def _facts(console: ConsoleRequest) -> Mapping[str, Any]:
+def find_facts(console: ConsoleRequest) -> Mapping[str, Any]:
     """The row of the response that the address names. Raises NotFound."""
     response = console.response_id()
     facts = console.services.database.read(
         lambda connection: response_detail.find_facts(connection, response)
     )
     if facts is None:
-        raise _not_found(console)
+        raise not_found(console)
     return facts
 
 
-def _not_found(console: ConsoleRequest) -> NotFound:
+def not_found(console: ConsoleRequest) -> NotFound:
     return NotFound(f"There is no response {console.request.path_params['response_id'][:100]}.")

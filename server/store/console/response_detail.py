@@ -1,6 +1,6 @@
 """One response of any tenant: its facts, its items, what it goes on from and what goes on from it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -13,6 +13,9 @@ from server.store.console.history import LAST_INPUT
 MAX_ITEMS: Final = 200
 MAX_ITEM_CHARS: Final = 200_000
 """Of an item's JSON on a page; longer ones are shown by their beginning, and are whole in the raw JSON."""
+MAX_CHARS: Final = 2_000_000
+"""Of all items of a list; items behind them are cut to `SHORT_ITEM_CHARS`."""
+SHORT_ITEM_CHARS: Final = 500
 MAX_RELATIVES: Final = 50
 
 _RELATIVE = "r.id, r.response, r.status, r.model, r.created_at, r.turn, r.deleted_at is not null"
@@ -27,11 +30,33 @@ _FACTS = text("""
     where r.id = :id and r.deleted_at is null
 """)
 _REQUEST = text("select request::text, asked::text from responses where tenant = :tenant and id = :id")
+_CHOSEN = "side, idx, id, type, role, name, status, call_id, seconds, size"
+_BOUNDED = f"""
+    select {_CHOSEN}, left(payload, characters) as payload, length(payload) > characters as cut
+    from (
+        select *, case when sum(least(length(payload), {MAX_ITEM_CHARS})) over (order by place) <= {MAX_CHARS}
+            then {MAX_ITEM_CHARS} else {SHORT_ITEM_CHARS} end as characters
+        from chosen
+    ) as bounded
+    order by place
+"""
+_CHAIN_ITEMS = text(f"""
+    with chosen as materialized (
+        select {_CHOSEN}, payload::text as payload,
+            row_number() over (order by c.place desc, side desc, idx desc) as place
+        from unnest(cast(:chain as uuid[])) with ordinality as c (response, place)
+        join items i on i.tenant = :tenant and i.response_id = c.response
+        order by c.place desc, side desc, idx desc limit {MAX_ITEMS}
+    )
+    {_BOUNDED}
+""")
 _ITEMS = text(f"""
-    select side, idx, id, type, role, name, status, call_id, seconds, size,
-        left(payload::text, {MAX_ITEM_CHARS}) as payload, length(payload::text) > {MAX_ITEM_CHARS} as cut
-    from items where tenant = :tenant and response_id = :id and side = :side and idx >= :from_index
-    order by idx limit {MAX_ITEMS + 1}
+    with chosen as materialized (
+        select {_CHOSEN}, payload::text as payload, idx as place from items
+        where tenant = :tenant and response_id = :id and side = :side and idx >= :from_index
+        order by idx limit {MAX_ITEMS + 1}
+    )
+    {_BOUNDED}
 """)
 _ANCESTORS = text(f"""
     with recursive chain (tenant, id, previous_id, depth) as (
@@ -148,3 +173,9 @@ def _relatives(
 ) -> list[Relative]:
     found = [Relative(*row) for row in connection.execute(query, of)]
     return found if contents else [relative._replace(input=None) for relative in found]
+
+
+def items_of(connection: Connection, tenant: str, chain: Sequence[UUID]) -> list[StoredItem]:
+    """The items of these responses, in their order: at most the last `MAX_ITEMS`."""
+    rows = connection.execute(_CHAIN_ITEMS, {"tenant": tenant, "chain": list(chain)})
+    return [StoredItem(*row) for row in rows][::-1]

@@ -1,52 +1,151 @@
-"""A server with keys, which the tests of a module share, and sessions of the console on it."""
+"""A server with keys of two tenants and some history, and a browser that reports what a page does wrong."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-import psycopg
+import httpx
 import pytest
+from openai import OpenAI
 
-from tests.acceptance.console.console_client import Console
-from tests.fix_server import SCRIPTED
-from tests.support.server_process import ServerProcess, run_command
+from tests.fix_server import PACED
+from tests.support.server_process import MODEL, ServerProcess, run_command
+
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="`pip install playwright` for the console's tests"
+)
+
+CHROMIUM = os.environ.get("TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+HOSTILE = (
+    "<script>window.hurt=1</script><img src=x onerror=window.hurt=1> \u202eevil\u202c [x](javascript:hurt)"
+)
+"""What a caller may put into every field that the console shows."""
+CALL = {"type": "function_call", "call_id": "call_1", "name": "weather"}
 
 
-class Site(NamedTuple):
-    """A server, its database, and keys with the scopes admin and metadata."""
+@dataclass(frozen=True)
+class Operated:
+    """A server with keys, and what its tenants have stored."""
 
     server: ServerProcess
     database_url: str
-    admin_key: str
-    metadata_key: str
+    admin: str
+    metadata: str
+    reader: str
+    """A key of a tenant, without the console's scopes."""
+    responses: dict[str, str]
+    """Ids by what they are."""
 
-    def sql(self, query: str, *parameters: object) -> list[tuple[object, ...]]:
-        with psycopg.connect(self.database_url) as connection:
-            return connection.execute(query.encode(), parameters).fetchall()
+    @property
+    def url(self) -> str:
+        return self.server.url
 
+    def client(self, key: str) -> OpenAI:
+        return OpenAI(base_url=self.server.api, api_key=key, max_retries=0)
 
-def make_key(database_url: str, scopes: str, tenant: str) -> str:
-    made = run_command("keys", "create", "--scopes", scopes, "--tenant", tenant, database_url=database_url)
-    return made.stdout.strip()
+    @contextmanager
+    def visit(self, key: str | None = None) -> Iterator[httpx.Client]:
+        """A client that is signed in with the key, and follows no redirect."""
+        with httpx.Client(base_url=self.url, timeout=30) as client:
+            if key is not None:
+                answer = client.post("/console/sign-in", data={"key": key})
+                assert answer.status_code == 303, answer.text
+            yield client
 
 
 @pytest.fixture(scope="module")
-def site(module_database: str) -> Iterator[Site]:
-    server = ServerProcess(module_database, settings=SCRIPTED)
+def operated(module_database: str) -> Iterator[Operated]:
+    def make_key(tenant: str, *flags: str) -> str:
+        made = run_command("keys", "create", "--tenant", tenant, *flags, database_url=module_database)
+        return made.stdout.strip()
+
+    keys = {
+        "admin": make_key("ops", "--scopes", "admin,read,write"),
+        "metadata": make_key("ops", "--scopes", "metadata"),
+        "reader": make_key("acme"),
+    }
+    server = ServerProcess(module_database, settings={**PACED, "scripted_step_seconds": 0.01})
     try:
         server.start()
-        keys = [make_key(module_database, scopes, "ops") for scopes in ("admin,read,write", "metadata")]
-        yield Site(server, module_database, *keys)
+        yield Operated(server, module_database, **keys, responses=_store(server, keys))
     finally:
         server.stop()
 
 
-@pytest.fixture
-def console(site: Site) -> Iterator[Console]:
-    with Console(site.server, site.admin_key) as session:
-        yield session
+def _store(server: ServerProcess, keys: dict[str, str]) -> dict[str, str]:
+    """Responses of two tenants: a chain, a call of a function, hostile texts, one that was cut, a chat."""
+    found: dict[str, str] = {}
+    with OpenAI(base_url=server.api, api_key=keys["reader"], max_retries=0) as client:
+
+        def create(name: str, **more: Any) -> None:
+            body = {"model": MODEL, "input": "Hello", "max_output_tokens": 24, **more}
+            found[name] = client.responses.create(**body).id
+
+        create("first", input="The weather in Paris", user="ana", metadata={"team": "red"})
+        create("second", previous_response_id=found["first"], user="ana")
+        create(
+            "hostile",
+            input=HOSTILE,
+            user=HOSTILE[:100],
+            metadata={"<b>": HOSTILE[:200]},
+            instructions=HOSTILE,
+        )
+        create(
+            "call",
+            input=[
+                {"role": "user", "content": "Call it"},
+                {
+                    "type": "function_call",
+                    "call_id": "call_1",
+                    "name": "weather",
+                    "arguments": '{"city":"Rome"}',
+                },
+                {"type": "function_call_output", "call_id": "call_1", "output": HOSTILE},
+            ],
+            tools=[{"type": "function", "name": "weather", "parameters": {"type": "object"}}],
+        )
+        chat: Any = [{"role": "user", "content": "A chat"}]
+        client.chat.completions.create(model=MODEL, messages=chat, max_tokens=16, store=True)
+    with OpenAI(base_url=server.api, api_key=keys["admin"], max_retries=0) as client:
+        found["ops"] = client.responses.create(model=MODEL, input="Of ops", max_output_tokens=16).id
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium: `apt-get install chromium`, or TEST_CHROMIUM")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+OpenPage = Callable[..., Any]
 
 
 @pytest.fixture
-def metadata_console(site: Site) -> Iterator[Console]:
-    with Console(site.server, site.metadata_key) as session:
-        yield session
+def open_page(browser: Any, operated: Operated) -> Iterator[OpenPage]:
+    """Opens a page of the console as who has the key. What its console says is an error in the end."""
+    contexts: list[Any] = []
+    said: list[str] = []
+
+    def open_it(path: str, key: str | None = None, **settings: Any) -> Any:
+        context = browser.new_context(viewport={"width": 1280, "height": 900}, **settings)
+        contexts.append(context)
+        context.set_default_timeout(15_000)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        sign_in = f"{operated.url}/console/sign-in"
+        context.request.post(sign_in, form={"key": key or operated.admin}, max_redirects=0)
+        page.goto(f"{operated.url}{path}")
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert said == []

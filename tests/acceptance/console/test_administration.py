@@ -4,8 +4,11 @@ import re
 
 import pytest
 
-from tests.acceptance.console.conftest import Site
 from tests.acceptance.console.console_client import Console
+from tests.acceptance.console.console_site import Site
+from tests.acceptance.console.console_site import console as console  # fixtures, as are the next
+from tests.acceptance.console.console_site import metadata_console as metadata_console
+from tests.acceptance.console.console_site import site as site
 from tests.fix_server import Connect
 from tests.support.server_process import MODEL
 

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from server.store.database_roles import create_roles, create_user
-from tests.acceptance.console.conftest import Site, make_key
 from tests.acceptance.console.console_client import Console
+from tests.acceptance.console.console_site import Site, make_key
 from tests.fix_server import SCRIPTED, StartServer
 from tests.support.documents import sql_lines
 from tests.support.server_process import ServerProcess

@@ -11,6 +11,8 @@ from server import limits
 from server.administration import checks, keys, webhooks
 from server.admission import history
 from server.configuration.settings import settings
+from server.console import console_request, item_view, routes, search, session
+from server.console.pages import history as history_page
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
 from server.http import query_and_headers
 from server.http.asgi import request_body
@@ -26,6 +28,8 @@ from server.protocol.administration import requests
 from server.protocol.responses.request import MAX_TEMPLATE
 from server.quotas import rate_limits
 from server.store.cluster import watches
+from server.store.console import history as stored_history
+from server.store.console import response_detail
 from server.store.content import image_removal
 from server.store.webhooks import outbox
 from server.webhooks import endpoint_slots, retries, samples, sender
@@ -153,3 +157,14 @@ def test_the_table_names_the_bounds_of_the_admin_api() -> None:
         f"| {requests.MAX_COUNT:,}, of requests and responses {requests.MAX_INT32:,}; 12 decimals |" in TABLE
     )
     assert keys.MAX_OVERLAP.total_seconds() == requests.MAX_SECONDS
+
+
+def test_the_table_names_the_bounds_of_the_console() -> None:
+    form = f"{routes.MAX_FORM_BYTES >> 10} KiB; {console_request.MAX_FIELDS}"
+    assert f"that signs in | {form}; {session.MAX_KEY_CHARS:,} characters |" in TABLE
+    rows = f"{history_page.PAGE_ROWS}; {history_page.CSV_ROWS:,}; {response_detail.MAX_ITEMS} a side"
+    chars = f"{response_detail.MAX_CHARS:,}, {item_view.MARKDOWN_CHARS:,}"
+    assert f"rendered as Markdown | {rows}; {chars} |" in TABLE
+    seconds, newest = stored_history.TIME_LIMIT_MS // 1000, stored_history.WORDS_WITHOUT_INDEX
+    searched = f"{search.MAX_CHARS:,} characters; {seconds} s; the newest {newest:,}"
+    assert f"searched without an index | {searched} |" in TABLE

@@ -1,0 +1,84 @@
+from html.parser import HTMLParser
+from time import process_time
+
+import pytest
+
+from server.console.markdown import MAX_CHARS, render_markdown
+
+HARMLESS = {
+    "p", "strong", "em", "code", "pre", "a", "ul", "ol", "li", "blockquote", "hr", "br", "s",
+    "h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td",
+}  # fmt: skip
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attributes)))
+
+
+def tags(text: str) -> list[tuple[str, dict[str, str | None]]]:
+    reader = Tags()
+    reader.feed(str(render_markdown(text)))
+    return reader.found
+
+
+def test_markdown_becomes_html() -> None:
+    html = render_markdown("**bold** `code`\n\n| a |\n|---|\n| ~~1~~ |")
+    assert "<strong>bold</strong> <code>code</code>" in html
+    assert "<td><s>1</s></td>" in html
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "[a](javascript:alert(1))",
+        "[a](JaVaScRiPt:alert(1))",
+        "[a](&#106;avascript:alert(1))",
+        "[a](data:text/html,<script>alert(1)</script>)",
+        "[a](vbscript:x)",
+        "![a](https://example.org/track.png)",
+        "![a](javascript:alert(1))",
+        "<https://example.org/\"onmouseover=alert(1)>",
+        "[a](https://example.org/ \"x\\\" onclick=alert(1)\")",
+        "```\" onclick=alert(1)\nx\n```",
+        "[x]: javascript:alert(1)\n\n[x]",
+        "<!-- --><iframe srcdoc='<script>alert(1)</script>'></iframe>",
+    ],
+)  # fmt: skip
+def test_nothing_that_a_caller_writes_runs_or_loads(text: str) -> None:
+    for tag, attributes in tags(text):
+        assert tag in HARMLESS
+        assert not [
+            name for name in attributes if name.startswith("on") or name in ("src", "srcdoc", "style")
+        ]
+        assert (attributes.get("href") or "https://").startswith(("http://", "https://", "mailto:"))
+
+
+def test_a_link_does_not_tell_where_it_was_clicked() -> None:
+    assert tags("[a](https://example.org)")[1] == (
+        "a",
+        {"href": "https://example.org", "rel": "noreferrer noopener"},
+    )
+
+
+def test_a_picture_is_a_link_to_it() -> None:
+    assert '<a href="https://example.org/a.png" rel="noreferrer noopener">[cat]</a>' in render_markdown(
+        "![cat](https://example.org/a.png)"
+    )
+
+
+@pytest.mark.parametrize("part", ["[", "*a", "> ", "`", "![a](", "<a ", "|a|\n|-|\n", "- "])
+def test_the_worst_text_takes_seconds_at_most(part: str) -> None:
+    began = process_time()
+    render_markdown((part * MAX_CHARS)[:MAX_CHARS])
+    assert process_time() - began < 20
+
+
+def test_a_text_that_is_too_long_is_shown_as_it_is() -> None:
+    assert render_markdown("<b>" * MAX_CHARS).startswith("<pre>&lt;b&gt;")
