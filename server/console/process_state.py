@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from server.configuration.settings import Config
+from server.console.promise_check import PromiseCheck
 from server.errors import Overloaded
 from server.store.console import reader
 from server.store.console.reader import QueryFailed, QueryResult
@@ -25,6 +26,7 @@ class ConsoleState:
         self._is_embedded = config.database_url is None
         self._turns = threading.BoundedSemaphore(MAX_QUERIES)
         self._reader_url = config.reader_database_url
+        self.promises = PromiseCheck()
 
     @property
     def may_query(self) -> bool:

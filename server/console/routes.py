@@ -11,7 +11,17 @@ from starlette.routing import BaseRoute, Route
 from server.caller import Caller
 from server.console import error_pages
 from server.console.console_request import ConsoleRequest, read_form
-from server.console.pages import history, playground, response, response_events, sign_in, sql, static_files
+from server.console.pages import (
+    history,
+    playground,
+    promises,
+    response,
+    response_events,
+    saved_views,
+    sign_in,
+    sql,
+    static_files,
+)
 from server.console.pages.administration import erasure, keys, prices, tenants, trail, webhook_endpoints
 from server.console.process_state import ConsoleState
 from server.console.session import COOKIE, PATH, is_form_token
@@ -76,6 +86,10 @@ PAGES: Sequence[Page] = (
     *ADMINISTRATION,
     Page("GET", "/sql", sql.show, "admin"),
     Page("POST", "/sql", sql.run, "admin"),
+    Page("POST", "/saved_views", saved_views.save, "admin"),
+    Page("POST", "/saved_views/{view_id}/delete", saved_views.delete, "admin"),
+    Page("GET", "/promises", promises.show, "metadata"),
+    Page("POST", "/promises", promises.start, "admin"),
     Page("GET", "/playground", playground.show, "admin"),
     Page("POST", "/playground", playground.send, "admin"),
     Page("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),

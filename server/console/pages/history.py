@@ -17,24 +17,26 @@ from server.http.asgi.answers import Answer
 from server.protocol.ids import response_id
 from server.store.console import history
 from server.store.console.history import Cursor, HistoryFilter, HistoryRow
+from server.store.console.saved_views import views_of
 
 PAGE_ROWS = 50
 CSV_ROWS = 10_000
-_FIELDS = ("q", "period", "tenant", "key", "model", "kind", "status", "error", "user", "request", "deaths")
+FIELDS = ("q", "period", "tenant", "key", "model", "kind", "status", "error", "user", "request", "deaths")
 _SPREADSHEET_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def show(console: ConsoleRequest) -> Answer:
     """GET /console/history; `before` is the cursor of a later page"""
-    arguments = {name: value for name in _FIELDS if (value := console.argument(name))}
+    arguments = {name: value for name in FIELDS if (value := console.argument(name))}
     found = find_response(arguments.get("q", ""))
     if found is not None:
         return console.redirect(f"/console/responses/{response_id(found)}")
     wanted, before = _read(console, arguments), _read_cursor(console.argument("before"))
-    rows, known = console.services.database.read(
+    rows, known, saved = console.services.database.read(
         lambda connection: (
             history.history_page(connection, wanted, before, PAGE_ROWS + 1, contents=console.is_admin),
             {} if console.is_fragment else history.known_values(connection),
+            views_of(connection, "history") if console.is_admin and not console.is_fragment else [],
         )
     )
     shown = rows[:PAGE_ROWS]
@@ -47,6 +49,8 @@ def show(console: ConsoleRequest) -> Answer:
         older=None if older is None else urlencode(older),
         is_first=before is None,
         known=known,
+        saved=saved,
+        saved_address=lambda view: f"/console/history?{view.content}",
         periods=PERIODS,
         statuses=STATUSES,
         kinds=KINDS,
@@ -57,7 +61,7 @@ def show(console: ConsoleRequest) -> Answer:
 
 def csv(console: ConsoleRequest) -> Answer:
     """GET /console/history.csv: the same rows, the newest 10,000"""
-    arguments = {name: value for name in _FIELDS if (value := console.argument(name))}
+    arguments = {name: value for name in FIELDS if (value := console.argument(name))}
     wanted = _read(console, arguments)
     rows = console.services.database.read(
         lambda connection: history.history_page(connection, wanted, None, CSV_ROWS, contents=False)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from server.console.console_request import HEADERS, ConsoleRequest
 from server.console.pages.history import csv_value
+from server.console.pages.saved_views import view_id
 from server.console.process_state import MAX_QUERIES, NO_READER
 from server.console.sql.questions import questions
 from server.console.sql.result_chart import NUMBERS, chart_of
@@ -17,6 +18,7 @@ from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.store.console.admin_views import admin_views
 from server.store.console.reader import MAX_QUERY_CHARS, QueryFailed, QueryResult
+from server.store.console.saved_views import find_view, views_of
 
 SHOWN_ROWS = 500
 SHOWN_CHARS = 200
@@ -37,10 +39,14 @@ class _Outcome:
 
 
 def show(console: ConsoleRequest) -> Answer:
-    """GET /console/sql; `question` is the number of one whose query is in the editor"""
-    number = console.argument("question")
+    """GET /console/sql; `question` or `view` names one whose query is in the editor"""
+    number, view = console.argument("question"), console.argument("view")
     known = questions()
     query = known[int(number)].query if number in map(str, range(len(known))) else ""
+    if view:
+        named = view_id(view)
+        saved = console.services.database.read(lambda connection: find_view(connection, named))
+        query = "" if saved is None else saved.content
     return _page(console, query, _Outcome())
 
 
@@ -76,6 +82,9 @@ def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
     if result is not None and not outcome.is_plan:
         names, types = zip(*result.columns, strict=True)
         chart = chart_of(names, types, result.rows)
+    views, saved = console.services.database.read(
+        lambda connection: (admin_views(connection), views_of(connection, "sql"))
+    )
     return console.page(
         "sql/sql.html",
         status=400 if outcome.error else 200,
@@ -88,7 +97,9 @@ def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
         shown_chars=SHOWN_CHARS,
         title_chars=TITLE_CHARS,
         questions=questions(),
-        views=console.services.database.read(admin_views),
+        views=views,
+        saved=saved,
+        saved_address=lambda view: f"/console/sql?view={view.id}",
         no_reader="" if console.state.may_query else NO_READER,
         max_chars=MAX_QUERY_CHARS,
         max_queries=MAX_QUERIES,

@@ -28,7 +28,7 @@ class Console:
         self.client.close()
 
     def get(self, path: str, **arguments: str) -> httpx.Response:
-        answer = self.client.get(path, params=arguments)
+        answer = self.client.get(path, params=arguments or None)
         if (found := _TOKEN.search(answer.text)) is not None:
             self._token = found[1]
         return answer
