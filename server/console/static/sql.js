@@ -31,7 +31,7 @@ function draw(place) {
     {
       width: place.clientWidth,
       height: HEIGHT,
-      scales: { x: { time: chart.kind === "time" } },
+      scales: { x: { time: chart.kind === "time", ...(chart.kind === "name" && { range: [-0.6, chart.x.length - 0.4] }) } },
       tzDate: (seconds) => window.uPlot.tzDate(new Date(seconds * 1e3), "UTC"),
       axes: [axisOf(chart, color), { stroke: color, grid: { stroke: "#8884", width: 1 }, size: 70 }],
       series: [first, ...series],
