@@ -12,11 +12,13 @@ from server.caller import Caller
 from server.console import error_pages
 from server.console.console_request import ConsoleRequest, read_form
 from server.console.pages import (
+    compare,
     history,
     playground,
     promises,
     response,
     response_events,
+    run_again,
     saved_views,
     sign_in,
     sql,
@@ -78,6 +80,8 @@ PAGES: Sequence[Page] = (
     Page("GET", "/history.csv", history.csv, "metadata"),
     Page("GET", "/responses/{response_id}", response.show, "metadata"),
     Page("GET", "/responses/{response_id}/raw", response.raw, "admin"),
+    Page("GET", "/responses/{response_id}/run", run_again.show, "admin"),
+    Page("POST", "/responses/{response_id}/run", run_again.run, "admin"),
     Page("GET", "/responses/{response_id}/timeline", response_events.show_timeline, "metadata"),
     Page("GET", "/responses/{response_id}/events.json", response_events.events, "metadata"),
     Page("GET", "/responses/{response_id}/stream", response_events.stream, "admin"),
@@ -90,6 +94,7 @@ PAGES: Sequence[Page] = (
     Page("POST", "/saved_views/{view_id}/delete", saved_views.delete, "admin"),
     Page("GET", "/promises", promises.show, "metadata"),
     Page("POST", "/promises", promises.start, "admin"),
+    Page("GET", "/compare", compare.show, "metadata"),
     Page("GET", "/playground", playground.show, "admin"),
     Page("POST", "/playground", playground.send, "admin"),
     Page("GET", "/sign-out", sign_in.confirm_sign_out, "metadata"),

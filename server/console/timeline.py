@@ -20,6 +20,7 @@ WIDTH: Final = 1000
 MAX_LANES: Final = 100
 MAX_GAPS: Final = 100
 """The longest ones are shown."""
+MAX_MARKS: Final = 300
 GAP_S: Final = 1.0
 """A pause between two events that is shown as one."""
 _SHADES: Final = (1, 3, 8)
@@ -165,6 +166,11 @@ class _Reading:
         elif kind.endswith(".delta"):
             lane.deltas[at] += 1
 
+    @property
+    def shown_marks(self) -> list[tuple[str, float, int]]:
+        """The first ones, and the last one, which is the end."""
+        return self.marks if len(self.marks) <= MAX_MARKS else [*self.marks[: MAX_MARKS - 1], self.marks[-1]]
+
     def _lane(self, output_index: int, title: str, at: float) -> _OpenLane:
         return self.lanes.setdefault(output_index, _OpenLane(title, at, at))
 
@@ -188,7 +194,7 @@ def timeline(rows: Iterable[LogRow], created_at: datetime, *, names: bool = True
         events=reading.events,
         lanes=[_drawn(index, lane, seconds, scale) for index, lane in open_lanes[:MAX_LANES]],
         more_lanes=max(0, len(open_lanes) - MAX_LANES),
-        marks=[Mark(label, at, round(at * scale, 1), number) for label, at, number in reading.marks],
+        marks=[Mark(label, at, round(at * scale, 1), number) for label, at, number in reading.shown_marks],
         gaps=[
             Gap(begin, end - begin, round(begin * scale, 1), round((end - begin) * scale, 1))
             for begin, end in sorted(longest)

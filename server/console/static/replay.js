@@ -168,7 +168,7 @@ async function onEnd() {
   }
   document.getElementById("replay-title").textContent = "Replay";
   const address = root.dataset.address;
-  await window.htmx.ajax("GET", address, { target: "#response", select: "#response", swap: "outerHTML" });
+  await window.htmx.ajax("GET", `${location.pathname}${location.search}`, { target: "#response", select: "#response", swap: "outerHTML" });
   await window.htmx.ajax("GET", `${address}/timeline`, { target: "#timeline", swap: "outerHTML" });
 }
 

@@ -42,6 +42,7 @@ ACTIONS = {
     "webhook.disable": "the server disabled a webhook endpoint that answered 410 Gone",
     "response.delete": "a caller, or somebody in the console, deleted a response",
     "response.cancel": "somebody in the console asked to cancel a response",
+    "response.run_again": "somebody in the console ran a response again, as a new one of its tenant",
     "console.save_view": "somebody saved a filter of the history or an SQL query in the console",
     "console.delete_view": "somebody deleted a saved filter or query in the console",
     "console.audit": "somebody had the console check the newest responses",
