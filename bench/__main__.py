@@ -15,6 +15,7 @@ BENCHES = (
     "partition_drop",
     "admin_sql",
     "operations",
+    "console",
     "replicas",
     "engine_decode",
     "engine_sampling",

@@ -93,7 +93,7 @@ def _add_properties(command: argparse.ArgumentParser) -> None:
         command,
         "--scopes",
         type=names,
-        help=f"of read, write, metrics, admin; default: {','.join(sorted(DEFAULT_SCOPES))}",
+        help=f"of read, write, metrics, metadata, admin; default: {','.join(sorted(DEFAULT_SCOPES))}",
     )
     add_option(command, "--models", type=or_none(names), help="the models it may use; `none`: all")
     add_option(

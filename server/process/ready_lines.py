@@ -5,7 +5,7 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared wit
 
 
 def ready_lines(
-    name: str, scheme: str, host: str, port: int, *, serves_api: bool, needs_key: bool
+    name: str, scheme: str, host: str, port: int, *, serves_api: bool, needs_key: bool, console: bool
 ) -> list[str]:
     """The lines. A request that needs a key takes it from the variable that OpenAI's clients read."""
     asked = ANY_ADDRESS.get(host, host)
@@ -17,4 +17,5 @@ def ready_lines(
     with_key = ", with a key in OPENAI_API_KEY" if needs_key else ""
     body = f"""{{"model": "{name}", "input": "Hello!"}}"""
     request = f"curl {base}/v1/responses{key} -H 'Content-Type: application/json' -d '{body}'"
-    return [f"Ready: {name} at {where} . Try{with_key}:\n", f"  {request}\n"]
+    lines = [f"Ready: {name} at {where} . Try{with_key}:\n", f"  {request}\n"]
+    return [*lines, f"Console: {base}/console\n"] if console else lines

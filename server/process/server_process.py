@@ -355,6 +355,7 @@ class ServerProcess:
             port,
             serves_api=self._config.serves_api,
             needs_key=needs_key(self._config, self._database),
+            console=self._config.console == "on",
         ):
             self._say(line)
 

@@ -147,7 +147,7 @@ def read_detail(
     if facts is None:
         return None
     of = {"tenant": facts["tenant"], "id": response}
-    request = connection.execute(_REQUEST, of).one() if contents else None
+    request = read_request(connection, facts["tenant"], response) if contents else None
     conversation = {"tenant": facts["tenant"], "conversation": facts["conversation_id"]}
     return ResponseDetail(
         facts=facts,
@@ -161,6 +161,17 @@ def read_detail(
         if facts["conversation_id"]
         else [],
     )
+
+
+def read_branches(connection: Connection, tenant: str, response: UUID) -> list[Relative]:
+    """The responses that go on from one, without contents."""
+    return _relatives(connection, _BRANCHES, {"tenant": tenant, "id": response}, contents=False)
+
+
+def read_request(connection: Connection, tenant: str, response: UUID) -> tuple[str, str | None]:
+    """The JSON of the parameters that the response repeats, and of its request if that is still stored."""
+    echo, asked = connection.execute(_REQUEST, {"tenant": tenant, "id": response}).one()
+    return echo, asked
 
 
 def _items(connection: Connection, of: Mapping[str, object], side: int, first: int) -> list[StoredItem]:
