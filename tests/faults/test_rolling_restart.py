@@ -21,7 +21,7 @@ from tests.support.server_process import MODEL, ServerProcess, run_command
 PATIENCE_S = 60.0
 TOKENS = 80
 STEP_S = 0.05
-"""So that an answer takes two seconds."""
+"""So that an answer takes four seconds: on a busy machine, too, a cancellation finds it running."""
 DELAY_S = 3.0
 """Between SIGTERM and the first refusal: the balancer asks four times a second, if the machine lets it."""
 BETWEEN_S = 1.0
