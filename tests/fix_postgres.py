@@ -43,9 +43,8 @@ def _has_room(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     found = os.statvfs(folder)
-    runs_programs = (
-        not found.f_flag & os.ST_NOEXEC
-    )  # which a database brings where Postgres cannot reach them
+    # Tests copy Postgres's programs beside their data.
+    runs_programs = not found.f_flag & os.ST_NOEXEC
     return runs_programs and found.f_bavail * found.f_frsize >= MEMORY_BYTES
 
 
