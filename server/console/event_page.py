@@ -10,7 +10,7 @@ from server.protocol.decode import decode_as
 from server.protocol.responses.events import Event, Kind, event_type
 from server.store.log_read import LogRow, decode_row
 
-MAX_EVENTS: Final = 2000
+MAX_EVENTS: Final = 5000
 MAX_BYTES: Final = 1_000_000
 """Of the contents on a page; one event more may begin below it."""
 MAX_PAYLOAD_BYTES: Final = 200_000

@@ -4,8 +4,7 @@ Distances are in units of the drawing, which is `WIDTH` wide however long the re
 that fall on one unit are one tick, darker the more there are. So 100,000 events are drawn as fast as 1,000.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -23,6 +22,7 @@ MAX_GAPS: Final = 100
 MAX_MARKS: Final = 300
 GAP_S: Final = 1.0
 """A pause between two events that is shown as one."""
+_WHOLE: Final = int(Kind.WHOLE)
 _SHADES: Final = (1, 3, 8)
 """A tick of at least so many deltas has a darker shade."""
 _MARKS: Final = {
@@ -105,7 +105,7 @@ class _OpenLane:
     begin: float
     end: float
     ended: bool = False
-    deltas: Counter[float] = field(default_factory=Counter)
+    deltas: dict[float, int] = field(default_factory=dict)
     """How many came at a time."""
 
 
@@ -124,25 +124,26 @@ class _Reading:
     events: int = 0
 
     def add(self, row: LogRow) -> None:
-        at = max(0.0, row.at - self.created_at)
-        if self.events and at - self.last > GAP_S:
+        at = row.at - self.created_at
+        if at < self.last:  # clocks of two replicas, or of one that was set
+            at = self.last
+        elif at - self.last > GAP_S and self.events:
             self.gaps.append((self.last, at))
-        if self.attempt and row.attempt and row.attempt > self.attempt:
-            self.marks.append((f"taken over by another replica, attempt {row.attempt}", at, row.first_seq))
-        self.attempt = row.attempt
-        self.last = max(at, self.last)
+        if row.attempt != self.attempt:
+            if self.attempt and row.attempt:
+                label = f"taken over by another replica, attempt {row.attempt}"
+                self.marks.append((label, at, row.first_seq))
+            self.attempt = row.attempt
+        self.last = at
         self.events += row.n
-        if row.kind == Kind.WHOLE:
+        if row.kind == _WHOLE:
             self._add_whole(row, at)
-        else:
-            self._add_deltas(row, at)
-
-    def _add_deltas(self, row: LogRow, at: float) -> None:
+            return
         if not self.has_token:
             self.has_token = True
             self.marks.append(("first token", at, row.first_seq))
-        lane = self._lane(row.output_index, "item", at)
-        lane.deltas[at] += row.n
+        lane = self.lanes.get(row.output_index) or self._lane(row.output_index, "item", at)
+        lane.deltas[at] = lane.deltas.get(at, 0) + row.n
         lane.end = at
 
     def _add_whole(self, row: LogRow, at: float) -> None:
@@ -164,7 +165,7 @@ class _Reading:
         elif kind == "response.output_item.added" and item.type.endswith("_call"):
             self.marks.append((title, at, row.first_seq))
         elif kind.endswith(".delta"):
-            lane.deltas[at] += 1
+            lane.deltas[at] = lane.deltas.get(at, 0) + 1
 
     @property
     def shown_marks(self) -> list[tuple[str, float, int]]:
@@ -218,11 +219,12 @@ def _drawn(output_index: int, lane: _OpenLane, seconds: float, scale: float) -> 
     )
 
 
-def tick_paths(deltas: Counter[float], scale: float) -> list[str]:
+def tick_paths(deltas: Mapping[float, int], scale: float) -> list[str]:
     """A path a shade with a tick for each unit that has deltas: `M12 0V1M13 0V1`."""
-    units: Counter[int] = Counter()
+    units: dict[int, int] = {}
     for at, count in deltas.items():
-        units[round(at * scale)] += count
+        unit = int(at * scale + 0.5)
+        units[unit] = units.get(unit, 0) + count
     paths = ["" for _ in _SHADES]
     for unit, count in sorted(units.items()):
         shade = max(index for index, least in enumerate(_SHADES) if count >= least)

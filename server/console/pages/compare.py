@@ -20,9 +20,9 @@ _MAX_OFFERED = 30
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two responses, the second of which may not be chosen yet."""
+    """Two responses, as far as they are chosen."""
 
-    a: ResponseDetail
+    a: ResponseDetail | None
     b: ResponseDetail | None
     offered: list[Relative]
     """Responses to compare with: of the same chain, conversation and branches."""
@@ -32,8 +32,9 @@ def show(console: ConsoleRequest) -> Answer:
     """GET /console/compare; `a` and `b` are the responses"""
     pair = console.services.database.read(lambda connection: _read(connection, console))
     a, b = pair.a, pair.b
-    if b is None:
-        return console.page("compare.html", a=a.facts, b=None, offered=pair.offered)
+    if a is None or b is None:
+        first = None if a is None else a.facts
+        return console.page("compare.html", a=first, b=None, offered=pair.offered)
     return console.page(
         "compare.html",
         a=a.facts,
@@ -56,10 +57,8 @@ def _parameters(detail: ResponseDetail) -> dict[str, Any]:
 
 
 def _read(connection: Connection, console: ConsoleRequest) -> _Pair:
-    a = _find(connection, console, "a")
-    if a is None:
-        raise InvalidRequest("a must be the id of a response.", param="a")
-    return _Pair(a, _find(connection, console, "b"), _offered(connection, a))
+    a, b = _find(connection, console, "a"), _find(connection, console, "b")
+    return _Pair(a, b, [] if a is None else _offered(connection, a))
 
 
 def _find(connection: Connection, console: ConsoleRequest, name: str) -> ResponseDetail | None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
@@ -11,6 +10,7 @@ from server.admission.request_validation import refuse_empty
 from server.console.console_request import ConsoleRequest
 from server.console.item_view import ItemView, item_views
 from server.console.playground import EFFORTS, FIELDS, code_samples, request_body
+from server.console.stored_request import stored_request
 from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.json_responses import to_api_error
@@ -21,7 +21,7 @@ from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.console import response_detail
-from server.store.console.response_detail import StoredItem
+from server.store.console.response_detail import ResponseDetail, StoredItem
 from server.store.content import stored_items
 
 
@@ -104,18 +104,20 @@ def _read(console: ConsoleRequest, name: str) -> _Conversation:
         last=name,
         runs=detail.facts["status"] not in TERMINAL_STATUSES,
         pending_calls=calls,
-        request=_request_of(console, response, tenant, detail.asked),
+        request=_request_of(console, detail),
     )
 
 
-def _request_of(console: ConsoleRequest, response: UUID, tenant: str, asked: str | None) -> dict[str, Any]:
+def _request_of(console: ConsoleRequest, detail: ResponseDetail) -> dict[str, Any]:
     """The request of a response, put together again from its parameters and its input items."""
-    given: dict[str, Any] = msgspec.json.decode(asked) if asked else {}
+    assert detail.request is not None
+    facts = detail.facts
+    parameters = stored_request(detail.request, detail.asked, kind=facts["kind"], seed=None).parameters
     inputs = console.services.database.read(
-        lambda connection: stored_items.input_items(connection, tenant, response)
+        lambda connection: stored_items.input_items(connection, facts["tenant"], facts["id"])
     )
-    items = [msgspec.json.decode(payload) for payload in inputs]
-    return {**{name: value for name, value in given.items() if value is not None}, "input": items}
+    of_run = {"background": facts["background"], "store": True, "stream": True}
+    return {**parameters, "input": [msgspec.json.decode(payload) for payload in inputs], **of_run}
 
 
 def _form_of(request: Mapping[str, Any]) -> dict[str, str]:

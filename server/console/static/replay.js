@@ -5,7 +5,7 @@ import { EventLog } from "./event_log.js";
 import { LiveStream } from "./live_stream.js";
 import { ReplayText } from "./replay_text.js";
 
-const AT_ONCE = 2000; // events of a frame at the speed ∞
+const AT_ONCE = 5000; // events of a frame at the speed ∞
 const root = document.getElementById("replay");
 const find = (name) => document.getElementById(`replay-${name}`);
 const [playButton, speed, slider, number, state, curl] = ["play", "speed", "position", "number", "state", "curl"].map(find);
@@ -40,7 +40,7 @@ async function load(wanted) {
 }
 
 function show(to) {
-  if ("contents" in root.dataset) text.show(to);
+  if ("contents" in root.dataset) text.show(to, playing || following);
   position = to;
   slider.max = Math.max(-1, log.end - 1);
   slider.value = to;
@@ -50,6 +50,7 @@ function show(to) {
 
 function pausePlay() {
   playing = false;
+  text.paint(false);
   playButton.textContent = "Play";
 }
 
@@ -57,7 +58,8 @@ function atEnd() {
   return log.isWhole && position >= log.end - 1;
 }
 
-function play() {
+async function play() {
+  if (!(await load(0))) return;
   if (atEnd()) seekShown(-1);
   clock = position < 0 ? log.events[0]?.ms ?? 0 : log.events[position].ms;
   playing = true;

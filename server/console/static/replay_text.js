@@ -2,6 +2,8 @@
 
 import { deltaOf, doneText } from "./event_log.js";
 
+const TAIL_CHARS = 20000; // of a part while it grows: a browser lays out all of a part with each frame
+
 export class ReplayText {
   constructor(container, log) {
     this.container = container;
@@ -10,45 +12,48 @@ export class ReplayText {
   }
 
   clear() {
+    this.texts = new Map();
     this.nodes = new Map();
     this.titles = new Map();
+    this.changed = new Set();
     this.position = -1;
     this.compared = 0;
     this.different = 0;
     this.container.replaceChildren();
   }
 
-  // Shows the events up to that number, which must be loaded.
-  show(number) {
+  // Shows the events up to that number, which must be loaded; while it grows, of a long part the end.
+  show(number, grows) {
     if (number < this.position) this.clear();
-    const grown = new Map();
-    for (let next = this.position + 1; next <= number; next += 1) this.apply(this.log.events[next], grown);
-    this.flush(grown);
+    for (let next = this.position + 1; next <= number; next += 1) this.apply(this.log.events[next]);
     this.position = Math.max(this.position, number);
+    this.paint(grows);
   }
 
-  apply(event, grown) {
+  apply(event) {
     const item = event.payload?.item;
     if (event.type === "response.output_item.added" && item) {
       this.titles.set(event.output_index ?? event.payload.output_index, [item.type, item.name].filter(Boolean).join(" "));
     }
     const added = deltaOf(event);
-    if (added) grown.set(added.part, (grown.get(added.part) ?? "") + added.delta);
+    if (added) {
+      this.texts.set(added.part, (this.texts.get(added.part) ?? "") + added.delta);
+      this.changed.add(added.part);
+    }
     const done = doneText(event);
     if (!done) return;
-    this.flush(grown);
     this.compared += 1;
-    if ((this.nodes.get(done.part)?.data ?? "") !== done.text) this.different += 1;
+    if ((this.texts.get(done.part) ?? "") !== done.text) this.different += 1;
   }
 
-  flush(grown) {
-    grown.forEach((text, part) => this.nodeOf(part).appendData(text));
-    grown.clear();
-  }
-
-  nodeOf(part) {
-    if (!this.nodes.has(part)) this.nodes.set(part, this.makeNode(part));
-    return this.nodes.get(part);
+  paint(grows) {
+    this.changed.forEach((part) => {
+      const text = this.texts.get(part);
+      const isCut = grows && text.length > TAIL_CHARS;
+      if (!this.nodes.has(part)) this.nodes.set(part, this.makeNode(part));
+      this.nodes.get(part).data = isCut ? `… ${text.slice(-TAIL_CHARS)}` : text;
+      if (!isCut) this.changed.delete(part);
+    });
   }
 
   makeNode(part) {

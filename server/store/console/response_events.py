@@ -1,11 +1,13 @@
 """The log of one response of any tenant with times and attempts: a page of its rows, running or ended."""
 
+from bisect import bisect_right
 from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection, text
 
+from server.protocol.decode import decode_as
 from server.store.console.time_limit import TIME_LIMIT_MS
 from server.store.log_read import STREAM_BODY, LogRow, parse_compacted
 
@@ -41,7 +43,7 @@ _STREAM = text(f"""
 def read_log(
     connection: Connection, tenant: str, response: UUID, first: int = 0, limit: int = MAX_ROWS
 ) -> LogPage | None:
-    """At most `limit` rows, from the one with sequence number `first` on; all of them if it has ended.
+    """At most `limit` rows, from the one with sequence number `first` on.
 
     None if its stream is longer than `MAX_STREAM_BYTES`. Hot rows are read first: the end of a response moves
     them into the compacted stream in one transaction.
@@ -64,5 +66,17 @@ def read_log(
     end, body = stream
     if body is None:
         return None
-    rows_after = [row for row in parse_compacted(body) if row.first_seq + row.n > first]
-    return LogPage(rows_after, end)
+    return LogPage(_rows_from(body, first, limit), end)
+
+
+def _rows_from(body: str, first: int, limit: int) -> list[LogRow]:
+    """At most `limit` rows of a compacted stream; the others are not decoded."""
+    if first == 0 and limit >= MAX_ROWS:
+        return parse_compacted(body)[:limit]
+    rows = decode_as(body, list[msgspec.Raw])
+    start = bisect_right(rows, first, key=lambda row: _end_of(decode_as(row, LogRow)))
+    return [decode_as(row, LogRow) for row in rows[start : start + limit]]
+
+
+def _end_of(row: LogRow) -> int:
+    return row.first_seq + row.n

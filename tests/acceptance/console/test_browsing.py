@@ -12,7 +12,9 @@ from tests.acceptance.console.conftest import HOSTILE, OpenPage, Operated
 from tests.support.server_process import MODEL
 
 SEEN = [
-    page.path for page in PAGES if page.method == "GET" and not page.path.endswith((".csv", "/raw", ".json"))
+    page.path
+    for page in PAGES
+    if page.method == "GET" and not page.path.endswith((".csv", "/raw", ".json", "/stream"))
 ]
 
 

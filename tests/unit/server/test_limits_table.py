@@ -9,7 +9,7 @@ from engine.remote.servers import answer_reader, discovery, http_client
 from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES
 from server import limits
 from server.administration import checks, keys, webhooks
-from server.admission import history
+from server.admission import tenant_limits
 from server.configuration.settings import settings
 from server.console import console_request, item_view, routes, search, session
 from server.console.figures import usage as figures
@@ -22,7 +22,7 @@ from server.input_images import image_reader, image_worker
 from server.metrics import events, exposition
 from server.oidc import access_tokens, issuer, key_set, signing_keys
 from server.outbound_http import allowed_addresses, guarded_http
-from server.prompting import engine_parameters, turns
+from server.prompting import request_parameters, turns
 from server.protocol import input_files, list_pages
 from server.protocol import webhooks as protocol
 from server.protocol.administration import requests
@@ -52,9 +52,11 @@ def test_the_table_names_the_default_of_a_setting(name: str, default: str) -> No
 
 
 def test_the_table_names_the_bounds_that_are_no_settings() -> None:
-    assert f"{engine_parameters.MAX_LOGPROBS:,} a request" in TABLE
-    assert f"{history.MAX_BYTES >> 20} MiB and {history.MAX_ITEMS:,} items a request" in TABLE
-    assert f"| {history.MAX_TENANT_BYTES >> 20} MiB | {history.MAX_TOTAL_BYTES >> 20} MiB |" in TABLE
+    assert f"{request_parameters.MAX_LOGPROBS:,} a request" in TABLE
+    assert f"{tenant_limits.MAX_BYTES >> 20} MiB and {tenant_limits.MAX_ITEMS:,} items a request" in TABLE
+    assert (
+        f"| {tenant_limits.MAX_TENANT_BYTES >> 20} MiB | {tenant_limits.MAX_TOTAL_BYTES >> 20} MiB |" in TABLE
+    )
     assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
     assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
     assert f"that a compaction gives back | {list_pages.MAX_BYTES >> 20} MiB a request" in TABLE
@@ -93,7 +95,7 @@ def test_the_table_names_the_bounds_of_pictures() -> None:
     )
     assert f"in the cache | | {reader.CACHE_BYTES >> 20} MiB |" in TABLE
     assert f"as PNG | {limits.MAX_IMAGE_BYTES >> 21} MiB | {limits.MAX_IMAGE_BYTES >> 20} MiB |" in TABLE
-    assert f"| {history.MAX_IMAGE_BYTES >> 20} MiB a request, which counts" in TABLE
+    assert f"| {tenant_limits.MAX_IMAGE_BYTES >> 20} MiB a request, which counts" in TABLE
     assert (
         f"| {reader.MAX_FILE_BYTES >> 20} MiB, {reader.MAX_READ_PIXELS:,} pixels, one side at most "
         f"{image_worker.MAX_RATIO} times as long" in TABLE
