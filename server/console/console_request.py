@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from server.administration.actor import Actor
 from server.caller import Caller
 from server.console.formats import csv_value
+from server.console.process_state import ConsoleState
 from server.console.session import COOKIE, form_token
 from server.console.templates import render
 from server.errors import InvalidRequest, NotFound
@@ -46,6 +47,7 @@ class ConsoleRequest:
     request: Request
     pools: ThreadPools
     """The threads of the process's handlers, this one among them."""
+    state: ConsoleState
     form: Mapping[str, str] = field(default_factory=dict)
     """Of a POST."""
 

@@ -1,6 +1,6 @@
 """The history: a table of responses with filters, a search box, a live tail, and the same rows as CSV."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 from uuid import UUID
@@ -13,16 +13,17 @@ from server.http.asgi.answers import Answer
 from server.protocol.ids import response_id
 from server.store.console import history
 from server.store.console.history import Cursor, HistoryFilter, HistoryRow
+from server.store.console.saved_views import SavedView, views_of
 from server.store.console.time_limit import TimeOver
 
 PAGE_ROWS = 50
 CSV_ROWS = 10_000
-_FIELDS = ("q", "period", "tenant", "key", "model", "kind", "status", "error", "user", "request", "deaths")
+FIELDS = ("q", "period", "tenant", "key", "model", "kind", "status", "error", "user", "request", "deaths")
 
 
 def show(console: ConsoleRequest) -> Answer:
     """GET /console/history; `before` is the cursor of a later page"""
-    arguments = console.arguments(_FIELDS)
+    arguments = console.arguments(FIELDS)
     found = find_response(arguments.get("q", ""))
     if found is not None:
         return console.redirect(f"/console/responses/{response_id(found)}")
@@ -40,10 +41,19 @@ def show(console: ConsoleRequest) -> Answer:
         older=None if older is None else urlencode(older),
         is_first=before is None,
         known={} if console.is_fragment else console.services.database.read(history.known_values),
+        saved=_saved_views(console),
+        saved_address=lambda view: f"/console/history?{view.content}",
         options={"periods": PERIODS, "statuses": STATUSES, "kinds": KINDS},
         preview=preview,
         words_limit=history.WORDS_WITHOUT_INDEX,
     )
+
+
+def _saved_views(console: ConsoleRequest) -> Sequence[SavedView]:
+    """The saved views, which rows that a script asks for do not have beside them."""
+    if not console.is_admin or console.is_fragment:
+        return ()
+    return console.services.database.read(lambda connection: views_of(connection, "history"))
 
 
 def _read_rows(
@@ -63,7 +73,7 @@ def _read_rows(
 
 def csv(console: ConsoleRequest) -> Answer:
     """GET /console/history.csv: the same rows, the newest 10,000"""
-    arguments = console.arguments(_FIELDS)
+    arguments = console.arguments(FIELDS)
     wanted = _read(console, arguments)
     rows = console.services.database.read(
         lambda connection: history.history_page(connection, wanted, None, CSV_ROWS, contents=False)

@@ -11,7 +11,7 @@ from server import limits
 from server.administration import checks, keys, webhooks
 from server.admission import tenant_limits
 from server.configuration.settings import settings
-from server.console import console_request, item_view, routes, search, session
+from server.console import console_request, item_view, process_state, promise_check, routes, search, session
 from server.console.figures import usage as figures
 from server.console.pages import history as history_page
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
@@ -30,7 +30,7 @@ from server.protocol.responses.request import MAX_TEMPLATE
 from server.quotas import rate_limits
 from server.store.cluster import watches
 from server.store.console import history as stored_history
-from server.store.console import live, response_detail, time_limit, usage
+from server.store.console import live, reader, response_detail, saved_views, time_limit, usage
 from server.store.content import image_removal
 from server.store.webhooks import outbox
 from server.webhooks import endpoint_slots, retries, samples, sender
@@ -168,6 +168,13 @@ def test_the_table_names_the_bounds_of_the_console() -> None:
     rows = f"{history_page.PAGE_ROWS}; {history_page.CSV_ROWS:,}; {response_detail.MAX_ITEMS} a side"
     chars = f"{response_detail.MAX_CHARS:,}, {item_view.MARKDOWN_CHARS:,}"
     assert f"rendered as Markdown | {rows}; {chars} |" in TABLE
+    query = f"{reader.MAX_QUERY_CHARS:,} characters; {reader.SECONDS} s; {reader.MAX_ROWS:,}"
+    size = f"{reader.MAX_BYTES // 1_000_000} MB; {reader.MAX_COLUMNS}; {reader.MAX_VALUE_CHARS:,}, then cut"
+    assert f"at a time in a process | {query}; {size}; {process_state.MAX_QUERIES} |" in TABLE
+    views = f"{saved_views.MAX_VIEWS}; {saved_views.MAX_NAME_CHARS}; {saved_views.MAX_CONTENT_CHARS:,}"
+    assert f"of what is saved | {views} |" in TABLE
+    checked = f"{promise_check.MAX_RESPONSES:,}; {promise_check.MAX_SECONDS:.0f} s"
+    assert f"findings that are kept | {checked}; {promise_check.MAX_FINDINGS} |" in TABLE
     seconds, newest = time_limit.TIME_LIMIT_MS // 1000, stored_history.WORDS_WITHOUT_INDEX
     searched = f"{search.MAX_CHARS:,} characters; {seconds} s; the newest {newest:,}"
     assert f"searched without an index | {searched} |" in TABLE
