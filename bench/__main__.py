@@ -12,6 +12,7 @@ BENCHES = (
     "stored",
     "chat",
     "many_responses",
+    "partition_drop",
     "admin_sql",
     "operations",
     "console",

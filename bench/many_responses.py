@@ -1,6 +1,7 @@
-"""Reading and going on from stored responses, with a million of them against a thousand.
+"""Reading and going on from stored responses, with a million of them against ten thousand.
 
-BENCH_RESPONSES is how many there are in the place of the million.
+Both are spread over 90 days, in partitions of three. BENCH_RESPONSES is how many there are in place of the
+million.
 """
 
 import os
@@ -21,16 +22,32 @@ from bench.rows import fill, read_model
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.protocol.ids import parse_response_id, response_id
 from server.store.schema.upgrade import upgrade
+from tests.support.old_partitions import days_ago, make_partitions
 from tests.support.server_process import MODEL, ServerProcess
 
-FEW = 1_000
+FEW = 10_000
 MANY = int(os.environ.get("BENCH_RESPONSES", "1000000"))
 CHAINS = 10
 TURNS = 50
 ROUNDS = 6
 GETS = 60
 """In a round, each of another response."""
+DAYS = 90
+PARTITION_DAYS = 3
+LOOKUPS = 20
+"""Of each line of SQL in a round."""
 GOAL = "<=1.5"
+QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_wal_size": "4GB"}
+"""The rows are written once and lost with the measurement."""
+
+SETTINGS = {"engine": "scripted", "scripted_tokens": 24, "retention_days": 0}
+LINES = (
+    "select response, tenant, status, total_seconds from admin.responses where id = admin.uuid_of('resp_…')",
+    "select sequence_number, type, delta from admin.events where id = admin.uuid_of('resp_…') order by 1",
+    "select side, place, type, payload from admin.items where response_id = admin.uuid_of('resp_…')",
+    "select response, status from admin.responses where tenant = 'default' order by created_at desc limit 50",
+    "select response, tenant, status, age from admin.unfinished order by age desc",
+)
 
 Ask = Callable[["_Filled"], None]
 
@@ -40,7 +57,9 @@ class _Filled:
 
     def __init__(self, url: str, count: int, stack: ExitStack) -> None:
         upgrade(url)
-        self.server = ServerProcess(url, settings={"engine": "scripted", "scripted_tokens": 100})
+        starts = range(DAYS, -PARTITION_DAYS, -PARTITION_DAYS)
+        make_partitions(url, [days_ago(start, start - PARTITION_DAYS) for start in starts])
+        self.server = ServerProcess(url, settings=SETTINGS)
         stack.callback(self.server.stop)
         self.server.start()
         self._client = stack.enter_context(httpx.Client(base_url=self.server.api, timeout=60))
@@ -49,10 +68,10 @@ class _Filled:
         began = time.monotonic()
         lengths = [TURNS] * CHAINS + [1] * (count - TURNS * CHAINS - 2)
         with psycopg.connect(url, autocommit=True) as connection:
-            ids = fill(
-                connection, read_model(connection, first), read_model(connection, later, first), lengths
-            )
+            models = read_model(connection, first), read_model(connection, later, first)
+            ids = fill(connection, *models, lengths, spread=days_ago(DAYS, 0))
             connection.execute("vacuum analyze")
+        self._sql = stack.enter_context(psycopg.connect(url, autocommit=True))
         print(f"  {count} responses written in {time.monotonic() - began:.0f} s")
         self._chains, self._single = ids[:CHAINS], [chain[0] for chain in ids[CHAINS:]]
 
@@ -82,12 +101,22 @@ class _Filled:
         for chain in self._chains:
             self._create(previous_response_id=response_id(chain[-1]), max_output_tokens=1, store=False)
 
+    def admin_views(self) -> None:
+        """Questions of docs/sql.md about single responses, chains and what is not finished."""
+        for response in random.sample(self._single, LOOKUPS):
+            for line in LINES:
+                self._sql.execute(line.replace("resp_…", response_id(response)).encode()).fetchall()
+        for chain in self._chains:
+            turns = self._sql.execute("select * from admin.chain(%s)", [response_id(chain[-1])]).fetchall()
+            assert len(turns) == TURNS
+
 
 ASKED: dict[str, Ask] = {
     "GET": _Filled.get,
     "GET as a stream": _Filled.replay,
     "GET of a list": _Filled.list,
     f"POST after {TURNS} turns": _Filled.go_on,
+    "views of admin": _Filled.admin_views,
 }
 
 
@@ -95,7 +124,7 @@ def run() -> None:
     """Many stored responses ÷ few: GET, replay, going on from chains of 50 turns; minutes of writing."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, ExitStack() as stack:
         Path(folder).chmod(0o711)
-        postgres = stack.enter_context(EmbeddedPostgres(Path(folder) / "data"))
+        postgres = stack.enter_context(EmbeddedPostgres(Path(folder) / "data", options=QUICK))
         with psycopg.connect(postgres.url, autocommit=True) as connection:
             connection.execute("create database few")
         few = _Filled(postgres.url_of("few"), FEW, stack)

@@ -6,13 +6,15 @@ Their rows are taken and given by COPY, every id in them replaced, so they are w
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import count, islice
+from random import getrandbits
 from uuid import UUID
 
 import psycopg
 from psycopg import sql
 
-from server.protocol.ids import new_uuid
+from server.protocol.ids import min_uuid_at, new_uuid
+from server.store.schema.partitions import TimeRange
 
 TABLES = {
     "responses": "id",
@@ -52,15 +54,21 @@ def fill(
     chains: list[int],
     *,
     apart: timedelta = timedelta(milliseconds=1),
+    spread: TimeRange | None = None,
 ) -> list[list[UUID]]:
     """Adds chains of responses of these lengths, so much time between them; the ids of each.
 
-    With no time between them all of a copy's times are its model's, as an audit wants them.
+    With no time between them all of a copy's times are its model's, as an audit wants them. With `spread`
+    they are of that time, evenly, and so are their ids.
     """
     place = _place_of_created_at(connection)
     began = datetime.fromisoformat(first.rows["responses"][0].split("\t")[place])
     ids = [[new_uuid() for _ in range(length)] for length in chains]
-    number = 0
+    if spread is not None:
+        began, apart = spread.start, (spread.end - spread.start) / sum(chains)
+        numbers = count()
+        ids = [[_uuid_at(began + next(numbers) * apart) for _ in chain] for chain in ids]
+    number = -1
     for batch in _batches(_turns(ids)):
         rows: dict[str, list[str]] = {table: [] for table in TABLES}
         for response, previous in batch:
@@ -75,6 +83,10 @@ def fill(
             with connection.cursor().copy(query) as copy:
                 copy.write("\n".join(made) + "\n")
     return ids
+
+
+def _uuid_at(at: datetime) -> UUID:
+    return UUID(int=min_uuid_at(int(at.timestamp() * 1000)).int | 0x7 << 76 | 2 << 62 | getrandbits(62))
 
 
 def _turns(chains: list[list[UUID]]) -> Iterator[tuple[UUID, UUID | None]]:

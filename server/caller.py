@@ -50,6 +50,8 @@ class TenantSettings:
     max_stored_bytes: int | None = None
     retention_days: int | None = None
     """0: responses do not expire."""
+    conversation_days: int | None = None
+    """0: conversations do not expire."""
     limits: Limits = NO_LIMITS
 
 

@@ -63,6 +63,7 @@ FOLDER = Path(__file__).parent.parent
 
 def upgrade() -> None:
     _run(_sql("functions/partitions.sql"))
+    _run(_sql("functions/rights.sql"))
     _run(f"comment on column response_streams.codec is '{_CODEC}'")
     for table, key in KEYS.items():
         if not _is_partitioned(table):

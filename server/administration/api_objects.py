@@ -62,6 +62,7 @@ def tenant_object(name: str, stored: StoredTenant | None) -> objects.Tenant:
         max_queued=settings.max_queued,
         max_stored_bytes=settings.max_stored_bytes,
         retention_days=settings.retention_days,
+        conversation_days=settings.conversation_days,
         **_limits(settings.limits),
     )
 

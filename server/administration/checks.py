@@ -63,6 +63,7 @@ def check_settings(settings: TenantSettings) -> None:
     _check_number(settings.max_queued, "max_queued", 0, _MAX_INTEGER)
     _check_number(settings.max_stored_bytes, "max_stored_bytes", 0, MAX_COUNT)
     _check_number(settings.retention_days, "retention_days", 0, _MAX_DAYS)
+    _check_number(settings.conversation_days, "conversation_days", 0, _MAX_DAYS)
     check_limits(settings.limits)
 
 

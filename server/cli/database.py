@@ -1,7 +1,8 @@
-"""`holdfast purge` (of expired responses and keys), `storage` (bytes by tenant) and `psql`."""
+"""`holdfast purge` (of what has expired), `storage` (bytes by tenant) and `psql`."""
 
 import argparse
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -18,7 +19,16 @@ from server.configuration.environment import child_environment
 from server.configuration.settings import Config
 from server.embedded_postgres.binaries import psql_command
 from server.errors import ConfigError
-from server.maintenance.retention import DiskShort, Purged, purge, quiet_seconds
+from server.maintenance.partition_drop import PartitionDrop
+from server.maintenance.retention import (
+    DiskShort,
+    Purged,
+    drop_partitions,
+    expired_conversations,
+    purge,
+    purge_conversations,
+    quiet_seconds,
+)
 from server.store.content import deletion, idempotency_keys, responses, storage_usage
 from server.store.database import Database
 from server.store.database_roles import reader_options
@@ -80,24 +90,29 @@ def _purge_or_count(database: Database, disk: Disk, config: Config, options: arg
     """Purges or counts; returns a summary. Raises ConfigError while the disk is nearly full."""
     quiet = quiet_seconds(config)
     if options.dry_run:
-        return f"There are {_summary(_count(database, quiet, options.older_than))} to purge."
+        counted = _count(database, quiet, config.conversation_days, options.older_than)
+        return f"There are {counted} to purge."
     total = Purged()
     age = options.older_than.days if options.older_than is not None else None
     try:
-        for purged in _purge_batches(database, disk, quiet, options.older_than):
+        for purged in _purge_batches(database, disk, config, options.older_than):
             total += purged
     except DiskShort as short:
         raise ConfigError(
             f"A purge writes before it frees, and the disk is nearly full: {short} Make room on it first."
-            f" Until now, {_summary(total)} were purged."
+            f" Until now, {total} were purged."
         ) from short
     finally:
         total.record(database, terminal_user(), "purge.command", older_than_days=age)
-    return f"Purged {_summary(total)}."
+    return f"Purged {total}."
 
 
-def _purge_batches(database: Database, disk: Disk, quiet: float, age: timedelta | None) -> Iterator[Purged]:
+def _purge_batches(database: Database, disk: Disk, config: Config, age: timedelta | None) -> Iterator[Purged]:
+    quiet = quiet_seconds(config)
+    drop = PartitionDrop(database, config.retention_days, config.ledger_days, quiet)
+    yield drop_partitions(disk, drop)
     yield purge(database, disk, quiet)
+    yield purge_conversations(database, config.conversation_days)
     if age is None:
         return
     for tenant in _tenants(database):
@@ -115,17 +130,13 @@ def _tenants(database: Database) -> list[str]:
         return responses.tenants(connection)
 
 
-def _count(database: Database, quiet: float, age: timedelta | None) -> Purged:
+def _count(database: Database, quiet: float, conversation_days: int, age: timedelta | None) -> Purged:
     with database.begin() as connection:
         responses = deletion.count_due(connection, quiet)
         keys = idempotency_keys.count_old_keys(connection)
-    if age is None:
-        return Purged(responses, keys)
-    for tenant in _tenants(database):
-        with database.begin() as connection:
-            responses += deletion.count_older(connection, tenant, quiet, age)
-    return Purged(responses, keys)
-
-
-def _summary(purged: Purged) -> str:
-    return f"{purged.responses} responses and {purged.keys} idempotency keys"
+    if age is not None:
+        for tenant in _tenants(database):
+            with database.begin() as connection:
+                responses += deletion.count_older(connection, tenant, quiet, age)
+    conversations = Counter(key.tenant for key in expired_conversations(database, conversation_days))
+    return Purged(responses, keys, conversations=conversations)

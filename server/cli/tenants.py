@@ -56,6 +56,7 @@ def _add_properties(command: argparse.ArgumentParser) -> None:
         ("--max-queued", "background responses that wait"),
         ("--max-stored-bytes", "bytes stored"),
         ("--retention-days", "days until its new responses expire; 0: never"),
+        ("--conversation-days", "days until conversations that nothing changes expire; 0: never"),
     ):
         help_text = f"{what}; `none`: the server's setting"
         add_option(command, flag, metavar="N", type=or_none(count), help=help_text)

@@ -8,16 +8,25 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
+from server.maintenance.partition_drop import PartitionDrop
 from server.store.administration import audit_trail, refused_requests, spend, usage_days, usage_ledger
 from server.store.cluster import replica_list
-from server.store.content import deletion, idempotency_keys, image_removal, storage_usage
+from server.store.content import (
+    conversation_expiry,
+    deletion,
+    idempotency_keys,
+    image_removal,
+    storage_usage,
+)
+from server.store.content.conversation_expiry import ConversationKey
+from server.store.content.deletion import EVERYTHING, ExpiredRange
 from server.store.content.image_removal import UseKey
 from server.store.database import Database, clock
 from server.store.database_errors import DatabaseError, first_line
@@ -32,6 +41,8 @@ FOLD_SECONDS = 10.0
 """How often the tenants' storage counters are folded."""
 PARTITION_SECONDS = 3600.0
 """How often missing partitions are looked for; the next ones are made a day before they are needed."""
+CONVERSATION_SECONDS = 3600.0
+"""How often conversations are looked through for expired ones."""
 STATISTICS_SECONDS = 600.0
 """How often the statistics of partitioned tables are looked at."""
 ANALYZE_SECONDS = 900
@@ -57,16 +68,32 @@ class Purged:
     keys: int = 0
     by_tenant: Counter[str] = field(default_factory=Counter, compare=False)
     """`responses` by tenant."""
+    conversations: Counter[str] = field(default_factory=Counter)
+    """By tenant."""
 
     def __add__(self, other: "Purged") -> "Purged":
-        by_tenant = self.by_tenant + other.by_tenant
-        return Purged(self.responses + other.responses, self.keys + other.keys, by_tenant)
+        return Purged(
+            self.responses + other.responses,
+            self.keys + other.keys,
+            self.by_tenant + other.by_tenant,
+            self.conversations + other.conversations,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.responses} responses, {self.conversations.total()} conversations"
+            f" and {self.keys} idempotency keys"
+        )
 
     def record(self, database: Database, actor: str, action: str, **details: object) -> None:
         """Adds the purge to the audit trail, unless it removed nothing. Raises DatabaseError."""
         if self == Purged():
             return
-        counts = {"responses": dict(self.by_tenant), "idempotency_keys": self.keys}
+        counts = {
+            "responses": dict(self.by_tenant),
+            "conversations": dict(self.conversations),
+            "idempotency_keys": self.keys,
+        }
         with database.begin() as connection:
             audit_trail.record(connection, actor, action, details={**details, **counts})
 
@@ -80,9 +107,13 @@ def quiet_seconds(config: Config) -> float:
 
 
 def purge(
-    database: Database, disk: Disk, quiet: float, pause: Callable[[float], bool] = lambda _seconds: False
+    database: Database,
+    disk: Disk,
+    quiet: float,
+    pause: Callable[[float], bool] = lambda _seconds: False,
+    ranges: Sequence[ExpiredRange] = EVERYTHING,
 ) -> Purged:
-    """Purges until nothing expired is left. Raises DiskShort, DatabaseError.
+    """Purges row by row until nothing expired is left in `ranges`. Raises DiskShort, DatabaseError.
 
     `pause` is called after every batch with the batch's duration in seconds; if it returns True, the purge
     ends.
@@ -93,7 +124,7 @@ def purge(
             raise DiskShort(shortage)
         began = time.monotonic()
         with database.begin() as connection:
-            batch = deletion.purge_batch(connection, quiet)
+            batch = deletion.purge_batch(connection, quiet, ranges=ranges)
             if batch.moved:
                 crashpoint("purge.written")
         if batch.moved:
@@ -105,6 +136,43 @@ def purge(
             break
     remove_images(database, pause)
     return done
+
+
+def drop_partitions(disk: Disk, drop: PartitionDrop) -> Purged:
+    """Removes partitions whose whole range has expired. Raises DiskShort, DatabaseError."""
+    if (shortage := disk.shortage()) is not None:
+        raise DiskShort(shortage)
+    lost = drop.run()
+    return Purged(lost.total(), 0, lost)
+
+
+def purge_conversations(
+    database: Database, days: int, pause: Callable[[float], bool] = lambda _seconds: False
+) -> Purged:
+    """Deletes the conversations that have expired, each in a transaction of its own. Raises DatabaseError.
+
+    `days` is the server's setting. `pause` is called after every one, as `purge` does it.
+    """
+    done: Counter[str] = Counter()
+    for key in expired_conversations(database, days):
+        began = time.monotonic()
+        with database.begin() as connection:
+            done[key.tenant] += conversation_expiry.delete_expired(connection, days, key)
+        if pause(time.monotonic() - began):
+            break
+    return Purged(conversations=+done)
+
+
+def expired_conversations(database: Database, days: int) -> Iterator[ConversationKey]:
+    """The conversations that nothing has changed for so long. Raises DatabaseError."""
+    after: ConversationKey | None = conversation_expiry.FIRST
+    with database.begin() as connection:
+        if not conversation_expiry.may_expire(connection, days):
+            return
+    while after is not None:
+        with database.begin() as connection:
+            expired, after = conversation_expiry.expired_after(connection, days, after)
+        yield from expired
 
 
 def remove_images(database: Database, pause: Callable[[float], bool] = lambda _seconds: False) -> int:
@@ -156,15 +224,17 @@ def analyze(database: Database) -> None:
                 partitions.analyze(connection, table)
 
 
-def remove_old(database: Database, ledger_days: int) -> None:
-    """Removes old entries of the ledger, what goes with them, and replicas that ended long ago.
+def remove_old(database: Database, ledger_days: int, ranges: Sequence[ExpiredRange] = EVERYTHING) -> None:
+    """Removes old entries of the ledger in `ranges`, what goes with them, and replicas that ended long ago.
 
     Raises DatabaseError.
     """
-    more = ledger_days > 0
-    while more:
-        with database.begin() as connection:
-            more = usage_ledger.remove_older(connection, ledger_days) == usage_ledger.MAX_REMOVED
+    for expired in ranges if ledger_days else ():
+        more = True
+        while more:
+            with database.begin() as connection:
+                removed = usage_ledger.remove_older(connection, ledger_days, expired)
+            more = removed == usage_ledger.MAX_REMOVED
     with database.begin() as connection:
         usage_days.forget_users(connection)
         refused_requests.forget(connection)
@@ -182,8 +252,11 @@ class Retention:
         self._quiet = quiet_seconds(config)
         self._retention_days = config.retention_days
         self._ledger_days = config.ledger_days
+        self._conversation_days = config.conversation_days
+        self._drop = PartitionDrop(database, config.retention_days, config.ledger_days, self._quiet)
         self._partitions_at = -math.inf
         self._analyzed_at = -math.inf
+        self._conversations_at = -math.inf
         self._purged_at = time.monotonic()
         self._scanned: UseKey | None = None
         self.purged = Purged()
@@ -231,15 +304,36 @@ class Retention:
 
     def _purge(self) -> None:
         self._purged_at = time.monotonic()
+        done = Purged()
         try:
-            done = purge(self._database, self._disk, self._quiet, self.thread.wait)
+            for step in (self._purge_partitions, self._purge_rows, self._purge_conversations):
+                done += step()
         except DiskShort as short:
             log.warning("new responses are refused, and nothing is purged: %s", short)
-        else:
+            return
+        finally:
             self.purged += done
             if done != Purged():
-                log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)
-            done.record(self._database, f"server:{self._replica}", "purge.retention")
-            remove_old(self._database, self._ledger_days)
-            with self._database.begin() as connection:
-                self._scanned = image_removal.repair_uses(connection, self._scanned)
+                log.info("purged %s", done)
+                done.record(self._database, f"server:{self._replica}", "purge.retention")
+        self._remove_old()
+
+    def _purge_partitions(self) -> Purged:
+        with self.thread.idle():
+            return drop_partitions(self._disk, self._drop)
+
+    def _purge_rows(self) -> Purged:
+        return purge(self._database, self._disk, self._quiet, self.thread.wait, self._drop.row_by_row())
+
+    def _purge_conversations(self) -> Purged:
+        if time.monotonic() - self._conversations_at < CONVERSATION_SECONDS:
+            return Purged()
+        self._conversations_at = time.monotonic()
+        return purge_conversations(self._database, self._conversation_days, self.thread.wait)
+
+    def _remove_old(self) -> None:
+        with self.thread.idle():
+            self._drop.run_ledger()
+        remove_old(self._database, self._ledger_days, self._drop.entries_row_by_row())
+        with self._database.begin() as connection:
+            self._scanned = image_removal.repair_uses(connection, self._scanned)

@@ -47,12 +47,14 @@ class ClusterSampler:
         unready_reason: Callable[[], str | None],
         seconds: float = SAMPLE_SECONDS,
         clock: Callable[[], float] = monotonic,
+        retention_days: int = 0,
     ) -> None:
         """`unready_reason` is that of /health/ready; it may take as long as a ping of the database."""
         self._database = database
         self._unready_reason = unready_reason
         self._seconds = seconds
         self._clock = clock
+        self._retention_days = retention_days
         self._reading: Reading | None = None
         self.thread = SupervisedThread("metrics sampler", self._turn, retry=Retry(max_failures=None))
 
@@ -80,7 +82,7 @@ class ClusterSampler:
         try:
             with self._database.begin() as connection:
                 set_timeouts(connection, lock_ms=STATEMENT_MS, statement_ms=STATEMENT_MS)
-                overview = read_overview(connection)
+                overview = read_overview(connection, self._retention_days)
         except DatabaseError as error:
             log.debug("the database was not read for metrics: %s", type(error).__name__)
         self._reading = Reading(self._clock(), overview, self._unready_reason())

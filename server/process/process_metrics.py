@@ -41,7 +41,9 @@ class ProcessMetrics:
         scraped: socket.socket | None,
     ) -> None:
         """Shows the state of these, and serves it on the listening socket `scraped` if there is one."""
-        self._sampler = ClusterSampler(services.database, partial(unready_reason, services))
+        days = self._config.retention_days
+        reason = partial(unready_reason, services)
+        self._sampler = ClusterSampler(services.database, reason, retention_days=days)
         observed = Observed(
             recorder=services.recorder,
             hub=services.hub,

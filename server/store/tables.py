@@ -42,12 +42,14 @@ metadata = MetaData(naming_convention=NAMING)
 NOW = text("clock_timestamp()")
 
 
-def time_column(name: str, *, required: bool = False, comment: str | None = None) -> Column[object]:
+def time_column(
+    name: str, *, required: bool = False, default: bool = False, comment: str | None = None
+) -> Column[object]:
     return Column(
         name,
         DateTime(timezone=True),
         nullable=not required,
-        server_default=NOW if required else None,
+        server_default=NOW if required or default else None,
         comment=comment,
     )
 
@@ -269,6 +271,7 @@ conversations = Table(
     ),
     time_column("created_at", required=True),
     Column("size", Integer, comment="bytes of the metadata, and some for the row"),
+    time_column("touched_at", default=True, comment="when it was made or last changed; null: long ago"),
 )
 
 conversation_items = Table(
@@ -347,11 +350,7 @@ response_events_hot = Table(
         nullable=False,
         comment="kind 0: the event's JSON; else a JSON array of deltas",
     ),
-    Column(
-        "token_ids",
-        LargeBinary,
-        comment="int32, little-endian: what the engine gave, for exact resume",
-    ),
+    Column("token_ids", LargeBinary, comment="int32, little-endian: what the engine gave, for exact resume"),
     Column("at", Double, nullable=False, server_default=text("extract(epoch from clock_timestamp())")),
     postgresql_with={
         "autovacuum_vacuum_scale_factor": "0.02",

@@ -41,4 +41,7 @@ def test_new_responses_are_refused_and_nothing_is_purged_while_the_disk_is_nearl
 
 def test_disk_of_an_external_database_is_not_looked_at(database_url: str) -> None:
     purge = run_command("purge", database_url=database_url, disk_reserve=MORE_THAN_THERE_IS)
-    assert (purge.returncode, purge.stdout) == (0, "Purged 0 responses and 0 idempotency keys.\n")
+    assert (purge.returncode, purge.stdout) == (
+        0,
+        "Purged 0 responses, 0 conversations and 0 idempotency keys.\n",
+    )

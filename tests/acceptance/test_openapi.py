@@ -211,6 +211,10 @@ def ask(guarded: Guarded, operation: Operation, examples: int, mode: GenerationM
     statuses: set[int] = set()
     if operation.label.startswith("DELETE") and operation.path.endswith("{webhook_endpoint_id}"):
         guarded.ids["webhook_endpoint_id"] = guarded.post("webhook_endpoints", ENDPOINT)
+    if operation.path == "/admin/v1/tenants/{tenant}":  # whose erasure has been asked for, too
+        url, spare = f"{guarded.server.url}/admin/v1/tenants", {"id": "spare"}
+        httpx.post(url, json=spare, headers=guarded.headers)
+        examples *= 4  # of which few are of this tenant and without control characters
 
     @settings(
         max_examples=examples,

@@ -129,13 +129,43 @@ def test_purge_command_says_what_it_purges(start_server: StartServer, database_u
         return ended.stdout
 
     week = ("--older-than", "7")
-    eventually(lambda: purge("--dry-run") == "There are 1 responses and 0 idempotency keys to purge.\n")
-    assert purge(*week, "--dry-run") == "There are 2 responses and 0 idempotency keys to purge.\n"
+    rest = "responses, 0 conversations and 0 idempotency keys"
+    eventually(lambda: purge("--dry-run") == f"There are 1 {rest} to purge.\n")
+    assert purge(*week, "--dry-run") == f"There are 2 {rest} to purge.\n"
     assert [status_of(server, one) for one in (expired, old, young)] == [200, 200, 200]
-    assert purge() == "Purged 1 responses and 0 idempotency keys.\n"
-    assert purge(*week) == "Purged 1 responses and 0 idempotency keys.\n"
-    assert purge(*week) == "Purged 0 responses and 0 idempotency keys.\n"
+    assert purge() == f"Purged 1 {rest}.\n"
+    assert purge(*week) == f"Purged 1 {rest}.\n"
+    assert purge(*week) == f"Purged 0 {rest}.\n"
     assert [status_of(server, one) for one in (expired, old, young)] == [404, 404, 200]
+
+
+def test_conversations_that_nothing_has_changed_for_so_long_are_purged(
+    start_server: StartServer, database_url: str
+) -> None:
+    server = start_server()
+    conversations = [httpx.post(f"{server.api}/conversations", json={}).json()["id"] for _ in range(3)]
+
+    def let_age(conversation: str) -> None:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute(
+                "update conversations set touched_at = now() - interval '8 days' where id = %s",
+                [conversation.removeprefix("conv_")],
+            )
+
+    def statuses() -> list[int]:
+        return [httpx.get(f"{server.api}/conversations/{one}").status_code for one in conversations]
+
+    def purge(*arguments: str, **settings: object) -> str:
+        return run_command("purge", *arguments, database_url=database_url, **settings).stdout
+
+    let_age(conversations[0])
+    assert "0 conversations" in purge("--dry-run")
+    assert "1 conversations" in purge("--dry-run", conversation_days=7)
+    assert "1 conversations" in purge(conversation_days=7)
+    assert statuses() == [404, 200, 200]
+    let_age(conversations[1])
+    start_server(conversation_days=7, purge_seconds=0.1)
+    eventually(lambda: statuses() == [404, 404, 200])
 
 
 def test_purge_of_no_age_is_wrong_usage() -> None:

@@ -76,7 +76,12 @@ def test_a_purge_is_one_entry_with_counts_by_tenant_and_one_of_nothing_is_none(
         assert run_command("purge", database_url=database_url).returncode == 0
     (purged,) = trail(database_url, "--action", "purge.")
     assert purged["actor"].startswith("user:")
-    assert purged["details"] == {"responses": {"default": 3}, "idempotency_keys": 0, "older_than_days": None}
+    assert purged["details"] == {
+        "responses": {"default": 3},
+        "conversations": {},
+        "idempotency_keys": 0,
+        "older_than_days": None,
+    }
 
 
 def test_prompts_are_there_with_who_made_and_deleted_them(database_url: str, tmp_path: Path) -> None:

@@ -57,6 +57,12 @@ class StorageSettings:
         low=0,
         high=36500,
     )
+    conversation_days: int = setting(
+        0,
+        "days that conversations are stored after they were last changed; 0: without expiry",
+        low=0,
+        high=36500,
+    )
     ledger_days: int = setting(
         0,
         "days that the usage ledger keeps what is not stored any more; 0: for ever; sums by day stay",

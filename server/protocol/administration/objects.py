@@ -42,6 +42,7 @@ class Tenant(Limited, frozen=True, kw_only=True):
     max_queued: int | None
     max_stored_bytes: int | None
     retention_days: int | None
+    conversation_days: int | None
 
 
 class DeletedTenant(Struct, frozen=True):

@@ -20,6 +20,7 @@ CountOrZero = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 MAX_USER = 512
 """Characters of an end user's name."""
 CountOrZero32 = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+Days = Annotated[int, Meta(ge=0, le=36500)]
 UnixSeconds = Annotated[int, Meta(ge=0, le=MAX_UNIX_SECONDS)]
 Amount = Annotated[str, Meta(pattern=r"^[0-9]{1,15}(\.[0-9]{1,12})?$", max_length=28)]
 """Money, as text, so that no digit is lost."""
@@ -48,7 +49,8 @@ class UpdateTenant(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields
     max_unfinished: Count32 | UnsetType | None = UNSET
     max_queued: CountOrZero32 | UnsetType | None = UNSET
     max_stored_bytes: CountOrZero | UnsetType | None = UNSET
-    retention_days: Annotated[int, Meta(ge=0, le=36500)] | UnsetType | None = UNSET
+    retention_days: Days | UnsetType | None = UNSET
+    conversation_days: Days | UnsetType | None = UNSET
 
 
 class CreateTenant(UpdateTenant, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -90,6 +90,7 @@ tenants = Table(
     Column("max_queued", Integer, comment="queued background responses"),
     Column("max_stored_bytes", BigInteger),
     Column("retention_days", Integer, comment="0: without expiry"),
+    Column("conversation_days", Integer, comment="0: without expiry"),
     *_limits(),
     CheckConstraint(_PERIODS, name="budget_period"),
     comment="what an operator has set for a tenant; one without a row has the server's settings",

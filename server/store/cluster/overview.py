@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from server.store.database import clock
+from server.store.schema.partition_removal import row_by_row
+from server.store.schema.partitions import ranged_partitions
 from server.store.webhooks import outbox
 
 MAX_COUNTED = 100_000
@@ -30,9 +33,8 @@ _REPLICAS = text(
     "select state, role, count(*) from replicas"
     " where state = 'alive' or heartbeat_at > clock_timestamp() - interval '1 day' group by state, role"
 )
-_OVERDUE = text(
-    "select cast(extract(epoch from clock_timestamp() - min(expires_at)) as float8) from responses"
-    " where expires_at is not null"
+_OVERDUE = (
+    "select cast(extract(epoch from clock_timestamp() - min(expires_at)) as float8) from responses where "
 )
 _DATABASE = text(
     """
@@ -62,17 +64,22 @@ class ClusterOverview:
     webhooks: outbox.Pending
 
 
-def read_overview(connection: Connection) -> ClusterOverview:
-    """Reads all of it, in one transaction of the caller's. Raises DatabaseError."""
+def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOverview:
+    """Reads all of it, in one transaction of the caller's. Raises DatabaseError.
+
+    With a retention, what waits for its partition to be dropped is not overdue.
+    """
     unfinished = list(connection.execute(_UNFINISHED, {"most": MAX_COUNTED}))
     replicas = {(state, role): count for state, role, count in connection.execute(_REPLICAS)}
-    overdue = connection.execute(_OVERDUE).scalar()
+    ranges = row_by_row(ranged_partitions(connection, "responses"), clock(connection), retention_days)
+    conditions = [one.condition("id", "expires_at") for one in ranges]
+    overdue = [connection.scalar(text(_OVERDUE + condition)) or 0.0 for condition in conditions]
     connections, max_connections, size = connection.execute(_DATABASE).one()
     return ClusterOverview(
         unfinished={(status, background): count for status, background, count, _ in unfinished},
         oldest_queued_seconds=max((waited or 0.0 for _, _, _, waited in unfinished), default=0.0),
         replicas=replicas,
-        purge_lag_seconds=max(0.0, overdue or 0.0),
+        purge_lag_seconds=max(0.0, *overdue),
         connections=int(connections or 0),
         max_connections=max_connections,
         database_bytes=size,

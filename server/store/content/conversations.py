@@ -47,7 +47,8 @@ _LOCK = text(
 _UPDATE = text(
     count_added(
         f"""
-        update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length
+        update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length,
+            touched_at = clock_timestamp()
         from old, (
             select value as metadata, octet_length(value::text) as length
             from (select cast(:metadata as jsonb) as value) as sent) as new
@@ -68,7 +69,8 @@ _UNFINISHED = text(
 )
 _ADVANCE_POSITION = text(
     """
-    update conversations set next_position = next_position + :count where tenant = :tenant and id = :id
+    update conversations set next_position = next_position + :count, touched_at = clock_timestamp()
+    where tenant = :tenant and id = :id
     """
 )
 _APPEND = text(
@@ -100,7 +102,8 @@ _APPEND_RESPONSE = text(
         before="""
         place as (
             update conversations set next_position = next_position + (
-                select count(*) from items i where i.tenant = :tenant and i.response_id = :response)
+                select count(*) from items i where i.tenant = :tenant and i.response_id = :response),
+                touched_at = clock_timestamp()
             where tenant = :tenant and id = :id
             returning next_position
         ), named as (

@@ -10,8 +10,8 @@ purges and deletions cannot deadlock.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import timedelta
-from typing import Any, NamedTuple
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
@@ -117,6 +117,31 @@ MAX_BATCH_SECONDS = 0.2
 _SLICE = 50
 
 
+LOWEST: Final = UUID(int=0)
+HIGHEST: Final = UUID(int=2**128 - 1)
+
+
+class ExpiredRange(NamedTuple):
+    """Responses with ids from `low` to before `high` that a purge deletes, if they expired until then."""
+
+    low: UUID
+    high: UUID
+    until: datetime | None
+    """None: until now."""
+
+    def condition(self, key: str, expiry: str, now: str = "statement_timestamp()") -> str:
+        """SQL for rows of the range, by the expressions of their id and expiry.
+
+        It has literals: with parameters Postgres makes a plan for all ranges, which sorts what has expired.
+        """
+        expired = f"{expiry} <= " + (f"'{self.until}'" if self.until else now)
+        lowest = "" if self.low == LOWEST else f" and {key} >= '{self.low}'"
+        return expired + lowest + ("" if self.high == HIGHEST else f" and {key} < '{self.high}'")
+
+
+EVERYTHING: Final = (ExpiredRange(LOWEST, HIGHEST, None),)
+
+
 class ExpiredResponse(NamedTuple):
     """An expired response or tombstone, locked."""
 
@@ -146,16 +171,14 @@ _OLDER = f"""
     tenant = :tenant and created_at < statement_timestamp() - cast(:age as interval)
     and (expires_at is null or expires_at > statement_timestamp()) and {_ENDED}
 """
-_DUE = text(
-    f"""
+_DUE = f"""
     select r.tenant, r.id, r.previous_id, r.deleted_at is null,
         (select count(*) from items i where i.tenant = r.tenant and i.response_id = r.id)
     from responses r
-    where r.expires_at <= statement_timestamp() and r.status not in ('queued', 'in_progress') and r.{_QUIET}
+    where EXPIRED and r.status not in ('queued', 'in_progress') and r.{_QUIET}
     order by r.expires_at desc, r.id desc limit :limit
     for update of r skip locked
-    """  # noqa: S608 - a constant of ours
-)
+"""  # noqa: S608 - a constant of ours
 """Latest expiry first, so that a chain is usually removed from its end."""
 
 
@@ -198,17 +221,25 @@ _EXPIRE_NOW = _for_keys(
 
 
 def purge_batch(
-    connection: Connection, quiet_seconds: float, clock: Callable[[], float] = time.monotonic
+    connection: Connection,
+    quiet_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    ranges: Sequence[ExpiredRange] = EVERYTHING,
 ) -> PurgeBatch:
     """Purges expired, ended responses, and tombstones that only they needed, in the caller's transaction.
 
     A response is purged at the earliest `quiet_seconds` after its end, so that followers can read the end.
+    `ranges` are those from which it is purged; the newest should be the first.
     """
     started = slice_started = clock()
     longest = 0.0
     done = PurgeBatch(0, 0, False)
+    left = list(ranges)
     while True:
-        part = _purge_slice(connection, quiet_seconds, MAX_BATCH_ROWS - done.rows)
+        part = _purge_slice(connection, quiet_seconds, MAX_BATCH_ROWS - done.rows, left[0])
+        if not part.moved and len(left) > 1:
+            del left[0]
+            continue
         done = PurgeBatch(
             done.responses + part.responses,
             done.rows + part.rows,
@@ -232,8 +263,10 @@ def within_row_limit(due: Sequence[ExpiredResponse], room: int) -> Sequence[Expi
     return due
 
 
-def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> PurgeBatch:
-    due = within_row_limit(_lock_due(connection, quiet_seconds), room)
+def _purge_slice(
+    connection: Connection, quiet_seconds: float, room: int, expired: ExpiredRange
+) -> PurgeBatch:
+    due = within_row_limit(_lock_due(connection, quiet_seconds, expired), room)
     if not due:
         return PurgeBatch(0, 0, False)
     keys = {candidate.key for candidate in due}
@@ -262,8 +295,9 @@ def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> Pur
     return PurgeBatch(len(live), rows, bool(live or removed or tombstones), by_tenant)
 
 
-def _lock_due(connection: Connection, quiet_seconds: float) -> list[ExpiredResponse]:
-    found = connection.execute(_DUE, {"quiet": quiet_seconds, "limit": _SLICE})
+def _lock_due(connection: Connection, quiet_seconds: float, expired: ExpiredRange) -> list[ExpiredResponse]:
+    statement = text(_DUE.replace("EXPIRED", expired.condition("r.id", "r.expires_at")))
+    found = connection.execute(statement, {"quiet": quiet_seconds, "limit": _SLICE})
     return [
         ExpiredResponse(
             ResponseKey(tenant, id_),

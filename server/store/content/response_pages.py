@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, lite
 from sqlalchemy.dialects.postgresql import JSONB
 
 from server.protocol.responses.response import Status
+from server.store.content.readable import READABLE
 from server.store.content.responses import STORED_COLUMNS, StoredResponse, stored_response
 from server.store.content.stored_items import OUTPUT
 from server.store.tables import items, responses
@@ -114,7 +115,7 @@ def _page_query(
     newest_first: bool,
 ) -> Select[Any]:
     place = (responses.c.created_at, responses.c.id)
-    wanted: list[ColumnElement[bool]] = [responses.c.tenant == tenant, responses.c.deleted_at.is_(None)]
+    wanted: list[ColumnElement[bool]] = [responses.c.tenant == tenant, READABLE]
     if filters.model is not None:
         wanted.append(responses.c.model == filters.model)
     if filters.status is not None:

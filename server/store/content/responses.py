@@ -12,6 +12,7 @@ from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.request import Kind
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
 from server.store import arrays
+from server.store.content.readable import READABLE
 from server.store.content.storage_usage import ROW_BYTES, count_added
 from server.store.database_errors import OwnershipLost
 from server.store.tables import responses
@@ -154,7 +155,7 @@ def _insert(connection: Connection, insertion: TextClause, new: NewResponse, **m
 
 
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
-    """A response that exists for readers: neither another tenant's nor deleted."""
+    """A response that exists for readers: neither another tenant's nor deleted or expired."""
     row = connection.execute(_GET, {"of_tenant": tenant, "of_id": response_id}).first()
     return stored_response(row) if row else None
 
@@ -162,7 +163,7 @@ def get(connection: Connection, tenant: str, response_id: UUID) -> StoredRespons
 _GET = select(*STORED_COLUMNS).where(
     responses.c.tenant == bindparam("of_tenant"),
     responses.c.id == bindparam("of_id"),
-    responses.c.deleted_at.is_(None),
+    READABLE,
 )
 
 
@@ -171,9 +172,7 @@ def lock_for_share(connection: Connection, tenant: str, response_id: UUID) -> bo
     return (
         connection.execute(
             select(responses.c.id)
-            .where(
-                responses.c.tenant == tenant, responses.c.id == response_id, responses.c.deleted_at.is_(None)
-            )
+            .where(responses.c.tenant == tenant, responses.c.id == response_id, READABLE)
             .with_for_update(read=True)
         ).first()
         is not None
@@ -336,7 +335,7 @@ def _select_choices(
             responses.c.tenant == tenant,
             responses.c.id.in_(candidates),
             responses.c.choice.is_not(None),
-            responses.c.deleted_at.is_(None),
+            READABLE,
         )
         .order_by(responses.c.choice)
     )

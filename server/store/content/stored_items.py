@@ -12,6 +12,7 @@ from sqlalchemy import Connection, TextClause, select, text
 
 from server.protocol.ids import response_of_item
 from server.store.content.images import NewImage
+from server.store.content.readable import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, count_added
 from server.store.tables import items, responses
 
@@ -134,7 +135,7 @@ def get_item(connection: Connection, tenant: str, item_id: str) -> str | None:
     found = (
         select(items.c.payload)
         .join(responses, (responses.c.tenant == items.c.tenant) & (responses.c.id == items.c.response_id))
-        .where(items.c.tenant == tenant, items.c.id == item_id, responses.c.deleted_at.is_(None))
+        .where(items.c.tenant == tenant, items.c.id == item_id, READABLE)
     )
     if (response_id := response_of_item(item_id)) is not None:  # in one partition instead of all
         found = found.where(items.c.response_id == response_id, responses.c.id == response_id)

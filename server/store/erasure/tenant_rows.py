@@ -59,7 +59,9 @@ _REDUCE = text(
 _REDUCE_PURGES = text(
     """
     update audit_trail set details = details #- array['responses', cast(:tenant as text)]
-    where action like 'purge.%' and jsonb_exists(details->'responses', :tenant)
+        #- array['conversations', cast(:tenant as text)]
+    where action like 'purge.%'
+      and (jsonb_exists(details->'responses', :tenant) or jsonb_exists(details->'conversations', :tenant))
     """
 )
 _REDUCE_TARGETS = text(

@@ -136,7 +136,8 @@ _REMOVE_ITEMS = text(
     )
 )
 _ADVANCE = text(
-    "update conversations set next_position = next_position + 1 where tenant = :tenant and id = :id"
+    "update conversations set next_position = next_position + 1, touched_at = clock_timestamp()"
+    " where tenant = :tenant and id = :id"
 )
 
 

@@ -18,7 +18,7 @@ from server.store import log_append
 from server.store.administration import metering
 from server.store.content import deletion, responses, stored_items
 from server.store.content.deletion import MAX_BATCH_ROWS, PurgeBatch
-from server.store.database import Connection, Database
+from server.store.database import Connection, Database, clock
 from tests.support.builders import TENANT, USAGE, examples, insert_response, register
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -283,7 +283,7 @@ def test_the_history_of_a_live_response_stays_and_goes_with_it(database: Databas
 def test_a_response_that_a_new_one_is_about_to_follow_waits_for_the_next_purge(database: Database) -> None:
     replica = register(database)
     with database.begin() as connection:
-        node = plant(connection, replica)
+        node = plant(connection, replica, finished_at=clock(connection))
     with database.begin() as connection:
         assert responses.lock_for_share(connection, TENANT, node)
         assert drain(database) == [PurgeBatch(0, 0, False)]
