@@ -49,6 +49,9 @@ PGBOUNCER := 1.25
 PGBOUNCER_COMMIT := 515b6284d273bfd62d1b7e3931ccdce41f9bfe7b
 PGBOUNCER_SOURCE ?= https://github.com/pgbouncer/pgbouncer.git
 
+# The tests start thousands of processes, and each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: screenshots help serve test test-nginx clients postgres llama-server test-llama vllm test-vllm pgbouncer openai-document peers-tests check faults bench clean
 
 help: ## list the targets
@@ -144,8 +147,9 @@ peers-tests: $(VENV)/installed-dev ## vLLM's and OGX's own tests, unchanged and 
 screenshots: $(VENV)/installed-dev ## pictures of the console's pages into .screenshots; needs Chromium
 	$(VENV)/bin/python -m tests.support.console_screenshots .screenshots
 
-faults: $(VENV)/installed-dev ## kill, stop and starve a running server for longer than the tests do
+faults: $(VENV)/installed-dev ## kill, stop and starve a running server for longer than the tests do, and all examples
 	$(BIN)/python -m pytest tests/faults tests/migration -n 2 --dist loadfile
+	ALL_EXAMPLES=1 $(BIN)/python -m pytest -m "(faults or hypothesis) and not gpu and not bench" tests/acceptance tests/contract tests/integration tests/unit -n 2 --dist loadfile
 
 bench: $(VENV)/installed-dev ## measure, as ratios
 	$(BIN)/python -m bench

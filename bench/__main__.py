@@ -14,6 +14,7 @@ BENCHES = (
     "many_responses",
     "admin_sql",
     "operations",
+    "console",
     "replicas",
     "engine_decode",
     "engine_sampling",

@@ -22,7 +22,6 @@ from server.admission.parse_input import read_request_input
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
-from server.delivery.frames import frame
 from server.delivery.hub import Abandonment
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import EventEmitter
@@ -40,8 +39,9 @@ from server.model_formats.interface import (
 from server.model_formats.select_format import load_model_format
 from server.process.scripted_model import scripted_engine
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.request_echo import request_echo
+from server.prompting.request_parameters import request_echo
 from server.protocol.decode import decode
+from server.protocol.responses.events import frame
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import read_tools
 from server.store.disk_space import Disk

@@ -151,14 +151,15 @@ def evaluate(
         asked = cases_of(kind, cases, seed)
         with one_thread():
             answers = subject.answer(asked)
-        mistakes = tuple(
-            Mistake(case, answer)
-            for case, answer in zip(asked, answers, strict=True)
-            if not _is_right(case, answer)
-        )
-        results.append(Result(kind, len(asked), mistakes))
+        results.append(result_of(kind, list(zip(asked, answers, strict=True))))
         print(results[-1].row(), flush=True)
     return results
+
+
+def result_of(kind: Kind, answered: Sequence[tuple[Case, str]]) -> Result:
+    """Return how many of a kind's cases, each with the answer that it got, are right."""
+    mistakes = tuple(Mistake(case, answer) for case, answer in answered if not _is_right(case, answer))
+    return Result(kind, len(answered), mistakes)
 
 
 def is_good_enough(results: Sequence[Result]) -> bool:

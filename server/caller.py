@@ -1,7 +1,7 @@
 """The authenticated caller of a request: its tenant, its key's permissions, and what both may use."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final, Literal
 
@@ -34,10 +34,6 @@ class Limits:
     budget_cost: Decimal | None = None
     """In the currency of the prices."""
     budget_period: Period = "month"
-
-    @property
-    def has_budget(self) -> bool:
-        return self.budget_tokens is not None or self.budget_cost is not None
 
 
 NO_LIMITS: Final = Limits()
@@ -79,11 +75,11 @@ class Caller:
     limits: Limits = NO_LIMITS
     """The key's own; the tenant's hold besides."""
     settings: TenantSettings = SERVER_SETTINGS
+    counted_as: str = field(init=False)
+    """The key id under which requests and tokens are counted; empty while no key exists."""
 
-    @property
-    def counted_as(self) -> str:
-        """The key id under which requests and tokens are counted; empty while no key exists."""
-        return self.first_key or self.key_id or ""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counted_as", self.first_key or self.key_id or "")
 
     @property
     def actor(self) -> str:

@@ -1,8 +1,12 @@
 import functools
+import gc
 import signal
 from typing import Any
 
 import httpx._transports.default
+from hypothesis import settings
+
+from tests.support.rounds import example_count
 
 pytest_plugins = [
     "tests.fix_postgres",
@@ -16,8 +20,16 @@ pytest_plugins = [
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until all tests are there: they stay, and each pass would look at all of them again
     _read_certificates_once()
     _feel_interrupts()
+    settings.register_profile("suite", max_examples=example_count(100))
+    settings.load_profile("suite")
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 def _read_certificates_once() -> None:

@@ -18,6 +18,7 @@ from psycopg import sql
 from server.embedded_postgres.data_directory import ClusterDirectory, running_postmaster
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.store.schema.upgrade import upgrade
+from tests.fix_postgres import postgres_folder
 from tests.support.eventually import eventually
 
 PATIENCE_S = 60.0
@@ -109,7 +110,7 @@ def small_disk() -> Iterator[SmallDisk]:
 @pytest.fixture(scope="module")
 def own_cluster() -> Iterator[Cluster]:
     """A cluster of this module's own."""
-    home = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+    home = postgres_folder()
     cluster = Cluster(home)
     try:
         cluster.start()

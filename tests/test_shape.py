@@ -1,8 +1,9 @@
 """What keeps the code findable: sizes, borders that imports cannot show, and pages made from the code."""
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,36 @@ def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@dataclass(frozen=True)
+class _Function:
+    name: str
+    lines: int
+    is_asynchronous: bool
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What the tests here ask of a file, which is parsed once."""
+
+    docstring: str | None
+    functions: tuple[_Function, ...]
+    reads: frozenset[str]
+    """Names of attributes that are read, and names that are imported from modules."""
+
+
+@functools.cache
+def _source(path: Path) -> _Source:
+    functions, reads = [], set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            functions.append(_Function(node.name, lines, isinstance(node, ast.AsyncFunctionDef)))
+        elif isinstance(node, ast.Attribute):
+            reads.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            reads |= {alias.name for alias in node.names}
+    return _Source(ast.get_docstring(tree), tuple(functions), frozenset(reads))
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
@@ -39,10 +66,10 @@ def test_no_file_is_longer_than_400_lines() -> None:
 
 def test_no_function_is_longer_than_60_lines() -> None:
     long = {
-        f"{_name(path)}:{function.name}": size
+        f"{_name(path)}:{function.name}": function.lines
         for path in SOURCES
-        for function in _functions(path)
-        if (size := (function.end_lineno or 0) - function.lineno + 1) > MAX_FUNCTION_LINES
+        for function in _source(path).functions
+        if function.lines > MAX_FUNCTION_LINES
     }
     assert long == {}
 
@@ -52,17 +79,12 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
 
 
 def test_every_module_of_ours_says_what_it_is_for() -> None:
-    silent = [_name(path) for path in OURS if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [_name(path) for path in OURS if not _source(path).docstring]
     assert silent == []
 
 
 def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
-    found = {
-        _name(path)
-        for path in OURS
-        for function in _functions(path)
-        if isinstance(function, ast.AsyncFunctionDef)
-    }
+    found = {_name(path) for path in OURS for function in _source(path).functions if function.is_asynchronous}
     # MCP's library is asynchronous; the other halves are plain functions.
     mcp = {"runner/server.py", "server/browser/mcp_server.py", "server/hosted_tools/mcp_session.py"}
     mcp |= {
@@ -76,13 +98,7 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
 
 @pytest.mark.parametrize("name", ["environ", "getenv"])
 def test_the_environment_is_read_by_the_configuration_only(name: str) -> None:
-    readers = {
-        _name(path)
-        for path in OURS
-        for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.Attribute) and node.attr == name)
-        or (isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names})
-    }
+    readers = {_name(path) for path in OURS if name in _source(path).reads}
     # The last one reads that of its sandbox.
     assert readers <= {
         "server/configuration/environment.py",
@@ -95,8 +111,8 @@ def test_a_handler_has_at_most_25_lines() -> None:
     long = [
         f"{_name(path)}:{function.name}"
         for path in (ROOT / "server" / "http" / "handlers").glob("*.py")
-        for function in _functions(path)
-        if (function.end_lineno or 0) - function.lineno + 1 > 25
+        for function in _source(path).functions
+        if function.lines > 25
     ]
     assert long == []
 

@@ -98,6 +98,15 @@ class RequestMetrics:
             self._inter_token_latency.observe((now - self._last_at) / count, again * count)
         self._last_at = now
 
+    def received(self, sequence: TokenSequence, count: int, now: float) -> None:
+        """The same for one request of an engine without steps of its own, in place of `tokens`."""
+        if sequence.last_token_at is not None:
+            self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
+        else:
+            sequence.first_token_at = now
+            self._time_to_first_token.observe(now - sequence.accepted_at)
+        sequence.last_token_at = now
+
     def _change_rows(self, rows: frozenset[TokenSequence], now: float, count: int) -> None:
         """Observes those that did not get the last tokens, and notes when the others got theirs."""
         before, self._last_rows = self._last_rows, rows

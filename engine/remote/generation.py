@@ -90,6 +90,8 @@ class Generation:
         """The server applies the grammar in the current call."""
         self._restricted: tuple[int, ...] | None = None
         """The allowed tokens of the current call, which is for one token; None allows all."""
+        self._any_may_come = False
+        """The current call's tokens need no check: the request has no rule for them."""
         self._rejected = False
         """The last sampled token may not come; the next call is restricted."""
         self._mask: bytes | None = None
@@ -117,6 +119,8 @@ class Generation:
         if self.done:
             return None
         self._length_at_call = len(self.sequence.tokens)
+        has_grammar = self.sequence.request.grammar is not None
+        self._any_may_come = not has_grammar and self._restricted is None and not self._checks_tokens()
         return self._scoring_call() if self._scoring else self._sampling_call()
 
     def _scoring_call(self) -> GenerateCall:
@@ -191,7 +195,7 @@ class Generation:
         if self._scoring:
             self._receive_prompt_logprobs(chunk.prompt_logprobs)
             return
-        if self._ended is None and self._misses_token(chunk):
+        if chunk.generated_tokens is not None and self._ended is None and self._misses_token(chunk):
             self._missed_token = self.call_over = True
             return
         if chunk.token_ids and self._ended is None:
@@ -229,7 +233,7 @@ class Generation:
         self._check_chunk(chunk)
         begin = len(sequence.tokens)
         for token_id in chunk.token_ids:
-            if not self._may_come(token_id):
+            if not (self._any_may_come or self._may_come(token_id)):
                 self._rejected = self.call_over = True
                 self._native_grammar = False  # the server takes it otherwise than we do
                 break
@@ -243,7 +247,7 @@ class Generation:
             self.call_over = True
 
     def _check_chunk(self, chunk: Chunk) -> None:
-        if not all(0 <= token_id < self._vocab_size for token_id in chunk.token_ids):
+        if min(chunk.token_ids) < 0 or max(chunk.token_ids) >= self._vocab_size:
             raise EngineFault("failed", "its answer has a token that is not in the vocabulary")
         wanted = self.sequence.request.logprobs is not None
         if wanted and (chunk.logprobs is None or len(chunk.logprobs) != len(chunk.token_ids)):

@@ -6,7 +6,7 @@ sends them, `generation` decides which call comes next, `router` which server ge
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from engine.request import EngineRequest, TokenLogprobs
 
@@ -94,9 +94,8 @@ class ImageFile:
     cache_salt: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A part of a server's answer."""
+class Chunk(NamedTuple):
+    """A part of a server's answer. A tuple, because there is one for nearly every token."""
 
     token_ids: tuple[int, ...] = ()
     """New tokens, a stop token included."""

@@ -24,9 +24,8 @@ class RemoteMetrics:
         self._buckets: deque[tuple[float, int]] = deque(maxlen=int(RECENT_SECONDS / BUCKET_SECONDS))
         """(begin, tokens) of intervals of `BUCKET_SECONDS` in which tokens came."""
 
-    def count_tokens(self, count: int) -> None:
+    def count_tokens(self, count: int, now: float) -> None:
         self._tokens += count
-        now = monotonic()
         if self._buckets and now - self._buckets[-1][0] < BUCKET_SECONDS:
             begin, tokens = self._buckets[-1]
             self._buckets[-1] = (begin, tokens + count)

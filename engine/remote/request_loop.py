@@ -70,6 +70,8 @@ class RequestLoop:
         self._outbox: list[Outbound] = []
         self._tokens_at: dict[str, int] = {}
         """By request: the index in the outbox of its `Tokens`, to which further tokens are added."""
+        self._undelivered_tokens = 0
+        """Those in the outbox."""
         self._ended: list[str] = []
         self._delivery: asyncio.Handle | None = None
         self._delivered_at = -inf
@@ -317,10 +319,10 @@ class RequestLoop:
             )
 
     def _collect_tokens(self, sequence: TokenSequence, message: Tokens) -> None:
-        for _ in message.token_ids:
-            self._waiting.charge(sequence)
-        self._metrics.count_tokens(len(message.token_ids))
-        self._metrics.requests.tokens(frozenset([sequence]), monotonic(), len(message.token_ids))
+        count = len(message.token_ids)
+        self._waiting.charge(sequence, count)
+        self._undelivered_tokens += count
+        self._metrics.requests.received(sequence, count, monotonic())
         index = self._tokens_at.get(message.request_id)
         if index is None:
             self._tokens_at[message.request_id] = len(self._outbox)
@@ -334,6 +336,8 @@ class RequestLoop:
     def _deliver_now(self) -> None:
         """Delivers the outbox. Ended requests leave the registry first: their ids are free."""
         self._delivery, self._delivered_at = None, monotonic()
+        self._metrics.count_tokens(self._undelivered_tokens, self._delivered_at)
+        self._undelivered_tokens = 0
         ended, self._ended = self._ended, []
         for request_id in ended:
             self._registry.remove(request_id)

@@ -93,6 +93,7 @@ class TokenSequence:
         self.admission_order: int | None = None
         """Place in the order of first admission; None until then."""
         self.tokens: list[int] = list(request.prompt)
+        self._longest = len(request.prompt) + request.max_tokens
         self.in_flight = False
         """One more token has been sampled and not read: see `core.engine_core`."""
         self.num_computed_tokens = 0
@@ -211,4 +212,4 @@ class TokenSequence:
         ends_grammar = self.request.grammar is not None and token_id in self.request.stop_ids
         if ends_grammar or token_id in self.ends or self.stop_match is not None:
             return "stop"
-        return "length" if self.output_count >= self.request.max_tokens else None
+        return "length" if len(self.tokens) >= self._longest else None

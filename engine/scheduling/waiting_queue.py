@@ -90,10 +90,10 @@ class FairWaitingQueue:
         sequence.admission_order = self._admissions
         level.pop(sequence, cost)
 
-    def charge(self, sequence: TokenSequence) -> None:
-        """Counts one sampled token of a running request."""
+    def charge(self, sequence: TokenSequence, tokens: int = 1) -> None:
+        """Counts sampled tokens of a running request."""
         request = sequence.request
-        self._levels[request.priority].accounts[request.fairness_key].served_tokens += 1
+        self._levels[request.priority].accounts[request.fairness_key].served_tokens += tokens
 
     def remove(self, sequence: TokenSequence, *, waiting: bool) -> None:
         """Removes a request that has ended; `waiting` is whether it was in the queue."""

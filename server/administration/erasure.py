@@ -2,7 +2,7 @@
 
 from server.administration import checks
 from server.administration.actor import Actor
-from server.errors import InvalidRequest
+from server.errors import Conflict, InvalidRequest
 from server.maintenance.erasure import Erasure, Outcome
 from server.protocol.administration.requests import MAX_USER
 from server.store.database import Database
@@ -21,6 +21,12 @@ def check_subject(subject: Subject) -> None:
             "Usage is always kept of a user, without the user's name; it can be kept or not of a tenant.",
             param="keep_usage",
         )
+
+
+def refuse_own_tenant(subject: Subject, tenant: str) -> None:
+    """Raises Conflict for the whole tenant of the caller, whose key would go with it."""
+    if subject.user is None and subject.tenant == tenant:
+        raise Conflict(f"Tenant {tenant} is your own; use another's key, or `holdfast erase`.")
 
 
 def count(database: Database, subject: Subject, lease_seconds: float) -> Outcome:

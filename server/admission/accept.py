@@ -5,7 +5,7 @@ A request that is sent again with its Idempotency-Key gets the responses that it
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from uuid import UUID
 
@@ -14,7 +14,7 @@ import msgspec
 from server.admission.conversations import lock_conversation
 from server.admission.prepare_runs import IdempotencyKey, NewRun
 from server.admission.resolve_input import removed_image, unknown_previous
-from server.admission.tenant_quotas import QueueLimits
+from server.admission.tenant_limits import QueueLimits
 from server.caller import Caller
 from server.crashpoints import crashpoint
 from server.delivery.frames import FramePage
@@ -27,8 +27,7 @@ from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.ids import choice_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
-from server.protocol.responses.request import Kind, end_user
-from server.recording.persist import lifetime
+from server.protocol.responses.request import CreateResponse, Kind
 from server.store import log_append
 from server.store.content import idempotency_keys, images, responses, stored_items
 from server.store.content.images import ImageRemoved
@@ -36,6 +35,8 @@ from server.store.content.responses import NewResponse, StoredResponse
 from server.store.content.stored_items import NewItem
 from server.store.database import Connection, Database, clock
 
+MAX_UNSTORED_LIFETIME = timedelta(days=1)
+"""Of a background response with `store: false` whose end is not written in the usual way."""
 StoredStart = tuple[Run, list[Event]]
 """A run and its first events, which are committed with the response's row."""
 
@@ -86,12 +87,11 @@ class ResponseWriter:
         stored = responses.get(connection, tenant, new.response) if again else None
         created_at = stored.created_at if stored else self._insert(connection, new)
         run = self.make_run(new, created_at)
-        first_events = run.accept() if run.facts.echo.background else run.accept() + run.start()
+        first_events = run.begin()
         if stored is None:
             stored_items.insert_items(connection, tenant, new.response, stored_items.INPUT, input_items)
             insert_images(connection, tenant, new.response, input_items)
-            batch = log_append.encode_rows(tenant, new.response, run.facts.attempt, first_events, [])
-            log_append.append(connection, batch)
+            log_append.append_events(connection, tenant, new.response, run.facts.attempt, first_events)
         crashpoint("accept.written")
         return run, first_events
 
@@ -132,7 +132,7 @@ class ResponseWriter:
             prompt_tokens=len(new.prepared.prompt.token_ids),
             wants_output=new.prepared.wants_output,
             origin=new.origin,
-            end_user=_end_user(new),
+            end_user=new.end_user,
             kind=_kind(new),
         )
         return Run(facts, first_decoding_spec(self._served, new.resolved, new.prepared))
@@ -166,13 +166,18 @@ class ResponseWriter:
             lifetime=lifetime(request, self._retention_days_of(new.caller)),
             request_id=new.origin.request_id,
             trace_parent=new.origin.trace_parent,
-            end_user=_end_user(new),
+            end_user=new.end_user,
             kind=_kind(new),
         )
 
 
-def _end_user(new: NewRun) -> str | None:
-    return end_user(new.resolved.request.user, new.resolved.request.safety_identifier)
+def lifetime(request: CreateResponse, retention_days: int) -> timedelta | None:
+    """The time from a response's creation until it may be purged; None if it is kept for ever."""
+    if request.expires_after is not None:
+        return timedelta(seconds=request.expires_after.seconds)
+    if request.background and request.store is False:
+        return MAX_UNSTORED_LIFETIME
+    return timedelta(days=retention_days) if retention_days else None
 
 
 def _kind(new: NewRun) -> Kind:
@@ -184,8 +189,11 @@ def _kind(new: NewRun) -> Kind:
 
 def insert_images(connection: Connection, tenant: str, owner: UUID, new: Sequence[NewItem]) -> None:
     """Insert the pictures of a response's new items. Raises NotFound if one was deleted since it was read."""
+    uses = [(item.id, image) for item in new for image in item.images]
+    if not uses:
+        return
     try:
-        images.insert(connection, tenant, owner, [(item.id, image) for item in new for image in item.images])
+        images.insert(connection, tenant, owner, uses)
     except ImageRemoved:
         raise removed_image() from None
 

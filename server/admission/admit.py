@@ -20,22 +20,21 @@ from server.admission.accept import (
     StoredStart,
     find_previous_attempt,
 )
-from server.admission.history import HistoryReads
 from server.admission.parse_input import read_templated_input
 from server.admission.prepare_runs import IdempotencyKey, NewRun, ParsedCreate, RunPreparation
 from server.admission.request_validation import check_priority, validate_request, with_generation_config
-from server.admission.tenant_quotas import QueueLimits, StorageQuota
+from server.admission.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
-from server.delivery.frames import FramePage, frames
+from server.delivery.frames import FramePage
 from server.delivery.hub import Abandonment, Channel, Hub
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
 from server.logs.context import current_origin, note_responses
 from server.prompting.engine_request import refusal
 from server.prompting.loaded_model import LoadedModel
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, frames
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
@@ -186,7 +185,8 @@ class Admission:
     def _prepare_and_start(self, create: ParsedCreate, reservation: Reservation) -> list[AcceptedResponse]:
         for _ in range(MAX_CONVERSATION_RETRIES):
             runs = self._preparation.prepare_runs(create)
-            reservation.take_tokens({new.response: _tokens_of(new) for new in runs})
+            if reservation.token_windows:
+                reservation.take_tokens({new.response: _tokens_of(new) for new in runs})
             with suppress(ConversationChanged):
                 return self._start(runs, reservation)
         raise ConversationLocked
@@ -210,7 +210,8 @@ class Admission:
             accepted = self._accept(prepared)
             self._on_queued()
             return [self._watch(*one, channel) for one, channel in zip(accepted, channels, strict=True)]
-        self.rates.keep_until_end(reservation)
+        if reservation.tokens:
+            self.rates.keep_until_end(reservation)
         refused: list[ApiError] = []
         started = [
             self._submit(run, new, first_events, refused)
@@ -244,7 +245,7 @@ class Admission:
                 return self._accept(prepared)
             now = self._database.retry(lambda connection: self._writer.accept_unstored(connection, prepared))
             runs = [self._writer.make_run(new, now) for new in prepared]
-            return [(run, run.accept() + run.start()) for run in runs]
+            return [(run, run.begin()) for run in runs]
         except BaseException:
             self.rates.drop(ids)
             for response in ids:

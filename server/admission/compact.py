@@ -11,10 +11,10 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission.history import HistoryReads
 from server.admission.parse_input import read_request_input
 from server.admission.request_validation import validate_request
 from server.admission.resolve_input import reading_input, with_own_id
+from server.admission.tenant_limits import HistoryReads
 from server.caller import Caller
 from server.compaction.summary import RETAINED_SHARE, Summary, pending_calls, retained_messages, transcript
 from server.delivery.image_urls import items_with_image_urls

@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from server.admission import resolve_input
-from server.admission.history import MAX_ITEMS, check_history_size
+from server.admission.tenant_limits import MAX_ITEMS, check_history_size
 from server.caller import Caller
 from server.delivery.image_urls import page_with_image_urls, with_image_urls
 from server.errors import ConversationLocked, InvalidRequest, NotFound

@@ -11,24 +11,23 @@ from uuid import UUID
 import msgspec
 
 from engine.request import CheckedRequest, EngineRequest, RequestRefused
-from server.admission.history import HistoryReads
 from server.admission.resolve_input import ResolvedInput, reading_input, with_own_id
-from server.admission.tenant_quotas import QueueLimits
+from server.admission.tenant_limits import HistoryReads, QueueLimits
 from server.caller import Caller
 from server.compaction.inline import prepare_with_compaction
 from server.errors import InvalidRequest
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
 from server.logs.context import Origin
-from server.prompting.engine_parameters import MAX_LOGPROBS, beams, logprobs_limit, prompt_logprobs
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, refusal
 from server.prompting.loaded_model import LoadedModel
+from server.prompting.request_parameters import MAX_LOGPROBS, beams, logprobs_limit, prompt_logprobs
 from server.prompting.turns import TurnBuilder
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
-from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.request import CreateResponse, end_user
 from server.store.database import Connection, Database
 
 
@@ -71,6 +70,7 @@ class NewRun:
     turns: TurnBuilder
     idempotency_key: IdempotencyKey | None
     origin: Origin
+    end_user: str | None
 
     @property
     def response(self) -> UUID:
@@ -103,7 +103,7 @@ class RunPreparation:
             create.input_items,
             first_id,
             create.prior_items,
-            check_queue if first_request.background else lambda _connection: None,
+            check_queue if first_request.background else None,
         ) as resolved_input:
             runs = [self._prepare(create, first_request, first_id, resolved_input)]
         later = replace(create, idempotency_key=None)
@@ -155,6 +155,7 @@ class RunPreparation:
             ),
             idempotency_key=create.idempotency_key,
             origin=create.origin,
+            end_user=end_user(request.user, request.safety_identifier),
         )
 
     def _with_prompt_of(

@@ -13,8 +13,8 @@ from msgspec import Meta
 from server.caller import Caller
 from server.completions.shared_parameters import check_format_name
 from server.errors import InvalidRequest, ModelNotAllowed, UnknownModel
-from server.prompting.engine_parameters import wants_logprobs
 from server.prompting.loaded_model import LoadedModel
+from server.prompting.request_parameters import wants_logprobs
 from server.protocol.completions.requests import CompletionParameters
 from server.protocol.decode import convert, decode_as
 from server.protocol.responses.request import CreateResponse, TokenId

@@ -4,14 +4,14 @@ Item references are read, new items get ids of the response, and calls and appro
 refer to must be among the items.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import msgspec
 
-from server.admission.history import MAX_ITEMS, HistoryReads, Reserve, check_history_size, unbounded
+from server.admission.tenant_limits import MAX_ITEMS, HistoryReads, Reserve, check_history_size, unbounded
 from server.errors import InvalidRequest, NotFound
 from server.hosted_tools.offered_tools import approved_calls
 from server.prompting.loaded_model import LoadedModel
@@ -69,21 +69,30 @@ class ResolvedInput:
     @property
     def prompt_items(self) -> Sequence[Item]:
         """`items` with the pictures that the model reads. Raises InvalidRequest for too many."""
-        return with_prompt_images(self.items, self.images)
+        return with_prompt_images(self.items, self.images) if self.images else self.items
 
 
-def resolve_input(
+@dataclass(frozen=True, slots=True)
+class StoredInput:
+    """What a request refers to, as it is stored."""
+
+    input_items: Sequence[Item]
+    """The new input, its item references read."""
+    history: Sequence[Item] = ()
+    previous_id: UUID | None = None
+    conversation: ConversationVersion | None = None
+
+
+def read_stored_input(
     connection: Connection,
     tenant: str,
     request: CreateResponse,
     given: Sequence[InputItem],
-    response: UUID,
-    seal: Seal,
     prior_items: Sequence[Item] | None = None,
     *,
     reserve: Reserve = unbounded,
-) -> ResolvedInput:
-    """Read what the request refers to. Raises ApiError for missing references and unmatched call outputs.
+) -> StoredInput:
+    """Read what the request refers to. Raises ApiError for what is missing.
 
     `prior_items` is the history up to the end of the previous response where that is not stored. `reserve`
     is called with the size of stored items before they are read.
@@ -95,11 +104,29 @@ def resolve_input(
     if conversation is not None:
         version, history_items = _read_versioned_conversation(connection, tenant, conversation, reserve)
     wanted = [item for item in given if not isinstance(item, _NO_ITEMS)]
-    resolved = resolve_references(connection, tenant, wanted, reserve)
-    new = with_own_ids(given, resolved, response, "i", seal, tenant)
-    _validate_approvals([*history_items, *new], new, given, seal, tenant)
-    _validate_call_outputs(history_items, new, lambda items: unseal_items(items, seal, tenant))
-    return ResolvedInput(previous, history_items, new, version)
+    input_items = resolve_references(connection, tenant, wanted, reserve)
+    return StoredInput(input_items, history_items, previous, version)
+
+
+def input_alone(
+    request: CreateResponse, given: Sequence[InputItem], prior_items: Sequence[Item] | None
+) -> StoredInput | None:
+    """The same for a request that refers to nothing stored; None for any other. Pure."""
+    refers = request.previous_response_id is not None and prior_items is None
+    if refers or request.conversation is not None or any(isinstance(one, ItemReference) for one in given):
+        return None
+    items = [item for item in given if not isinstance(item, _NO_ITEMS | ItemReference)]
+    return StoredInput(items, prior_items or ())
+
+
+def resolve_input(
+    stored: StoredInput, given: Sequence[InputItem], response: UUID, seal: Seal, tenant: str
+) -> ResolvedInput:
+    """The items of a request. Raises ApiError for unmatched call outputs and approvals. Pure."""
+    history, new = stored.history, with_own_ids(given, stored.input_items, response, "i", seal, tenant)
+    _validate_approvals([*history, *new], new, given, seal, tenant)
+    _validate_call_outputs(history, new, lambda items: unseal_items(items, seal, tenant))
+    return ResolvedInput(stored.previous_id, history, new, stored.conversation)
 
 
 @contextmanager
@@ -112,26 +139,32 @@ def reading_input(
     given: Sequence[InputItem],
     response: UUID,
     prior_items: Sequence[Item] | None = None,
-    check: Callable[[Connection], None] = lambda _connection: None,
+    check: Callable[[Connection], None] | None = None,
 ) -> Iterator[ResolvedInput]:
-    """`resolve_input` after `check` in one transaction, and the pictures of its items.
+    """`check`, and what the request refers to, in one transaction; then `resolve_input` and its pictures.
 
     The history read is counted during the block.
     """
     with history.for_request(tenant) as reads:
 
-        def resolve(connection: Connection) -> tuple[ResolvedInput, Mapping[bytes, bytes]]:
+        def read(connection: Connection) -> tuple[StoredInput, dict[bytes, bytes]]:
             reads.start_over()
-            check(connection)
-            resolved = resolve_input(
-                connection, tenant, request, given, response, served.seal, prior_items, reserve=reads.reserve
-            )
+            if check is not None:
+                check(connection)
+            stored = read_stored_input(connection, tenant, request, given, prior_items, reserve=reads.reserve)
             if served.images is None:
-                return resolved, {}
-            return resolved, read_images(connection, tenant, resolved.items, reads.reserve_images)
+                return stored, {}
+            items = [*stored.history, *stored.input_items]
+            return stored, read_images(connection, tenant, items, reads.reserve_images)
 
-        resolved, stored = database.read(resolve)
-        yield replace(resolved, images=prompt_images(served, tenant, request, resolved.items, stored))
+        stored, pictures = input_alone(request, given, prior_items), dict[bytes, bytes]()
+        if stored is None or check is not None or served.images is not None:
+            stored, pictures = database.read(read)
+        resolved = resolve_input(stored, given, response, served.seal, tenant)
+        if served.images is not None:
+            images = prompt_images(served, tenant, request, resolved.items, pictures)
+            resolved = replace(resolved, images=images)
+        yield resolved
 
 
 def read_images(

@@ -2,10 +2,8 @@
 
 import argparse
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -13,15 +11,12 @@ import msgspec
 from server.cli.command import Subcommands, add_command, opened_database, print_result, print_status
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.maintenance import audit_responses as invariants
-from server.maintenance.audit_images import check_conversation, check_image
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
+from server.maintenance.audit_run import Tally, violations
 from server.process.open_database import OpenDatabase
 from server.protocol.ids import response_id
-from server.store import audit_images
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
-from server.store.content import responses
 from server.store.database import Connection, clock
 from server.store.database_errors import DatabaseError
 from server.store.schema.compatibility import BEHIND, UNKNOWN
@@ -31,17 +26,6 @@ CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 _AGE = re.compile(r"(\d{1,6})([mhd])")
 AGE_HELP = "90m, 24h, 7d"
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts of an audit."""
-
-    responses: int = 0
-    unfinished: int = 0
-    served: bool = False
-    """Whether a replica is alive."""
-    violations: Counter[str] = field(default_factory=Counter)
 
 
 def add_commands(commands: Subcommands) -> None:
@@ -107,43 +91,6 @@ def _audit(opened: OpenDatabase, options: argparse.Namespace) -> int:
     else:
         print_status(_summary(tally))
     return VIOLATED if tally.violations else CLEAN
-
-
-def violations(connection: Connection, scope: Scope, limits: Limits, tally: Tally) -> Iterator[Violation]:
-    """The violations, as they are found; counts them in `tally`."""
-    for violation in _violations(connection, scope, limits, tally):
-        tally.violations[violation.invariant] += 1
-        yield violation
-
-
-def _violations(connection: Connection, scope: Scope, limits: Limits, tally: Tally) -> Iterator[Violation]:
-    with store.snapshot(connection):
-        names = [scope.tenant] if scope.tenant is not None else responses.tenants(connection)
-    for tenant in names:
-        for response, moment in store.responses(connection, tenant, scope, limits.grace_seconds):
-            tally.responses += 1
-            tally.unfinished += invariants.is_unfinished(response)
-            tally.served = moment.served_since is not None
-            yield from invariants.check(response, moment, limits)
-    yield from _image_violations(connection, scope)
-    yield from invariants.check_orphans(store.orphans(connection, scope.tenant))
-    yield from invariants.check_keys(
-        store.shared_keys(connection, scope.tenant),
-        store.lost_keys(connection, scope.tenant, limits.key_seconds),
-    )
-
-
-def _image_violations(connection: Connection, scope: Scope) -> Iterator[Violation]:
-    """Violations by pictures and by conversations, which a bound on the number of responses leaves out."""
-    if scope.limit is not None:
-        return
-    names = [scope.tenant] if scope.tenant is not None else audit_images.tenants(connection)
-    for tenant in names:
-        for conversation in audit_images.conversations(connection, tenant):
-            yield from invariants.check_images(tenant, check_conversation(conversation))
-        found = map(check_image, audit_images.unsound_images(connection, tenant, scope))
-        yield from invariants.check_images(tenant, found)
-        yield from invariants.check_orphans(audit_images.orphans(connection, tenant))
 
 
 def _require_current(url: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.delivery.frames import split_frame
 from server.protocol.completions.objects import CompletionUsage, completion_usage
 from server.protocol.decode import decode_as
 from server.protocol.responses.events import (
@@ -23,6 +22,7 @@ from server.protocol.responses.events import (
     OutputTextDelta,
     ReasoningTextDelta,
     TokenIdsEvent,
+    split_frame,
 )
 from server.protocol.responses.items import CustomToolCall, FunctionCall, Message, Reasoning
 from server.protocol.responses.response import IncompleteDetails, ResponseError, Usage

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from server.errors import ApiError, ConfigError, UnsupportedMediaType, WrongHost, WrongOrigin
+from server.errors import ApiError, ConfigError, WrongHost, WrongOrigin
 
 SAME_SITE_VALUES = frozenset({"same-origin", "none"})
 """Values of Sec-Fetch-Site that pages of other sites cannot cause; `none` is typed into the address bar."""
@@ -124,19 +124,6 @@ def origin_error(
     if headers.get("sec-fetch-site", "none").lower() not in SAME_SITE_VALUES:
         return WrongOrigin()
     return None
-
-
-def require_json(headers: Mapping[str, str], body: bytes) -> None:
-    """Raises UnsupportedMediaType for a body whose Content-Type is not JSON.
-
-    Without a CORS preflight, a page of another site can only send the content types of HTML forms.
-    """
-    if not body:
-        return
-    essence = headers.get("content-type", "").partition(";")[0].strip().lower()
-    kind, _, subtype = essence.partition("/")
-    if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
-        raise UnsupportedMediaType(essence)
 
 
 def _is_loopback(host: Host, port: int | None) -> bool:

@@ -33,6 +33,7 @@ from server.errors import ConfigError
 PREFIX = "HOLDFAST_"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 SEAL_KEY_BYTES = 32
+_DATABASE_URLS = ("database_url", "database_direct_url", "reader_database_url")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class Config(
             raise ConfigError(
                 "The role api loads no model: set engine to one of another process, or role to all or worker."
             )
-        for name in ("database_url", "database_direct_url"):
+        for name in _DATABASE_URLS:
             if (url := getattr(self, name)) is not None and not _is_postgres_url(url):
                 flag = name.replace("_", "-")
                 raise ConfigError(f"{flag} must begin with postgresql:// (libpq's form, without a driver).")
@@ -86,7 +87,7 @@ class Config(
     def shown(self) -> dict[str, object]:
         """The settings without passwords, keys, tokens and the secrets in tool servers' URLs."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
-        for name in ("database_url", "database_direct_url"):
+        for name in _DATABASE_URLS:
             if isinstance(url := shown[name], str):
                 shown[name] = without_password(url)
         for secret in ("seal_key", "tool_token", "engine_api_key"):

@@ -1,6 +1,8 @@
 """`ConsoleRequest`: what a page's handler gets, and how it answers: a page, JSON or a redirect."""
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
@@ -11,9 +13,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from server.administration.actor import Actor
 from server.caller import Caller
+from server.console.formats import csv_value
+from server.console.process_state import ConsoleState
 from server.console.session import COOKIE, form_token
 from server.console.templates import render
 from server.errors import InvalidRequest, NotFound
+from server.http.asgi.thread_pools import ThreadPools
 from server.http.services import Services
 from server.protocol.ids import parse_response_id
 
@@ -40,6 +45,9 @@ class ConsoleRequest:
     services: Services
     caller: Caller
     request: Request
+    pools: ThreadPools
+    """The threads of the process's handlers, this one among them."""
+    state: ConsoleState
     form: Mapping[str, str] = field(default_factory=dict)
     """Of a POST."""
 
@@ -65,6 +73,10 @@ class ConsoleRequest:
             raise InvalidRequest(f"{name} must not contain the NUL character.", param=name)
         return value
 
+    def arguments(self, names: Iterable[str]) -> dict[str, str]:
+        """Those parameters of the address that are not empty."""
+        return {name: value for name in names if (value := self.argument(name))}
+
     def page(self, template: str, status: int = 200, **values: object) -> Response:
         """The template as a page of the console, or as the fragment that a script asks for."""
         cookie = self.request.cookies.get(COOKIE, "")
@@ -80,6 +92,17 @@ class ConsoleRequest:
     def json(self, value: object) -> Response:
         headers = {**HEADERS, "x-request-id": self.request.state.request_id}
         return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
+
+    def csv(self, filename: str, rows: Iterable[Sequence[object]]) -> Response:
+        """The rows, the first of which has the names of the columns, as a file to keep."""
+        text = io.StringIO()
+        csv.writer(text).writerows([csv_value(value) for value in row] for row in rows)
+        headers = {
+            **HEADERS,
+            "x-request-id": self.request.state.request_id,
+            "content-disposition": f'attachment; filename="{filename}"',
+        }
+        return Response(text.getvalue(), headers=headers, media_type="text/csv; charset=utf-8")
 
     def redirect(self, path: str, **arguments: str) -> Response:
         """To another page, after a form."""

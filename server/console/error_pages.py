@@ -9,9 +9,10 @@ from server.caller import Caller
 from server.console.console_request import html, redirect
 from server.console.session import PATH
 from server.console.templates import render
-from server.errors import MissingScope, NotAuthenticated, NotFound
+from server.errors import InvalidRequest, MissingScope, NotAuthenticated, NotFound
 from server.http.json_responses import log_refusal, to_api_error
 from server.protocol.ids import new_request_id
+from server.store.console.time_limit import TimeOver
 
 
 def on_error(connection: HTTPConnection, error: Exception) -> Response:
@@ -19,7 +20,7 @@ def on_error(connection: HTTPConnection, error: Exception) -> Response:
     request = Request(connection.scope)
     if getattr(request.state, "request_id", None) is None:
         request.state.request_id = new_request_id()
-    api_error = to_api_error(error)
+    api_error = to_api_error(InvalidRequest(str(error)) if isinstance(error, TimeOver) else error)
     request.state.error = api_error
     log_refusal(api_error, request.state.request_id, error)
     if isinstance(api_error, NotAuthenticated):

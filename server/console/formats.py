@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 NOTHING: Final = "\N{EN DASH}"
+_SPREADSHEET_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -81,6 +82,19 @@ def pretty_json(value: Any) -> str:
         except (ValueError, RecursionError):
             return value if isinstance(value, str) else value.decode(errors="replace")
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def csv_value(value: object) -> object:
+    """A value as spreadsheets read it; a text that would be a formula there gets an apostrophe."""
+    match value:
+        case str() if value.startswith(_SPREADSHEET_FORMULA):
+            return f"'{value}"
+        case datetime():
+            return value.astimezone(UTC).isoformat()
+        case Mapping():
+            return csv_value(" ".join(f"{key}={one}" for key, one in value.items()))
+        case _:
+            return value
 
 
 FILTERS: Final[Mapping[str, Callable[..., str]]] = {

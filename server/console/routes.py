@@ -14,13 +14,20 @@ from server.console.console_request import ConsoleRequest, read_form
 from server.console.pages import (
     compare,
     history,
+    live,
     playground,
+    promises,
     response,
     response_events,
     run_again,
+    saved_views,
     sign_in,
+    sql,
     static_files,
+    usage,
 )
+from server.console.pages.administration import erasure, keys, prices, tenants, trail, webhook_endpoints
+from server.console.process_state import ConsoleState
 from server.console.session import COOKIE, PATH, is_form_token
 from server.console.sign_in_cookie import with_key_of_cookie
 from server.errors import InvalidRequest, MissingScope, WrongOrigin
@@ -45,10 +52,38 @@ class Page(NamedTuple):
     needs: Literal["metadata", "admin"]
 
 
+_ENDPOINT = "/tenants/{tenant}/webhook_endpoints/{endpoint_id}"
+ADMINISTRATION: Sequence[Page] = (
+    Page("GET", "/tenants", tenants.index, "metadata"),
+    Page("POST", "/tenants", tenants.create, "admin"),
+    Page("GET", "/tenants/{tenant}", tenants.show, "metadata"),
+    Page("POST", "/tenants/{tenant}", tenants.update, "admin"),
+    Page("POST", "/tenants/{tenant}/delete", tenants.delete, "admin"),
+    Page("GET", "/tenants/{tenant}/erase", erasure.show, "admin"),
+    Page("POST", "/tenants/{tenant}/erase/count", erasure.count, "admin"),
+    Page("POST", "/tenants/{tenant}/erase", erasure.erase, "admin"),
+    Page("POST", "/tenants/{tenant}/keys", keys.create, "admin"),
+    Page("POST", "/tenants/{tenant}/webhook_endpoints", webhook_endpoints.create, "admin"),
+    Page("POST", _ENDPOINT, webhook_endpoints.set_enabled, "admin"),
+    Page("POST", f"{_ENDPOINT}/rotate", webhook_endpoints.rotate, "admin"),
+    Page("POST", f"{_ENDPOINT}/delete", webhook_endpoints.delete, "admin"),
+    Page("GET", "/keys", keys.index, "metadata"),
+    Page("GET", "/keys/{key_id}", keys.show, "metadata"),
+    Page("POST", "/keys/{key_id}", keys.update, "admin"),
+    Page("POST", "/keys/{key_id}/rotate", keys.rotate, "admin"),
+    Page("POST", "/keys/{key_id}/revoke", keys.revoke, "admin"),
+    Page("GET", "/prices", prices.index, "metadata"),
+    Page("POST", "/prices", prices.set_price, "admin"),
+    Page("GET", "/trail", trail.show, "metadata"),
+)
 PAGES: Sequence[Page] = (
     Page("GET", "", history.show, "metadata"),
     Page("GET", "/history", history.show, "metadata"),
     Page("GET", "/history.csv", history.csv, "metadata"),
+    Page("GET", "/usage", usage.show, "metadata"),
+    Page("GET", "/usage.csv", usage.csv, "metadata"),
+    Page("GET", "/live", live.show, "metadata"),
+    Page("POST", "/live/drain", live.drain, "admin"),
     Page("GET", "/responses/{response_id}", response.show, "metadata"),
     Page("GET", "/responses/{response_id}/raw", response.raw, "admin"),
     Page("GET", "/responses/{response_id}/run", run_again.show, "admin"),
@@ -58,6 +93,13 @@ PAGES: Sequence[Page] = (
     Page("GET", "/responses/{response_id}/stream", response_events.stream, "admin"),
     Page("POST", "/responses/{response_id}/cancel", response.cancel, "admin"),
     Page("POST", "/responses/{response_id}/delete", response.delete, "admin"),
+    *ADMINISTRATION,
+    Page("GET", "/sql", sql.show, "admin"),
+    Page("POST", "/sql", sql.run, "admin"),
+    Page("POST", "/saved_views", saved_views.save, "admin"),
+    Page("POST", "/saved_views/{view_id}/delete", saved_views.delete, "admin"),
+    Page("GET", "/promises", promises.show, "metadata"),
+    Page("POST", "/promises", promises.start, "admin"),
     Page("GET", "/compare", compare.show, "metadata"),
     Page("GET", "/playground", playground.show, "admin"),
     Page("POST", "/playground", playground.send, "admin"),
@@ -70,6 +112,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
     """The routes, which use the API's limits and threads; none if the console is off."""
     if services.config.console == "off":
         return ()
+    state = ConsoleState(services.config)
     signed_in = replace(
         context,
         authenticate=lambda request: context.authenticate(with_key_of_cookie(services, request)),
@@ -82,7 +125,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         expected_share=lambda _request: _SIGNING_IN,
     )
     return [
-        *(_route(services, signed_in, page) for page in PAGES),
+        *(_route(services, signed_in, page, state) for page in PAGES),
         _sign_in(services, anonymous, "GET", sign_in.show),
         _sign_in(services, anonymous, "POST", sign_in.sign_in),
         Route(
@@ -102,7 +145,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
     ]
 
 
-def _route(services: Services, context: EndpointContext[Caller], page: Page) -> Route:
+def _route(services: Services, context: EndpointContext[Caller], page: Page, state: ConsoleState) -> Route:
     is_post = page.method == "POST"
 
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
@@ -110,7 +153,7 @@ def _route(services: Services, context: EndpointContext[Caller], page: Page) -> 
         if is_post:
             form = read_form(body)
             _check_form(services, request, form)
-        return page.handler(ConsoleRequest(services, caller, request, form))
+        return page.handler(ConsoleRequest(services, caller, request, context.threads, state, form))
 
     endpoint = Endpoint(
         handle,

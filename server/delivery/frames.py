@@ -1,15 +1,11 @@
-"""Server-sent-event frames: an event as bytes, under OpenAI's or Open Responses' name. Pure.
-
-Events of streams that earlier releases stored get the function names that they lack.
-"""
+"""Pages of frames, frames under Open Responses' names, and events of earlier releases completed. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
 from server.generation.event_log import decode_added
-from server.protocol.earlier_releases import with_name
-from server.protocol.responses.events import Event, Kind, event_type, render
+from server.protocol.earlier_releases import with_logprobs, with_name
+from server.protocol.responses.events import Event, Kind, event_type
 from server.protocol.responses.items import FunctionCall
 
 _EVENT = b"event: "
@@ -23,27 +19,6 @@ class FramePage:
 
     frames: Sequence[bytes]
     ended: bool
-
-
-def frame(response: UUID, event: Event) -> bytes:
-    """`id:`, `event:` and `data:` lines and the blank line, with LF.
-
-    The id is the sequence number, which a browser's EventSource sends as Last-Event-ID when it reconnects.
-    It comes first, so that clients that split at `data: ` find nothing after the JSON.
-    """
-    kind = event_type(event).encode()
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, render(response, event))
-
-
-def split_frame(frame: bytes) -> tuple[bytes, bytes]:
-    """The type and the JSON of a frame: the inverse of `frame`."""
-    _, head, data, *_ = frame.split(b"\n", 3)
-    return head.removeprefix(_EVENT), data.removeprefix(b"data: ")
-
-
-def frames(response: UUID, events: Iterable[Event]) -> tuple[bytes, ...]:
-    """`frame` of each event."""
-    return tuple([frame(response, event) for event in events])
 
 
 class OpenResponsesNames:
@@ -69,29 +44,29 @@ def to_open_responses(frame: bytes) -> bytes:
     return frame.replace(_OPENAI, _OPEN_RESPONSES, 2)
 
 
-def with_function_names(
-    events: Iterable[Event], from_start: Callable[[], Iterable[Event]]
-) -> Iterator[Event]:
-    """The events, with the function's name in each `response.function_call_arguments.done`.
+def completed_events(events: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> Iterator[Event]:
+    """Stored events with what earlier releases left out: `logprobs` of texts, and the function's name in each
+    `response.function_call_arguments.done`.
 
     `from_start` reads the response's stream from its beginning. It is called only for streams of earlier
     releases, where the names are in `response.output_item.added` alone.
     """
     names: dict[int, str] | None = None
     for event in events:
-        if _lacks_name(event):
+        if event.kind is not Kind.WHOLE:
+            yield event
+        elif _lacks_name(event):
             if names is None:
                 names = dict(_names(from_start()))
             yield event._replace(body=with_name(event.body, names))
         else:
-            yield event
+            yield event._replace(body=with_logprobs(event.body))
 
 
 def _lacks_name(event: Event) -> bool:
-    """The arguments are a JSON string with escaped quotes, so only a field can match."""
-    if event.kind is not Kind.WHOLE or event_type(event) != "response.function_call_arguments.done":
-        return False
-    return '"name":' not in event.body
+    """Of a whole event. The arguments are a JSON string with escaped quotes, so only a field can match."""
+    named = event_type(event) == "response.function_call_arguments.done"
+    return named and '"name":' not in event.body
 
 
 def _names(events: Iterable[Event]) -> Iterator[tuple[int, str]]:

@@ -21,8 +21,7 @@ from time import monotonic
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from server.delivery.frames import frames
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, frames
 from server.store.log_read import Subscription
 
 SubscriptionKey = tuple[str, UUID]
@@ -101,6 +100,8 @@ class Channel:
         """The frames from that sequence number on; None if they have to be read from the store."""
         if self.next_seq is None or (count := self.next_seq - position) > len(self._frames):
             return None
+        if count == 1:  # as for a reader that keeps up
+            return [self._frames[-1]]
         # From the end, because a deque finds its middle frame by frame.
         return list(islice(reversed(self._frames), max(0, count)))[::-1]
 

@@ -9,12 +9,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from server.delivery.frames import (
-    FramePage,
-    frame,
-    frames,
-    with_function_names,
-)
+from server.delivery.frames import FramePage, completed_events
 from server.delivery.hub import TAIL_FRAMES, Published
 from server.delivery.image_urls import page_with_image_urls, with_image_urls, without_image_urls
 from server.errors import InvalidRequest
@@ -23,7 +18,7 @@ from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, frame, frames
 from server.protocol.responses.items import Compaction, HostedCall
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo, Ending, Response, read_turns
 from server.store import log_read
@@ -186,7 +181,7 @@ class StreamReader:
     def _page(self, stored: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> list[bytes]:
         page: list[bytes] = []
         size = 0
-        for event in islice(with_function_names(stored, from_start), PAGE_EVENTS):
+        for event in islice(completed_events(stored, from_start), PAGE_EVENTS):
             page.append(frame(self._response, event))
             size += len(page[-1])
             if size >= PAGE_BYTES:
@@ -210,9 +205,9 @@ def read_update(connection: Connection, update: log_read.SubscriptionUpdate) -> 
     tail = logged[-TAIL_FRAMES:]
     end = update.end if update.state == "running" else position
     first = tail[0].sequence_number if tail else end
-    named = with_function_names(tail, lambda: log_read.read(connection, tenant, response, 0))
+    completed = completed_events(tail, lambda: log_read.read(connection, tenant, response, 0))
     encoded = None if final is None else msgspec.json.encode(final)
-    return Published(response, first, frames(response, named), encoded)
+    return Published(response, first, frames(response, completed), encoded)
 
 
 def list_responses(

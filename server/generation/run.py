@@ -79,7 +79,8 @@ class Run:
             self._hosted_tools,
             summarizes_reasoning=decoding.summarizes_reasoning,
         )
-        self._started = False
+        self.started = False
+        """`response.in_progress` was emitted."""
         self._first_token_at: datetime | None = None
         self.call_seconds: dict[int, float] = {}
         """How long calls took that the server made in this attempt, by the output index of their items."""
@@ -112,11 +113,6 @@ class Run:
         return self.facts.echo.has_row
 
     @property
-    def started(self) -> bool:
-        """`response.in_progress` was emitted."""
-        return self._started
-
-    @property
     def next_seq(self) -> int:
         """The sequence number of the next event."""
         return self._emitter.numbers.next_seq
@@ -125,15 +121,19 @@ class Run:
     def output(self) -> list[Item]:
         return self._emitter.output
 
+    def begin(self) -> list[Event]:
+        """The events that are committed with the response: `accept`, and in the foreground `start`."""
+        return self.accept() if self.facts.echo.background else self.accept() + self.start()
+
     def accept(self) -> list[Event]:
         """`response.created`, and `response.queued` in the background."""
         return self._emitter.created()
 
     def start(self) -> list[Event]:
         """`response.in_progress` and all events that precede the first token; none if started before."""
-        if self._started:
+        if self.started:
             return []
-        self._started = True
+        self.started = True
         prompt_ids = self._streamed_prompt_ids
         events = [] if prompt_ids is None else [self._emitter.token_ids("prompt", prompt_ids)]
         events += self._emitter.in_progress()
@@ -265,7 +265,7 @@ class Run:
     @property
     def next_step_is_tools(self) -> bool:
         """Tool calls, or the turn after them, come next, and no engine request."""
-        return self.awaiting_tools or (not self._started and bool(self._hosted_tools.approved_calls))
+        return self.awaiting_tools or (not self.started and bool(self._hosted_tools.approved_calls))
 
     @property
     def has_pending_calls(self) -> bool:

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from server.caller import Caller, Scope
-from server.configuration.origins import read_cors_origins, require_json
+from server.configuration.origins import read_cors_origins
 from server.errors import WorkerReplica
 from server.http.asgi.answers import Answer
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
@@ -24,12 +24,12 @@ from server.http.asgi.websocket import SocketEndpoint
 from server.http.handlers import health, models_and_tokenizer
 from server.http.handlers.websocket_session import SocketSession
 from server.http.json_responses import on_error
+from server.http.query_and_headers import require_json
 from server.http.routes import HEALTH, PUBLIC_ROUTES, ROUTES, PublicHandler
 from server.http.services import Handler, Services
 from server.limits import SharedLimit
 from server.logs.context import CURRENT
 from server.protocol import input_images
-from server.quotas.headers import rate_limit_headers
 
 MAX_UNUSED_BODY_BYTES = 4096
 """Bytes that are read of the body of a request that needs none."""
@@ -145,13 +145,14 @@ def _keyed_route(
         if method != "POST":
             return handler(services, caller, request, body)
         require_json(request.headers, body)
-        input_images.SOURCE.set(services.model.image_source(caller.tenant))
+        if reads_images:
+            input_images.SOURCE.set(services.model.image_source(caller.tenant))
         try:
             return handler(services, caller, request, body)
         finally:
-            standings = services.admission.rates.standings(caller)
-            request.state.answer_headers = rate_limit_headers(standings)
+            request.state.answer_headers = services.admission.rates.headers(caller)
 
+    reads_images = services.model.images is not None
     ends_others = method == "DELETE" or path.endswith(("/cancel", "/revoke"))
     threads = context.threads
     endpoint = Endpoint(

@@ -1,14 +1,14 @@
-"""Query parameters, Last-Event-ID and a body's request_id: list pages, flags, numbers, metadata filters."""
+"""Query parameters and what else is no body: list pages, flags, Last-Event-ID, Content-Type, request ids."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
 from starlette.requests import HTTPConnection, Request
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, UnsupportedMediaType
 from server.http.openapi import Parameter
 from server.logs.context import CURRENT
 from server.protocol.administration.requests import MAX_UNIX_SECONDS
@@ -133,3 +133,16 @@ def apply_body_request_id(request: HTTPConnection, given: str | None) -> None:
     request.state.request_id = given
     if (context := CURRENT.get()) is not None:
         context.request_id = given
+
+
+def require_json(headers: Mapping[str, str], body: bytes) -> None:
+    """Raises UnsupportedMediaType for a body whose Content-Type is not JSON.
+
+    Without a CORS preflight, a page of another site can only send the content types of HTML forms.
+    """
+    if not body:
+        return
+    essence = headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind, _, subtype = essence.partition("/")
+    if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
+        raise UnsupportedMediaType(essence)

@@ -61,7 +61,8 @@ def check_log(response: AuditedResponse, now: datetime) -> Iterator[Finding]:
             return
         yield from _check_times(response, rows, now)
         events = [event for batch in batches for event in batch]
-        decoded = [msgspec.json.decode(render(response.stored.id, event)) for event in events]
+        rendered = (render(response.stored.id, event).decode() for event in events)
+        decoded = [msgspec.json.decode(with_logprobs(one)) for one in rendered]
         yield from _check_replays(response, events)
         yield from _check_own_numbers(decoded)
         yield from _check_ends(response, decoded)

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import Counter
 
+from server.caller import TOKEN
 from server.errors import ApiError
 from server.logs.context import CURRENT
 from server.metrics.labels import OTHER
@@ -34,8 +35,12 @@ class RefusedRequests:
     def count(self, error: ApiError) -> None:
         """The current request was answered with this error."""
         request = CURRENT.get()
-        tenant, route = ("", "") if request is None else (request.tenant or "", request.route)
-        self._add({Refusal(tenant, route, error.status, error.code or ""): 1})
+        tenant, route, key_id = "", "", ""
+        if request is not None:
+            tenant, route, key_id = request.tenant or "", request.route, request.key_id or ""
+        if key_id.startswith(TOKEN):
+            key_id = ""  # an access token: there is no such key
+        self._add({Refusal(tenant, route, error.status, error.code or "", key_id): 1})
 
     def take(self) -> Counter[Refusal]:
         """The counts since the last call."""

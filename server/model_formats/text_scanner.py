@@ -64,7 +64,8 @@ class Scanner:
     def feed(self, text: str, tokens: Iterable[int]) -> None:
         """Appends the text of the tokens with these indices."""
         size = self._before + len(self._text)
-        self._starts.extend((size, token) for token in tokens)
+        for token in tokens:
+            self._starts.append((size, token))
         dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
         self._text = self._text[dropped:] + text
         self._before += dropped

@@ -13,22 +13,22 @@ from engine.request import EngineRequest, RequestRefused
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.generation.output_decoding import CompactionSpec
 from server.model_formats.interface import Prompt
-from server.prompting.engine_parameters import (
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt import moment_of, write_prompt
+from server.prompting.prompt_limits import too_long
+from server.prompting.request_parameters import (
     beams,
     cache_salt,
     is_ranked,
     logprobs_limit,
     prompt_logprobs,
+    request_echo,
     sampling_params,
     stop_strings,
     thinking_budget,
     token_ids,
     wants_logprobs,
 )
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.prompt import moment_of, write_prompt
-from server.prompting.prompt_limits import too_long
-from server.prompting.request_echo import request_echo
 from server.prompting.structured_outputs import structured_output_grammar
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse

@@ -16,16 +16,16 @@ from server.generation.response_builder import TokenDump
 from server.hosted_tools.offered_tools import McpCredentials, call_limit, hosted_tools_of
 from server.model_formats.chat_template.output_parser import PlainParser
 from server.model_formats.interface import MessageFormat, OutputParser, Prompt
-from server.prompting.engine_parameters import (
+from server.prompting.engine_request import Prepared, ResolvedRequest, prepare
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.request_parameters import (
     SEALED_REASONING,
+    asks_for_summary,
     is_ranked,
     prompt_logprobs,
     stop_strings,
     wants_logprobs,
 )
-from server.prompting.engine_request import Prepared, ResolvedRequest, prepare
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.request_echo import asks_for_summary
 from server.protocol.completions.requests import ChoiceRequest, PlainRequest
 from server.protocol.responses.items import HostedCall, Item, encode_item
 from server.protocol.responses.request import CreateResponse

@@ -28,7 +28,7 @@ class Budgets:
             (f"API key {caller.key_id}", caller.counted_as, caller.limits),
             (f"tenant {tenant}", None, caller.settings.limits),
         ):
-            if not limits.has_budget:
+            if limits.budget_tokens is None and limits.budget_cost is None:
                 continue
             period = limits.budget_period
             spent = self.database.autocommit(

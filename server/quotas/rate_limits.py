@@ -1,4 +1,4 @@
-"""RateLimits: requests and tokens a minute of keys and tenants, over all replicas.
+"""RateLimits: requests and tokens a minute of keys and tenants, over all replicas; OpenAI's headers of them.
 
 A request is counted when it is accepted. Its tokens are reserved before that, those of the prompt and as many
 as the output may have, and corrected when the response has ended, by the replica on which it ended. Without a
@@ -6,6 +6,7 @@ limit nothing is counted and no query is made.
 """
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,8 +62,9 @@ class _Booking:
 class Reservation:
     """What a request has taken from the windows of its key and its tenant; empty without limits."""
 
-    limits: "RateLimits"
     caller: Caller
+    token_windows: Sequence[tuple[WindowShare, int]]
+    """The caller's windows of tokens, with their limits."""
     requests: list[_Booking] = field(default_factory=list)
     tokens: dict[UUID, list[_Booking]] = field(default_factory=dict)
 
@@ -71,11 +73,8 @@ class Reservation:
         DatabaseError.
         """
         self._give_tokens_back()
-        windows = self.limits.windows(self.caller, TOKENS)
-        if not windows:
-            return
         total = sum(amounts.values())
-        for share, limit in windows:
+        for share, limit in self.token_windows:
             outcome = share.take(total, limit)
             if isinstance(outcome, Refusal):
                 self._give_tokens_back()
@@ -133,7 +132,7 @@ class RateLimits:
 
         Raises RateLimited or DatabaseError.
         """
-        reservation = Reservation(self, caller)
+        reservation = Reservation(caller, self.windows(caller, TOKENS))
         try:
             for share, limit in self.windows(caller, REQUESTS):
                 outcome = share.take(1, limit)
@@ -147,10 +146,9 @@ class RateLimits:
 
     def keep_until_end(self, reservation: Reservation) -> None:
         """Has the tokens of responses that this process is about to generate settled when they end."""
-        if reservation.tokens:
-            with self._lock:
-                self._running.update(reservation.tokens)
-            reservation.tokens.clear()
+        with self._lock:
+            self._running.update(reservation.tokens)
+        reservation.tokens.clear()
 
     def drop(self, responses: Sequence[UUID]) -> None:
         """These responses are not generated after all: gives their tokens back."""
@@ -213,6 +211,10 @@ class RateLimits:
             if standings := [one for one in known if one is not None]:
                 found[kind] = min(standings, key=lambda one: one.remaining)
         return found
+
+    def headers(self, caller: Caller) -> dict[str, str]:
+        """The `x-ratelimit-…` headers of an answer to this caller."""
+        return rate_limit_headers(self.standings(caller))
 
     def _all_shares(self) -> list[WindowShare]:
         with self._lock:
@@ -287,3 +289,23 @@ def refusal(caller: Caller, key: WindowKey, refused: Refusal) -> RateLimited | R
     if refused.seconds is None:
         return RequestTooLarge(whose, key.kind, refused.limit, refused.amount)
     return RateLimited(whose, key.kind, refused.limit, refused.used, refused.amount, refused.seconds)
+
+
+def rate_limit_headers(standings: Mapping[str, Standing]) -> dict[str, str]:
+    """The headers of an answer, by the kinds that have a limit."""
+    headers: dict[str, str] = {}
+    for kind, standing in standings.items():
+        headers[f"x-ratelimit-limit-{kind}"] = str(standing.limit)
+        headers[f"x-ratelimit-remaining-{kind}"] = str(standing.remaining)
+        headers[f"x-ratelimit-reset-{kind}"] = duration(standing.reset_seconds)
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """A duration as OpenAI writes it: `17ms`, `8.64s`, `6m0s`."""
+    milliseconds = math.ceil(seconds * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    shown = f"{rest / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"{minutes}m{shown}s" if minutes else f"{shown}s"

@@ -11,7 +11,6 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.generation.event_log import RunLog
 from server.generation.run import Run
-from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo, Ending
 from server.recording.messages import RunUpdate
 from server.store import log_append, log_read
@@ -29,8 +28,6 @@ from server.store.webhooks import outbox
 
 _UNSTORED = timedelta(minutes=10)
 """How long a background response with `store: false` can be read after its end; OpenAI's value."""
-_MAX_UNSTORED = timedelta(days=1)
-"""From its creation, for one whose end is not written in the usual way."""
 
 
 class Unwritable(Exception):
@@ -167,12 +164,3 @@ def _usage(run: Run) -> Usage:
 def _lifetime_after_end(echo: Echo) -> timedelta | None:
     """The time from a response's end until it may be purged; None if `lifetime` decides."""
     return _UNSTORED if echo.background and not echo.store else None
-
-
-def lifetime(request: CreateResponse, retention_days: int) -> timedelta | None:
-    """The time from a response's creation until it may be purged; None if it is kept for ever."""
-    if request.expires_after is not None:
-        return timedelta(seconds=request.expires_after.seconds)
-    if request.background and request.store is False:
-        return _MAX_UNSTORED
-    return timedelta(days=retention_days) if retention_days else None

@@ -20,11 +20,11 @@ import msgspec
 
 from engine.statistics import Distribution
 from server.crashpoints import crashpoint
-from server.delivery.frames import frames
 from server.delivery.hub import Hub, Published
 from server.generation.run import Run
 from server.limits import UnfinishedResponses
 from server.protocol.ids import response_id
+from server.protocol.responses.events import frames
 from server.recording.committer import Committer
 from server.recording.end_log import log_end
 from server.recording.messages import (
@@ -181,7 +181,8 @@ class Recorder:
         with self._starting:
             self._idle.clear()
             self.capacity.add(run.facts.id, run.facts.tenant)
-            self._traces.begin(run.facts)
+            if run.facts.origin.trace_parent is not None:
+                self._traces.begin(run.facts)
             self.deliver([StartRun(run)])
 
     def fail_run(self, response_id: UUID, message: str) -> None:

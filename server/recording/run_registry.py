@@ -152,11 +152,16 @@ class RunRegistry:
 
     def _apply_tokens(self, updates: dict[UUID, RunUpdate], message: Tokens, now: datetime) -> None:
         response = response_id_of(message.request_id)
-        self._tokens_without_event.setdefault(response, []).extend(message.token_ids)
         act = partial(Run.tokens, token_ids=message.token_ids, at=now, logprobs=message.logprobs)
         update = self._advance(updates, response, now, act)
-        if update is not None and update.events:
-            update.token_ids += self._tokens_without_event.pop(response)
+        if update is None:
+            return
+        if not update.events:
+            self._tokens_without_event.setdefault(response, []).extend(message.token_ids)
+            return
+        if self._tokens_without_event:
+            update.token_ids += self._tokens_without_event.pop(response, ())
+        update.token_ids += message.token_ids
 
     def _finish(self, updates: dict[UUID, RunUpdate], message: Finished, now: datetime) -> None:
         """The engine request has ended, and with it one turn of the run, or the run."""
@@ -181,11 +186,12 @@ class RunRegistry:
 
         None if the run is unknown, has ended or was released.
         """
-        run = self._runs.get(response)
-        if run is None or run.ending is not None or (response in updates and updates[response].released):
+        run, update = self._runs.get(response), updates.get(response)
+        if run is None or run.ending is not None or (update is not None and update.released):
             self._tokens_without_event.pop(response, None)
             return None
-        update = updates.setdefault(response, RunUpdate(run))
+        if update is None:
+            update = updates[response] = RunUpdate(run)
         try:
             update.events += act(run)
         except Exception:

@@ -12,6 +12,7 @@ has none, a tenant's readers have no right to it, and read `v_tenant_events` ins
 Every function raises ConfigError for what the database refuses.
 """
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ READER_SETTINGS: dict[LiteralString, str] = {
     "idle_in_transaction_session_timeout": "60s",
 }
 MAX_READER_CONNECTIONS = 8
+TEMPORARY_FILES_OF_READER = "1GB"
+"""Of a session in an embedded database; elsewhere a superuser may set it."""
 
 _ADMIN_VIEWS = "select viewname from pg_views where schemaname = 'admin'"
 _READABLE = sql.SQL("(select tenant from reader_tenants where role = current_user)")
@@ -123,6 +126,26 @@ def create_user(url: str, name: str, role: Role, password: str, tenants: Sequenc
                 connection.execute(change)
         for tenant in tenants:
             connection.execute("insert into reader_tenants (tenant, role) values (%s, %s)", [tenant, name])
+
+
+def has_user(url: str, name: str) -> bool:
+    """Whether there is a role with that name that can log in."""
+    with _owner(url) as connection:
+        found = connection.execute("select 1 from pg_roles where rolname = %s and rolcanlogin", [name])
+        return found.rowcount > 0
+
+
+def create_embedded_reader(url: str, name: str) -> None:
+    """A reader of an embedded database, whose owner is a superuser, with a bound on its temporary files."""
+    if not roles_exist(url):
+        create_roles(url)
+    create_user(url, name, "reader", secrets.token_urlsafe(32))
+    with _owner(url) as connection:
+        connection.execute(
+            sql.SQL("alter role {} set temp_file_limit = {}").format(
+                sql.Identifier(name), TEMPORARY_FILES_OF_READER
+            )
+        )
 
 
 def drop_user(url: str, name: str) -> bool:
@@ -234,7 +257,7 @@ def _grant_views(connection: psycopg.Connection) -> None:
     for role in (SERVER, READER, TENANT_READER):
         connection.execute(sql.SQL("grant usage on schema admin to {}").format(sql.Identifier(role)))
     for (view,) in connection.execute(_ADMIN_VIEWS).fetchall():
-        for role in (READER,) if view in NOT_FOR_TENANTS else (READER, TENANT_READER):
+        for role in (SERVER, READER) if view in NOT_FOR_TENANTS else (SERVER, READER, TENANT_READER):
             _grant_on(connection, select, view, role, schema="admin")
     for view, source in TENANT_VIEWS.items():
         connection.execute(

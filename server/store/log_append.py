@@ -119,6 +119,13 @@ def append(connection: Connection, rows: Iterable[NewLogRow]) -> None:
         copy.write(_encode_copy(rows))
 
 
+def append_events(
+    connection: Connection, tenant: str, response_id: UUID, attempt: int, events: Sequence[Event]
+) -> None:
+    """The same for events without tokens."""
+    append(connection, encode_rows(tenant, response_id, attempt, events, ()))
+
+
 def append_and_commit(
     connection: Connection, replica: UUID, make_rows: Callable[[datetime], Iterable[NewLogRow] | None]
 ) -> bool:

@@ -57,6 +57,30 @@ def test_clients_that_try_again_all_get_their_turn(start_server: StartServer) ->
     assert {text for role, text in said_in(stored) if role == "user"} == {f"Turn {n}" for n in range(8)}
 
 
+def test_of_clients_on_two_replicas_one_has_its_turn_at_a_time_and_none_is_lost_or_doubled(
+    start_server: StartServer,
+) -> None:
+    replicas = [start_server(scripted_tokens=5, scripted_step_seconds=0.02) for _ in range(2)]
+    conversation = make(replicas[0])
+
+    def turn(n: int) -> list[httpx.Response]:
+        answers = [respond(replicas[n % 2], conversation, f"Turn {n}")]
+        while answers[-1].status_code == 400:
+            assert answers[-1].json()["error"]["code"] == "conversation_locked"
+            answers.append(respond(replicas[(n + len(answers)) % 2], conversation, f"Turn {n}"))
+        return answers
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(turn, range(8)))
+    assert all(tries[-1].status_code == 200 for tries in answers)
+    assert sum(map(len, answers)) > len(answers), "some met another one's turn"
+    stored = items_of(replicas[1], conversation)
+    assert [item["role"] for item in stored] == ["user", "assistant"] * 8
+    for (_, question), answer in zip(said_in(stored)[::2], stored[1::2], strict=True):
+        asked = answers[int(question.removeprefix("Turn "))][-1].json()
+        assert answer["id"] == asked["output"][0]["id"], "the answer is to the question before it"
+
+
 def test_official_client_waits_for_its_turn_by_itself(start_server: StartServer) -> None:
     server = start_server(scripted_tokens=10, scripted_step_seconds=0.02)
     conversation = make(server)

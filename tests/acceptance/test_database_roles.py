@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import psycopg
 import pytest
+from openai import OpenAI
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import (
@@ -26,7 +27,7 @@ from server.store.database_roles import (
     TENANT_READER,
     TENANT_VIEWS,
 )
-from tests.fix_server import SCRIPTED, Connect
+from tests.fix_server import SCRIPTED
 from tests.support.documents import sql_lines
 from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess, run_command
@@ -43,9 +44,13 @@ class Users:
     acme_reader: str
 
 
-@pytest.fixture
-def users(database_url: str) -> Iterator[Users]:
-    """URLs of this database as its owner, as a server, as a reader, and as a reader of the tenant acme."""
+@pytest.fixture(scope="module")
+def users(module_database: str) -> Iterator[Users]:
+    """URLs of one database as its owner, as a server, as a reader, and as a reader of the tenant acme.
+
+    The tests share it: what they try to change they may not, and what the owner adds is none of the others'.
+    """
+    database_url = module_database
     assert run_command("db", "roles", database_url=database_url).returncode == 0
     names = {"server": ["server"], "reader": ["reader"], "acme": ["reader", "--tenant", "acme"]}
     database = conninfo_to_dict(database_url)["dbname"]
@@ -61,21 +66,21 @@ def users(database_url: str) -> Iterator[Users]:
         assert gone.returncode == 0, gone.stderr
 
 
-@pytest.fixture
-def served(users: Users, connect: Connect) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def served(users: Users) -> Iterator[ServerProcess]:
     """A server that is no owner, with responses of two tenants."""
     server = ServerProcess(_url(users.server), settings=SCRIPTED)
     server.start()
     for tenant in ("acme", "other"):
         made = run_command("keys", "create", "--tenant", tenant, database_url=users.owner)
-        client = connect(server, made.stdout.strip())
-        client.responses.create(model=MODEL, input=f"Words of {tenant}", metadata={"of": tenant})
-        with client.responses.create(model=MODEL, input="Hello", stream=True, background=True) as stream:
-            assert [event.type for event in stream][-1] == "response.completed"
-        conversation = client.conversations.create()
-        answer = client.responses.create(model=MODEL, input="Hello", conversation=conversation.id)
-        client.responses.delete(answer.id)
-        client.responses.create(model=MODEL, input="Hello", store=False)
+        with OpenAI(base_url=server.api, api_key=made.stdout.strip(), max_retries=0) as client:
+            client.responses.create(model=MODEL, input=f"Words of {tenant}", metadata={"of": tenant})
+            with client.responses.create(model=MODEL, input="Hello", stream=True, background=True) as stream:
+                assert [event.type for event in stream][-1] == "response.completed"
+            conversation = client.conversations.create()
+            answer = client.responses.create(model=MODEL, input="Hello", conversation=conversation.id)
+            client.responses.delete(answer.id)
+            client.responses.create(model=MODEL, input="Hello", store=False)
     yield server
     server.stop()
     check(users.owner)
@@ -172,6 +177,7 @@ def test_a_tenants_reader_asks_the_same_views_and_sees_its_rows_alone(
 ) -> None:
     served.ask_to_end()
     assert served.wait() == 0
+    served.start()
     with psycopg.connect(users.owner, autocommit=True) as owner:
         owner.execute(
             "insert into user_days select tenant, 'u', '2026-1-1', 1, 1, 1, 1, 1, 1, 1 from api_keys"

@@ -1,24 +1,23 @@
 """What a newcomer has: the demo model, no DATABASE_URL, and everything killed."""
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.fix_postgres import postgres_folder
 from tests.fix_server import Connect
 from tests.support.embedded_process import is_running
 from tests.support.eventually import eventually
-from tests.support.server_process import MODEL, NEW_PROCESS, ServerProcess, run_command
+from tests.support.server_process import MODEL, ServerProcess, run_command
 
 
 @pytest.fixture(scope="module")
 def data_dir() -> Iterator[Path]:
     """A path for a database that Postgres can reach as any user."""
-    parent = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
-    parent.chmod(0o711)
+    parent = postgres_folder()
     yield parent / "data"
     eventually(lambda: not is_running(parent / "data"))
     shutil.rmtree(parent)
@@ -26,7 +25,7 @@ def data_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server(data_dir: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(settings={"data_dir": data_dir}, module=NEW_PROCESS)
+    server = ServerProcess(settings={"data_dir": data_dir})
     try:
         server.start()
         yield server

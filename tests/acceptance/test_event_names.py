@@ -16,7 +16,15 @@ from tests.support.websocket import WebSocket
 
 SPEC = {"Holdfast-Event-Names": "open-responses"}
 OPENAI = {"Holdfast-Event-Names": "openai"}
-THINK = {"model": MODEL, "input": "Say hello.", "reasoning": {"effort": "high"}, "stream": True}
+THINK = {
+    "model": MODEL,
+    "input": "Say hello.",
+    "reasoning": {"effort": "high"},
+    "thinking_token_budget": 40,
+    "max_output_tokens": 100,
+    "stream": True,
+}
+"""With limits, without which the model goes on until its context is full."""
 RENAMED = {
     "response.reasoning_text.delta": "response.reasoning.delta",
     "response.reasoning_text.done": "response.reasoning.done",

@@ -156,7 +156,7 @@ def quick_rules(tmp_path: Path) -> Path:
     return rules
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @by_prometheus
 def test_alerts_fire_when_the_database_goes_away_and_end_when_it_is_back(
     start_server: StartServer, connect: Connect, database_url: str, tmp_path: Path, quick_rules: Path
@@ -190,7 +190,7 @@ def test_alerts_fire_when_the_database_goes_away_and_end_when_it_is_back(
             eventually(lambda one=one: client.responses.retrieve(one.id).status == "completed", within=60)  # type: ignore[misc]
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @by_prometheus
 def test_alerts_fire_when_a_replica_is_killed_and_its_responses_fail(
     start_server: StartServer, connect: Connect, tmp_path: Path, quick_rules: Path

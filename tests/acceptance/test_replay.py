@@ -50,7 +50,12 @@ STREAMS: dict[str, dict[str, object]] = {
     "text": {},
     "background": {"background": True},
     "cut": {"max_output_tokens": 4},
-    "thought": {"input": "Say hello.", "reasoning": {"effort": "high"}},
+    "thought": {
+        "input": "Say hello.",
+        "reasoning": {"effort": "high"},
+        "thinking_token_budget": 40,
+        "max_output_tokens": 100,
+    },
     "logprobs": {"top_logprobs": 1, "include": ["message.output_text.logprobs"]},
     "call": {"tools": [LOOK], "tool_choice": "required"},
     "custom": {"tools": [{"type": "custom", "name": "say", "format": YES}], "tool_choice": "required"},

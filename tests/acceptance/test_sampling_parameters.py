@@ -227,7 +227,8 @@ def test_reasoning_is_closed_after_its_budget_and_the_answer_comes(
         "completions": {"prompt": f"{CHAT}<think>\n"},
     }
     asks = each_asks[endpoint]
-    bound = told(demo_server, endpoint, **asks, thinking_token_budget=4)
+    limit = {"max_output_tokens" if endpoint == "responses" else "max_tokens": 40}
+    bound = told(demo_server, endpoint, **asks, **limit, thinking_token_budget=4)
     if endpoint == "responses":
         thought, message = bound["output"]
         assert (thought["type"], message["type"]) == ("reasoning", "message")
@@ -237,7 +238,7 @@ def test_reasoning_is_closed_after_its_budget_and_the_answer_comes(
         assert bound["choices"][0]["message"]["content"]
         assert bound["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 5
     else:
-        free = text_of(told(demo_server, endpoint, **asks))
+        free = text_of(told(demo_server, endpoint, **asks, **limit))
         thought = text_of(bound).partition("</think>")[0]
         assert free.startswith(thought)
         assert len(thought) < len(free.partition("</think>")[0])

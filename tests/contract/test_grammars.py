@@ -27,6 +27,7 @@ from tests.support.grammars import (
     schema,
     text_of,
 )
+from tests.support.rounds import example_count
 
 Start = Callable[..., Bench]
 
@@ -144,7 +145,9 @@ def nested(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[s
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=example_count(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(wanted=st.recursive(leaves(), nested, max_leaves=6), seed=st.integers(0, 2**32))
 def test_whatever_ends_with_stop_fits_its_schema(bench: Bench, wanted: dict[str, Any], seed: int) -> None:
     (outcome,) = bench.run(constrained(schema(wanted), 300, seed=seed))

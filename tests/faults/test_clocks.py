@@ -21,9 +21,10 @@ FOR_LATER = {"expires_at"}
 """Columns whose time is not when something happened."""
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(3600, 3600), *(pytest.param(*pair, marks=pytest.mark.faults) for pair in ((-3600, -3600), (0, -60)))],
+    [(3600, 3600), (-3600, -3600), (0, -60)],
     ids=["an hour fast", "an hour slow", "set back by a minute"],
 )
 def test_a_wrong_clock_costs_no_lease_and_is_never_stored(

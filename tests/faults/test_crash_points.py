@@ -163,6 +163,7 @@ def die_everywhere(
             assert answer.status_code == 404
 
 
+@pytest.mark.faults
 def test_deaths_at_named_places_cost_clients_nothing(
     start_server: StartServer, database_url: str, tally: Tally
 ) -> None:

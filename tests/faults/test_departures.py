@@ -37,6 +37,7 @@ def end_in_good_order(leaving: ServerProcess, staying: ServerProcess, streams: i
     return check(crowd.clients, staying)
 
 
+@pytest.mark.faults
 def test_a_server_that_is_asked_to_end_finishes_or_hands_over_what_it_runs(
     start_server: StartServer, tally: Tally
 ) -> None:

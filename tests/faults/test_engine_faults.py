@@ -96,7 +96,7 @@ def test_an_engine_that_dies_is_told_to_who_waits_and_what_runs_in_the_backgroun
 
 @pytest.mark.parametrize(
     ("fault", "settings"),
-    [("die@10", {}), *faults_only(("hang@10", {"hang_seconds": 1}), ("crash@10", {}))],
+    faults_only(("die@10", {}), ("hang@10", {"hang_seconds": 1}), ("crash@10", {})),
 )
 def test_a_background_response_of_which_engines_die_is_given_up_at_last(
     start_server: StartServer, fault: str, settings: dict[str, object], tally: Tally

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import psycopg
+import pytest
 
 from tests.acceptance.error_object import check_error
 from tests.fix_server import StartServer
@@ -45,6 +46,7 @@ def peak_memory(server: ServerProcess) -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
+@pytest.mark.faults
 def test_pictures_of_a_conversation_are_kept_whole_and_cost_requests_nothing(
     start_server: StartServer,
 ) -> None:

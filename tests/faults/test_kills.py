@@ -89,7 +89,7 @@ def kill_and_compare(server: ServerProcess, seed: int, kills: int, tally: Tally)
     assert sum(client.attempts for client in clients) > len(clients), "no kill hit a stream"
 
 
-@pytest.mark.parametrize(("kills", "streams"), [(1, 4), *faults_only((5, 14))])
+@pytest.mark.parametrize(("kills", "streams"), faults_only((1, 4), (5, 14)))
 def test_what_a_model_says_in_the_background_is_the_same_however_often_its_server_is_killed(
     start_server: StartServer, kills: int, streams: int, tally: Tally
 ) -> None:
@@ -135,7 +135,7 @@ SAMPLING: list[Body] = [
 ]
 
 
-@pytest.mark.parametrize("kills", [1, *faults_only(6)])
+@pytest.mark.parametrize("kills", faults_only(1, 6))
 def test_limits_on_what_may_be_sampled_hold_across_the_tokens_that_a_killed_server_left(
     start_server: StartServer, kills: int, tally: Tally
 ) -> None:

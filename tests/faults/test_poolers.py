@@ -3,9 +3,10 @@
 Both releases with their default settings, with and without a direct URL for what needs sessions.
 """
 
+import json
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import psycopg
 import pytest
@@ -15,10 +16,12 @@ from tests.faults.test_takeovers import kill_by_turns
 from tests.fix_pgbouncer import StartPgBouncer, pooled
 from tests.fix_server import Connect, StartServerOn
 from tests.fix_tally import Tally
+from tests.support.erasing import Client, Json, fill, traces
 from tests.support.eventually import eventually
 from tests.support.pgbouncer import VERSIONS, PgBouncer
-from tests.support.server_process import MODEL
+from tests.support.server_process import MODEL, environment, run_module
 from tests.support.traffic import Traffic, check_answers, check_store, check_streams
+from tests.support.webhook_receiver import WebhookReceiver
 
 pytestmark = pytest.mark.faults
 versions = pytest.mark.parametrize("version", VERSIONS)
@@ -29,6 +32,7 @@ TOKENS = 600
 TROUBLE_S = 3.0
 TIMES = 3
 CHAINS = 12
+TENANT = "gone-k7q"
 SMALL_POOL = {"default_pool_size": 2, "query_wait_timeout": 1}
 IDLE = """
     select pg_terminate_backend(pid) from pg_stat_activity
@@ -83,6 +87,43 @@ def test_chains_and_cancels_hold_on_both_replicas(
         assert there.responses.cancel(running.id).id == running.id
         eventually(lambda: here.responses.retrieve(running.id).status == "cancelled", within=10)  # noqa: B023
         tally["F30", "chains and cancels"] += 1
+
+
+@versions
+@directness
+def test_webhooks_exports_and_erasures_go_through_the_pooler(
+    version: str,
+    direct: bool,
+    database_url: str,
+    start_pgbouncer: StartPgBouncer,
+    start_server_on: StartServerOn,
+) -> None:
+    behind = _behind(start_pgbouncer(database_url, version), database_url, direct)
+
+    def run(*arguments: str, **more: object) -> str:
+        ran = run_module(["server", *arguments], environment(None, {**behind, **more}))
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    key = run("keys", "create", "--tenant", TENANT).strip()
+    with WebhookReceiver() as receiver:
+        hosts = {"webhook_hosts": f"http://127.0.0.1:{receiver.port}"}
+        made = run("webhooks", "create", "--tenant", TENANT, "--all-responses", receiver.url, **hosts)
+        receiver.secret = next(word for word in made.split() if word.startswith("whsec_"))
+        server = start_server_on(database_url, engine="scripted", **behind, **hosts)
+        with closing(Client(server.api, key, TENANT)) as client:
+            ids = fill(client)
+            eventually(lambda: receiver.arrivals.received[ids["then"]] == 1, within=30)
+        assert not receiver.arrivals.problems
+    exported = [json.loads(line) for line in run("export", "--tenant", TENANT).splitlines()]
+    assert exported[-1]["object"] == "end"
+    assert {ids["first"], ids["then"], ids["spoken"]} <= {f"resp_{one}" for one in _ids_of(exported)}
+    run("erase", "--tenant", TENANT, "--yes")
+    assert traces(database_url, TENANT, *ids.values()) == []
+
+
+def _ids_of(exported: list[Json]) -> set[str]:
+    return {line["id"].replace("-", "") for line in exported if line["object"] == "response"}
 
 
 Trouble = Callable[[PgBouncer, str], None]

@@ -110,6 +110,7 @@ def test_engines_that_are_killed_in_mid_stream_cost_no_token(
     assert hit >= kills
 
 
+@pytest.mark.faults
 def test_while_all_engines_are_down_responses_wait(
     start_server: StartServer, engines: Engines, tally: Tally
 ) -> None:
@@ -155,6 +156,7 @@ def answer_of(server: ServerProcess, body: Body) -> dict[str, Any]:
     return dict(answer.json())
 
 
+@pytest.mark.faults
 def test_an_engine_that_answers_rubbish_of_any_kind_changes_no_text(
     start_server: StartServer, engines: Engines, tally: Tally
 ) -> None:
@@ -185,6 +187,7 @@ def test_a_refused_call_fails_its_response_and_no_other(start_server: StartServe
     assert answer_of(server, body)["status"] == "incomplete"
 
 
+@pytest.mark.faults
 def test_an_engine_that_fails_every_call_is_left_to_itself(
     start_server: StartServer, engines: Engines
 ) -> None:
@@ -195,7 +198,7 @@ def test_an_engine_that_fails_every_call_is_left_to_itself(
         assert response["status"] == "incomplete", response["error"]
 
 
-@pytest.mark.parametrize("how", ["stall", "freeze", "cut", "strand"])
+@pytest.mark.parametrize("how", ["cut", *faults_only("stall", "freeze", "strand")])
 def test_an_engine_that_falls_silent_loses_its_calls_to_another(
     start_server: StartServer, engines: Engines, how: str, tally: Tally
 ) -> None:
@@ -224,6 +227,7 @@ def tokens_of(engines: Engines) -> int:
     return sum(int(engine.state()["tokens"]) for engine in engines)
 
 
+@pytest.mark.faults
 def test_a_slow_engine_keeps_its_calls(start_server: StartServer, engines: Engines) -> None:
     server = start_server(**settings_of(engines))
     with Crowd(lambda: server) as crowd:
@@ -242,7 +246,7 @@ def test_a_slow_engine_keeps_its_calls(start_server: StartServer, engines: Engin
 # Change
 
 
-@pytest.mark.parametrize("other", [{"name": "another"}, {"shift": 1}])
+@pytest.mark.parametrize("other", [{"shift": 1}, *faults_only({"name": "another"})])
 def test_an_engine_with_another_model_under_the_same_url_gets_no_call(
     start_server: StartServer, engines: Engines, other: dict[str, object]
 ) -> None:

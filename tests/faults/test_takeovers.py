@@ -64,6 +64,7 @@ def check_reader(reader: Reader, server: ServerProcess, expected: str) -> int:
     return tokens
 
 
+@pytest.mark.faults
 def test_readers_of_the_replica_that_is_left_see_unbroken_streams(
     start_server: StartServer, tally: Tally
 ) -> None:

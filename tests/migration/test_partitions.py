@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ from server.protocol import ids
 from server.store.database_roles import create_roles, create_user
 from server.store.schema.partitions import TABLES, ranged_partitions
 from server.store.schema.upgrade import upgrade
-from tests.fix_postgres import IN_A_HURRY, temporary_database
+from tests.fix_postgres import IN_A_HURRY, postgres_folder, temporary_database
 from tests.migration.test_schema import alembic_on, query
 from tests.support.postgres_versions import programs
 
@@ -204,7 +203,7 @@ def of_postgres_15() -> Iterator[str]:
     binaries = programs(15)
     if binaries is None:
         pytest.skip("no Postgres 15 here; `make postgres` fetches it")
-    data_dir = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+    data_dir = postgres_folder()
     try:
         with (
             EmbeddedPostgres(data_dir, pgbin=binaries, options=IN_A_HURRY) as postgres,

@@ -1,9 +1,7 @@
 """The migrations on every supported major version of Postgres."""
 
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -11,7 +9,7 @@ from alembic import command
 
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.store.schema.upgrade import migrations, schema_state, upgrade
-from tests.fix_postgres import IN_A_HURRY, temporary_database
+from tests.fix_postgres import IN_A_HURRY, postgres_folder, temporary_database
 from tests.migration.test_schema import alembic_on
 from tests.support.postgres_versions import MAJORS, programs
 
@@ -36,7 +34,7 @@ def version(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
     pgbin = programs(request.param)
     if pgbin is None:
         pytest.skip(f"no Postgres {request.param} here; `make postgres` fetches it")
-    data_dir = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+    data_dir = postgres_folder()
     try:
         with EmbeddedPostgres(data_dir, pgbin=pgbin, options=IN_A_HURRY) as postgres:
             with psycopg.connect(postgres.url) as connection:

@@ -168,7 +168,15 @@ def test_a_revision_that_this_release_does_not_know_is_unknown(database_url: str
     assert schema_state(database_url) == "unknown"
 
 
-OF_NO_TENANT = ("replicas", "seal_keys", "prices", "audit_trail", "schema_compatibility", "installation")
+OF_NO_TENANT = (
+    "replicas",
+    "seal_keys",
+    "prices",
+    "audit_trail",
+    "schema_compatibility",
+    "installation",
+    "saved_views",
+)
 
 
 def test_every_key_of_a_table_begins_with_the_tenant(database_url: str) -> None:

@@ -48,6 +48,7 @@ from server.store.content.item_rows import stored_item
 from server.store.content.responses import NewResponse
 from server.store.database import Connection, Database
 from tests.support.eventually import eventually
+from tests.support.rounds import example_count
 
 TENANT = "acme"
 RESPONSE = UUID("01890000-0000-7000-8000-0000000000ab")
@@ -64,9 +65,9 @@ SDK_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def examples(count: int) -> settings:
-    """So many of hypothesis's examples, however long one of them takes on a busy machine."""
+    """A sample of so many of hypothesis's examples, however long one of them takes on a busy machine."""
     unimportant = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-    return settings(max_examples=count, deadline=None, suppress_health_check=unimportant)
+    return settings(max_examples=example_count(count), deadline=None, suppress_health_check=unimportant)
 
 
 def say(text: str) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ CONFIGURATION = ROOT / "docs" / "configuration.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 DICTIONARY = ROOT / "docs" / "data-dictionary.md"
 SQL_PAGE = ROOT / "docs" / "sql.md"
+QUESTIONS = ROOT / "server" / "console" / "sql" / "questions.sql"
 FOLDERS = ("server", "engine", "runner", "migrations", "demo", "bench")
 """Shown file by file; of `tests` the folders are enough."""
 
@@ -38,6 +39,7 @@ def expected() -> dict[Path, str]:
         CONFIGURATION: between(_text(CONFIGURATION), "settings", settings_tables()),
         ARCHITECTURE: between(_text(ARCHITECTURE), "tree", f"```\n{tree()}```\n"),
         DICTIONARY: between(_text(DICTIONARY), "dictionary", dictionary()),
+        QUESTIONS: questions(),
     }
 
 
@@ -63,6 +65,12 @@ def sql_lines() -> list[tuple[str, str]]:
             number += 1
             lines.append((title if number == 1 else f"{title} ({number})", line.rstrip(";")))
     return lines
+
+
+def questions() -> str:
+    """The lines of docs/sql.md as the console ships them: a comment with the title before each query."""
+    head = "-- the questions of docs/sql.md: a title, and a line with the query\n"
+    return head + "".join(f"\n-- {title}\n{query}\n" for title, query in sql_lines())
 
 
 def settings_tables() -> str:
@@ -119,6 +127,8 @@ OTHER = {
     "server/console/static": "style sheets and scripts, without a build step",
     "server/console/static/vendor": "htmx and uPlot as npm has them, unchanged",
     "server/console/templates": "Jinja2 templates of the pages",
+    "server/console/templates/administration": "tenants, keys, webhook endpoints, prices, the audit trail",
+    "server/console/templates/sql": "the SQL page",
     "htmx-2.0.11.min.js": "parts of pages are asked for and put in place",
     "htmx.LICENSE": "0BSD",
     "uplot-1.6.32.min.js": "charts",

@@ -30,6 +30,9 @@ SERVER_MODULES = (
     "server.process.serve",
     "server.browser.mcp_server",
     "mcp.server.fastmcp",
+    "server.process.scripted_model",
+    "engine.scripted_engine",
+    "anyio._backends._asyncio",
 )
 """Everything but the engine of a model, and what the servers of tools need."""
 MODEL_MODULES = (

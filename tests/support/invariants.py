@@ -9,8 +9,8 @@ from contextlib import closing
 
 import psycopg
 
-from server.cli.audit import Tally, violations
 from server.maintenance.audit_responses import Limits, Violation
+from server.maintenance.audit_run import Tally, violations
 from server.protocol.responses import response as states
 from server.store.audit_snapshot import Scope
 from server.store.database import Database

@@ -1,7 +1,7 @@
 """How often a fault test is done, and with which seeds.
 
 `make test` does a few rounds, `make faults` many. FAULT_ROUNDS multiplies the many, FAULT_SEED is the first
-seed; a round's seed is in its test's name.
+seed; a round's seed is in its test's name. `make faults` sets ALL_EXAMPLES, too.
 """
 
 import os
@@ -10,6 +10,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))
+ALL_EXAMPLES = "ALL_EXAMPLES" in os.environ
 FIRST_SEED = int(os.environ.get("FAULT_SEED", "0"))
 
 
@@ -21,6 +22,11 @@ def rounds(*, few: int, many: int) -> list[ParameterSet]:
         )
         for number in range(many * ROUNDS)
     ]
+
+
+def example_count(count: int) -> int:
+    """How many of so many examples of hypothesis's are tried: all of them where ALL_EXAMPLES is set."""
+    return count if ALL_EXAMPLES else min(count, max(10, count // 4))
 
 
 def faults_only(*values: object) -> list[ParameterSet]:

@@ -5,9 +5,8 @@ from uuid import UUID
 
 import msgspec
 
-from server.delivery.frames import frame
 from server.delivery.stored_responses import StreamReader, read_response
-from server.protocol.responses.events import Event, is_terminal
+from server.protocol.responses.events import Event, frame, is_terminal
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store import log_append, log_read
 from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.support.engine_process import EngineServerProcess
 from tests.support.fake_vllm import Call, read_call, read_model
 from tests.support.fake_vllm_faults import ENDLESS, SILENT, STREAM, answers, events
+from tests.support.rounds import example_count
 
 FOLDER = Path(__file__).parents[2] / "demo" / "holdfast-demo"
 MODEL = read_model(FOLDER, "holdfast-demo", 20, 4096, ())
@@ -169,7 +170,7 @@ def run(tokens: list[int], **params: object) -> Call:
 
 
 @given(st.lists(st.integers(0, 1270), min_size=1, max_size=30), st.integers(0, 30), st.integers(0, 2))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=example_count(100), deadline=None)
 def test_a_call_from_any_token_on_returns_the_rest_of_the_answer(
     prompt: list[int], cut: int, seed: int
 ) -> None:

@@ -58,7 +58,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    token_ids: list[int] | None = None
+    token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
@@ -193,7 +193,7 @@ class VllmProtocol:
             raise EngineFault("failed", f"the call ended with {one_line(finish, 40)}")
         content = choice.logprobs.content if choice.logprobs else None
         return Chunk(
-            token_ids=tuple(choice.token_ids or ()),
+            token_ids=choice.token_ids or (),
             logprobs=None if content is None else tuple(_logprobs(one, call) for one in content),
             finish_reason=None if finish is None else _FINISH[finish],
         )

@@ -29,6 +29,11 @@ class DatabaseSettings:
         "Postgres itself, where the database URL leads to a pooler: for the recorder, notifications, `db` "
         "and `psql`",
     )
+    reader_database_url: str | None = setting(
+        None,
+        "the database as a user of `holdfast db create-user NAME --as reader`, for the console's SQL page; "
+        "an embedded database has one of its own",
+    )
     database_connections: int = setting(
         16, "database connections, and threads, for requests; at least 5 are used", low=1, high=1000
     )

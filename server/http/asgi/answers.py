@@ -247,17 +247,22 @@ class EventStream:
             return False
 
     def _write_news(self, writer: BodyWriter) -> bool:
+        ready: list[bytes] = []
         news: list[Sequence[bytes]] = []
         for position in self._positions:
             if (frames := position.new_frames()) is None:
                 return False
             news.append(frames)
-        if sum(len(frame) for frames in news for frame in frames) > _BLOCK_BYTES:
+            ready += frames
+        if sum(map(len, ready)) > _BLOCK_BYTES:
             return False
-        ready: list[bytes] = []
-        for index, (position, frames) in enumerate(zip(self._positions, news, strict=True)):
+        if self._transform is not None:
+            rewritten = (
+                self._transform.rewrite(index, frames) for index, frames in enumerate(news) if frames
+            )
+            ready = [frame for frames in rewritten for frame in frames]
+        for position, frames in zip(self._positions, news, strict=True):
             position.advance(len(frames))
-            ready += self._transform.rewrite(index, frames) if self._transform and frames else frames
         if block := b"".join(ready):
             if is_last_pass("stream.frame"):
                 writer.write(block[: len(block) // 2 + 1])

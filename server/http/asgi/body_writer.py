@@ -13,8 +13,9 @@ BODY_WRITER = "body_writer"
 
 
 class BodyWriter:
-    """The body of the answer that one connection is sending. Only on the event loop, and only while the
-    application has no `send` in progress.
+    """The body, of no length told before, of the answer that one connection is sending.
+
+    Only on the event loop, and only while the application has no `send` in progress.
     """
 
     def __init__(self, connection: h11.Connection, transport: asyncio.WriteTransport) -> None:
@@ -40,7 +41,10 @@ class BodyWriter:
         """Writes the part, whole events, which must not be empty, in the body's framing."""
         self.bytes += len(part)
         self.events += part.count(b"\n\n")
-        self._transport.write(self._connection.send(h11.Data(data=part)) or b"")
+        if self._connection.their_http_version == b"1.0":
+            self._transport.write(part)
+        else:  # as `h11.Data` would be sent, at half of a small part's cost
+            self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
 
 def body_writer(scope: Scope) -> BodyWriter | None:

@@ -7,7 +7,6 @@ from server.administration import erasure
 from server.administration.actor import Actor
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
-from server.errors import Conflict
 from server.http.json_responses import json_response
 from server.http.query_and_headers import page_request
 from server.http.services import Services
@@ -36,9 +35,8 @@ def erase_tenant(services: Services, caller: Caller, request: Request, body: byt
     lease = services.config.lease_seconds
     if wanted.dry_run:
         outcome = erasure.count(services.database, subject, lease)
-    elif subject.user is None and tenant == caller.tenant:
-        raise Conflict(f"Tenant {tenant} is your own; use another's key, or `holdfast erase`.")
     else:
+        erasure.refuse_own_tenant(subject, caller.tenant)
         actor = Actor(caller.actor, request.state.request_id)
         outcome = erasure.erase(services.database, actor, subject, lease, ERASE_SECONDS)
     return json_response(request, _erasure(subject, outcome, dry_run=wanted.dry_run))

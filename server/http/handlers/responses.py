@@ -16,10 +16,7 @@ from server.admission.request_validation import refuse_empty
 from server.admission.token_count import count_input
 from server.caller import Caller
 from server.crashpoints import crashpoint
-from server.delivery.frames import (
-    FramePage,
-    OpenResponsesNames,
-)
+from server.delivery.frames import FramePage, OpenResponsesNames
 from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import (
     StreamReader,
@@ -35,7 +32,7 @@ from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
 from server.logs.context import note_responses
-from server.prompting.engine_parameters import SEALED_REASONING
+from server.prompting.request_parameters import SEALED_REASONING
 from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
 from server.protocol.decode import decode

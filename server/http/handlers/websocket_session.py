@@ -35,7 +35,6 @@ from server.protocol.responses.request import (
     SteerDetail,
     SteerFailed,
 )
-from server.quotas.headers import rate_limit_headers
 
 MAX_QUEUED_MESSAGES = 16
 """The most queued messages of one connection."""
@@ -91,7 +90,7 @@ class SocketSession:
         """The input of the response that runs."""
         rates = services.admission.rates
         rates.look(caller)
-        self.headers = rate_limit_headers(rates.standings(caller))
+        self.headers = rates.headers(caller)
 
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
         """Raises ApiError or DecodeFailure."""

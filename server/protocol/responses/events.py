@@ -1,10 +1,11 @@
-"""Stream events of the Responses API, and the compact form in which the event log stores them.
+"""Stream events of the Responses API, the compact form in which the event log stores them, and their frames.
 
-The log stores an `Event`: a delta as its bare text, every other event as its JSON. `render` returns the bytes
-that clients receive; it is deterministic, so a replay equals the first stream.
+The log stores an `Event`: a delta as its bare text, every other event as its JSON. `render` returns the JSON
+that clients receive, `frame` the server-sent event; both are deterministic, so a replay equals the first
+stream.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import reduce
 from operator import or_
@@ -14,7 +15,6 @@ from uuid import UUID
 import msgspec
 
 from server.protocol import ids
-from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.items import Item, Logprob, OutputText, ReasoningText, SummaryText
 from server.protocol.responses.response import Response
 
@@ -303,7 +303,7 @@ def is_terminal(event: Event) -> bool:
 def render(response: UUID, event: Event) -> bytes:
     """The event's JSON that clients receive."""
     if event.kind is Kind.WHOLE:
-        return with_logprobs(event.body).encode()
+        return event.body.encode()
     number, index = event.sequence_number, event.output_index
     item = ids.item_id(ITEM_PREFIX[event.kind], response, "o", index)
     if event.kind is Kind.OUTPUT_TEXT_DELTA:  # by far the most
@@ -314,3 +314,24 @@ def render(response: UUID, event: Event) -> bytes:
         return _encode(ReasoningTextDelta(number, item, index, event.content_index, event.body))
     _, text, logprobs = delta_of(event)
     return _encode(OutputTextDelta(number, item, index, event.content_index, text, logprobs))
+
+
+def frame(response: UUID, event: Event) -> bytes:
+    """`id:`, `event:` and `data:` lines and the blank line, with LF.
+
+    The id is the sequence number, which a browser's EventSource sends as Last-Event-ID when it reconnects.
+    It comes first, so that clients that split at `data: ` find nothing after the JSON.
+    """
+    kind = event_type(event).encode()
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, render(response, event))
+
+
+def frames(response: UUID, events: Iterable[Event]) -> tuple[bytes, ...]:
+    """`frame` of each event."""
+    return tuple([frame(response, event) for event in events])
+
+
+def split_frame(frame: bytes) -> tuple[bytes, bytes]:
+    """The type and the JSON of a frame: the inverse of `frame`."""
+    _, head, data, *_ = frame.split(b"\n", 3)
+    return head.removeprefix(b"event: "), data.removeprefix(b"data: ")

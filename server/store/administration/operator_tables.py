@@ -360,6 +360,31 @@ webhook_deliveries = Table(
     postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
 )
 
+saved_views = Table(
+    "saved_views",
+    metadata,
+    Column(
+        "id",
+        Uuid,
+        primary_key=True,
+        server_default=text("gen_random_uuid()"),
+        comment="names it in the console's addresses",
+    ),
+    Column("page", Text, nullable=False, comment="history or sql"),
+    Column("name", Text, nullable=False, comment="what operators call it"),
+    Column(
+        "content",
+        Text,
+        nullable=False,
+        comment="the query of the history's address, or the text of an SQL query",
+    ),
+    Column("created_by", Text, nullable=False, comment="the actor, as the audit trail names it"),
+    time_column("created_at", required=True, comment="when it was saved"),
+    UniqueConstraint("page", "name"),
+    CheckConstraint("page in ('history', 'sql')", name="page"),
+    comment="filters of the history and SQL queries that operators have saved in the console",
+)
+
 describe(metadata)
 ALL_TABLES = metadata
 """The metadata of these tables and of those in `tables.py`."""

@@ -14,19 +14,27 @@ class Refusal(NamedTuple):
     route: str
     status: int
     error_code: str
+    key_id: str = ""
+    """Of the API key by which the tenant is known; empty if it is known otherwise."""
 
 
 _ADD = text(
     """
+    with present as materialized (
+        select id from api_keys where id = any(cast(:key_ids as text[])) order by id for key share)
     insert into refused_requests (hour, tenant, route, status, error_code, requests)
-    select date_trunc('hour', statement_timestamp(), 'UTC'), n.* from unnest(
+    select date_trunc('hour', statement_timestamp(), 'UTC'), tenant, route, status, error_code, sum(requests)
+    from unnest(
         cast(:tenants as text[]), cast(:routes as text[]), cast(:statuses as integer[]),
-        cast(:codes as text[]), cast(:counts as bigint[])) as n
-    order by 2, 3, 4, 5
+        cast(:codes as text[]), cast(:key_ids as text[]), cast(:counts as bigint[]))
+        as n (tenant, route, status, error_code, key_id, requests)
+    where key_id = '' or key_id in (select id from present)
+    group by 2, 3, 4, 5 order by 2, 3, 4, 5
     on conflict (tenant, hour, route, status, error_code)
     do update set requests = refused_requests.requests + excluded.requests
     """
 )
+"""Nothing of a tenant whose keys an erasure has removed: it waits for their locks, and looks once more."""
 _FORGET = text(
     """
     delete from refused_requests where hour < least(
@@ -36,13 +44,14 @@ _FORGET = text(
 
 
 def add(connection: Connection, counts: Mapping[Refusal, int]) -> None:
-    """Adds these counts to those of the current hour."""
+    """Adds these counts to those of the current hour, but those of keys that have been removed."""
     refusals = sorted(counts)
     parameters = {
         "tenants": [one.tenant for one in refusals],
         "routes": [one.route for one in refusals],
         "statuses": [one.status for one in refusals],
         "codes": [one.error_code for one in refusals],
+        "key_ids": [one.key_id for one in refusals],
         "counts": [counts[one] for one in refusals],
     }
     connection.execute(_ADD, parameters)

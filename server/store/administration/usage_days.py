@@ -74,12 +74,14 @@ _MAY_FOLD = text(
     from (select from usage_changes limit :rows) as unfolded
     """
 )
+_LOCK_OLD = text(
+    "select tenant, response_id from usage_ledger where kind is null limit :limit for update skip locked"
+)
 _COUNT_OLD = text(
     f"""
     with old as materialized (
         select l.tenant, l.response_id, r.choice, r.end_user, r.background, r.attempt
-        from (select tenant, response_id from usage_ledger
-              where kind is null limit :limit for update skip locked) as l
+        from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as l (tenant, response_id)
         left join responses r on r.tenant = l.tenant and r.id = l.response_id
     ), metered as (
         update usage_ledger l
@@ -87,8 +89,8 @@ _COUNT_OLD = text(
             background = coalesce(old.background, false), attempt = old.attempt
         from old where l.tenant = old.tenant and l.response_id = old.response_id
         returning {", ".join(f"l.{name}" for name in RETURNED.split(", "))}
-    ), added as ({ADD})
-    select count(*) from old
+    )
+    {ADD}
     """  # noqa: S608 - constants of ours
 )
 _FORGET_USERS = text(
@@ -112,8 +114,11 @@ def fold(connection: Connection) -> bool:
 
 def count_old(connection: Connection) -> bool:
     """Counts entries of a release without sums; returns whether there may be more."""
-    found: int = connection.execute(_COUNT_OLD, {"limit": _MAX_COUNTED}).scalar_one()
-    return found == _MAX_COUNTED
+    found = connection.execute(_LOCK_OLD, {"limit": _MAX_COUNTED}).all()
+    if found:
+        keys = {"tenants": [row.tenant for row in found], "ids": [row.response_id for row in found]}
+        connection.execute(_COUNT_OLD, keys)
+    return len(found) == _MAX_COUNTED
 
 
 def forget_users(connection: Connection) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection, text
 
 from server.protocol.decode import decode_as
-from server.store.console.history import TIME_LIMIT_MS
+from server.store.console.time_limit import TIME_LIMIT_MS
 from server.store.log_read import STREAM_BODY, LogRow, parse_compacted
 
 MAX_STREAM_BYTES: Final = 64 * 1024 * 1024

@@ -223,30 +223,30 @@ _ENDS = arrays.unnest(
 )
 _FINISH = text(
     f"""
-    with ends as (select * from {_ENDS}), mine as (
+    with ends as (select * from {_ENDS}), requests as materialized (
         select r.tenant, r.id, case
             when r.choice is null and strpos(r.asked::text, '"enable_response_messages"\\:true') = 0
             then octet_length(r.asked::text) else 0 end as freed
         from ends e join responses r on r.tenant = e.tenant and r.id = e.id
-        where r.replica_id = :replica and r.attempt = e.attempt and r.status = 'in_progress'
-        for no key update of r
     ), changed as (
         update responses r set {
         ", ".join(f"{name} = {arrays.value('e', name, kind)}" for name, kind in _ENDING_TYPES.items())
     },
             expires_at = coalesce(e.finished_at + e.lifetime, r.expires_at),
-            asked = case when m.freed > 0 then null else r.asked end, size = r.size - m.freed
-        from ends e join mine m using (tenant, id)
+            asked = case when q.freed > 0 then null else r.asked end, size = r.size - q.freed
+        from ends e join requests q using (tenant, id)
         where r.tenant = e.tenant and r.id = e.id
+          and r.replica_id = :replica and r.attempt = e.attempt and r.status = 'in_progress'
         returning r.tenant, r.id, r.deleted_at is not null as deleted, r.conversation_id,
-            case when r.size is not null then m.freed else 0 end as freed
+            case when r.size is not null then q.freed else 0 end as freed
     ), counted as (
         insert into storage_changes (tenant, bytes)
         select tenant, -sum(freed) from changed group by tenant having sum(freed) > 0)
     select tenant, id, deleted, conversation_id from changed
     """  # noqa: S608 - constants of ours
 )
-"""`asked` goes with the end, but for choices and dumps of tokens, whose reading needs it."""
+"""`asked` goes with the end, but for choices and dumps of tokens, whose reading needs it. Nothing else writes
+it, so it is read without a lock."""
 
 
 def finish(

@@ -1,6 +1,5 @@
 """A response in the console: its events, timeline, stream and replay; run again and compared."""
 
-from time import monotonic, sleep
 from typing import Any
 
 import httpx
@@ -9,6 +8,7 @@ import pytest
 
 from tests.acceptance.console.conftest import OpenPage, Operated
 from tests.acceptance.console.test_sign_in import form_token
+from tests.support.eventually import eventually
 from tests.support.server_process import MODEL
 from tests.support.sse import parse
 
@@ -132,18 +132,15 @@ def test_a_response_runs_again_with_its_seed_and_its_text_is_the_same(operated: 
     made = answer.headers["location"].removeprefix("/console/responses/").partition("?")[0]
     assert answer.headers["location"].endswith(f"?compare={first}")
     with operated.client(operated.reader) as api:
-        until = monotonic() + 30
-        while (again := api.responses.retrieve(made)).status in ("queued", "in_progress"):
-            assert monotonic() < until
-            sleep(0.05)
+        eventually(lambda: api.responses.retrieve(made).status not in ("queued", "in_progress"))
+        again = api.responses.retrieve(made)
         before = api.responses.retrieve(first)
         assert again.output_text == before.output_text
         assert again.previous_response_id == before.previous_response_id
-        first_inputs, inputs = (
-            [item.to_dict()["content"] for item in api.responses.input_items.list(one).data]
-            for one in (first, made)
-        )
-        assert inputs == first_inputs
+        inputs = [
+            api.responses.input_items.list(name).data[0].model_dump()["content"] for name in (made, first)
+        ]
+        assert inputs[0] == inputs[1]
     with psycopg.connect(operated.database_url) as connection:
         query = "select tenant, target, details ->> 'of' from audit_trail where action = 'response.run_again'"
         assert ("acme", made, first) in connection.execute(query).fetchall()

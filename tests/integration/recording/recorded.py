@@ -9,9 +9,8 @@ from uuid import UUID
 import psycopg
 
 from engine.request import Finished, FinishReason, Tokens, Usage
-from server.delivery.frames import frame
 from server.generation.run import Run
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, frame
 from server.recording.messages import RecorderMessage
 from server.recording.recorder import Recorder
 from server.store import log_read

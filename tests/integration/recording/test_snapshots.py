@@ -8,17 +8,16 @@ import pytest
 from sqlalchemy import Connection, text
 
 from server.admission import compact, resolve_input, token_count
-from server.admission.history import HistoryReads
 from server.admission.prepare_runs import ParsedCreate, RunPreparation
-from server.admission.tenant_quotas import QueueLimits
+from server.admission.tenant_limits import HistoryReads, QueueLimits
 from server.caller import Caller
 from server.errors import NotFound
 from server.protocol.responses.request import CreateResponse
 from server.store.database import Database
 from tests.support.server_process import MODEL
 
-REQUEST = CreateResponse(model=MODEL, input="Hello")
-SERVED: Any = SimpleNamespace(names=[MODEL], seal=None)
+REQUEST = CreateResponse(model=MODEL, input="Hello", previous_response_id="resp_1")
+SERVED: Any = SimpleNamespace(names=[MODEL], seal=None, images=None)
 
 
 def admitted(database: Database) -> None:
@@ -46,7 +45,7 @@ def test_history_of_a_request_is_of_one_moment(
         found.append(connection.execute(text("show transaction_isolation")).scalar_one())
         raise NotFound("Enough.")
 
-    monkeypatch.setattr(resolve_input, "resolve_input", gather)
+    monkeypatch.setattr(resolve_input, "read_stored_input", gather)
     database = Database(database_url, pool_size=1)
     try:
         with pytest.raises(NotFound):

@@ -1,11 +1,17 @@
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
+from server.maintenance.erasure import Erasure
 from server.metrics.refused_requests import RefusalWriter, RefusedRequests
 from server.store.administration import refused_requests
 from server.store.administration.refused_requests import Refusal
 from server.store.database import Database
+from server.store.erasure.subject import Subject
+from tests.support.eventually import eventually
 
 LIMITED = Refusal("acme", "/v1/responses", 429, "rate_limit_exceeded")
+ADD_KEY = "insert into api_keys (tenant, id, name, digest) values ('acme', %s, '', '')"
+WAITS = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 UNKNOWN = Refusal("", "/v1/responses", 401, "invalid_api_key")
 
 
@@ -22,6 +28,31 @@ def test_counts_of_an_hour_are_added_up(database: Database) -> None:
         (None, "refused", "invalid_api_key", "/v1/responses", 401, 2),
         ("acme", "refused", "rate_limit_exceeded", "/v1/responses", 429, 4),
     ]
+
+
+def test_counts_of_a_key_that_was_removed_go_with_it(database: Database) -> None:
+    with database.begin() as connection:
+        for key in ("k1", "k2"):
+            connection.exec_driver_sql(ADD_KEY, [key])
+        of_keys = {LIMITED._replace(key_id=key): 2 for key in ("k1", "k2", "erased")}
+        refused_requests.add(connection, {**of_keys, LIMITED: 1})
+        found = connection.exec_driver_sql("select tenant, requests from refused_requests").all()
+    assert found == [("acme", 5)]
+
+
+def test_an_erasure_waits_for_who_counts_what_was_refused(database: Database) -> None:
+    with database.begin() as connection:
+        connection.exec_driver_sql(
+            "insert into api_keys (tenant, id, name, digest) values ('acme', 'k1', '', '')"
+        )
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as connection:
+            refused_requests.add(connection, {LIMITED._replace(key_id="k1"): 1})
+            erasing = pool.submit(Erasure(database, Subject("acme"), 10.0).run, 60)
+            eventually(lambda: database.read(lambda other: other.exec_driver_sql(WAITS).first()))
+        assert erasing.result().complete
+    with database.begin() as connection:
+        assert connection.exec_driver_sql("select count(*) from refused_requests").scalar_one() == 0
 
 
 def test_what_cannot_be_stored_is_stored_when_the_database_is_back(database: Database) -> None:

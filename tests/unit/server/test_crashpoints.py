@@ -7,6 +7,9 @@ import pytest
 from server.crashpoints import CRASHPOINTS, arm
 from tests.support.documents import ROOT
 
+FUNCTIONS = ("crashpoint", "is_last_pass")
+"""Which are called with a point's name."""
+
 
 def placed() -> set[object]:
     """The names that the source passes."""
@@ -14,10 +17,9 @@ def placed() -> set[object]:
         node.args[0].value if isinstance(node.args[0], ast.Constant) else ast.unparse(node)
         for path in (ROOT / "server").rglob("*.py")
         if path.stem != "crashpoints"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("crashpoint", "is_last_pass")
+        if any(function in (source := path.read_text(encoding="utf-8")) for function in FUNCTIONS)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
     }
 
 

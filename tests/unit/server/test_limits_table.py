@@ -9,19 +9,22 @@ from engine.remote.servers import answer_reader, discovery, http_client
 from engine.request import MAX_IMAGE_BYTES, MAX_IMAGES
 from server import limits
 from server.administration import checks, keys, webhooks
-from server.admission import history
+from server.admission import tenant_limits
 from server.configuration.settings import settings
 from server.console import (
     comparison,
     console_request,
     event_page,
     item_view,
+    process_state,
+    promise_check,
     routes,
     search,
     session,
     stored_request,
     timeline,
 )
+from server.console.figures import usage as figures
 from server.console.pages import history as history_page
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
 from server.http import query_and_headers
@@ -31,7 +34,7 @@ from server.input_images import image_reader, image_worker
 from server.metrics import events, exposition
 from server.oidc import access_tokens, issuer, key_set, signing_keys
 from server.outbound_http import allowed_addresses, guarded_http
-from server.prompting import engine_parameters, turns
+from server.prompting import request_parameters, turns
 from server.protocol import input_files, list_pages
 from server.protocol import webhooks as protocol
 from server.protocol.administration import requests
@@ -39,7 +42,16 @@ from server.protocol.responses.request import MAX_TEMPLATE
 from server.quotas import rate_limits
 from server.store.cluster import watches
 from server.store.console import history as stored_history
-from server.store.console import response_detail, response_events, stored_input
+from server.store.console import (
+    live,
+    reader,
+    response_detail,
+    response_events,
+    saved_views,
+    stored_input,
+    time_limit,
+    usage,
+)
 from server.store.content import image_removal
 from server.store.webhooks import outbox
 from server.webhooks import endpoint_slots, retries, samples, sender
@@ -61,9 +73,11 @@ def test_the_table_names_the_default_of_a_setting(name: str, default: str) -> No
 
 
 def test_the_table_names_the_bounds_that_are_no_settings() -> None:
-    assert f"{engine_parameters.MAX_LOGPROBS:,} a request" in TABLE
-    assert f"{history.MAX_BYTES >> 20} MiB and {history.MAX_ITEMS:,} items a request" in TABLE
-    assert f"| {history.MAX_TENANT_BYTES >> 20} MiB | {history.MAX_TOTAL_BYTES >> 20} MiB |" in TABLE
+    assert f"{request_parameters.MAX_LOGPROBS:,} a request" in TABLE
+    assert f"{tenant_limits.MAX_BYTES >> 20} MiB and {tenant_limits.MAX_ITEMS:,} items a request" in TABLE
+    assert (
+        f"| {tenant_limits.MAX_TENANT_BYTES >> 20} MiB | {tenant_limits.MAX_TOTAL_BYTES >> 20} MiB |" in TABLE
+    )
     assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
     assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
     assert f"that a compaction gives back | {list_pages.MAX_BYTES >> 20} MiB a request" in TABLE
@@ -102,7 +116,7 @@ def test_the_table_names_the_bounds_of_pictures() -> None:
     )
     assert f"in the cache | | {reader.CACHE_BYTES >> 20} MiB |" in TABLE
     assert f"as PNG | {limits.MAX_IMAGE_BYTES >> 21} MiB | {limits.MAX_IMAGE_BYTES >> 20} MiB |" in TABLE
-    assert f"| {history.MAX_IMAGE_BYTES >> 20} MiB a request, which counts" in TABLE
+    assert f"| {tenant_limits.MAX_IMAGE_BYTES >> 20} MiB a request, which counts" in TABLE
     assert (
         f"| {reader.MAX_FILE_BYTES >> 20} MiB, {reader.MAX_READ_PIXELS:,} pixels, one side at most "
         f"{image_worker.MAX_RATIO} times as long" in TABLE
@@ -175,9 +189,19 @@ def test_the_table_names_the_bounds_of_the_console() -> None:
     rows = f"{history_page.PAGE_ROWS}; {history_page.CSV_ROWS:,}; {response_detail.MAX_ITEMS} a side"
     chars = f"{response_detail.MAX_CHARS:,}, {item_view.MARKDOWN_CHARS:,}"
     assert f"rendered as Markdown | {rows}; {chars} |" in TABLE
-    seconds, newest = stored_history.TIME_LIMIT_MS // 1000, stored_history.WORDS_WITHOUT_INDEX
+    query = f"{reader.MAX_QUERY_CHARS:,} characters; {reader.SECONDS} s; {reader.MAX_ROWS:,}"
+    size = f"{reader.MAX_BYTES // 1_000_000} MB; {reader.MAX_COLUMNS}; {reader.MAX_VALUE_CHARS:,}, then cut"
+    assert f"at a time in a process | {query}; {size}; {process_state.MAX_QUERIES} |" in TABLE
+    views = f"{saved_views.MAX_VIEWS}; {saved_views.MAX_NAME_CHARS}; {saved_views.MAX_CONTENT_CHARS:,}"
+    assert f"of what is saved | {views} |" in TABLE
+    checked = f"{promise_check.MAX_RESPONSES:,}; {promise_check.MAX_SECONDS:.0f} s"
+    assert f"findings that are kept | {checked}; {promise_check.MAX_FINDINGS} |" in TABLE
+    seconds, newest = time_limit.TIME_LIMIT_MS // 1000, stored_history.WORDS_WITHOUT_INDEX
     searched = f"{search.MAX_CHARS:,} characters; {seconds} s; the newest {newest:,}"
     assert f"searched without an index | {searched} |" in TABLE
+    days = f"{figures.MAX_DAYS}; {figures.MAX_DAYS_OF_USERS}; {usage.MAX_GROUPS}; {usage.MAX_CSV_ROWS:,}"
+    assert f"its time | {days}; the newest {usage.MEASURED_RESPONSES:,}; {seconds} s |" in TABLE
+    assert f"queued ones | {live.MAX_REPLICAS}; {live.MAX_RUNNING}; {live.MAX_QUEUED} |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_events_and_comparisons_in_the_console() -> None:

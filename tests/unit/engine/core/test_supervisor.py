@@ -28,6 +28,7 @@ from tests.support.engines import (
     tiny_model,
 )
 from tests.support.eventually import eventually
+from tests.support.rounds import faults_only
 
 
 class Broken(BaseException):
@@ -288,8 +289,10 @@ def silence() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("silence")
-@pytest.mark.parametrize("kind", ["scripted", pytest.param("model", marks=pytest.mark.slow)])
-def test_fifty_lives_leave_no_thread_and_no_memory(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "lives"), [("scripted", 20), ("model", 10), *faults_only(("scripted", 50), ("model", 50))]
+)
+def test_many_lives_leave_no_thread_and_no_memory(kind: str, lives: int) -> None:
     def live(cycle: int) -> None:
         bench = start_scripted() if kind == "scripted" else start_model(tiny_model(), kv_blocks=64)
         for n in range(3):
@@ -302,7 +305,7 @@ def test_fifty_lives_leave_no_thread_and_no_memory(kind: str) -> None:
     for cycle in range(3):
         live(cycle)
     threads, before = ours(), count(kind)
-    for cycle in range(50):
+    for cycle in range(lives):
         live(cycle)
     assert ours() == threads
     assert count(kind) <= before + (100 if kind == "scripted" else 0)
@@ -354,8 +357,8 @@ def test_five_hundred_requests_of_which_some_are_cancelled_leave_every_block_fre
     assert sum(not isinstance(m, Tokens) for batch in bench.listener.batches for m in batch) == 500
 
 
-@pytest.mark.slow
-def test_memory_is_flat_over_ten_thousand_requests() -> None:
+@pytest.mark.parametrize("thousands", [4, *faults_only(10)])
+def test_memory_is_flat_over_thousands_of_requests(thousands: int) -> None:
     bench = start_scripted(kv_blocks=64, script=Script(length=8))
     engine: ThreadedEngine = bench.engine
 
@@ -372,9 +375,9 @@ def test_memory_is_flat_over_ten_thousand_requests() -> None:
 
     for begin in range(0, 3000, 1000):
         settled = run_thousand(begin)
-    for begin in range(3000, 10_000, 1000):
+    for begin in range(3000, thousands * 1000, 1000):
         now = run_thousand(begin)
-    assert engine.stats().tokens == 80_000
+    assert engine.stats().tokens == thousands * 8000
     assert now - settled < 4 * 2**20, f"{now - settled} bytes more"
     engine.close(drain=True)
 

@@ -26,6 +26,7 @@ from engine.grammar.limits import (
     check_schema,
     parse_json,
 )
+from tests.support.rounds import example_count
 
 
 def within(levels: int, leaf: Any = True) -> Any:
@@ -178,7 +179,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=example_count(100), deadline=None)
 @given(value=json_values, pattern=st.text("(){}[]\\/,0129^a*+?|\n", max_size=40))
 def test_any_json_and_any_text_is_let_through_or_refused(value: Any, pattern: str) -> None:
     for check, given_value in (

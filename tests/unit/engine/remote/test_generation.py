@@ -27,6 +27,7 @@ from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_request
 from tests.support.grammars import END, SIZE, VOCABULARY, fits, ids_of, schema, text_of
+from tests.support.rounds import example_count
 
 VLLM = VllmProtocol.features
 PLAIN = replace(VLLM, grammars=False, allowed_token_ids=False)
@@ -126,7 +127,7 @@ def test_a_request_is_one_call_when_nothing_happens(compiler: GrammarCompiler) -
 
 
 @given(cut_after=st.integers(0, 9))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=example_count(10), deadline=None)
 def test_a_request_has_the_same_tokens_when_its_server_is_lost_at_any_token(
     compiler: GrammarCompiler, cut_after: int
 ) -> None:
@@ -150,7 +151,7 @@ def test_a_continued_call_has_a_seed_of_its_own(compiler: GrammarCompiler) -> No
     choices=st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=60),
     features=st.sampled_from([VLLM, PLAIN]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 def test_the_output_fits_its_schema_whatever_a_server_samples(
     compiler: GrammarCompiler, choices: list[int], features: EngineFeatures
 ) -> None:

@@ -24,6 +24,7 @@ from engine.sampling.logits_processors import (
     restore_logits,
 )
 from engine.sampling.sampler import Mask, RowSampling, SamplingBatch
+from tests.support.rounds import example_count
 
 SIZE = 60
 
@@ -95,7 +96,7 @@ wishes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 @given(token_lists, token_lists, wishes, st.data())
 def test_logits_are_changed_as_defined_however_the_request_was_cut(
     prompt: list[int], output: list[int], fields: dict[str, Any], data: st.DataObject
@@ -109,7 +110,7 @@ def test_logits_are_changed_as_defined_however_the_request_was_cut(
     assert torch.equal(whole, cut)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=example_count(100), deadline=None)
 @given(st.lists(st.tuples(token_lists, token_lists, wishes), min_size=1, max_size=6), st.randoms())
 def test_a_row_is_changed_alike_alone_beside_others_and_in_any_order(
     rows: list[tuple[list[int], list[int], dict[str, Any]]], order: random.Random

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.scheduling.block_pool import BLANK_BLOCK, BlockPool, chained_digest, root_digest
+from tests.support.rounds import example_count
 
 
 def digests_of(count: int, salt: str = "") -> list[bytes]:
@@ -125,7 +126,7 @@ class Oldest:
         assert sorted(set(blocks) & set(oldest)) == sorted(oldest)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 @given(st.data())
 def test_the_blocks_that_go_are_always_the_least_recently_used(data: st.DataObject) -> None:
     pool, oldest = BlockPool(12), Oldest(12)
@@ -152,7 +153,7 @@ def test_the_blocks_that_go_are_always_the_least_recently_used(data: st.DataObje
         assert pool.free == len(oldest.empty) + len(oldest.used)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 @given(st.data())
 def test_no_block_is_lost_whatever_is_held_and_released(data: st.DataObject) -> None:
     pool = BlockPool(data.draw(st.integers(1, 12), label="size"))

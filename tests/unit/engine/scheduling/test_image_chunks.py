@@ -8,6 +8,7 @@ from engine.request import PromptImage
 from engine.scheduling.image_chunks import ImageTurn, blocks_outside_images
 from engine.scheduling.scheduler import ScheduledChunk
 from tests.support.play import Play, limits
+from tests.support.rounds import example_count
 
 
 def image(start: int, length: int, name: int = 0) -> PromptImage:
@@ -70,7 +71,7 @@ def test_a_picture_of_one_token_at_the_end_of_a_prompt_takes_its_turn() -> None:
     assert [(chunk.sequence, chunk.count) for chunk in play.step()] == [(first, 1), (second, 1)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 @given(st.data())
 def test_requests_with_pictures_end_and_each_step_computes_one_picture(data: st.DataObject) -> None:
     blocks = data.draw(st.integers(4, 24), label="blocks")

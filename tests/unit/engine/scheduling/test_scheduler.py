@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from engine.scheduling.scheduler import CALM_STEPS
 from engine.scheduling.sequence import TokenSequence
 from tests.support.play import Play, limits
+from tests.support.rounds import example_count
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_a_request_that_generates() -> None:
@@ -227,7 +228,7 @@ def test_a_share_whose_less_urgent_request_gave_way_still_gets_a_place_for_an_ur
 # Whatever comes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 @given(st.data())
 def test_every_request_ends_once_and_no_block_is_lost_whatever_comes(data: st.DataObject) -> None:
     blocks = data.draw(st.integers(4, 20), label="blocks")

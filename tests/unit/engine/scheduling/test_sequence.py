@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from engine.request import EngineRequest, SamplingParams, StopMatch
 from engine.scheduling.sequence import StopStrings, TokenSequence
 from engine.vocabulary import Vocabulary
+from tests.support.rounds import example_count
 
 
 def run(pieces: list[bytes], texts: list[str], cut: int = 0) -> tuple[int, StopMatch] | None:
@@ -37,7 +38,7 @@ def plainly(text: bytes, texts: list[str]) -> tuple[int, int, str] | None:
 TEXTS = st.text(alphabet="ab\u00e4\U0001f389", min_size=1, max_size=5)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=example_count(500), deadline=None)
 @given(
     st.text(alphabet="ab\u00e4\U0001f389", max_size=20), st.lists(TEXTS, min_size=1, max_size=4), st.data()
 )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import MIN_ACCOUNTS_TO_PRUNE
 from tests.support.play import Play, limits
+from tests.support.rounds import example_count
 
 SIZES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 10)), min_size=1, max_size=6)
 """Prompts and outputs."""
@@ -86,7 +87,7 @@ def test_accounts_that_are_settled_are_forgotten() -> None:
     assert not play.scheduler._waiting._levels
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=example_count(40), deadline=None)
 @given(
     sizes=SIZES,
     others=SIZES,
@@ -108,7 +109,7 @@ def test_shares_that_wait_are_given_the_same(
         play.step()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 @given(
     sizes=SIZES,
     others=SIZES,

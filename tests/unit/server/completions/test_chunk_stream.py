@@ -6,9 +6,9 @@ import pytest
 from server.completions.chat import ChatFormat
 from server.completions.chunk_stream import ChunkFormat, ChunkStream
 from server.completions.legacy import LegacyFormat
-from server.delivery.frames import frame
 from server.generation.event_emitter import EventEmitter
 from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, ReasoningDelta, TextDelta
+from server.protocol.responses.events import frame
 from tests.support.builders import CREATED, RESPONSE, make_echo, make_ending
 
 CHAT = ChatFormat(id="chatcmpl-1", created=1, model="m", include_usage=True)

@@ -9,9 +9,8 @@ from server.configuration.origins import (
     read_allowed_hosts,
     read_cors_origins,
     read_host,
-    require_json,
 )
-from server.errors import ConfigError, UnsupportedMediaType, WrongHost, WrongOrigin
+from server.errors import ConfigError, WrongHost, WrongOrigin
 from tests.support.builders import examples
 
 PORT = 8000
@@ -186,42 +185,6 @@ def test_any_host_is_read_or_is_none(text: str) -> None:
     host = read_host(text)
     assert host is None or isinstance(host, Host)
     assert refused(text, origin=text) in (None, WrongHost, WrongOrigin)
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        "application/json",
-        "Application/JSON",
-        "application/json; charset=utf-8",
-        'application/json;charset="UTF-8"',
-        "application/problem+json",
-        "application/vnd.api+json; charset=utf-8",
-    ],
-)
-def test_body_that_says_that_it_is_json_is_read(sent: str) -> None:
-    require_json({"content-type": sent}, b"{}")
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        None,
-        "",
-        "text/plain",
-        "text/json",
-        "application/x-www-form-urlencoded",
-        "multipart/form-data; boundary=application/json",
-        "text/plain; a=application/json",
-        "application/jsonp",
-        "json",
-    ],
-)
-def test_body_that_says_something_else_is_refused_with_the_header_to_send(sent: str | None) -> None:
-    headers = {} if sent is None else {"content-type": sent}
-    with pytest.raises(UnsupportedMediaType, match="`Content-Type: application/json`"):
-        require_json(headers, b"{}")
-    require_json(headers, b"")
 
 
 def test_none_listed_is_the_default() -> None:

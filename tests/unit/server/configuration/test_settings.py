@@ -32,6 +32,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "database_url": ("postgresql://db/x", "postgresql://db/x"),
     "database_pooler": ("transaction", "transaction"),
     "database_direct_url": ("postgresql://itself/x", "postgresql://itself/x"),
+    "reader_database_url": ("postgresql://reader@db/x", "postgresql://reader@db/x"),
     "model": ("/models/m", Path("/models/m")),
     "model_name": ("name", "name"),
     "device": ("cuda", "cuda"),

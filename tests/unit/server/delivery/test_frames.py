@@ -1,9 +1,9 @@
 from hypothesis import given
 
-from server.delivery.frames import OpenResponsesNames, frame, split_frame, to_open_responses
+from server.delivery.frames import OpenResponsesNames, to_open_responses
 from server.generation.event_emitter import EventEmitter
 from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
-from server.protocol.responses.events import Event, event_type, render
+from server.protocol.responses.events import Event, event_type, frame, render, split_frame
 from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending
 from tests.support.event_order import deltas
 from tests.support.sse import parse

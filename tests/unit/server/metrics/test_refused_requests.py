@@ -32,6 +32,15 @@ def test_refusals_are_counted_by_tenant_route_status_and_code(context: RequestCo
     assert refused.take() == {}
 
 
+def test_refusals_are_counted_by_key_and_those_of_access_tokens_by_none(context: RequestContext) -> None:
+    refused = RefusedRequests()
+    context.tenant = "acme"
+    for key_id in ("k1", "k2", "token:ada"):
+        context.key_id = key_id
+        refused.count(InvalidRequest("No."))
+    assert {refusal.key_id for refusal in refused.take()} == {"k1", "k2", ""}
+
+
 def test_counts_that_could_not_be_stored_are_added_to_later_ones(context: RequestContext) -> None:
     refused = RefusedRequests()
     refused.count(NotAuthenticated("No key."))

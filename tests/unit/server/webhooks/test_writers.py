@@ -20,7 +20,8 @@ def callers_of(module: str, function: str) -> set[str]:
     return {
         name(path)
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if f".{function}(" in (source := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{module}.{function}"
     }
 
@@ -44,7 +45,8 @@ def test_no_other_statement_sets_an_end_of_a_response() -> None:
     importers = {
         name(path)
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if "columns_of" in (source := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ImportFrom)
         and node.module == "server.protocol.responses.response"
         and "columns_of" in {alias.name for alias in node.names}

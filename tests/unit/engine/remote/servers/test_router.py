@@ -19,6 +19,7 @@ from engine.remote.servers.router import (
     Router,
 )
 from engine.scheduling.block_pool import extend_chain
+from tests.support.rounds import example_count
 
 MODEL = EngineDescription(version="1", model="m", context_length=4096, vocabulary="v", adapters=("sql",))
 FAILED = EngineFault("failed", "The connection was lost.")
@@ -370,7 +371,7 @@ EVENTS += ["overloads", "refuses"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 15)), max_size=60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 def test_whatever_happens_calls_are_counted_and_go_to_servers_that_are_up(
     events: list[tuple[str, int]],
 ) -> None:

@@ -25,6 +25,7 @@ from server.model_formats.interface import (
     merge_deltas,
 )
 from tests.support.harmony import CONTROL, encoding, ids_of, oracle, places_of
+from tests.support.rounds import example_count
 
 TOOLS = (
     Tool(name="weather"),
@@ -346,7 +347,7 @@ def test_random_tokens_never_raise() -> None:
         parser.close()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=example_count(300), deadline=None)
 @given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(0, 40), max_size=8))
 def test_any_split_of_the_tokens_gives_the_same_deltas(seed: int, cuts: list[int]) -> None:
     chance = random.Random(seed)

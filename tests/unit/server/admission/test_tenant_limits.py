@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.admission.tenant_quotas import DEFAULT_TENANT_BYTES, FRESH_SECONDS, QueueLimits, StorageQuota
+from server.admission.tenant_limits import DEFAULT_TENANT_BYTES, FRESH_SECONDS, QueueLimits, StorageQuota
 from server.caller import Caller, TenantSettings
 from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded

@@ -3,12 +3,12 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from server.admission.accept import lifetime
 from server.admission.request_validation import refuse_unsupported
 from server.errors import InvalidRequest
 from server.protocol.decode import decode
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
-from server.recording.persist import lifetime
 
 TEN_YEARS = 10 * 365 * 24 * 3600
 

@@ -1,6 +1,6 @@
 import pytest
 
-from server.quotas.headers import duration, rate_limit_headers
+from server.quotas.rate_limits import duration, rate_limit_headers
 from server.quotas.window_share import Standing
 
 

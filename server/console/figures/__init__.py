@@ -1,0 +1,1 @@
+"""What the pages of figures ask for and show: decisions and shapes, without I/O."""

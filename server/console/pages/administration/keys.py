@@ -1,0 +1,105 @@
+"""API keys: the list, a key; made, changed, rotated, revoked. A new one's text is on one page only."""
+
+import secrets
+from datetime import timedelta
+
+from server.administration import keys
+from server.administration.api_objects import key_object, with_given
+from server.caller import SCOPES
+from server.console.console_request import ConsoleRequest
+from server.console.forms import key_values, read_body, whole_number
+from server.errors import InvalidRequest, NotFound
+from server.http.asgi.answers import Answer
+from server.http.handlers.administration import KEY_STATES
+from server.protocol.administration.requests import CreateKey, RevokeKey, RotateKey, UpdateKey
+from server.store.administration import stored_keys
+from server.store.administration.stored_keys import KeyProperties
+from server.store.database import clock
+
+PAGE_ROWS = 100
+MAX_FORM_ID = 64
+
+
+def index(console: ConsoleRequest) -> Answer:
+    """GET /console/keys; `after` is the key that a later page comes after"""
+    tenant, state, after = (console.argument(name) or None for name in ("tenant", "state", "after"))
+    if state is not None and state not in KEY_STATES:
+        raise InvalidRequest(f"state is one of {', '.join(KEY_STATES)}.", param="state")
+    with console.services.database.begin() as connection:
+        last = stored_keys.get(connection, after) if after else None
+        found = stored_keys.list_page(connection, tenant, state, last, PAGE_ROWS, newest_first=True)
+        now = clock(connection)
+    return console.page(
+        "administration/keys.html",
+        keys=found[:PAGE_ROWS],
+        more=len(found) > PAGE_ROWS,
+        arguments={"tenant": tenant or "", "state": state or ""},
+        states=KEY_STATES,
+        now=now,
+    )
+
+
+def show(console: ConsoleRequest) -> Answer:
+    """GET /console/keys/{key_id}"""
+    key_id = _key_of(console)
+    with console.services.database.begin() as connection:
+        stored, now = stored_keys.get(connection, key_id), clock(connection)
+    if stored is None:
+        raise NotFound(f"There is no key {key_id}.")
+    return console.page(
+        "administration/key.html", stored=stored, key=key_object(stored, now), scopes=SCOPES, now=now
+    )
+
+
+def create(console: ConsoleRequest) -> Answer:
+    """POST /console/tenants/{tenant}/keys: the answer has the key's text; a form makes one key"""
+    values = {"tenant": console.request.path_params["tenant"], **key_values(console.form)}
+    wanted = read_body(values, CreateKey)
+    once = console.form.get("once", "")
+    if not 1 <= len(once) <= MAX_FORM_ID:
+        raise InvalidRequest("Open the tenant's page again to make a key.", param="once")
+    with console.services.database.begin() as connection:
+        made = keys.create_key(
+            connection, console.actor, wanted.tenant, with_given(KeyProperties(), wanted), once
+        )
+    return console.page("administration/new_key.html", made=made, tenant=wanted.tenant, replaces=None)
+
+
+def update(console: ConsoleRequest) -> Answer:
+    """POST /console/keys/{key_id}"""
+    key_id, wanted = _key_of(console), read_body(key_values(console.form), UpdateKey)
+    with console.services.database.begin() as connection:
+        keys.update_key(connection, console.actor, key_id, lambda before: with_given(before, wanted))
+    return console.redirect(f"/console/keys/{key_id}")
+
+
+def rotate(console: ConsoleRequest) -> Answer:
+    """POST /console/keys/{key_id}/rotate: the answer has the new key's text"""
+    hours = whole_number(console.form, "overlap_hours")
+    wanted = read_body({} if hours is None else {"overlap_seconds": hours * 3600}, RotateKey)
+    key_id, overlap = _key_of(console), timedelta(seconds=wanted.overlap_seconds)
+    with console.services.database.begin() as connection:
+        made = keys.rotate_key(connection, console.actor, key_id, overlap)
+        stored = stored_keys.get(connection, made.id)
+    tenant = "" if stored is None else stored.tenant
+    return console.page("administration/new_key.html", made=made, tenant=tenant, replaces=key_id)
+
+
+def revoke(console: ConsoleRequest) -> Answer:
+    """POST /console/keys/{key_id}/revoke: with `end` also all that runs with it"""
+    key_id, wanted = _key_of(console), RevokeKey(end="end" in console.form)
+    with console.services.database.begin() as connection:
+        keys.revoke_key(connection, console.actor, key_id, end=wanted.end)
+    return console.redirect(f"/console/keys/{key_id}")
+
+
+def new_form_id() -> str:
+    """A form's own name, with which it makes one key, however often it is sent."""
+    return secrets.token_hex(16)
+
+
+def _key_of(console: ConsoleRequest) -> str:
+    key_id: str = console.request.path_params["key_id"]
+    if "\0" in key_id or len(key_id) > 100:
+        raise NotFound("There is no such key.")
+    return key_id

@@ -1,0 +1,36 @@
+"""Prices of models: the list, and one set."""
+
+from server.administration import prices
+from server.administration.api_objects import price_of
+from server.console.console_request import ConsoleRequest
+from server.console.forms import price_values, read_body
+from server.http.asgi.answers import Answer
+from server.protocol.administration.requests import SetPrice
+from server.store.administration import prices as stored_prices
+from server.store.database import clock
+
+MAX_ROWS = 500
+
+
+def index(console: ConsoleRequest) -> Answer:
+    """GET /console/prices"""
+    model = console.argument("model") or None
+    rows = console.services.database.read(
+        lambda connection: stored_prices.list_page(connection, model, None, MAX_ROWS, descending=False)
+    )
+    return console.page(
+        "administration/prices.html",
+        prices=rows[:MAX_ROWS],
+        more=len(rows) > MAX_ROWS,
+        limit=MAX_ROWS,
+        models=console.services.model.names,
+        model=model or "",
+    )
+
+
+def set_price(console: ConsoleRequest) -> Answer:
+    """POST /console/prices"""
+    wanted = read_body(price_values(console.form), SetPrice)
+    with console.services.database.begin() as connection:
+        prices.set_price(connection, console.actor, price_of(wanted, clock(connection)))
+    return console.redirect("/console/prices")

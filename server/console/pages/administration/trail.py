@@ -1,0 +1,64 @@
+"""The audit trail, with filters."""
+
+from collections.abc import Mapping
+from urllib.parse import urlencode
+from uuid import UUID
+
+from server.administration.api_objects import time_of
+from server.console.console_request import ConsoleRequest
+from server.console.forms import unix_seconds
+from server.errors import InvalidRequest
+from server.http.asgi.answers import Answer
+from server.store.administration import audit_trail
+from server.store.administration.audit_trail import ACTIONS, EntryFilter
+from server.store.console.time_limit import TIME_LIMIT_MS
+from server.store.database import Connection, set_timeouts
+
+PAGE_ROWS = 100
+_FIELDS = ("actor", "action", "tenant", "target", "since", "until")
+CONTENT_ACTIONS = frozenset({"console.sql"})
+"""Those whose details only admins see."""
+
+
+def show(console: ConsoleRequest) -> Answer:
+    """GET /console/trail; `after` is the entry that a later page comes after"""
+    arguments = {name: value for name in _FIELDS if (value := console.argument(name))}
+    chosen, after = read_filter(arguments), _entry(console.argument("after"))
+
+    def work(connection: Connection) -> list[audit_trail.Entry] | None:
+        set_timeouts(connection, lock_ms=1000, statement_ms=TIME_LIMIT_MS)
+        return audit_trail.entries_page(connection, chosen, after, PAGE_ROWS, newest_first=True)
+
+    rows = console.services.database.read(work)
+    if rows is None:
+        raise InvalidRequest("after is no entry of the audit trail.", param="after")
+    shown = rows[:PAGE_ROWS]
+    older = {**arguments, "after": str(shown[-1].id)} if len(rows) > PAGE_ROWS else None
+    return console.page(
+        "administration/trail.html",
+        rows=shown,
+        arguments=arguments,
+        older=None if older is None else urlencode(older),
+        actions=ACTIONS,
+        content_actions=CONTENT_ACTIONS,
+    )
+
+
+def read_filter(arguments: Mapping[str, str]) -> EntryFilter:
+    """The filter of a page's address. Raises InvalidRequest."""
+    since, until = unix_seconds(arguments, "since"), unix_seconds(arguments, "until")
+    return EntryFilter(
+        actor=arguments.get("actor"),
+        action=arguments.get("action"),
+        tenant=arguments.get("tenant"),
+        target=arguments.get("target"),
+        since=None if since is None else time_of(since),
+        until=None if until is None else time_of(until),
+    )
+
+
+def _entry(after: str) -> UUID | None:
+    try:
+        return UUID(after) if after else None
+    except ValueError:
+        raise InvalidRequest("after is no entry of the audit trail.", param="after") from None

@@ -1,0 +1,55 @@
+"""Saved views of the history and of the SQL page: saved and deleted; the pages list them."""
+
+from urllib.parse import parse_qsl, urlencode
+from uuid import UUID
+
+from server.administration import saved_views
+from server.console.console_request import MAX_FIELDS, ConsoleRequest
+from server.console.pages.history import FIELDS
+from server.errors import InvalidRequest, NotFound
+from server.http.asgi.answers import Answer
+
+
+def save(console: ConsoleRequest) -> Answer:
+    """POST /console/saved_views: the query of an SQL editor, or the address of a history"""
+    page, name = console.form.get("page"), console.form.get("name", "").strip()
+    if page == "sql":
+        content = console.form.get("query", "").strip()
+        if not content:
+            raise InvalidRequest("Write a query to save.", param="query")
+    elif page == "history":
+        content = history_query(console.form.get("content", ""))
+    else:
+        raise InvalidRequest("page is history or sql.", param="page")
+    with console.services.database.begin() as connection:
+        view = saved_views.save_view(
+            connection, console.actor, "sql" if page == "sql" else "history", name, content
+        )
+    if page == "sql":
+        return console.redirect("/console/sql", view=str(view))
+    return console.redirect(f"/console/history?{content}")
+
+
+def delete(console: ConsoleRequest) -> Answer:
+    """POST /console/saved_views/{view_id}/delete"""
+    view = view_id(console.request.path_params["view_id"])
+    with console.services.database.begin() as connection:
+        deleted = saved_views.delete_view(connection, console.actor, view)
+    return console.redirect(f"/console/{deleted.page}")
+
+
+def view_id(text: str) -> UUID:
+    """Raises NotFound."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise NotFound("There is no such saved view.") from None
+
+
+def history_query(query: str) -> str:
+    """The fields of a history in that query of an address, and nothing else. Raises InvalidRequest."""
+    try:
+        fields = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
+    except ValueError:
+        raise InvalidRequest("content is the query of an address.", param="content") from None
+    return urlencode({name: fields[name] for name in FIELDS if fields.get(name)})

@@ -1,0 +1,83 @@
+"""A run of the audit: what violates an invariant in stored responses, pictures and keys."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from server.maintenance import audit_responses as invariants
+from server.maintenance.audit_images import check_conversation, check_image
+from server.maintenance.audit_responses import Limits, Violation
+from server.store import audit_images
+from server.store import audit_snapshot as store
+from server.store.audit_snapshot import Scope
+from server.store.content import responses
+from server.store.database import Connection
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of an audit."""
+
+    responses: int = 0
+    unfinished: int = 0
+    served: bool = False
+    """Whether a replica is alive."""
+    violations: Counter[str] = field(default_factory=Counter)
+
+
+def tenants_of(connection: Connection, scope: Scope) -> list[str]:
+    """The tenants whose responses are in the scope."""
+    with store.snapshot(connection):
+        return [scope.tenant] if scope.tenant is not None else list(responses.tenants(connection))
+
+
+def violations(connection: Connection, scope: Scope, limits: Limits, tally: Tally) -> Iterator[Violation]:
+    """The violations, as they are found; counts them in `tally`."""
+    names = tenants_of(connection, scope)
+    yield from response_violations(connection, names, scope, limits, tally)
+    for violation in _other_violations(connection, scope, limits):
+        tally.violations[violation.invariant] += 1
+        yield violation
+
+
+def response_violations(
+    connection: Connection,
+    tenants: list[str],
+    scope: Scope,
+    limits: Limits,
+    tally: Tally,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> Iterator[Violation]:
+    """Those by responses of these tenants; `goes_on` is asked before each response."""
+    for tenant in tenants:
+        for response, moment in store.responses(connection, tenant, scope, limits.grace_seconds):
+            if not goes_on():
+                return
+            tally.responses += 1
+            tally.unfinished += invariants.is_unfinished(response)
+            tally.served = moment.served_since is not None
+            for violation in invariants.check(response, moment, limits):
+                tally.violations[violation.invariant] += 1
+                yield violation
+
+
+def _other_violations(connection: Connection, scope: Scope, limits: Limits) -> Iterator[Violation]:
+    yield from _image_violations(connection, scope)
+    yield from invariants.check_orphans(store.orphans(connection, scope.tenant))
+    yield from invariants.check_keys(
+        store.shared_keys(connection, scope.tenant),
+        store.lost_keys(connection, scope.tenant, limits.key_seconds),
+    )
+
+
+def _image_violations(connection: Connection, scope: Scope) -> Iterator[Violation]:
+    """Violations by pictures and by conversations, which a bound on the number of responses leaves out."""
+    if scope.limit is not None:
+        return
+    names = [scope.tenant] if scope.tenant is not None else audit_images.tenants(connection)
+    for tenant in names:
+        for conversation in audit_images.conversations(connection, tenant):
+            yield from invariants.check_images(tenant, check_conversation(conversation))
+        found = map(check_image, audit_images.unsound_images(connection, tenant, scope))
+        yield from invariants.check_images(tenant, found)
+        yield from invariants.check_orphans(audit_images.orphans(connection, tenant))

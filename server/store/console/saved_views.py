@@ -1,0 +1,68 @@
+"""Filters of the history and SQL queries that operators have saved: listed, added, found, deleted."""
+
+from datetime import datetime
+from typing import Final, Literal, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, delete, func, select, text
+from sqlalchemy.dialects.postgresql import insert
+
+from server.store.administration.operator_tables import saved_views
+
+MAX_VIEWS: Final = 200
+"""Of a page."""
+MAX_NAME_CHARS: Final = 80
+MAX_CONTENT_CHARS: Final = 20_000
+
+ViewPage = Literal["history", "sql"]
+_COLUMNS = saved_views.c
+
+
+class SavedView(NamedTuple):
+    id: UUID
+    page: ViewPage
+    name: str
+    content: str
+    """The query of an address of the history, or the text of an SQL query."""
+    created_by: str
+    created_at: datetime
+
+
+_SELECT = select(*(_COLUMNS[name] for name in SavedView._fields))
+
+
+def views_of(connection: Connection, page: ViewPage) -> list[SavedView]:
+    """Those of a page, by name."""
+    query = _SELECT.where(_COLUMNS.page == page).order_by(_COLUMNS.name).limit(MAX_VIEWS)
+    return [SavedView(*row) for row in connection.execute(query)]
+
+
+def find_view(connection: Connection, view: UUID) -> SavedView | None:
+    row = connection.execute(_SELECT.where(_COLUMNS.id == view)).first()
+    return None if row is None else SavedView(*row)
+
+
+def lock_views(connection: Connection) -> None:
+    """Has views saved one after the other, so that their number can be bounded."""
+    connection.execute(text("select pg_advisory_xact_lock(hashtextextended('saved_views', 0))"))
+
+
+def count_views(connection: Connection, page: ViewPage) -> int:
+    query = select(func.count()).select_from(saved_views).where(_COLUMNS.page == page)
+    return connection.execute(query).scalar_one()
+
+
+def insert_view(
+    connection: Connection, page: ViewPage, name: str, content: str, created_by: str
+) -> UUID | None:
+    """The new view's id; None if the page has one with that name."""
+    row = insert(saved_views).values(page=page, name=name, content=content, created_by=created_by)
+    made: UUID | None = connection.execute(row.on_conflict_do_nothing().returning(_COLUMNS.id)).scalar()
+    return made
+
+
+def delete_view(connection: Connection, view: UUID) -> SavedView | None:
+    """The view that was deleted; None if there is none."""
+    removed = delete(saved_views).where(_COLUMNS.id == view)
+    row = connection.execute(removed.returning(*(_COLUMNS[name] for name in SavedView._fields))).first()
+    return None if row is None else SavedView(*row)

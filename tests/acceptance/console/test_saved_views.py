@@ -1,0 +1,102 @@
+"""Saved views of the history and the SQL page, and the page of promises."""
+
+import html
+import re
+
+import pytest
+
+from server.store.console.saved_views import MAX_VIEWS
+from tests.acceptance.console.console_client import Console
+from tests.acceptance.console.console_site import Site
+from tests.acceptance.console.console_site import console as console  # fixtures, as are the next
+from tests.acceptance.console.console_site import metadata_console as metadata_console
+from tests.acceptance.console.console_site import site as site
+from tests.fix_server import Connect
+from tests.support.eventually import eventually
+from tests.support.server_process import MODEL
+
+
+def test_a_filter_of_the_history_is_saved_opened_and_deleted(console: Console, site: Site) -> None:
+    console.get("/console/history")
+    content = "q=team%3Dred&period=24h&evil=1&status=failed"
+    fields = {"page": "history", "name": "red & <b>failed</b>", "content": content}
+    saved = console.post("/console/saved_views", fields)
+    assert saved.headers["location"] == "/console/history?q=team%3Dred&period=24h&status=failed"
+    page = console.get("/console/history").text
+    assert "red &amp; &lt;b&gt;failed&lt;/b&gt;" in page
+    opened = re.search(r'href="(/console/history\?q=team[^"]*)"', page)
+    assert opened is not None
+    assert console.get(html.unescape(opened[1])).status_code == 200
+    delete = re.search(r'action="(/console/saved_views/[^"]*/delete)"', page)
+    assert delete is not None
+    assert console.post(delete[1]).headers["location"] == "/console/history"
+    assert console.post(delete[1]).status_code == 404
+    assert site.sql("select count(*) from saved_views") == [(0,)]
+    actions = "select action from audit_trail where action like 'console.%%' order by at"
+    assert site.sql(actions) == [("console.save_view",), ("console.delete_view",)]
+
+
+def test_a_query_is_saved_and_opened_in_the_editor(console: Console) -> None:
+    console.get("/console/sql")
+    fields = {"page": "sql", "name": "largest", "query": "select '</textarea>' from admin.storage"}
+    saved = console.post("/console/saved_views", fields)
+    page = console.get(saved.headers["location"]).text
+    assert "select &#39;&lt;/textarea&gt;&#39; from admin.storage</textarea>" in page
+    assert console.post("/console/saved_views", fields).status_code == 409
+    assert console.get("/console/sql", view="none").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"page": "sql", "name": "", "query": "select 1"},
+        {"page": "sql", "name": "x" * 81, "query": "select 1"},
+        {"page": "sql", "name": "a\nb", "query": "select 1"},
+        {"page": "sql", "name": "long", "query": "x" * 20_001},
+        {"page": "sql", "name": "nothing", "query": " "},
+        {"page": "other", "name": "x", "query": "select 1"},
+        {"page": "history", "name": "many", "content": "q=1&" * 200},
+    ],
+)
+def test_a_view_beyond_its_bounds_is_refused(console: Console, fields: dict[str, str]) -> None:
+    console.get("/console/sql")
+    assert console.post("/console/saved_views", fields).status_code == 400
+
+
+def test_a_page_has_a_bounded_number_of_views(console: Console, site: Site) -> None:
+    fill = "insert into saved_views (page, name, content, created_by) select 'sql', 'n' || g, '', 'x' from"
+    console.get("/console/sql")
+    site.sql(f"{fill} generate_series(1, %s) g returning 1", MAX_VIEWS)
+    refused = console.post("/console/saved_views", {"page": "sql", "name": "more", "query": "select 1"})
+    assert (refused.status_code, "at most 200" in refused.text) == (400, True)
+    site.sql("delete from saved_views returning 1")
+
+
+def test_a_metadata_key_neither_sees_nor_saves_views(metadata_console: Console) -> None:
+    assert "Saved views" not in metadata_console.get("/console/history").text
+    assert metadata_console.post("/console/saved_views", {"page": "sql"}).status_code == 403
+
+
+def test_the_newest_responses_are_checked_and_findings_lead_to_them(
+    console: Console, metadata_console: Console, site: Site, connect: Connect
+) -> None:
+    assert "No check has run" in console.get("/console/promises").text
+    client = connect(site.server, site.admin_key)
+    responses = [client.responses.create(model=MODEL, input="Hello").id for _ in range(2)]
+    assert "nothing is wrong" in _checked(console)
+    damage = "update responses set output_tokens = output_tokens + 1 where id = admin.uuid_of(%s) returning 1"
+    site.sql(damage, responses[0])
+    page = _checked(console)
+    assert f'href="/console/responses/{responses[0]}"' in page
+    assert f'href="/console/responses/{responses[1]}"' not in page
+    seen = metadata_console.get("/console/promises").text
+    assert responses[0] in seen
+    assert 'method="post"' not in seen
+    assert metadata_console.post("/console/promises").status_code == 403
+
+
+def _checked(console: Console) -> str:
+    console.get("/console/promises")
+    assert console.post("/console/promises").status_code == 303
+    eventually(lambda: "A check runs" not in console.get("/console/promises").text)
+    return console.get("/console/promises").text
