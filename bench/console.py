@@ -1,7 +1,7 @@
 """The console's pages at 1,000,000 responses: their time, that of the database, what streams lose by them.
 
-BENCH_RESPONSES is how many there are in the place of the million; BENCH_DATABASE_URL names a database that
-`bench.generated_rows` has filled already.
+BENCH_RESPONSES is how many there are in the place of the million, BENCH_CALLS how often a page is asked for
+in the place of 50; BENCH_DATABASE_URL names a database that `bench.generated_rows` has filled already.
 """
 
 import multiprocessing
@@ -28,7 +28,7 @@ from server.store.schema.upgrade import upgrade
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
 RESPONSES = int(os.environ.get("BENCH_RESPONSES", "1000000"))
-CALLS = 50
+CALLS = int(os.environ.get("BENCH_CALLS", "50"))
 STREAMS = 32
 TOKENS = 500
 ROUNDS = 6

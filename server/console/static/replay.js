@@ -168,6 +168,10 @@ async function onEnd() {
     show(log.events.length - 1);
     say(text.verdict);
   }
+  await reloadFacts();
+}
+
+async function reloadFacts() {
   document.getElementById("replay-title").textContent = "Replay";
   const address = root.dataset.address;
   await window.htmx.ajax("GET", `${location.pathname}${location.search}`, { target: "#response", select: "#response", swap: "outerHTML" });
@@ -179,7 +183,9 @@ async function begin() {
   const wanted = Number(new URLSearchParams(location.search).get("event") ?? -1);
   if (wanted >= 0 && Number.isInteger(wanted)) await choose(wanted);
   else show(-1);
-  if ("ended" in root.dataset || log.ended || !("contents" in root.dataset)) return;
+  if ("ended" in root.dataset) return;
+  if (log.ended) return reloadFacts(); // it ended since the page was made
+  if (!("contents" in root.dataset)) return;
   if (!(await load(log.end - 1))) return;
   if (wanted < 0) {
     follow();

@@ -208,9 +208,9 @@ def _has_word_index(connection: Connection) -> bool:
 
 
 def known_values(connection: Connection) -> dict[str, Sequence[str]]:
-    """What the filters offer: tenants and models of the last 30 days, the last used first, 200 each."""
+    """What the filters offer: tenants and models of the last 7 days, the last used first, 200 each."""
     query = f"""
-        select tenant, model from admin.usage_daily where day > current_date - 30
+        select tenant, model from admin.usage_daily where day > current_date - 7
         group by grouping sets ((tenant), (model))
         order by max(day) desc, tenant, model limit {2 * _MAX_KNOWN}
     """

@@ -19,7 +19,7 @@ MAX_GROUPS: Final = 50
 MAX_CHARTED: Final = 7
 """Groups that a chart shows by themselves."""
 MAX_CSV_ROWS: Final = 50_000
-MEASURED_RESPONSES: Final = 5_000
+MEASURED_RESPONSES: Final = 3_000
 """The newest of the period, of whose completed ones percentiles are computed."""
 
 Grouping = Literal["tenant", "model", "key", "user"]

@@ -136,7 +136,10 @@ def test_a_line_of_a_megabyte_and_a_nul_are_shown_by_their_beginning(
 def test_axe_finds_nothing_serious(open_page: OpenPage, operated: Operated, path: str) -> None:
     for scheme in ("light", "dark"):
         page = open_page(
-            f"/console{path}".replace("{response_id}", operated.responses["call"]), color_scheme=scheme
+            f"/console{path}".format(
+                response_id=operated.responses["call"], tenant="acme", key_id=operated.admin.split("_")[1]
+            ),
+            color_scheme=scheme,
         )
         found = Axe().run(page).response["violations"]
         assert [

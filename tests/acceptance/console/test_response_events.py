@@ -137,10 +137,11 @@ def test_a_response_runs_again_with_its_seed_and_its_text_is_the_same(operated: 
         before = api.responses.retrieve(first)
         assert again.output_text == before.output_text
         assert again.previous_response_id == before.previous_response_id
-        inputs = [
-            api.responses.input_items.list(name).data[0].model_dump()["content"] for name in (made, first)
-        ]
-        assert inputs[0] == inputs[1]
+        first_inputs, inputs = (
+            [item.to_dict()["content"] for item in api.responses.input_items.list(one).data]
+            for one in (first, made)
+        )
+        assert inputs == first_inputs
     with psycopg.connect(operated.database_url) as connection:
         query = "select tenant, target, details ->> 'of' from audit_trail where action = 'response.run_again'"
         assert ("acme", made, first) in connection.execute(query).fetchall()

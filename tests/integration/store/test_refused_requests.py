@@ -33,7 +33,7 @@ def test_counts_of_an_hour_are_added_up(database: Database) -> None:
 def test_counts_of_a_key_that_was_removed_go_with_it(database: Database) -> None:
     with database.begin() as connection:
         for key in ("k1", "k2"):
-            connection.exec_driver_sql(ADD_KEY, [key])
+            connection.exec_driver_sql(ADD_KEY, (key,))
         of_keys = {LIMITED._replace(key_id=key): 2 for key in ("k1", "k2", "erased")}
         refused_requests.add(connection, {**of_keys, LIMITED: 1})
         found = connection.exec_driver_sql("select tenant, requests from refused_requests").all()
@@ -42,9 +42,7 @@ def test_counts_of_a_key_that_was_removed_go_with_it(database: Database) -> None
 
 def test_an_erasure_waits_for_who_counts_what_was_refused(database: Database) -> None:
     with database.begin() as connection:
-        connection.exec_driver_sql(
-            "insert into api_keys (tenant, id, name, digest) values ('acme', 'k1', '', '')"
-        )
+        connection.exec_driver_sql(ADD_KEY, ("k1",))
     with ThreadPoolExecutor(1) as pool:
         with database.begin() as connection:
             refused_requests.add(connection, {LIMITED._replace(key_id="k1"): 1})

@@ -11,7 +11,19 @@ from server import limits
 from server.administration import checks, keys, webhooks
 from server.admission import tenant_limits
 from server.configuration.settings import settings
-from server.console import console_request, item_view, process_state, promise_check, routes, search, session
+from server.console import (
+    comparison,
+    console_request,
+    event_page,
+    item_view,
+    process_state,
+    promise_check,
+    routes,
+    search,
+    session,
+    stored_request,
+    timeline,
+)
 from server.console.figures import usage as figures
 from server.console.pages import history as history_page
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
@@ -30,7 +42,16 @@ from server.protocol.responses.request import MAX_TEMPLATE
 from server.quotas import rate_limits
 from server.store.cluster import watches
 from server.store.console import history as stored_history
-from server.store.console import live, reader, response_detail, saved_views, time_limit, usage
+from server.store.console import (
+    live,
+    reader,
+    response_detail,
+    response_events,
+    saved_views,
+    stored_input,
+    time_limit,
+    usage,
+)
 from server.store.content import image_removal
 from server.store.webhooks import outbox
 from server.webhooks import endpoint_slots, retries, samples, sender
@@ -181,3 +202,16 @@ def test_the_table_names_the_bounds_of_the_console() -> None:
     days = f"{figures.MAX_DAYS}; {figures.MAX_DAYS_OF_USERS}; {usage.MAX_GROUPS}; {usage.MAX_CSV_ROWS:,}"
     assert f"its time | {days}; the newest {usage.MEASURED_RESPONSES:,}; {seconds} s |" in TABLE
     assert f"queued ones | {live.MAX_REPLICAS}; {live.MAX_RUNNING}; {live.MAX_QUEUED} |" in TABLE
+
+
+def test_the_table_names_the_bounds_of_events_and_comparisons_in_the_console() -> None:
+    page = f"{event_page.MAX_EVENTS:,}; {event_page.MAX_BYTES:,} characters; {event_page.MAX_PAYLOAD_BYTES:,}"
+    stream = f"{response_events.MAX_STREAM_BYTES >> 20} MiB; {response_events.MAX_ROWS:,}"
+    assert f"rows of a running one | {page}; {stream} |" in TABLE
+    drawn = f"{timeline.MAX_LANES}, {timeline.MAX_MARKS}, the {timeline.MAX_GAPS} longest"
+    assert f"pauses of a timeline | {drawn} |" in TABLE
+    words = f"{comparison.MAX_CHARS_BY_WORD:,} characters and {comparison.MAX_WORDS:,} words"
+    lines = f"else the first {comparison.MAX_LINES:,} lines; {comparison.MAX_SHOWN_CHARS:,} characters"
+    assert f"by word up to {words}, {lines} |" in TABLE
+    shown = f"{stored_request.MAX_EDITED_BYTES:,} bytes, else without its input; {stored_input.MAX_ITEMS:,}"
+    assert f"to be run again; its input items | {shown} |" in TABLE
