@@ -70,18 +70,19 @@ def make_history(api: str, keys: dict[str, str]) -> str:
     return shown
 
 
-def pages(response: str, tenant: str) -> dict[str, str]:
-    """Addresses by the names of their pictures."""
+def pages(response: str, own: str, tenant: str) -> dict[str, str]:
+    """Addresses by the names of their pictures; `own` is a response of the key's tenant."""
     return {
         "history": "/console/history",
         "response": f"/console/responses/{response}",
+        "timeline": f"/console/responses/{response}#timeline",
         "live": "/console/live",
         "usage": "/console/usage?by=tenant",
         "tenants": "/console/tenants",
         "tenant": f"/console/tenants/{tenant}",
         "trail": "/console/trail",
         "sql": "/console/sql",
-        "playground": f"/console/playground?response={response}",
+        "playground": f"/console/playground?response={own}",
         "promises": "/console/promises",
     }
 
@@ -121,7 +122,8 @@ def main(folder: Path) -> None:
             keys = {name: _make_key(data, name) for name in ("acme", "globex")}
             admin = _make_key(data, "ops", "--scopes", "admin,read,write")
             response = make_history(server.api, keys)
-            for line in photograph(server.url, admin, pages(response, "acme"), folder):
+            own = make_history(server.api, {"ops": admin})
+            for line in photograph(server.url, admin, pages(response, own, "acme"), folder):
                 sys.stderr.write(f"{line}\n")
         finally:
             server.stop()
