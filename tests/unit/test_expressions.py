@@ -40,8 +40,8 @@ REACH = {
     "engine/vocabulary.py": OPERATOR,
     "server/http/query_and_headers.py:_METADATA": HEADER,
     "server/console/search.py:_METADATA": SHORT,
-    "server/console/previews.py:_TEXT": HEADER,
-    "server/console/previews.py:_CUT_ESCAPE": HEADER,
+    "server/console/contents/previews.py:_TEXT": HEADER,
+    "server/console/contents/previews.py:_CUT_ESCAPE": HEADER,
     "server/cli/audit.py": OPERATOR,
     "server/store/transfer/columns.py:_NUL": TEXT,  # a value of an import
     "server/logs/formats.py": OPERATOR,  # messages of the engine's log

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from server.console.comparison import compare_parameters, compare_texts, text_of
 from server.console.console_request import ConsoleRequest
-from server.console.item_view import item_views
+from server.console.contents.comparison import compare_parameters, compare_texts, text_of
+from server.console.contents.item_view import item_views
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
 from server.protocol import ids

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from server.console.console_request import ConsoleRequest
-from server.console.previews import preview
+from server.console.contents.previews import preview
 from server.console.search import KINDS, PERIODS, STATUSES, find_response, read_filter
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer

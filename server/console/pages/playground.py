@@ -8,9 +8,9 @@ import msgspec
 
 from server.admission.request_validation import refuse_empty
 from server.console.console_request import ConsoleRequest
-from server.console.item_view import ItemView, item_views
+from server.console.contents.item_view import ItemView, item_views
+from server.console.contents.stored_request import stored_request
 from server.console.playground import EFFORTS, FIELDS, code_samples, request_body
-from server.console.stored_request import stored_request
 from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.json_responses import to_api_error

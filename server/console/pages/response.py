@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from server.console.console_request import ConsoleRequest
-from server.console.item_view import item_views
-from server.console.previews import preview
+from server.console.contents.item_view import item_views
+from server.console.contents.previews import preview
 from server.delivery.stored_responses import find_response
 from server.errors import NotFound
 from server.http.asgi.answers import Answer

@@ -6,9 +6,9 @@ from typing import Any
 from starlette.responses import Response as HttpResponse
 
 from server.console.console_request import HEADERS, ConsoleRequest
-from server.console.event_page import MAX_EVENTS, event_page
+from server.console.contents.event_page import MAX_EVENTS, event_page
+from server.console.contents.timeline import timeline
 from server.console.pages.response import not_found
-from server.console.timeline import timeline
 from server.delivery.stored_responses import StreamReader
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer, EventStream, StreamPosition

@@ -7,14 +7,14 @@ from typing import Any
 from server.admission.request_validation import refuse_empty
 from server.caller import Caller
 from server.console.console_request import ConsoleRequest
-from server.console.pages.response import find_facts
-from server.console.stored_request import (
+from server.console.contents.stored_request import (
     StoredRequest,
     edited_text,
     read_edited,
     request_body,
     stored_request,
 )
+from server.console.pages.response import find_facts
 from server.delivery.image_urls import with_image_urls
 from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer

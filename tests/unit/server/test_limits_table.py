@@ -11,19 +11,8 @@ from server import limits
 from server.administration import checks, keys, webhooks
 from server.admission import tenant_limits
 from server.configuration.settings import settings
-from server.console import (
-    comparison,
-    console_request,
-    event_page,
-    item_view,
-    process_state,
-    promise_check,
-    routes,
-    search,
-    session,
-    stored_request,
-    timeline,
-)
+from server.console import console_request, process_state, promise_check, routes, search, session
+from server.console.contents import comparison, event_page, item_view, stored_request, timeline
 from server.console.figures import usage as figures
 from server.console.pages import history as history_page
 from server.hosted_tools import mcp_client, mcp_session, tool_lists

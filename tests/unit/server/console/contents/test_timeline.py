@@ -4,7 +4,15 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from server.console.timeline import GAP_S, MAX_GAPS, MAX_LANES, MAX_MARKS, WIDTH, tick_paths, timeline
+from server.console.contents.timeline import (
+    GAP_S,
+    MAX_GAPS,
+    MAX_LANES,
+    MAX_MARKS,
+    WIDTH,
+    tick_paths,
+    timeline,
+)
 from server.protocol.responses.events import Kind
 from server.store.log_read import LogRow
 

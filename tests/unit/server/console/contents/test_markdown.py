@@ -3,7 +3,7 @@ from time import process_time
 
 import pytest
 
-from server.console.markdown import MAX_CHARS, render_markdown
+from server.console.contents.markdown import MAX_CHARS, render_markdown
 
 HARMLESS = {
     "p", "strong", "em", "code", "pre", "a", "ul", "ol", "li", "blockquote", "hr", "br", "s",

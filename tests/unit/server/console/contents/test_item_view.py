@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.console.item_view import MARKDOWN_CHARS, Part, item_view, item_views
+from server.console.contents.item_view import MARKDOWN_CHARS, Part, item_view, item_views
 from server.store.console.response_detail import StoredItem
 
 

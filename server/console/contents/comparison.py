@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
-from server.console.item_view import ItemView
+from server.console.contents.item_view import ItemView
 
 MAX_CHARS_BY_WORD: Final = 20_000
 MAX_WORDS: Final = 3000

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.console.event_page import MAX_BYTES, MAX_PAYLOAD_BYTES, event_page
+from server.console.contents.event_page import MAX_BYTES, MAX_PAYLOAD_BYTES, event_page
 from server.protocol.responses.events import Kind
 from server.store.log_read import LogRow
-from tests.unit.server.console.test_timeline import CREATED, Log
+from tests.unit.server.console.contents.test_timeline import CREATED, Log
 
 
 def page(log: Log, first: int = 0, limit: int = 100, *, contents: bool = True) -> list[dict[str, Any]]:

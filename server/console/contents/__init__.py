@@ -1,0 +1,1 @@
+"""What pages show of a response: its items, events, timeline, request, and a comparison. Pure."""
