@@ -9,6 +9,7 @@ import secrets
 import msgspec
 
 from server.errors import InvalidRequest
+from server.protocol.decode import decode_as
 from server.sealing.cipher import Seal
 
 COOKIE = "holdfast_console"
@@ -38,7 +39,7 @@ def open_session(seal: Seal, cookie: str, now: float) -> str | None:
     text = seal.open("console", _ANY_TENANT, cookie)
     if text is None:
         return None
-    session = msgspec.json.decode(text, type=_Session)
+    session = decode_as(text, _Session)
     return session.key if now < session.ends_at else None
 
 
