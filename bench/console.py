@@ -60,7 +60,7 @@ HISTORY: Mapping[str, Mapping[str, str]] = {
 OTHERS: Mapping[str, str] = {
     "usage": "/console/usage",
     "usage, 90 days by key": "/console/usage?period=90&by=key",
-    "usage, 30 days by user": "/console/usage?period=30&by=user",
+    "usage, 7 days by user": "/console/usage?period=7&by=user",
     "live": "/console/live",
 }
 

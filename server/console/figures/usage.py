@@ -14,7 +14,7 @@ PERIODS: Final = (1, 7, 30, 90)
 """Days, today included."""
 DEFAULT_PERIOD: Final = 7
 MAX_DAYS: Final = 400
-MAX_DAYS_OF_USERS: Final = 31
+MAX_DAYS_OF_USERS: Final = 14
 """There is a row for each user and day."""
 TOP_USERS_DAYS: Final = 7
 """Longer periods show their users only where they are grouped by them."""

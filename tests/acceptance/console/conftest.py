@@ -14,10 +14,6 @@ from openai import OpenAI
 from tests.fix_server import PACED
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
-sync_api = pytest.importorskip(
-    "playwright.sync_api", reason="`pip install playwright` for the console's tests"
-)
-
 CHROMIUM = os.environ.get("TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 HOSTILE = (
     "<script>window.hurt=1</script><img src=x onerror=window.hurt=1> \u202eevil\u202c [x](javascript:hurt)"
@@ -118,6 +114,7 @@ def _store(server: ServerProcess, keys: dict[str, str]) -> dict[str, str]:
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("there is no Chromium: `apt-get install chromium`, or TEST_CHROMIUM")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="it drives the browser")
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield started
