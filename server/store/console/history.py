@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from server.protocol.ids import min_uuid_at
 from server.store.console.time_limit import limit_time
 
-WORDS_WITHOUT_INDEX = 1500
+WORDS_WITHOUT_INDEX = 1200
 """The newest responses among which words are searched while no index of words is there."""
 _BEGIN_CHARS = 4096
 _MAX_KNOWN = 200

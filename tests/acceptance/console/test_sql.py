@@ -5,6 +5,7 @@ import html
 import io
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -77,6 +78,23 @@ def test_a_result_is_drawn_as_a_chart(console: Console) -> None:
     found = re.search(r'data-chart="([^"]*)"', console.post("/console/sql", {"query": query}).text)
     assert found is not None
     assert '"series":[["n",[3.0,2.0,1.0]]]' in html.unescape(found[1])
+
+
+def test_a_query_is_run_in_a_browser_which_draws_its_chart(browser: Any, site: Site) -> None:
+    context = browser.new_context()
+    said: list[str] = []
+    url = site.server.url
+    context.request.post(f"{url}/console/sign-in", form={"key": site.admin_key}, max_redirects=0)
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.goto(f"{url}/console/sql")
+    page.fill("#query", "select current_date - g as day, g as n from generate_series(1, 3) g")
+    page.click("text=Run")
+    page.wait_for_selector("#chart canvas")
+    assert page.locator("#result tbody tr").count() == 3
+    assert "3 rows" in page.inner_text("#outcome")
+    context.close()
+    assert said == []
 
 
 def test_a_result_comes_as_csv_without_formulas(console: Console) -> None:
