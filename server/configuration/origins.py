@@ -119,7 +119,7 @@ def origin_error(
     origin = headers.get("origin")
     if pages.lists(origin):
         return None
-    if origin is not None and not _is_same_origin(origin, text):
+    if origin is not None and not is_same_origin(origin, text):
         return WrongOrigin()
     if headers.get("sec-fetch-site", "none").lower() not in SAME_SITE_VALUES:
         return WrongOrigin()
@@ -135,7 +135,7 @@ def _is_loopback(host: Host, port: int | None) -> bool:
         return False
 
 
-def _is_same_origin(origin: str, host: str) -> bool:
+def is_same_origin(origin: str, host: str) -> bool:
     """Whether an origin is this server; `null` and extensions' schemes are not."""
     scheme, separator, netloc = origin.lower().partition("://")
     return bool(separator) and scheme in ("http", "https") and netloc == host.lower()

@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.routing import BaseRoute, Route
 
 from server.caller import Caller
+from server.configuration.origins import SAME_SITE_VALUES, is_same_origin
 from server.console import error_pages
 from server.console.console_request import ConsoleRequest, read_form
 from server.console.pages import (
@@ -206,7 +207,7 @@ def _check_origin(request: HTTPConnection) -> None:
     """Raises WrongOrigin for what a page of another site has sent. Browsers name the origin of every POST."""
     headers: Headers = request.headers
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
-    if site not in ("same-origin", "none"):
+    if site not in SAME_SITE_VALUES:
         raise WrongOrigin
-    if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
+    if origin is not None and not is_same_origin(origin, headers.get("host", "")):
         raise WrongOrigin

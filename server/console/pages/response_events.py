@@ -8,7 +8,7 @@ from starlette.responses import Response as HttpResponse
 from server.console.console_request import HEADERS, ConsoleRequest
 from server.console.contents.event_page import MAX_EVENTS, event_page
 from server.console.contents.timeline import timeline
-from server.console.pages.response import not_found
+from server.console.pages.response import find_facts, not_found
 from server.delivery.stored_responses import StreamReader
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer, EventStream, StreamPosition
@@ -44,9 +44,7 @@ def stream(console: ConsoleRequest) -> Answer:
     event that an EventSource has seen
     """
     services, response = console.services, console.response_id()
-    facts = services.database.read(lambda connection: response_detail.find_facts(connection, response))
-    if facts is None:
-        raise not_found(console)
+    facts = find_facts(console)
     last_seen = last_event_id(console.request)
     position = max(whole_number(console.request, "starting_after", -1), last_seen) + 1
     reader = StreamReader(services.database, facts["tenant"], response)

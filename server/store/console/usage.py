@@ -237,7 +237,7 @@ def _sums(
     return f"""
         select case grouping({", ".join(grouped)}) {which} end as part, {", ".join(shown)},
             coalesce(sum(responses), 0)::bigint as responses,
-            {"null::bigint" if users else failed} as failed,
+            {failed} as failed,
             coalesce(sum(input_tokens), 0)::bigint as input_tokens,
             coalesce(sum(cached_tokens), 0)::bigint as cached_tokens,
             coalesce(sum(output_tokens), 0)::bigint as output_tokens,
