@@ -14,7 +14,7 @@ $$;
 
 -- The responses of a partition, attached or detached, that stay: those that have not expired or not ended for
 -- `quiet` seconds, those from which a response elsewhere goes on, and the ones before them. At most `most`.
-create or replace function holdfast_kept_responses(part regclass, quiet float8, most bigint)
+create or replace function holdfast_surviving_responses(part regclass, quiet float8, most bigint)
 returns table (tenant text, id uuid) security definer language plpgsql as $$
 declare
     low uuid;
@@ -56,7 +56,7 @@ end $$;
 
 -- The entries of a partition of the ledger that stay: younger ones, those of stored responses, and those that
 -- the sums by day do not have. At most `most`.
-create or replace function holdfast_kept_entries(part regclass, days integer, most bigint)
+create or replace function holdfast_surviving_entries(part regclass, days integer, most bigint)
 returns table (tenant text, id uuid) security definer language plpgsql as $$
 begin
     if part::text !~ '^usage_ledger_detached_[0-9]{10}$'
@@ -142,7 +142,7 @@ begin
         raise exception '% is no end of a range', ended;
     end if;
     select coalesce(array_agg(k.tenant), '{}'), coalesce(array_agg(k.id), '{}') into tenants, ids
-    from holdfast_kept_responses(gone, quiet, 9223372036854775807) k;
+    from holdfast_surviving_responses(gone, quiet, 9223372036854775807) k;
     perform holdfast_move_rows(gone, 'responses', tenants, ids),
         holdfast_move_rows(gone_items, 'items', tenants, ids),
         holdfast_move_rows(gone_streams, 'response_streams', tenants, ids);
@@ -183,7 +183,7 @@ begin
         raise exception '% is no end of a range', ended;
     end if;
     select coalesce(array_agg(k.tenant), '{}'), coalesce(array_agg(k.id), '{}') into tenants, ids
-    from holdfast_kept_entries(gone, days, 9223372036854775807) k;
+    from holdfast_surviving_entries(gone, days, 9223372036854775807) k;
     perform holdfast_move_rows(gone, 'usage_ledger', tenants, ids);
     execute format('drop table %s', gone);
 end $$;

@@ -71,6 +71,7 @@ end $$
 _DROP_FUNCTIONS = """
 drop function holdfast_drop_entries(text, integer), holdfast_drop_responses(text, float8),
     holdfast_detach(text[], interval, text[], uuid[]), holdfast_move_rows(regclass, text, text[], uuid[]),
-    holdfast_kept_entries(regclass, integer, bigint), holdfast_kept_responses(regclass, float8, bigint),
+    holdfast_surviving_entries(regclass, integer, bigint),
+    holdfast_surviving_responses(regclass, float8, bigint),
     holdfast_range_of(regclass)
 """

@@ -130,7 +130,7 @@ class PartitionDrop:
         if self._is_decided(partition.name) or time.monotonic() - busy_at < BUSY_SECONDS:
             return False
         with connection.begin():
-            kept = self._kept(connection, table, partition)
+            kept = self._survivors(connection, table, partition)
             found = partition_removal.survey(connection, table, partition, kept)
         if not partition_removal.is_dropped(found):
             self._looked_at[partition.name] = time.monotonic()
@@ -152,10 +152,10 @@ class PartitionDrop:
         log.info("%s is in use and is dropped later", partition.name)
         return False
 
-    def _kept(self, connection: Connection, table: str, partition: Partition) -> list[ResponseKey]:
+    def _survivors(self, connection: Connection, table: str, partition: Partition) -> list[ResponseKey]:
         if table == "responses":
-            return partition_removal.kept_responses(connection, partition, self._quiet)
-        return partition_removal.kept_entries(connection, partition, self._ledger_days)
+            return partition_removal.surviving_responses(connection, partition, self._quiet)
+        return partition_removal.surviving_entries(connection, partition, self._ledger_days)
 
     def _finish(self, connection: Connection) -> Counter[str]:
         done: Counter[str] = Counter()

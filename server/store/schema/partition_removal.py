@@ -105,8 +105,8 @@ _SURVEY = """
 """
 _SURVEY_RESPONSES = text(_SURVEY.format(table="responses", key="id"))
 _SURVEY_ENTRIES = text(_SURVEY.format(table="usage_ledger", key="response_id"))
-_KEPT_RESPONSES = text("select tenant, id from holdfast_kept_responses(:part, :quiet, :most)")
-_KEPT_ENTRIES = text("select tenant, id from holdfast_kept_entries(:part, :days, :most)")
+_KEPT_RESPONSES = text("select tenant, id from holdfast_surviving_responses(:part, :quiet, :most)")
+_KEPT_ENTRIES = text("select tenant, id from holdfast_surviving_entries(:part, :days, :most)")
 _DETACH = text(
     """
     select holdfast_detach(
@@ -124,13 +124,15 @@ _DROP_RESPONSES = text("select tenant, responses from holdfast_drop_responses(:e
 _DROP_ENTRIES = text("select holdfast_drop_entries(:ended, :days)")
 
 
-def kept_responses(connection: Connection, partition: Partition, quiet_seconds: float) -> list[ResponseKey]:
+def surviving_responses(
+    connection: Connection, partition: Partition, quiet_seconds: float
+) -> list[ResponseKey]:
     """The responses of a partition that stay, a few more than MAX_MOVED at most; reads all of its rows."""
     place = {"part": partition.name, "quiet": quiet_seconds, "most": MAX_MOVED + 1}
     return [ResponseKey(*row) for row in connection.execute(_KEPT_RESPONSES, place)]
 
 
-def kept_entries(connection: Connection, partition: Partition, days: int) -> list[ResponseKey]:
+def surviving_entries(connection: Connection, partition: Partition, days: int) -> list[ResponseKey]:
     """The same of a partition of the ledger, whose entries are kept for so many days."""
     place = {"part": partition.name, "days": days, "most": MAX_MOVED + 1}
     return [ResponseKey(*row) for row in connection.execute(_KEPT_ENTRIES, place)]
