@@ -22,7 +22,7 @@ depends_on = None
 lost_by_downgrade = ("usage_changes", "usage_days", "user_days", "refused_requests", "items.seconds")
 
 FOLDER = Path(__file__).parent.parent / "views"
-FILES = ("v_events", "responses", "usage", "health", "content", "storage", "comments")
+FILES = ("v_events", "responses", "usage", "costs_monthly", "health", "content", "storage", "comments")
 OFTEN_CHANGED = {"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"}
 
 

@@ -1,4 +1,4 @@
--- `admin.usage`, `usage_daily`, `users_daily`, `costs_monthly`: what was used, by response, day, user and month
+-- `admin.usage`, `usage_daily`, `users_daily`: what was used, by response, day and user
 create view admin.usage with (security_invoker) as
 select
     l.response_id as id,
@@ -124,30 +124,3 @@ comment on column admin.users_daily.output_tokens is 'reasoning among them';
 comment on column admin.users_daily.reasoning_tokens is 'generated tokens of reasoning';
 comment on column admin.users_daily.cost is 'of those that have one';
 comment on column admin.users_daily.unpriced is 'responses whose model had no price';
-
-create view admin.costs_monthly with (security_invoker) as
-select m.month::date as month, u.tenant, u.model, u.responses, u.tokens, u.cost, u.unpriced
-from (
-    select date_trunc('month', least(
-        (select min(day) from usage_days), (select min(day) from usage_changes),
-        (select min(finished_at)::date - 1 from usage_ledger where kind is null)
-    )::timestamp) as first
-) as b
-cross join lateral generate_series(b.first, clock_timestamp() at time zone 'utc' + interval '1 day', interval '1 month')
-    as m (month)
-cross join lateral (
-    select
-        tenant, model, sum(responses)::bigint as responses, sum(input_tokens + output_tokens)::bigint as tokens,
-        sum(cost) as cost, sum(unpriced)::bigint as unpriced
-    from admin.usage_daily
-    where day >= m.month::date and day < (m.month + interval '1 month')::date
-    group by tenant, model
-) as u;
-comment on view admin.costs_monthly is 'what tenants have cost at the prices of `holdfast prices`';
-comment on column admin.costs_monthly.month is 'its first day, in UTC';
-comment on column admin.costs_monthly.tenant is 'whose responses they are';
-comment on column admin.costs_monthly.model is 'the model that was asked';
-comment on column admin.costs_monthly.responses is 'how many';
-comment on column admin.costs_monthly.tokens is 'of input and output';
-comment on column admin.costs_monthly.cost is 'of the responses that have one';
-comment on column admin.costs_monthly.unpriced is 'responses whose model had no price, which are not in the cost';
