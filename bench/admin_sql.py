@@ -118,12 +118,12 @@ def _table(titles: Sequence[str], found: dict[int, list[Asked]]) -> str:
     """Markdown: a row for each line of the page, in its order."""
     majors = sorted(found)
     head = ["line", *(f"Postgres {major}" for major in majors), "reads"]
-    says = f"""
-Until all rows were there, in brackets the processor time of the session: medians of {ROUNDS}, at {RESPONSES:,} responses
-of 90 days, 20 tenants and 6,000 users, without parallel workers. `BENCH_WRITE=1 python -m bench admin_sql` measures
-again and writes this table.
-"""
-    rows = [says, "| " + " | ".join(head) + " |", "| --- |" + " ---: |" * len(majors) + " --- |"]
+    says = (
+        f"Until all rows were there, in brackets the processor time of the session: medians of {ROUNDS}, at\n"
+        f"{RESPONSES:,} responses of 90 days, 20 tenants and 6,000 users, without parallel workers.\n"
+        "`BENCH_WRITE=1 python -m bench admin_sql` measures again and writes this table.\n"
+    )
+    rows = ["", says, "| " + " | ".join(head) + " |", "| --- |" + " ---: |" * len(majors) + " --- |"]
     for place, title in enumerate(titles):
         asked = [found[major][place] for major in majors]
         times = [_times(one) for one in asked]

@@ -3,6 +3,7 @@
 import ast
 import functools
 import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,14 @@ def test_no_function_is_longer_than_60_lines() -> None:
 
 def test_no_file_has_a_name_that_says_nothing() -> None:
     assert [_name(path) for path in SOURCES if path.stem in BANNED_NAMES] == []
+
+
+def test_no_link_is_in_the_repository() -> None:
+    """A link to a folder of somebody's machine looks like the folder there, and leads nowhere elsewhere."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert not [line for line in listed.splitlines() if line.startswith("120000")]
 
 
 def test_every_module_of_ours_says_what_it_is_for() -> None:
