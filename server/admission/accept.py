@@ -16,7 +16,6 @@ from server.admission.prepare_runs import IdempotencyKey, NewRun
 from server.admission.resolve_input import removed_image, unknown_previous
 from server.admission.tenant_limits import QueueLimits
 from server.caller import Caller
-from server.crashpoints import crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
@@ -29,11 +28,11 @@ from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
 from server.store import log_append
-from server.store.content import idempotency_keys, images, responses, stored_items
+from server.store.content import idempotency_keys, images, responses
 from server.store.content.images import ImageRemoved
 from server.store.content.responses import NewResponse, StoredResponse
 from server.store.content.stored_items import NewItem
-from server.store.database import Connection, Database, clock
+from server.store.database import Connection, Database
 
 MAX_UNSTORED_LIFETIME = timedelta(days=1)
 """Of a background response with `store: false` whose end is not written in the usual way."""
@@ -71,48 +70,51 @@ class ResponseWriter:
         self._retention_days = retention_days
         self._queue = queue
 
-    def accept_unstored(self, connection: Connection, new: Sequence[NewRun]) -> datetime:
-        """Claim the idempotency key of `store: false` responses; returns their time. Raises KeyTaken."""
+    def begin(self, new: NewRun, created_at: datetime) -> StoredStart:
+        """The run, and the events that are committed with its response."""
+        run = Run(self._facts(new, created_at), first_decoding_spec(self._served, new.resolved, new.prepared))
+        return run, run.begin()
+
+    def accept_unstored(self, connection: Connection, new: Sequence[NewRun]) -> None:
+        """Claim the idempotency key of `store: false` responses. Raises KeyTaken."""
         self._claim_key(connection, new[0])
-        return clock(connection)
+
+    def is_one_statement(self, new: NewRun, input_items: Sequence[NewItem]) -> bool:
+        """Whether `write` sends one statement, which needs no transaction around it."""
+        more = new.idempotency_key or new.resolved_input.conversation or new.prepared.echo.background
+        return not more and not any(item.images for item in input_items)
 
     def write(
-        self, connection: Connection, new: NewRun, input_items: Sequence[NewItem], *, again: bool
-    ) -> StoredStart:
+        self,
+        connection: Connection,
+        new: NewRun,
+        start: StoredStart,
+        input_items: Sequence[NewItem],
+        *,
+        again: bool,
+    ) -> None:
         """Write one response. `again` marks a retry: an earlier commit that was not confirmed is looked up.
 
         Raises KeyTaken, ConversationChanged and ApiError.
         """
         tenant = new.caller.tenant
-        stored = responses.get(connection, tenant, new.response) if again else None
-        created_at = stored.created_at if stored else self._insert(connection, new)
-        run = self.make_run(new, created_at)
-        first_events = run.begin()
-        if stored is None:
-            stored_items.insert_items(connection, tenant, new.response, stored_items.INPUT, input_items)
-            insert_images(connection, tenant, new.response, input_items)
-            log_append.append_events(connection, tenant, new.response, run.facts.attempt, first_events)
-        crashpoint("accept.written")
-        return run, first_events
-
-    def _insert(self, connection: Connection, new: NewRun) -> datetime:
-        tenant, resolved_input = new.caller.tenant, new.resolved_input
+        if again and responses.get(connection, tenant, new.response):
+            return
         if new.prepared.echo.background:
             self._queue.check(connection, new.caller)
         self._claim_key(connection, new)
-        # The history was read before this transaction; from here on the row lock keeps it.
-        if resolved_input.previous_id and not responses.lock_for_share(
-            connection, tenant, resolved_input.previous_id
-        ):
-            raise unknown_previous(new.resolved.request.previous_response_id or "")
-        if version := resolved_input.conversation:
+        if version := new.resolved_input.conversation:
             locked = lock_conversation(connection, tenant, version.id)
             if locked.next_position != version.next_position:
                 raise ConversationChanged
-        row = self._row(new)
-        if row.background:
-            return responses.insert_queued(connection, row)
-        return responses.insert_running(connection, row, self._replica)
+        run, first_events = start
+        facts = run.facts
+        rows = log_append.encode_rows(tenant, new.response, facts.attempt, first_events, ())
+        replica = None if facts.echo.background else self._replica
+        # The history was read before this transaction; from here on the row lock keeps it.
+        if not responses.insert(connection, self._row(new, facts), input_items, rows, replica):
+            raise unknown_previous(new.resolved.request.previous_response_id or "")
+        insert_images(connection, tenant, new.response, input_items)
 
     def _claim_key(self, connection: Connection, new: NewRun) -> None:
         key = new.idempotency_key
@@ -121,8 +123,8 @@ class ResponseWriter:
         ):
             raise KeyTaken
 
-    def make_run(self, new: NewRun, created_at: datetime) -> Run:
-        facts = RunFacts(
+    def _facts(self, new: NewRun, created_at: datetime) -> RunFacts:
+        return RunFacts(
             tenant=new.caller.tenant,
             id=new.response,
             key_id=new.caller.key_id,
@@ -135,14 +137,13 @@ class ResponseWriter:
             end_user=new.end_user,
             kind=_kind(new),
         )
-        return Run(facts, first_decoding_spec(self._served, new.resolved, new.prepared))
 
     def _retention_days_of(self, caller: Caller) -> int:
         """Days until a tenant's responses expire; 0 for never."""
         own = caller.settings.retention_days
         return self._retention_days if own is None else own
 
-    def _row(self, new: NewRun) -> NewResponse:
+    def _row(self, new: NewRun, facts: RunFacts) -> NewResponse:
         request, echo, engine_request = new.resolved.request, new.prepared.echo, new.prepared.engine_request
         conversation = new.resolved_input.conversation
         # The input is stored as items, and instructions are in the echo.
@@ -163,11 +164,12 @@ class ResponseWriter:
             asked=msgspec.json.encode(stored_request).decode(),
             metadata=msgspec.json.encode(echo.metadata).decode(),
             choice=request.choice if isinstance(request, ChoiceRequest) else None,
+            created_at=facts.created_at,
             lifetime=lifetime(request, self._retention_days_of(new.caller)),
             request_id=new.origin.request_id,
             trace_parent=new.origin.trace_parent,
             end_user=new.end_user,
-            kind=_kind(new),
+            kind=facts.kind,
         )
 
 

@@ -243,31 +243,42 @@ class Admission:
         try:
             if prepared[0].stored:
                 return self._accept(prepared)
-            now = self._database.retry(lambda connection: self._writer.accept_unstored(connection, prepared))
-            runs = [self._writer.make_run(new, now) for new in prepared]
-            return [(run, run.begin()) for run in runs]
+            if prepared[0].idempotency_key:
+                self._database.retry(lambda connection: self._writer.accept_unstored(connection, prepared))
+            return self._begin(prepared)
         except BaseException:
             self.rates.drop(ids)
             for response in ids:
                 self._recorder.capacity.discard(response)
             raise
 
+    def _begin(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
+        created_at = self._database.now()
+        return [self._writer.begin(new, created_at) for new in prepared]
+
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
         """Commit the responses with their input and first events."""
         attempts = itertools.count()
-        rows = stored_items_of([item for new in prepared for item in new.resolved_input.new])
-        starts = list(itertools.accumulate((len(new.resolved_input.new) for new in prepared), initial=0))
+        starts = self._begin(prepared)
+        rows = iter(stored_items_of([item for new in prepared for item in new.resolved_input.new]))
+        input_items = [list(itertools.islice(rows, len(new.resolved_input.new))) for new in prepared]
 
-        def write(connection: Connection) -> list[StoredStart]:
+        def write(connection: Connection) -> None:
             again = next(attempts) > 0
-            return [
-                self._writer.write(connection, new, rows[begin:end], again=again)
-                for new, (begin, end) in zip(prepared, itertools.pairwise(starts), strict=True)
-            ]
+            for new, start, items in zip(prepared, starts, input_items, strict=True):
+                self._writer.write(connection, new, start, items, again=again)
 
-        accepted = self._database.retry(write)
+        def write_all(connection: Connection) -> None:
+            write(connection)
+            crashpoint("accept.written")
+
+        if len(prepared) == 1 and self._writer.is_one_statement(prepared[0], input_items[0]):
+            crashpoint("accept.written")  # the statement commits itself
+            self._database.autocommit(write)
+        else:
+            self._database.retry(write_all)
         crashpoint("accept.committed")
-        return accepted
+        return starts
 
     def _submit(
         self, run: Run, new: NewRun, first_events: Sequence[Event], refused: list[ApiError]

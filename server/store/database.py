@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,6 +42,8 @@ RETRY_S = 5.0
 _PAUSE_S = 0.1
 _RECENT_USE_S = 1.0
 """Seconds since its last use within which a pooled connection is not pinged at checkout."""
+_READING_S = 2.0
+"""Seconds for which a reading of the database's clock is used; more often than clocks are set."""
 _USED_AT = "used_at"
 _RESERVED_CONNECTIONS = 5
 """Pooled connections for the process' own threads, so that requests cannot delay a heartbeat."""
@@ -165,6 +167,8 @@ class Database:
         )
         autocommit = {} if pooled else {"isolation_level": "AUTOCOMMIT"}
         self._autocommit_engine = self._pool_engine.execution_options(**autocommit)
+        self._reading: tuple[float, datetime] | None = None
+        """When the database's time was last read, of `monotonic`, and that time."""
         self._disk_full_at: float | None = None
         self._pool_wait = Histogram(POOL_WAIT_BOUNDS)
         event.listen(self._pool_engine, "checkin", self._checked_in)
@@ -242,6 +246,17 @@ class Database:
                 if monotonic() >= deadline or not (is_unavailable(error) or is_contention(error)):
                     raise
             sleep(_PAUSE_S)
+
+    def now(self) -> datetime:
+        """The database's time: its last reading, and the seconds that have passed here since.
+
+        It is never ahead of the database's clock, unless that was set back within `_READING_S`.
+        """
+        if self._reading is None or monotonic() - self._reading[0] > _READING_S:
+            time = self.autocommit(clock)
+            self._reading = monotonic(), time
+        read_at, time = self._reading
+        return time + timedelta(seconds=monotonic() - read_at)
 
     def dedicated_connection(
         self, name: str, *, autocommit: bool = False, limits: SessionSettings = REQUEST_TIMEOUTS

@@ -119,11 +119,26 @@ def append(connection: Connection, rows: Iterable[NewLogRow]) -> None:
         copy.write(_encode_copy(rows))
 
 
-def append_events(
-    connection: Connection, tenant: str, response_id: UUID, attempt: int, events: Sequence[Event]
-) -> None:
-    """The same for events without tokens."""
-    append(connection, encode_rows(tenant, response_id, attempt, events, ()))
+NEW_LOG_ROWS = """
+    unnest(
+        cast(:first_seqs as integer[]), cast(:ns as integer[]), cast(:kinds as smallint[]),
+        cast(:output_indexes as integer[]), cast(:content_indexes as integer[]),
+        string_to_array(:bodies, chr(30))
+    ) as l (first_seq, n, kind, output_index, content_index, body)
+    """
+"""The rows of `log_columns`, without tokens, for a statement that also inserts their response."""
+
+
+def log_columns(rows: Sequence[NewLogRow]) -> dict[str, object]:
+    """Rows of one response without tokens as parameters of one statement. JSON cannot contain chr(30)."""
+    return {
+        "first_seqs": [row.first_seq for row in rows],
+        "ns": [row.n for row in rows],
+        "kinds": [row.kind for row in rows],
+        "output_indexes": [row.output_index for row in rows],
+        "content_indexes": [row.content_index for row in rows],
+        "bodies": "\x1e".join(row.body for row in rows),
+    }
 
 
 def append_and_commit(

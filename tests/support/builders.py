@@ -7,6 +7,7 @@ stands for a token that cuts a character in two: it gives nothing until the next
 # ruff: noqa: ARG002 - the fakes here have the arguments of what they stand for
 
 import asyncio
+import dataclasses
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -43,10 +44,10 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo, Ending, ReasoningEcho, TextEcho
 from server.store import log_append
 from server.store.cluster import leases
-from server.store.content import responses, stored_items
+from server.store.content import responses
 from server.store.content.item_rows import stored_item
 from server.store.content.responses import NewResponse
-from server.store.database import Connection, Database
+from server.store.database import Connection, Database, clock
 from tests.support.eventually import eventually
 from tests.support.rounds import example_count
 
@@ -234,6 +235,33 @@ def kill(database: Database, replica: UUID) -> None:
         leases.release_orphans(connection)
 
 
+def make_row(
+    response: UUID, created_at: datetime, *, echo: Echo | None = None, **changes: Any
+) -> NewResponse:
+    """The row of a new response."""
+    request = echo or make_echo()
+    fields: dict[str, Any] = {
+        "tenant": TENANT,
+        "previous_id": None,
+        "stream": True,
+        "priority": 0,
+        "seed": 1,
+        "prompt_hash": PROMPT_HASH,
+        "key_id": "k1",
+        "asked": msgspec.json.encode(CreateResponse(model=request.model, input="")).decode(),
+        "metadata": "{}",
+        "lifetime": None,
+    }
+    return NewResponse(
+        id=response,
+        background=request.background,
+        model=request.model,
+        request=msgspec.json.encode(request).decode(),
+        created_at=created_at,
+        **{**fields, **changes},
+    )
+
+
 def insert_response(
     connection: Connection,
     replica: UUID,
@@ -245,31 +273,22 @@ def insert_response(
     inputs: Sequence[str] = (),
     lifetime: timedelta | None = None,
 ) -> datetime:
-    """A response in progress with its input, as admission writes it; its `created_at`."""
+    """A response in progress with its input, as admission writes it; its `created_at`.
+
+    It may follow what admission would not find.
+    """
     request = echo or make_echo()
-    row = NewResponse(
-        tenant=tenant,
-        id=id,
-        previous_id=previous,
-        stream=True,
-        background=request.background,
-        model=request.model,
-        priority=0,
-        seed=1,
-        prompt_hash=PROMPT_HASH,
-        key_id="k1",
-        request=msgspec.json.encode(request).decode(),
-        asked=msgspec.json.encode(CreateResponse(model=request.model, input="")).decode(),
-        metadata="{}",
-        lifetime=lifetime,
+    row = make_row(
+        id, clock(connection), tenant=tenant, previous_id=previous, echo=request, lifetime=lifetime
     )
-    if request.background:
-        created = responses.insert_queued(connection, row)
-    else:
-        created = responses.insert_running(connection, row, replica)
     given = [stored_item(make_message(id, index, text)) for index, text in enumerate(inputs)]
-    stored_items.insert_items(connection, tenant, id, stored_items.INPUT, given)
-    return created
+    owner = None if request.background else replica
+    if not responses.insert(connection, row, given, (), owner):
+        assert responses.insert(connection, dataclasses.replace(row, previous_id=None), given, (), owner)
+        connection.exec_driver_sql(
+            "update responses set previous_id = %s where tenant = %s and id = %s", (previous, tenant, id)
+        )
+    return row.created_at
 
 
 def accept(

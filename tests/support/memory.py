@@ -135,6 +135,9 @@ class MemoryDatabase:
 
     autocommit = read
 
+    def now(self) -> datetime:
+        return self._memory.now
+
     def dedicated_connection(
         self, name: str, *, autocommit: bool = False, limits: str = ""
     ) -> "MemoryConnection":

@@ -6,7 +6,6 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from server.admission import accept
 from server.recording import committer, persist, side_writer
 from server.store import log_append, log_read
 from server.store.administration import metering
@@ -48,10 +47,8 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "read_updates": memory_store.read_updates,
     },
     responses: {
-        "insert_running": memory_store.insert_running,
-        "insert_queued": memory_store.insert_queued,
+        "insert": memory_store.insert,
         "get": memory_store.get,
-        "lock_for_share": memory_store.lock_for_share,
         "finish": memory_store.finish,
         "finish_all": memory_store.finish_all,
         "get_owner": memory_store.get_owner,
@@ -59,7 +56,6 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     metering: {"record_usage": memory_store.record_usage, "is_metered": memory_store.is_metered},
     outbox: {"enqueue": lambda _at, _ended: None},
     stored_items: {
-        "insert_items": memory_store.insert_items,
         "insert_items_of": memory_store.insert_items_of,
         "input_items": memory_store.input_items,
         "output_items": memory_store.output_items,
@@ -78,7 +74,6 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "set_timeouts": memory_store.set_timeouts,
     },
     side_writer: {"set_timeouts": memory_store.set_timeouts, "commit_synchronously": lambda _at: None},
-    accept: {"clock": lambda at: at.now},
     persist: {"commit_synchronously": lambda _at: None},
 }
 

@@ -221,41 +221,42 @@ def read_updates(at: Memory, watched: Sequence[Subscription]) -> list[Subscripti
     return found
 
 
-def insert_running(at: Memory, new: NewResponse, replica: UUID) -> datetime:
-    return _insert(at, new, status="in_progress", replica_id=replica, attempt=1)
+def insert(
+    at: Memory,
+    new: NewResponse,
+    input_items: Sequence[NewItem],
+    first_rows: Sequence[NewLogRow],
+    replica: UUID | None,
+) -> bool:
+    if new.previous_id is not None and get(at, new.tenant, new.previous_id) is None:
+        return False
+    if replica is None:
+        _insert(at, new, status="queued", attempt=0)
+    else:
+        _insert(at, new, status="in_progress", replica_id=replica, attempt=1)
+    insert_items_of(at, 0, [(new.tenant, new.id, input_items)])
+    append(at, first_rows)
+    return True
 
 
-def insert_queued(at: Memory, new: NewResponse) -> datetime:
-    return _insert(at, new, status="queued", attempt=0)
-
-
-def _insert(at: Memory, new: NewResponse, **more: Any) -> datetime:
+def _insert(at: Memory, new: NewResponse, **more: Any) -> None:
     fields: dict[str, Any] = dict.fromkeys(StoredResponse.__dataclass_fields__)
     known = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__ if name in fields}
-    stored = StoredResponse(**{**fields, "created_at": at.now, "deaths": 0, **known, **more})
+    stored = StoredResponse(**{**fields, "deaths": 0, **known, **more})
     assert new.id not in at.rows
     at.put(at.rows, new.id, Row(stored))
-    return at.now
-
-
-def insert_items(at: Memory, tenant: str, response_id: UUID, side: int, new: Sequence[NewItem]) -> None:
-    items = at.rows[response_id].items
-    assert not items[side] or not new, "items are written twice"
-    at.put(items, side, [item.payload for item in new])
 
 
 def insert_items_of(at: Memory, side: int, of: Iterable[tuple[str, UUID, Sequence[NewItem]]]) -> None:
-    for tenant, response_id, new in of:
-        insert_items(at, tenant, response_id, side, new)
+    for _tenant, response_id, new in of:
+        items = at.rows[response_id].items
+        assert not items[side] or not new, "items are written twice"
+        at.put(items, side, [item.payload for item in new])
 
 
 def get(at: Memory, tenant: str, response_id: UUID) -> StoredResponse | None:
     row = at.rows.get(response_id)
     return row.stored if row and not row.deleted else None
-
-
-def lock_for_share(at: Memory, tenant: str, response_id: UUID) -> bool:
-    return get(at, tenant, response_id) is not None
 
 
 def input_items(at: Memory, tenant: str, response_id: UUID) -> list[str]:

@@ -51,7 +51,7 @@ def store(
 
 
 def add(connection: Connection, node: UUID, new: Sequence[NewItem], tenant: str = TENANT) -> None:
-    stored_items.insert_items(connection, tenant, node, stored_items.INPUT, new)
+    stored_items.insert_items_of(connection, stored_items.INPUT, [(tenant, node, new)])
     images.insert(connection, tenant, node, [(item.id, image) for item in new for image in item.images])
 
 

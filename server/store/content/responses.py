@@ -13,8 +13,10 @@ from server.protocol.responses.request import Kind
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
 from server.store import arrays
 from server.store.content.readable import READABLE
-from server.store.content.storage_usage import ROW_BYTES, count_added
+from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added
+from server.store.content.stored_items import INPUT, NEW_ITEMS, NewItem, item_columns
 from server.store.database_errors import OwnershipLost
+from server.store.log_append import NEW_LOG_ROWS, NewLogRow, log_columns
 from server.store.tables import responses
 
 
@@ -49,6 +51,7 @@ class NewResponse:
     kind: Kind = "response"
     request_id: str | None = None
     trace_parent: str | None = None
+    created_at: datetime
     lifetime: timedelta | None
     """Time until it expires; None without expiry."""
 
@@ -102,37 +105,66 @@ STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_field
 """The columns that `stored_response` needs."""
 
 
-def insert_running(connection: Connection, new: NewResponse, replica: UUID) -> datetime:
-    """Inserts a response that this replica runs; returns its `created_at`."""
-    return _insert(connection, _INSERT_RUNNING, new, replica_id=replica)
+def insert(
+    connection: Connection,
+    new: NewResponse,
+    input_items: Sequence[NewItem],
+    first_rows: Sequence[NewLogRow],
+    replica: UUID | None,
+) -> bool:
+    """Inserts a response with its input and the first rows of its log, in one statement.
+
+    It runs on `replica`, or waits in the queue if that is None. False, without a change, if its previous
+    response does not exist for readers; else that one is locked FOR SHARE and stays until the commit.
+    """
+    columns = {name: getattr(new, name) for name in (*_NEW_COLUMNS, "lifetime")}
+    size = ROW_BYTES + sum(len(part.encode()) for part in (new.request, new.asked, new.metadata))
+    parameters = {**columns, "size": size, **item_columns(input_items), **log_columns(first_rows)}
+    if replica is None:
+        return bool(connection.execute(_INSERT_QUEUED, parameters).scalar_one())
+    return bool(connection.execute(_INSERT_RUNNING, {**parameters, "replica_id": replica}).scalar_one())
 
 
-def insert_queued(connection: Connection, new: NewResponse) -> datetime:
-    """Inserts a response into the queue; returns its `created_at`."""
-    return _insert(connection, _INSERT_QUEUED, new)
-
-
-_PARENT = "from responses p where p.tenant = :tenant and p.id = :previous_id"
-"""Rows of releases without `root_id` and `turn` count as the first of their chains."""
 _NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "lifetime"]
 
 
 def _insert_statement(more: dict[str, str]) -> TextClause:
-    """An INSERT with further columns. Its times are of one reading of the database's clock."""
+    """An INSERT with further columns. Rows of releases without `root_id` and `turn` are first in a chain."""
     values = {
         **{name: f":{name}" for name in (*_NEW_COLUMNS, "size")},
-        "root_id": f"(select coalesce(p.root_id, p.id) {_PARENT})",
-        "turn": f"coalesce((select coalesce(p.turn, 1) + 1 {_PARENT}), 1)",
-        "created_at": "statement_timestamp()",
-        "expires_at": "statement_timestamp() + cast(:lifetime as interval)",
+        "root_id": "(select root_id from previous)",
+        "turn": "coalesce((select turn from previous), 1)",
+        "expires_at": ":created_at + cast(:lifetime as interval)",
         **more,
     }
     return text(
-        count_added(
-            f"insert into responses ({', '.join(values)}) values ({', '.join(values.values())})"  # noqa: S608
-            " returning tenant, size as bytes, created_at",
-            gives="created_at",
-        )
+        f"""
+        with previous as (
+            select coalesce(root_id, id) as root_id, coalesce(turn, 1) + 1 as turn from responses
+            where tenant = :tenant and id = :previous_id and {READABLE}
+            for share
+        ), response as (
+            insert into responses ({", ".join(values)}) select {", ".join(values.values())}
+            where cast(:previous_id as uuid) is null or exists (select from previous)
+            returning tenant, id, attempt, size
+        ), input as (
+            insert into items
+                (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size,
+                 for_model)
+            select r.tenant, r.id, {INPUT}, place - 1, i.id, type, role, status, name, call_id,
+                cast(payload as json), octet_length(payload), for_model
+            from response r cross join {NEW_ITEMS}
+            returning {ITEM_BYTES} as bytes
+        ), events as (
+            insert into response_events_hot
+                (tenant, response_id, first_seq, n, kind, output_index, content_index, attempt, body)
+            select r.tenant, r.id, first_seq, n, kind, output_index, content_index, r.attempt, body
+            from response r cross join {NEW_LOG_ROWS}
+        ), counted as (
+            insert into storage_changes (tenant, bytes)
+            select tenant, size + (select coalesce(sum(bytes), 0) from input) from response)
+        select count(*) from response
+        """  # noqa: S608 - constants of ours
     )
 
 
@@ -147,13 +179,6 @@ _INSERT_RUNNING = _insert_statement(
 _INSERT_QUEUED = _insert_statement({"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"})
 
 
-def _insert(connection: Connection, insertion: TextClause, new: NewResponse, **more: object) -> datetime:
-    columns = {name: getattr(new, name) for name in (*_NEW_COLUMNS, "lifetime")}
-    size = ROW_BYTES + sum(len(part.encode()) for part in (new.request, new.asked, new.metadata))
-    created: datetime = connection.execute(insertion, {**columns, **more, "size": size}).scalar_one()
-    return created
-
-
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
     """A response that exists for readers: neither another tenant's nor deleted or expired."""
     row = connection.execute(_GET, {"of_tenant": tenant, "of_id": response_id}).first()
@@ -165,18 +190,6 @@ _GET = select(*STORED_COLUMNS).where(
     responses.c.id == bindparam("of_id"),
     READABLE,
 )
-
-
-def lock_for_share(connection: Connection, tenant: str, response_id: UUID) -> bool:
-    """Locks a response FOR SHARE, so that it is not deleted before commit; False if it does not exist."""
-    return (
-        connection.execute(
-            select(responses.c.id)
-            .where(responses.c.tenant == tenant, responses.c.id == response_id, READABLE)
-            .with_for_update(read=True)
-        ).first()
-        is not None
-    )
 
 
 def read_rows(connection: Connection, places: Iterable[tuple[str, UUID]]) -> list[StoredResponse]:

@@ -66,16 +66,10 @@ _INSERT_ITEMS = text(
 )
 
 
-def insert_items(
-    connection: Connection, tenant: str, response_id: UUID, side: Literal[0, 1], new: Sequence[NewItem]
-) -> None:
-    insert_items_of(connection, side, [(tenant, response_id, new)])
-
-
 def insert_items_of(
     connection: Connection, side: Literal[0, 1], of: Iterable[tuple[str, UUID, Sequence[NewItem]]]
 ) -> None:
-    """The same for several responses, given with their tenants, in one statement."""
+    """Inserts items of responses, which are given with their tenants, in one statement."""
     rows = [(*owner, index, item) for *owner, new in of for index, item in enumerate(new)]
     if rows:
         tenants, responses_, indexes, new_items = zip(*rows, strict=True)

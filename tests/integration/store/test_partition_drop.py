@@ -215,7 +215,6 @@ def test_what_expires_shortly_before_its_partition_goes_waits_unreadable(databas
         readable = [not gone for _, _, gone in rows]
         assert len(rows) == 300
         assert [bool(responses.get(connection, tenant, id_)) for tenant, id_, _ in rows] == readable
-        assert [responses.lock_for_share(connection, tenant, id_) for tenant, id_, _ in rows] == readable
     assert purge(database, ROOMY, 0, ranges=deletion.EVERYTHING).responses == readable.count(False) > 0
 
 

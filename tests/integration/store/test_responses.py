@@ -1,3 +1,5 @@
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
@@ -5,11 +7,13 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from server.protocol.ids import item_id, new_uuid
+from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.items import InputText, Message, OutputText
+from server.store import log_append
 from server.store.administration import metering
-from server.store.content import deletion, responses, stored_items
+from server.store.content import deletion, responses, storage_usage, stored_items
 from server.store.content.item_rows import stored_item
-from server.store.database import Connection, Database
+from server.store.database import Connection, Database, clock
 from server.store.database_errors import OwnershipLost
 from tests.support.builders import (
     LATER,
@@ -18,8 +22,11 @@ from tests.support.builders import (
     make_echo,
     make_ending,
     make_message,
+    make_row,
     register,
 )
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def insert_output(connection: Connection, response: UUID, *texts: str) -> None:
@@ -27,9 +34,8 @@ def insert_output(connection: Connection, response: UUID, *texts: str) -> None:
         Message(item_id("msg", response, "o", index), "completed", "assistant", [OutputText(text)])
         for index, text in enumerate(texts)
     ]
-    stored_items.insert_items(
-        connection, TENANT, response, stored_items.OUTPUT, [stored_item(item) for item in made]
-    )
+    rows = [stored_item(item) for item in made]
+    stored_items.insert_items_of(connection, stored_items.OUTPUT, [(TENANT, response, rows)])
 
 
 def plant_chain(connection: Connection, replica: UUID, length: int) -> list[UUID]:
@@ -200,7 +206,7 @@ def test_an_item_cannot_be_written_twice(database: Database) -> None:
     with database.begin() as connection:
         insert_response(connection, replica, id=response, inputs=["a"])
     with pytest.raises(IntegrityError), database.begin() as connection:
-        stored_items.insert_items(connection, TENANT, response, stored_items.INPUT, [item])
+        stored_items.insert_items_of(connection, stored_items.INPUT, [(TENANT, response, [item])])
 
 
 def test_a_chain_is_numbered_also_from_a_response_of_an_older_release(database: Database) -> None:
@@ -219,3 +225,38 @@ def test_a_chain_is_numbered_also_from_a_response_of_an_older_release(database: 
         (grandchild, old, 3),
         (single, None, 1),
     }
+
+
+@pytest.mark.parametrize("gone", ["deleted", "expired", "another tenant's", "never there"])
+def test_nothing_of_a_response_is_written_whose_previous_one_nobody_can_read(
+    database: Database, gone: str
+) -> None:
+    previous, response = new_uuid(), new_uuid()
+    replica = register(database)
+    with database.begin() as connection:
+        lifetime = timedelta(days=-3) if gone == "expired" else None
+        if gone != "never there":
+            tenant = "other" if gone == "another tenant's" else TENANT
+            insert_response(connection, replica, id=previous, tenant=tenant, lifetime=lifetime)
+            ending = make_ending(finished_at=LONG_AGO)
+            responses.finish(connection, tenant, previous, replica, 1, ending)
+        if gone == "deleted":
+            deletion.delete(connection, TENANT, previous)
+    rows = log_append.encode_rows(TENANT, response, 1, [Event(0, Kind.WHOLE, 0, 0, "{}")], [])
+    given = [stored_item(make_message(response, 0, "Hello"))]
+    with database.begin() as connection:
+        follower = make_row(response, clock(connection), previous_id=previous)
+        assert not responses.insert(connection, follower, given, rows, replica)
+    with database.begin() as connection:
+        for table, name in (
+            ("responses", "id"),
+            ("items", "response_id"),
+            ("response_events_hot", "response_id"),
+        ):
+            query = f"select count(*) from {table} where {name} = %s"  # noqa: S608 - names of ours
+            assert connection.exec_driver_sql(query, (response,)).scalar_one() == 0
+        bytes_before = storage_usage.total(connection, TENANT)
+        readable = new_uuid()
+        insert_response(connection, replica, id=readable)
+        assert responses.insert(connection, replace(follower, previous_id=readable), given, rows, replica)
+        assert storage_usage.total(connection, TENANT) > bytes_before

@@ -285,9 +285,8 @@ def test_a_response_that_a_new_one_is_about_to_follow_waits_for_the_next_purge(d
     with database.begin() as connection:
         node = plant(connection, replica, finished_at=clock(connection))
     with database.begin() as connection:
-        assert responses.lock_for_share(connection, TENANT, node)
-        assert drain(database) == [PurgeBatch(0, 0, False)]
         following = plant(connection, replica, previous=node, expired=False)
+        assert drain(database) == [PurgeBatch(0, 0, False)]
     drain(database)
     assert not is_readable(database, node)
     assert left(database)["items"] == {node, following}
@@ -301,7 +300,7 @@ def test_a_parent_that_somebody_holds_keeps_its_expired_child_until_the_next_pur
         parent = plant(connection, replica, expired=False)
         child = plant(connection, replica, previous=parent)
     with database.begin() as connection:
-        assert responses.lock_for_share(connection, TENANT, parent)
+        connection.exec_driver_sql("select from responses where id = %s for share", (parent,))
         drain(database)
         assert not is_readable(database, child)
         assert left(database)["response_streams"] == {parent}
