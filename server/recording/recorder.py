@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
-from time import monotonic, sleep
+from time import monotonic
 from uuid import UUID
 
 import msgspec
@@ -27,6 +27,7 @@ from server.protocol.ids import response_id
 from server.protocol.responses.events import frames
 from server.recording.committer import Committer
 from server.recording.end_log import log_end
+from server.recording.inbox import Inbox
 from server.recording.messages import (
     SERVER_ERROR,
     FailRun,
@@ -57,10 +58,6 @@ _PAUSE_FACTOR = 6.0
 thread for the GIL; this caps them at a seventh of the time. Tokens that arrive meanwhile are merged into
 longer deltas."""
 _MAX_PAUSE = 0.012
-_MAX_WAIT = 0.004
-"""Seconds after that pause for which the next commit may wait for a delivery. A delivery means that the
-engine has just begun a step, beside which there is time for the commit and for publishing, which takes
-longer. Pause and wait together bound the delay of a token while commits follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +109,7 @@ class Recorder:
         self._engine_paused = False
         self._backpressure = threading.Lock()
         """Orders the calls of `pause_engine`."""
-        self._inbox: queue.SimpleQueue[Sequence[RecorderMessage]] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._registry = RunRegistry()
         self.capacity = capacity if capacity is not None else UnfinishedResponses()
         """The responses that this process generates or is about to, until their end is committed."""
@@ -154,7 +151,7 @@ class Recorder:
         return RecorderStats(
             commit_seconds=self._committer.seconds.values,
             commit_failures=dict(self._committer.failures),
-            queued=self._inbox.qsize(),
+            queued=len(self._inbox),
             suspended=len(self._registry.suspended),
             engine_paused=self._engine_paused,
         )
@@ -163,7 +160,7 @@ class Recorder:
         """Puts messages into the inbox; never blocks. Any thread."""
         self._inbox.put(messages)
         with self._backpressure:
-            if not self._engine_paused and self._inbox.qsize() > self._max_queued:
+            if not self._engine_paused and len(self._inbox) > self._max_queued:
                 self._engine_paused = True
                 log.warning("the database is behind: the engine is paused")
                 self._pause_engine(True)
@@ -183,6 +180,7 @@ class Recorder:
             self.capacity.add(run.facts.id, run.facts.tenant)
             if run.facts.origin.trace_parent is not None:
                 self._traces.begin(run.facts)
+            self._inbox.expect(run.facts.id.hex)
             self.deliver([StartRun(run)])
 
     def fail_run(self, response_id: UUID, message: str) -> None:
@@ -227,7 +225,7 @@ class Recorder:
     def _turn(self) -> None:
         try:
             with self._thread.idle():
-                messages = self._gather(self._next_at)
+                messages = self._inbox.gather(self._next_at)
             self._next_at = self.process(messages)
             if any(isinstance(message, StopRecorder) for message in messages):
                 self._await_side_writer()
@@ -240,10 +238,7 @@ class Recorder:
         """Waits until no run is suspended, as long as there is time."""
         until = min(self._committer.give_up_at, self._clock() + _MAX_DRAIN_SECONDS)
         while self._registry.suspended and (left := until - self._clock()) > 0:
-            messages: Sequence[RecorderMessage] = []
-            with suppress(queue.Empty):
-                messages = self._inbox.get(timeout=min(left, _POLL_SECONDS))
-            self.process(messages)
+            self.process(self._inbox.get(min(left, _POLL_SECONDS)))
         if self._registry.suspended:
             log.error(
                 "%d responses could not be stored; others go on with them", len(self._registry.suspended)
@@ -281,6 +276,7 @@ class Recorder:
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:
+                self._inbox.forget(update.run.facts.id.hex)
                 self.capacity.discard(update.run.facts.id)
         if any(update.released for update in updates):
             crashpoint("release.committed")
@@ -329,23 +325,6 @@ class Recorder:
         if self._registry.suspended.give_up(response):
             self._cancel(response)
 
-    def _gather(self, next_at: float = 0.0) -> list[RecorderMessage]:
-        """The messages for the next commit: waits for the first, and until `next_at`."""
-        messages = list(self._inbox.get())
-        if (rest := next_at - monotonic()) > 0:
-            sleep(rest)
-            messages += self._drain_inbox()
-            with suppress(queue.Empty):
-                messages += self._inbox.get(timeout=_MAX_WAIT)
-        return messages + self._drain_inbox()
-
-    def _drain_inbox(self) -> list[RecorderMessage]:
-        messages: list[RecorderMessage] = []
-        with suppress(queue.Empty):
-            while True:
-                messages += self._inbox.get_nowait()
-        return messages
-
     def _resume_engine(self) -> None:
         with self._backpressure:
             if self._engine_paused:
@@ -355,7 +334,7 @@ class Recorder:
 
     def _set_idle(self) -> None:
         with self._starting:
-            if not self._registry and not self._registry.suspended and self._inbox.empty():
+            if not self._registry and not self._registry.suspended and not self._inbox:
                 self._idle.set()
 
     def _commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:

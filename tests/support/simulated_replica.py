@@ -112,8 +112,8 @@ class Replica:
     def record(self) -> None:
         """A turn of the recorder's thread, and one of the thread beside it."""
         self.recorder._side.retry_due()
-        if not self.recorder._inbox.empty():
-            self.recorder.process(self.recorder._gather())
+        if self.recorder._inbox:
+            self.recorder.process(self.recorder._inbox.gather())
 
     def take(self) -> None:
         if not self.draining:

@@ -10,7 +10,7 @@ from server.delivery.hub import Published
 from server.delivery.stored_responses import read_response
 from server.generation.run import Run
 from server.protocol.responses.events import event_type, is_terminal
-from server.recording import recorder
+from server.recording import inbox, recorder
 from server.recording.messages import FailRun, RecorderMessage, StartRun
 from server.recording.recorder import Recorder
 from server.store.content import deletion
@@ -88,7 +88,7 @@ def test_a_commit_that_follows_another_rests_and_begins_with_a_delivery(
 ) -> None:
     monkeypatch.setattr(recorder, "_PAUSE_FACTOR", 1e6)
     monkeypatch.setattr(recorder, "_MAX_PAUSE", 0.05)
-    monkeypatch.setattr(recorder, "_MAX_WAIT", 30.0)
+    monkeypatch.setattr(inbox, "_MAX_WAIT", 30.0)
     run = bench.begin()
     bench.recorder.deliver([tokens(run, say("a"))])
     eventually(lambda: len(bench.hub.told) == 1)

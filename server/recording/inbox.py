@@ -1,0 +1,77 @@
+"""`Inbox`: deliveries for the recorder, gathered for the next commit after a pause that a first token ends."""
+
+import queue
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+
+from engine.request import Failed, Finished, Tokens
+from server.recording.messages import RecorderMessage
+
+_MAX_WAIT = 0.004
+"""Seconds after the pause for which the next commit may wait for a delivery. A delivery means that the
+engine has just begun a step, beside which there is time for the commit and for publishing, which takes
+longer. Pause and wait together bound the delay of a token while commits follow each other."""
+
+
+class Inbox:
+    """Any thread puts messages in, one takes them out."""
+
+    def __init__(self) -> None:
+        self._deliveries: queue.SimpleQueue[Sequence[RecorderMessage]] = queue.SimpleQueue()
+        self._expected: set[str] = set()
+        """Engine requests of which no message has come. Each change is one call, which is atomic."""
+        self._first_token = threading.Event()
+        """The first message of an expected request is in the queue."""
+
+    def __len__(self) -> int:
+        """The number of deliveries."""
+        return self._deliveries.qsize()
+
+    def put(self, messages: Sequence[RecorderMessage]) -> None:
+        """Never blocks."""
+        self._deliveries.put(messages)
+        if self._expected and any(map(self._is_first, messages)):
+            self._first_token.set()
+
+    def expect(self, engine_request: str) -> None:
+        """The first message of this request ends the pause: its client waits for the begin of an answer."""
+        self._expected.add(engine_request)
+
+    def forget(self, engine_request: str) -> None:
+        """The request has ended, perhaps without a message."""
+        self._expected.discard(engine_request)
+
+    def _is_first(self, message: RecorderMessage) -> bool:
+        if not isinstance(message, Tokens | Finished | Failed) or message.request_id not in self._expected:
+            return False
+        self._expected.discard(message.request_id)
+        return True
+
+    def gather(self, next_at: float = 0.0) -> list[RecorderMessage]:
+        """The messages for the next commit: waits for the first, and until `next_at` of `monotonic`.
+
+        The first message of an expected request ends that wait.
+        """
+        messages = list(self._deliveries.get())
+        rest = next_at - monotonic()
+        if rest > 0 and not self._first_token.wait(rest):
+            messages += self.drain()
+            messages += self.get(_MAX_WAIT)
+        self._first_token.clear()  # before the queue is empty: none is missed that comes now
+        return messages + self.drain()
+
+    def get(self, seconds: float) -> Sequence[RecorderMessage]:
+        """One delivery; none if none comes in that time."""
+        with suppress(queue.Empty):
+            return self._deliveries.get(timeout=seconds)
+        return ()
+
+    def drain(self) -> list[RecorderMessage]:
+        """All that is there."""
+        messages: list[RecorderMessage] = []
+        with suppress(queue.Empty):
+            while True:
+                messages += self._deliveries.get_nowait()
+        return messages

@@ -1,0 +1,63 @@
+import threading
+from time import monotonic
+
+import pytest
+
+from engine.request import Failed, Finished, Tokens, Usage
+from server.recording import inbox
+from server.recording.inbox import Inbox
+from server.recording.messages import RecorderMessage
+
+HOUR = 3600.0
+FIRST: list[RecorderMessage] = [
+    Tokens("a", (1,)),
+    Finished("a", "stop", Usage()),
+    Failed("a", "out_of_memory", "", Usage()),
+]
+
+
+def gathered_within(box: Inbox, pause: float) -> list[RecorderMessage]:
+    """What is gathered on another thread, which must not take the whole pause."""
+    found: list[RecorderMessage] = []
+    reader = threading.Thread(target=lambda: found.extend(box.gather(monotonic() + pause)), daemon=True)
+    reader.start()
+    reader.join(30)
+    assert not reader.is_alive()
+    return found
+
+
+def test_all_deliveries_are_gathered_in_order_where_there_is_no_pause() -> None:
+    box = Inbox()
+    box.put([Tokens("a", (1,)), Tokens("b", (2,))])
+    box.put([Tokens("a", (3,))])
+    assert len(box) == 2
+    assert box.gather() == [Tokens("a", (1,)), Tokens("b", (2,)), Tokens("a", (3,))]
+    assert not box
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_the_first_message_of_a_request_ends_the_pause(first: RecorderMessage) -> None:
+    box = Inbox()
+    box.expect("a")
+    box.put([Tokens("b", (2,))])
+    box.put([first])
+    assert gathered_within(box, HOUR) == [Tokens("b", (2,)), first]
+
+
+def test_only_the_first_message_of_a_request_ends_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "_MAX_WAIT", 0.001)
+    box = Inbox()
+    for request in ("a", "never answered"):
+        box.expect(request)
+    box.forget("never answered")
+    box.put([Tokens("a", (1,))])
+    box.gather()
+    box.put([Tokens("a", (2,))])
+    box.put([Tokens("never answered", (2,))])
+    until = monotonic() + 0.05
+    assert len(box.gather(until)) == 2
+    assert monotonic() >= until
+
+
+def test_nothing_is_got_where_nothing_comes_in_time() -> None:
+    assert list(Inbox().get(0.001)) == []
