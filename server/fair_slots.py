@@ -45,8 +45,9 @@ class FairSlots:
         self._grant_free_slots()
         try:
             try:
-                async with asyncio.timeout(seconds):
-                    await waiter.granted
+                if not waiter.granted.done():
+                    async with asyncio.timeout(seconds):
+                        await waiter.granted
             except TimeoutError:
                 raise NoSlot from None
             yield

@@ -1,4 +1,4 @@
-"""`Inbox`: deliveries for the recorder, gathered for the next commit after a pause that a first token ends."""
+"""`Inbox`: deliveries for the recorder, gathered for a commit after a pause, which a first token ends."""
 
 import queue
 import threading

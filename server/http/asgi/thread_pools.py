@@ -5,12 +5,17 @@ check. A queue is served round robin: a tenant with a thousand queued requests d
 by the time of one.
 """
 
+import asyncio
+import threading
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
 
-from anyio import CapacityLimiter, to_thread
 from starlette.types import Scope
 
 from server.errors import Overloaded, TooManyRequests
@@ -43,11 +48,66 @@ class RunInThread(Protocol):
     async def __call__(self, function: Callable[..., T], *arguments: object) -> T: ...
 
 
-async def run_in_thread(
-    function: Callable[..., T], *arguments: object, limiter: CapacityLimiter | None = None
-) -> T:
-    """`function(*arguments)` in a thread of `limiter`, or of anyio's default pool."""
-    return await to_thread.run_sync(function, *arguments, limiter=limiter)
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A function for a thread, and the task that waits for its result."""
+
+    function: Callable[[], object]
+    context: Context
+    loop: asyncio.AbstractEventLoop
+    on_end: Callable[[object, BaseException | None], None]
+    """Called on the loop with the result or the exception."""
+
+
+def _work(calls: "SimpleQueue[_Call | None]") -> None:
+    """The body of a pool's threads, which all end after None."""
+    while (call := calls.get()) is not None:
+        result, error = None, None
+        try:
+            result = call.context.run(call.function)
+        except BaseException as raised:  # noqa: BLE001 - it is raised where the call is waited for
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            call.loop.call_soon_threadsafe(call.on_end, result, error)
+        del call, result, error  # a thread that waits keeps nothing of its last call
+    calls.put(None)
+
+
+class Threads:
+    """Threads that begin when they are needed, and end with this object. Use it on the event loop only."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._begun = 0
+        self._unfinished = 0
+        """Calls that have not ended, among them those that nobody waits for any more."""
+        weakref.finalize(self, self._calls.put, None)
+
+    def call(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        """The result of the function, which runs in a copy of this context, also if nobody waits for it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def end(result: Any, error: BaseException | None) -> None:
+            self._unfinished -= 1
+            if future.done():  # cancelled
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        self._unfinished += 1
+        self._calls.put(_Call(function, copy_context(), loop, end))
+        if self._begun < self._unfinished:
+            self._begun += 1
+            threading.Thread(target=_work, args=(self._calls,), name="handler", daemon=True).start()
+        return future
+
+
+async def run_in_thread(threads: Threads, function: Callable[..., T], *arguments: object) -> T:
+    """`function(*arguments)` in one of these threads."""
+    return await threads.call(partial(function, *arguments))
 
 
 class ThreadPool:
@@ -60,7 +120,7 @@ class ThreadPool:
         self.size = threads
         self._wait_seconds = wait_seconds
         self._slots = FairSlots(threads)
-        self._limiter: CapacityLimiter | None = None
+        self._threads = Threads()
 
     async def run(self, share: ThreadShare, function: Callable[..., T], *arguments: object) -> T:
         """`function(*arguments)` in a thread of this pool.
@@ -71,11 +131,9 @@ class ThreadPool:
         most = self.size if share.unlimited else (self.size + 1) // 2
         try:
             async with self._slots.slot(share.tenant, most, self._wait_seconds):
-                if self._limiter is None:
-                    self._limiter = CapacityLimiter(self.size)
                 # The thread has a copy of this context.
                 input_files.TENANT.set(None if share.unlimited else share.tenant)
-                return await run_in_thread(function, *arguments, limiter=self._limiter)
+                return await run_in_thread(self._threads, function, *arguments)
         except NoSlot:
             if self.busy < self.size:
                 message = "Your other requests are still being worked on; try again later."
@@ -135,5 +193,5 @@ def set_store_reader(scope: Scope, run: RunInThread) -> None:
 
 def store_reader(scope: Scope) -> RunInThread:
     """The function that runs the store reads of the answer in this scope."""
-    run: RunInThread = scope.get("state", {}).get(_STORE_READER, run_in_thread)
+    run: RunInThread = scope.get("state", {}).get(_STORE_READER, asyncio.to_thread)
     return run

@@ -47,8 +47,13 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def inline(function: Callable[..., T], *arguments: Any, limiter: object = None) -> T:
+async def inline(_threads: object, function: Callable[..., T], *arguments: Any) -> T:
     """Stands for `run_in_thread`: a thread would not run on the virtual clock."""
+    return await inline_to_thread(function, *arguments)
+
+
+async def inline_to_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """The same for `asyncio.to_thread`."""
     return function(*arguments)
 
 

@@ -12,11 +12,10 @@ from server.delivery import hub as hub_module
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Published
 from server.errors import NotFound
-from server.http.asgi import thread_pools
 from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, FinalResponse, StreamPosition, Timing
 from server.store.database_errors import DatabaseError
 from tests.support.builders import examples
-from tests.unit.server.http.asgi.asgi_messages import Client, inline, now, run
+from tests.unit.server.http.asgi.asgi_messages import Client, inline_to_thread, now, run
 
 FRAMES = [b"event: e%d\ndata: {}\n\n" % n for n in range(12)]
 TIMING = Timing(keep_alive=15.0, send=30.0)
@@ -25,7 +24,7 @@ GRACE = 5.0
 
 @pytest.fixture(autouse=True)
 def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_pools, "run_in_thread", inline)
+    monkeypatch.setattr("asyncio.to_thread", inline_to_thread)
 
 
 def never(_first: int) -> FramePage:

@@ -1,12 +1,13 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 from server.errors import ApiError, Overloaded, TooManyRequests
-from server.http.asgi.thread_pools import ThreadPool, ThreadShare, make_thread_pools
+from server.http.asgi.thread_pools import ThreadPool, Threads, ThreadShare, make_thread_pools, run_in_thread
 from tests.support.server_process import PATIENCE_S
 from tests.unit.server.http.asgi.asgi_messages import now, run
 
@@ -22,8 +23,7 @@ class Work:
         self._ends: dict[str, asyncio.Event] = {}
         monkeypatch.setattr("server.http.asgi.thread_pools.run_in_thread", self._run)
 
-    async def _run(self, function: str, *, limiter: object) -> str:
-        assert limiter is not None
+    async def _run(self, _threads: object, function: str) -> str:
         self.begun.append(function)
         await self._ends.setdefault(function, asyncio.Event()).wait()
         return function
@@ -173,3 +173,71 @@ def test_the_classes_share_out_the_connections_and_none_is_without(connections: 
     sizes = [one.size for one in users]
     assert min(sizes) >= 1
     assert sum(sizes) == max(connections, 5)
+
+
+def handlers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "handler"}
+
+
+def test_calls_run_at_once_in_threads_that_are_used_again() -> None:
+    async def act() -> None:
+        threads, meeting = Threads(), threading.Barrier(3)
+        before = handlers()
+        for _ in range(20):
+            await asyncio.gather(*(threads.call(lambda: meeting.wait(PATIENCE_S)) for _ in range(3)))
+        assert len(handlers() - before) == 3
+
+    asyncio.run(act())
+
+
+def test_a_call_has_a_copy_of_its_context_and_raises_what_it_raises() -> None:
+    word = ContextVar("word", default="")
+
+    def speak() -> str:
+        said = word.get()
+        word.set("changed")
+        return said
+
+    async def act() -> None:
+        threads = Threads()
+        word.set("mine")
+        assert await threads.call(speak) == "mine"
+        assert word.get() == "mine"
+        with pytest.raises(ZeroDivisionError):
+            await threads.call(lambda: 1 // 0)
+        assert await threads.call(lambda: "goes on") == "goes on"
+
+    asyncio.run(act())
+
+
+def test_a_call_that_nobody_waits_for_any_more_runs_to_its_end_beside_others() -> None:
+    async def act() -> None:
+        threads, goes_on, ended = Threads(), threading.Event(), threading.Event()
+
+        def work() -> None:
+            assert goes_on.wait(PATIENCE_S)
+            ended.set()
+
+        task = asyncio.ensure_future(run_in_thread(threads, work))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await threads.call(lambda: "another") == "another"
+        assert not ended.is_set()
+        goes_on.set()
+        assert ended.wait(PATIENCE_S)
+
+    asyncio.run(act())
+
+
+def test_threads_end_with_their_pool_also_after_its_loop() -> None:
+    async def act() -> set[threading.Thread]:
+        before = handlers()
+        threads = Threads()
+        await asyncio.gather(*(threads.call(lambda: None) for _ in range(3)))
+        return handlers() - before
+
+    for thread in asyncio.run(act()):
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
