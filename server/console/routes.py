@@ -118,6 +118,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         context,
         authenticate=lambda request: context.authenticate(with_key_of_cookie(services, request)),
         expected_share=lambda request: context.expected_share(with_key_of_cookie(services, request)),
+        known_caller=lambda _request: None,
         on_error=error_pages.on_error,
     )
     anonymous = replace(

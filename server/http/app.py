@@ -110,6 +110,7 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
     memory = max(services.config.body_memory, 2 * body)
     return EndpointContext(
         expected_share=expected_share,
+        known_caller=services.authenticator.known_caller,
         authenticate=authenticate,
         share_of=_share_of,
         threads=threads,

@@ -31,7 +31,7 @@ _USE_RECORDED_S = 20.0
 """Seconds between two writes of a key's `last_used_at` by this process; the store writes once a minute."""
 _KEYLESS_S = 1.0
 _MAX_CACHED_KEYS = 4096
-"""Digests of valid keys whose tenant is cached, so that requests queue by tenant before the key lookup."""
+"""Valid keys whose caller is cached, so that requests queue by tenant before the key lookup."""
 
 
 class Authenticator:
@@ -53,8 +53,8 @@ class Authenticator:
         """Set once a key exists or tokens are issued: then every request needs one. Never cleared."""
         if tokens is not None:
             self._key_required.set()
-        self._valid_digests: dict[bytes, str] = {}
-        """Tenant by digest, of keys and tokens that were valid when they were last used."""
+        self._valid: dict[bytes, Caller] = {}
+        """Callers by the digest of their key or token, which was valid when it was last used."""
         self._keyless: tuple[float, Caller] = (-_KEYLESS_S, Caller(DEFAULT_TENANT, None))
         """When the settings of the tenant without keys were read, and its caller."""
         self._use_recorded_at: dict[str, float] = {}
@@ -71,19 +71,29 @@ class Authenticator:
         )
 
     def expected_tenant(self, request: HTTPConnection) -> str | None:
-        """The tenant of a cached key; None for keys that this process has not validated yet.
+        """The tenant of a known key; None for keys that this process has not validated. As `known_caller`."""
+        if not self._key_required.is_set():
+            self._check_origin(request, key_exists=True)
+            return DEFAULT_TENANT
+        caller = self.known_caller(request)
+        return None if caller is None else caller.tenant
 
-        Uses no database. Raises WrongHost and, once keys are required, NotAuthenticated for a malformed key.
+    def known_caller(self, request: HTTPConnection) -> Caller | None:
+        """The caller as the key's last lookup here had it; None for keys that this process has not validated.
+
+        While no key exists, None unless that was looked up within the last `_KEYLESS_S`. Uses no database.
+        Raises WrongHost and, once keys are required, NotAuthenticated for a malformed key.
         """
         self._check_origin(request, key_exists=True)
         if not self._key_required.is_set():
-            return DEFAULT_TENANT
+            read_at, caller = self._keyless
+            return caller if monotonic() - read_at < _KEYLESS_S else None
         key = _bearer_token(request)
         if self._is_token(key):
             check_form(key)
         else:
             _key_id(key)
-        return self._valid_digests.get(digest_of(key))
+        return self._valid.get(digest_of(key))
 
     def authenticate(self, request: HTTPConnection) -> Caller:
         """The caller of a request or of a WebSocket.
@@ -103,10 +113,15 @@ class Authenticator:
         return self._tokens is not None and not text.startswith(f"{PREFIX}_")
 
     def _caller_of_token(self, tokens: AccessTokens, text: str) -> Caller:
-        identity = tokens.verify(text)
-        self._remember(digest_of(text), identity.tenant)
+        try:
+            identity = tokens.verify(text)
+        except NotAuthenticated:
+            self._valid.pop(digest_of(text), None)
+            raise
         settings = self._database.autocommit(partial(tenants.settings_of, tenant=identity.tenant))
-        return Caller(identity.tenant, identity.key_id, scopes=identity.scopes, settings=settings)
+        caller = Caller(identity.tenant, identity.key_id, scopes=identity.scopes, settings=settings)
+        self._remember(digest_of(text), caller)
+        return caller
 
     def _check_origin(self, request: HTTPConnection, *, key_exists: bool) -> None:
         server = request.scope.get("server")
@@ -126,15 +141,16 @@ class Authenticator:
         stored = stored_keys.get_valid(connection, key_id)
         digest = stored.digest if stored else bytes(32)
         if not hmac.compare_digest(digest, digest_of(key)) or stored is None:
-            self._valid_digests.pop(digest_of(key), None)
+            self._valid.pop(digest_of(key), None)
             raise NotAuthenticated("The API key is not valid.")
-        self._remember(digest, stored.tenant)
+        caller = caller_of(stored)
+        self._remember(digest, caller)
         if monotonic() - self._use_recorded_at.get(stored.id, -_USE_RECORDED_S) >= _USE_RECORDED_S:
             if stored_keys.record_use(connection, stored.tenant, stored.id):
                 actor = f"key:{stored.id}"
                 audit_trail.record(connection, actor, "key.first_use", stored.tenant, stored.id, {}, None)
             self._use_recorded_at[stored.id] = monotonic()
-        return caller_of(stored)
+        return caller
 
     def _keyless_caller(self, connection: Connection) -> Caller:
         """The caller while no key exists, whose tenant's settings are read once a second."""
@@ -145,13 +161,12 @@ class Authenticator:
             self._keyless = (monotonic(), caller)
         return caller
 
-    def _remember(self, digest: bytes, tenant: str) -> None:
-        if digest in self._valid_digests:
-            return
-        for known in (self._valid_digests, self._use_recorded_at):
-            if len(known) >= _MAX_CACHED_KEYS:
-                known.clear()
-        self._valid_digests[digest] = tenant
+    def _remember(self, digest: bytes, caller: Caller) -> None:
+        if digest not in self._valid:
+            for known in (self._valid, self._use_recorded_at):
+                if len(known) >= _MAX_CACHED_KEYS:
+                    known.clear()
+        self._valid[digest] = caller
 
 
 def caller_of(key: StoredKey) -> Caller:

@@ -160,6 +160,7 @@ class Database:
             pool_size=pool_size + _RESERVED_CONNECTIONS,
             max_overflow=0,
             pool_timeout=5,
+            pool_use_lifo=True,  # what was used last is prepared, and is not pinged again
             hide_parameters=True,  # parameters are content, which must not reach logs
         )
         self._snapshot_engine = self._pool_engine.execution_options(

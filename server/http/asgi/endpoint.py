@@ -1,6 +1,8 @@
 """ASGI endpoints around handlers, plain functions: authenticate, read the body, call in a thread, answer.
 
-The caller is authenticated before any byte of the body is read. A handler gets the caller and the whole body.
+A caller is authenticated before any byte of the body is read. A key that was valid, and had the scope, when
+it was last used here is looked up after the body, in the handler's thread. A handler gets the caller and the
+whole body.
 """
 
 import asyncio
@@ -52,6 +54,9 @@ class EndpointContext(Generic[C]):
     bodies: SharedLimit
     """Bytes of request bodies in memory."""
     lingering_close: LingeringClose
+    known_caller: Callable[[HTTPConnection], C | None] = lambda _request: None
+    """The caller as it was when its key was last found valid here; None for other keys. Called on the loop;
+    raises as `expected_share` does."""
     key_of: Callable[[C], str | None] = lambda _caller: None
     """The API key of a caller."""
     connections: OpenConnections = field(default_factory=OpenConnections)
@@ -73,7 +78,7 @@ class Endpoint(Generic[C]):
     threads: ThreadPool
     _: KW_ONLY
     authorize: Callable[[C], None]
-    """Raises ApiError for a caller who may not use this endpoint; called on the loop."""
+    """Raises ApiError for a caller who may not use this endpoint; called on the loop or in a thread."""
     max_body: int
     body_seconds: float
     limited: bool = True
@@ -108,8 +113,8 @@ class Endpoint(Generic[C]):
                 await self.context.lingering_close.answer_and_drain(answer, scope, receive, tracked_send)
 
     async def _serve(self, request: Request, body: RequestBody, send: Send) -> None:
-        caller = await self.context.identify_caller(request)
-        self.authorize(caller)
+        known = self._known_caller(request)
+        caller = await self._identify_caller(request) if known is None else known
         share = self.context.share_of(caller)
         with self._within_limit(share):
             try:
@@ -117,14 +122,38 @@ class Endpoint(Generic[C]):
                 content = await body.read(share.tenant, self.max_body, self.body_seconds)
                 if coding is not None and content:
                     content = await self.threads.run(share, body.unpack, content, coding, self.max_body)
-                run = partial(self.threads.run, share, self.handler, request, caller, content)
-                answer = await retry_until_ready(run)
+                handle = self._handle if known is None else self._authenticate_and_handle
+                run = partial(self.threads.run, share, handle, request, caller, content)
+                caller, answer = await retry_until_ready(run)
                 del content, run
             finally:
                 body.release()
             set_store_reader(request.scope, self.context.threads.stream.bind(share))
             async with self.context.connections.tracked(self.context.key_of(caller)):
                 await answer(request.scope, request.receive, send)
+
+    def _known_caller(self, request: Request) -> C | None:
+        """A caller whose key was valid when it was last used, and might use this endpoint."""
+        caller = self.context.known_caller(request)
+        with suppress(ApiError):
+            if caller is not None:
+                self.authorize(caller)
+                return caller
+        return None
+
+    async def _identify_caller(self, request: Request) -> C:
+        caller = await self.context.identify_caller(request)
+        self.authorize(caller)
+        return caller
+
+    def _handle(self, request: Request, caller: C, content: bytes) -> tuple[C, Answer]:
+        return caller, self.handler(request, caller, content)
+
+    def _authenticate_and_handle(self, request: Request, _known: C, content: bytes) -> tuple[C, Answer]:
+        """The same for the caller as it is now: one thread looks up a known caller's key and goes on."""
+        caller = self.context.authenticate(request)
+        self.authorize(caller)
+        return self._handle(request, caller, content)
 
     def _within_limit(self, share: ThreadShare) -> AbstractContextManager[None]:
         return self.context.requests.hold(share.tenant) if self.limited else nullcontext()

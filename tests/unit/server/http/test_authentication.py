@@ -56,12 +56,16 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     return made
 
 
-def identify(keys: Keys, header: str | None, gate: Authenticator | None = None) -> Caller:
+def request_of(header: str | None) -> Request:
     headers = [(b"host", b"localhost")]
     if header is not None:
         headers.append((b"authorization", header.encode("latin-1")))
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": headers}
-    return (gate or Authenticator(cast("Database", keys))).authenticate(Request(scope))
+    return Request(scope)
+
+
+def identify(keys: Keys, header: str | None, gate: Authenticator | None = None) -> Caller:
+    return (gate or Authenticator(cast("Database", keys))).authenticate(request_of(header))
 
 
 def test_a_new_key_is_found_by_its_id_and_proved_by_its_digest() -> None:
@@ -92,6 +96,27 @@ def test_the_first_key_closes_the_gate_for_good(keys: Keys) -> None:
     with pytest.raises(NotAuthenticated):
         identify(keys, None, gate)
     assert keys.asked_whether_any == 2
+
+
+def test_a_key_is_known_from_its_first_use_until_it_is_found_invalid(keys: Keys) -> None:
+    gate = Authenticator(cast("Database", keys))
+    header = f"Bearer {keys.add('acme')}"
+    identify(keys, header, gate)
+    assert gate.known_caller(request_of(header)) == identify(keys, header, gate)
+    keys.stored.clear()
+    with pytest.raises(NotAuthenticated):
+        identify(keys, header, gate)
+    assert gate.known_caller(request_of(header)) is None
+    with pytest.raises(NotAuthenticated):
+        gate.known_caller(request_of(None))
+
+
+def test_nobody_is_known_without_keys_unless_that_was_just_looked_up(keys: Keys) -> None:
+    gate = Authenticator(cast("Database", keys))
+    assert gate.known_caller(request_of(None)) is None
+    assert gate.expected_tenant(request_of(None)) == DEFAULT_TENANT
+    caller = identify(keys, None, gate)
+    assert gate.known_caller(request_of(None)) is caller
 
 
 @pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER {}", "Bearer  {} "])

@@ -1,6 +1,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from server.errors import InvalidRequest, NotAuthenticated
+from server.errors import InvalidRequest, MissingScope, NotAuthenticated
 from server.http.asgi import thread_pools as threads
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
@@ -70,6 +71,69 @@ def endpoint(
         max_body=LIMIT,
         body_seconds=30.0,
     )
+
+
+class KnownKeys:
+    """Callers by key, as they were and as they are; what a caller may do is in its name."""
+
+    def __init__(self, known: str | None, now: str | None) -> None:
+        self.lookups: list[int] = []
+        self.client = Client(b"body")
+        self._known, self._now = known, now
+
+    def __call__(self, _request: HTTPConnection) -> str:
+        self.lookups.append(self.client.received)
+        if self._now is None:
+            raise NotAuthenticated("no key")
+        return self._now
+
+    def ask(self) -> list[tuple[str, bytes]]:
+        """The calls of the handler: its caller and the body."""
+        calls: list[tuple[str, bytes]] = []
+
+        def handle(_request: Request, caller: str, body: bytes) -> Answer:
+            calls.append((caller, body))
+            return Response()
+
+        def authorize(caller: str) -> None:
+            if "writes" not in caller:
+                raise MissingScope("write")
+
+        async def main() -> None:
+            at = replace(context(identify=self), known_caller=lambda _request: self._known)
+            await self.client.ask(replace(endpoint(Handler(), at), handler=handle, authorize=authorize))
+
+        run(main)
+        return calls
+
+
+@pytest.mark.parametrize("known", [None, "acme reads"])
+def test_a_key_that_was_not_valid_for_it_before_is_looked_up_before_the_body(
+    known: str | None,
+) -> None:
+    keys = KnownKeys(known, "acme writes")
+    assert keys.ask() == [("acme writes", b"body")]
+    assert keys.lookups == [0]
+
+
+def test_a_known_key_is_looked_up_once_and_its_handler_gets_the_caller_as_it_is_now() -> None:
+    keys = KnownKeys("acme writes", "acme writes and reads")
+    assert keys.ask() == [("acme writes and reads", b"body")]
+    assert keys.lookups == [1]
+
+
+@pytest.mark.parametrize(("now", "status"), [(None, 401), ("acme reads", 403)])
+def test_a_known_key_that_has_ended_or_changed_is_refused(now: str | None, status: int) -> None:
+    keys = KnownKeys("acme writes", now)
+    assert keys.ask() == []
+    assert keys.client.status == status
+
+
+@pytest.mark.parametrize(("now", "status"), [(None, 401), ("acme reads", 403)])
+def test_an_unknown_key_is_refused_before_its_body_is_read(now: str | None, status: int) -> None:
+    keys = KnownKeys(None, now)
+    assert keys.ask() == []
+    assert (keys.client.status, keys.client.received_before_answer) == (status, 0)
 
 
 def exchange(
