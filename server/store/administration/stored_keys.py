@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
@@ -69,6 +69,8 @@ _VALID = _NOT_REVOKED & or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_
 _KEYS: Select[Any] = select(api_keys, *tenants.SETTINGS_COLUMNS).join_from(
     api_keys, tenants.TABLE, api_keys.c.tenant == tenants.TABLE.c.tenant, isouter=True
 )
+_GET_VALID = _KEYS.where(api_keys.c.id == bindparam("key_id"), _VALID)
+_ANY = text("select from api_keys limit 1")
 _MINUTE = timedelta(minutes=1)
 
 
@@ -119,12 +121,12 @@ def insert_key(
 
 def any_exist(connection: Connection) -> bool:
     """Whether a key was ever made, revoked ones included: revoking the last one opens nothing."""
-    return connection.execute(select(api_keys.c.id).limit(1)).first() is not None
+    return connection.execute(_ANY).first() is not None
 
 
 def get_valid(connection: Connection, key_id: str) -> StoredKey | None:
     """The valid key with that public id, of any tenant; None if it is unknown, revoked or expired."""
-    row = connection.execute(_KEYS.where(api_keys.c.id == key_id, _VALID)).first()
+    row = connection.execute(_GET_VALID, {"key_id": key_id}).first()
     return _key(row) if row else None
 
 
