@@ -1,6 +1,6 @@
 """Responses: insert, read, lock, finish. JSON is passed as text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -120,32 +120,38 @@ def insert(
     columns = {name: getattr(new, name) for name in (*_NEW_COLUMNS, "lifetime")}
     size = ROW_BYTES + sum(len(part.encode()) for part in (new.request, new.asked, new.metadata))
     parameters = {**columns, "size": size, **item_columns(input_items), **log_columns(first_rows)}
-    if replica is None:
-        return bool(connection.execute(_INSERT_QUEUED, parameters).scalar_one())
-    return bool(connection.execute(_INSERT_RUNNING, {**parameters, "replica_id": replica}).scalar_one())
+    statement = _INSERT[new.previous_id is not None, replica is not None]
+    return bool(connection.execute(statement, {**parameters, "replica_id": replica}).scalar_one())
 
 
 _NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "lifetime"]
 
 
-def _insert_statement(more: dict[str, str]) -> TextClause:
-    """An INSERT with further columns. Rows of releases without `root_id` and `turn` are first in a chain."""
+def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
+    """An INSERT with further columns. Rows of releases without `root_id` and `turn` are first in a chain.
+
+    Without a previous response it has no scan, so that Postgres keeps one plan for it: planning takes longer
+    than the rest.
+    """
     values = {
         **{name: f":{name}" for name in (*_NEW_COLUMNS, "size")},
-        "root_id": "(select root_id from previous)",
-        "turn": "coalesce((select turn from previous), 1)",
+        "root_id": "previous.root_id" if follows else "null",
+        "turn": "previous.turn" if follows else "1",
         "expires_at": ":created_at + cast(:lifetime as interval)",
         **more,
     }
-    return text(
-        f"""
-        with previous as (
+    previous = f"""
+        previous as (
             select coalesce(root_id, id) as root_id, coalesce(turn, 1) + 1 as turn from responses
             where tenant = :tenant and id = :previous_id and {READABLE}
             for share
-        ), response as (
+        ),
+        """  # noqa: S608 - constants of ours
+    return text(
+        f"""
+        with {previous if follows else ""} response as (
             insert into responses ({", ".join(values)}) select {", ".join(values.values())}
-            where cast(:previous_id as uuid) is null or exists (select from previous)
+            {"from previous" if follows else ""}
             returning tenant, id, attempt, size
         ), input as (
             insert into items
@@ -168,15 +174,19 @@ def _insert_statement(more: dict[str, str]) -> TextClause:
     )
 
 
-_INSERT_RUNNING = _insert_statement(
-    {
-        "status": "'in_progress'",
-        "attempt": "1",
-        "replica_id": ":replica_id",
-        "started_at": "clock_timestamp()",
-    }
-)
-_INSERT_QUEUED = _insert_statement({"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"})
+_RUNNING = {
+    "status": "'in_progress'",
+    "attempt": "1",
+    "replica_id": ":replica_id",
+    "started_at": "clock_timestamp()",
+}
+_QUEUED = {"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"}
+_INSERT = {
+    (follows, runs): _insert_statement(follows, _RUNNING if runs else _QUEUED)
+    for follows in (False, True)
+    for runs in (False, True)
+}
+"""By whether it follows a response, and whether a replica runs it."""
 
 
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
