@@ -32,8 +32,7 @@ AT_A_TIME = 6
 PASSES = {"accept": 4, "claim": 2, "recorder": 20, "end": 3, "stream": 30}
 """At which pass of a place to die at the latest; at the first where nothing is said."""
 ELSEWHERE = ("detach.", "drop.", "webhook.")
-"""Places that are passed with partitions beyond retention or with endpoints of webhooks only: those have tests of
-their own, test_partition_drops and test_webhooks."""
+"""Places that only dropped partitions and webhooks pass: see test_partition_drops and test_webhooks."""
 SAMPLE = ("accept.committed", "recorder.committed", "orphans.committed", "end.written", "stream.frame")
 
 
