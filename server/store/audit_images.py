@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, text
 
 from server.store.audit_snapshot import MAX_ORPHANS, PAGE, Orphan, Scope, snapshot
 from server.store.content.images import CONTENT_PREFIX
+from server.store.schema import partition_removal
 
 MAX_HASHED_BYTES = 64 * 1024 * 1024
 """Bytes of pictures that one statement hashes, unless one picture has more: statements have a timeout."""
@@ -151,7 +152,7 @@ def _batches(page: Sequence[Row[Any]]) -> Iterator[list[bytes]]:
 _ORPHANS = text(
     f"""
     select u.tenant, u.owner, count(*) from item_images u
-    where u.tenant = :tenant and u.removed_at is null
+    where u.tenant = :tenant and u.removed_at is null and u.owner >= :from_id
       and not exists (select from responses r where r.tenant = u.tenant and r.id = u.owner)
       and not exists (select from conversations c where c.tenant = u.tenant and c.id = u.owner)
     group by 1, 2 limit {MAX_ORPHANS}
@@ -160,7 +161,12 @@ _ORPHANS = text(
 
 
 def orphans(connection: Connection, tenant: str) -> list[Orphan]:
-    """Uses in the name of a response or conversation that does not exist, at most `MAX_ORPHANS`."""
+    """Uses in the name of a response or conversation that does not exist, at most `MAX_ORPHANS`.
+
+    None of owners as old as those of a partition that is detached and not dropped yet: the drop removes
+    their uses.
+    """
     with snapshot(connection):
-        rows = connection.execute(_ORPHANS, {"tenant": tenant}).all()
+        place = {"tenant": tenant, "from_id": partition_removal.first_kept_id(connection)}
+        rows = connection.execute(_ORPHANS, place).all()
     return [Orphan(found_tenant, owner, "item_images", count) for found_tenant, owner, count in rows]

@@ -165,6 +165,12 @@ def detached(connection: Connection, table: str) -> list[str]:
     return list(connection.scalars(_DETACHED, {"table": table}))
 
 
+def first_kept_id(connection: Connection) -> UUID:
+    """Responses whose id is smaller may be in a partition that is detached and not dropped yet."""
+    ends = detached(connection, "responses")
+    return _bound(datetime.strptime(f"{max(ends)}Z", "%Y%m%d%H%z")) if ends else LOWEST
+
+
 def drop_responses(connection: Connection, ended: str, quiet_seconds: float) -> dict[str, int]:
     """Does what is left to do for the responses of a detached partition, and drops it.
 
