@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pytest
 from server.cli import entry_point as cli
 from server.configuration import settings as config
 from server.configuration.environment import REMOVED
+from server.http.routes import PUBLIC_ROUTES
 from server.model_formats.select_format import TOOL_CALL_FORMATS
 from server.protocol.responses import response as states
-from tests.support.documents import ARCHITECTURE, README, ROOT, pages
+from tests.support.documents import ARCHITECTURE, DEVELOPMENT, README, ROOT, pages
 
 PAGES = list(pages())
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
+SECURITY = ROOT / "docs" / "security.md"
 MOST_BYTES = 12_288
 """Of the README."""
 ANSWERS = {
@@ -128,6 +131,27 @@ def test_every_make_target_that_a_document_names_exists() -> None:
     for page, text in TEXTS.items():
         named = set(re.findall(r"(?:`|\$ (?:[A-Z_]+=\S+ )*)make ([a-z-]+)", text))
         assert named <= targets, _name(page)
+
+
+def test_the_changelog_has_every_migration_and_names_the_newest() -> None:
+    changelog = TEXTS[ROOT / "CHANGELOG.md"]
+    revisions = sorted(path.name[:4] for path in (ROOT / "migrations" / "versions").glob("[0-9]*.py"))
+    assert re.findall(r"^\| ([0-9]{4}) \|", changelog, re.MULTILINE) == revisions
+    assert re.findall(r"newest revision of its database schema is ([0-9]{4})", changelog) == [revisions[-1]]
+
+
+def test_the_page_on_security_lists_every_address_that_needs_no_key() -> None:
+    (row,) = re.findall(r"^\| anybody who reaches the port \|(.*?)\|", TEXTS[SECURITY], re.MULTILINE)
+    assert sorted(re.findall(r"`(/[^`]*)`", row)) == sorted({route.path for route in PUBLIC_ROUTES})
+
+
+def test_every_dependency_has_a_row_in_the_table_of_libraries() -> None:
+    """Those of the server and the engine, not those of the tests."""
+    table = TEXTS[DEVELOPMENT].partition("\n## Library or own code\n")[2].lower()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [*project["optional-dependencies"]["embedded"], *project["optional-dependencies"]["tracing"]]
+    names = [re.match(r"[\w-]+", one)[0] for one in (*project["dependencies"], *extras)]  # type: ignore[index]
+    assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", table)] == []
 
 
 GROUPS = ("keys", "db", "prompts", "tenants", "prices", "webhooks")

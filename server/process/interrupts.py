@@ -1,9 +1,12 @@
-"""SIGINT before a server is ready: the process exits with code 130 at any time.
+"""SIGINT and SIGTERM before a server is ready: the process exits with code 130, or at once, at any time.
 
 The action depends on the phase. During imports nothing is open, so the process exits at once. Our own code
 gets KeyboardInterrupt. While a library loads a model, KeyboardInterrupt may abort C++ code or be swallowed by
 a callback, so the handler closes resources and exits. Between loading and readiness the interrupt is only
 recorded. A ready server has a handler on its event loop.
+
+SIGTERM ends the process as the system does until the model is loaded. From then on it is recorded, too: the
+threads that start next claim responses, which a server hands back before it ends.
 """
 
 import os
@@ -21,6 +24,7 @@ class _State:
     """Of this process; `act` is called by the handler, in the main thread."""
 
     seen = False
+    terminated = False
     act: Callable[[], None]
 
 
@@ -40,7 +44,7 @@ def raise_on_interrupt() -> None:
 
 @contextmanager
 def close_on_interrupt(close: Callable[[], None]) -> Iterator[None]:
-    """In the block SIGINT calls `close` and exits; after the block it is only recorded.
+    """In the block SIGINT calls `close` and exits; after the block it and SIGTERM are only recorded.
 
     Raises KeyboardInterrupt for an earlier SIGINT that was swallowed.
     """
@@ -54,6 +58,12 @@ def close_on_interrupt(close: Callable[[], None]) -> Iterator[None]:
     _State.act = close_and_leave
     yield
     _State.act = _ignore
+    signal.signal(signal.SIGTERM, _record_termination)
+
+
+def was_terminated() -> bool:
+    """Whether SIGTERM has come since the model was loaded."""
+    return _State.terminated
 
 
 def was_interrupted() -> bool:
@@ -75,6 +85,10 @@ def exit_interrupted() -> None:
 def _handle(_number: int, _frame: FrameType | None) -> None:
     _State.seen = True
     _State.act()
+
+
+def _record_termination(_number: int, _frame: FrameType | None) -> None:
+    _State.terminated = True
 
 
 def _raise() -> None:

@@ -266,6 +266,8 @@ class ServerProcess:
             self._loop.add_signal_handler(number, shutdown.request)
         if interrupts.was_interrupted():  # between loading and this handler
             self._ended.set()
+        if interrupts.was_terminated():
+            self._loop.call_soon(shutdown.request)
         self._announce(listener)
         gc.freeze()  # a model has a million permanent objects, which collections then skip
         install_patches()

@@ -1,4 +1,4 @@
-"""Ctrl-C before the server is ready ends it with 130 and no traceback, and nothing is left behind."""
+"""Ctrl-C or SIGTERM before the server is ready ends it without a traceback, and nothing is left behind."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from server.process import interrupts
@@ -24,6 +25,19 @@ class Interrupting(importlib.abc.MetaPathFinder):
 module = sys.argv.pop(1)
 sys.meta_path.insert(0, Interrupting())
 from server.__main__ import main
+sys.exit(main())
+"""
+
+END_WHEN_RESPONSES_ARE_CLAIMED = """
+import os, signal, sys
+from server.__main__ import main
+from server.recovery.claimer import Claimer
+
+def start(claimer, begin=Claimer.start):
+    begin(claimer)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+Claimer.start = start
 sys.exit(main())
 """
 
@@ -76,6 +90,21 @@ def test_an_interrupt_while_the_model_is_loaded_stops_the_embedded_database(embe
     assert not is_running(embedded_dir)
 
 
+def test_sigterm_before_the_server_is_ready_stops_it_as_one_afterwards_does(database_url: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", END_WHEN_RESPONSES_ARE_CLAIMED, "serve"],
+        env=environment(database_url, {"port": 0, "engine": "scripted"}),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("select state from replicas").fetchall() == [("stopped",)]
+
+
 class Left(BaseException):
     """The process would have exited."""
 
@@ -89,11 +118,13 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(interrupts._State, "seen", False)
-    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(interrupts._State, "terminated", False)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     interrupts.exit_on_interrupt()
     monkeypatch.setattr(interrupts._State, "act", interrupts._State.act)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before:
+        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("exits")

@@ -210,7 +210,9 @@ def explore(guarded: Guarded, examples: int, mode: GenerationMode) -> dict[str, 
 def ask(guarded: Guarded, operation: Operation, examples: int, mode: GenerationMode) -> set[int]:
     statuses: set[int] = set()
     if operation.label.startswith("DELETE") and operation.path.endswith("{webhook_endpoint_id}"):
-        guarded.ids["webhook_endpoint_id"] = guarded.post("webhook_endpoints", ENDPOINT)
+        made = httpx.get(f"{guarded.server.api}/webhook_endpoints", headers=guarded.headers).json()["data"]
+        found = made[0]["id"] if made else guarded.post("webhook_endpoints", ENDPOINT)
+        guarded.ids["webhook_endpoint_id"] = found  # an earlier one may have been deleted
     if operation.label == "POST /admin/v1/tenants/{tenant}":  # whose erasure has been asked for, too
         url, spare = f"{guarded.server.url}/admin/v1/tenants", {"id": "spare"}
         httpx.post(url, json=spare, headers=guarded.headers)

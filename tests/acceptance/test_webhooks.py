@@ -1,6 +1,7 @@
 """Webhooks over HTTP: endpoints by the official client, by an operator and by commands; what is delivered."""
 
-import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -278,24 +279,30 @@ def test_secrets_are_in_no_log_line_and_sealed_in_the_database(site: Site, recei
 
 
 def test_the_receiver_of_the_documents_prints_the_end_of_a_response(
-    start_server: StartServer, tmp_path: Path
+    start_server: StartServer, database_url: str, tmp_path: Path
 ) -> None:
-    page = (REPOSITORY / "docs" / "webhooks.md").read_text()
+    """By the page's command, in an environment that has what the command names and nothing else."""
     port = free_port()
     server = start_server(webhook_hosts=f"http://127.0.0.1:{port}", webhook_retry_seconds=0.1)
-    code = page[page.index("```python\n") + len("```python\n") : page.index("\n```\n\nFor a receiver")]
+    section = (REPOSITORY / "docs" / "webhooks.md").read_text().partition("\n## A receiver\n")[2]
+    (command,) = re.findall(r"^\$ (.+)$", section, re.MULTILINE)
+    code = section.partition("```python\n")[2].partition("```\n")[0]
     assert '("127.0.0.1", 9000)' in code
-    program = tmp_path / "receiver.py"
-    program.write_text(code.replace("9000", str(port)).replace("http://127.0.0.1:8000", server.url))
-    with OpenAI(base_url=server.api, api_key="none", timeout=60) as client:
+    program = code.replace("9000", str(port)).replace("http://127.0.0.1:8000", server.url)
+    (tmp_path / "receiver.py").write_text(program)
+    key = run_command("keys", "create", database_url=database_url).stdout.strip()
+    with OpenAI(base_url=server.api, api_key=key, timeout=60) as client:
         made = client.webhooks.create(name="ends", url=f"http://127.0.0.1:{port}/", event_types=ALL)
-        variables = {"OPENAI_WEBHOOK_SECRET": made.signing_secret, "OPENAI_API_KEY": "none"}
+        line = command.replace("hk_…", key).replace("whsec_…", made.signing_secret)
+        *variables, python, script = shlex.split(line)
+        assert (python, script) == ("python", "receiver.py")
         with subprocess.Popen(
-            [sys.executable, str(program)],
+            [sys.executable, script],
+            cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, **variables},
+            env=dict(variable.split("=", 1) for variable in variables),
         ) as receiver:
             try:
                 response = client.responses.create(model=MODEL, input="Hello", background=True)

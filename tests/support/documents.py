@@ -1,4 +1,4 @@
-"""The parts of the documents that are made from the code: the tables of settings and the tree of files.
+"""The parts of the documents that are made from the code, from the tables of settings to the tree of files.
 
 `python -m tests.support.documents` writes them, and docs/api.md with them; tests fail while they differ.
 """
@@ -6,17 +6,22 @@
 import ast
 import re
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
+from bench.__main__ import BENCHES
 from server.configuration.settings import Setting, settings
+from server.store.administration.audit_trail import ACTIONS
 from tests.support.data_dictionary import dictionary
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+DEVELOPMENT = ROOT / "docs" / "development.md"
+LOGS = ROOT / "docs" / "tracing-and-logs.md"
 DICTIONARY = ROOT / "docs" / "data-dictionary.md"
 SQL_PAGE = ROOT / "docs" / "sql.md"
 QUESTIONS = ROOT / "server" / "console" / "sql" / "questions.sql"
@@ -38,6 +43,8 @@ def expected() -> dict[Path, str]:
     return {
         CONFIGURATION: between(_text(CONFIGURATION), "settings", settings_tables()),
         ARCHITECTURE: between(_text(ARCHITECTURE), "tree", f"```\n{tree()}```\n"),
+        DEVELOPMENT: between(_text(DEVELOPMENT), "benches", benches()),
+        LOGS: between(_text(LOGS), "actions", actions_table()),
         DICTIONARY: between(_text(DICTIONARY), "dictionary", dictionary()),
         QUESTIONS: questions(),
     }
@@ -80,6 +87,18 @@ def settings_tables() -> str:
         lines += ["", f"### {group}", ""]
         lines += ["| flag | variable | default | meaning |", "| --- | --- | --- | --- |"]
         lines += [_row(setting) for setting in known]
+    return "\n".join(lines) + "\n\n"
+
+
+def benches() -> str:
+    """The names of all measurements, a paragraph between blank lines."""
+    return "\n" + textwrap.fill(", ".join(f"`{name}`" for name in BENCHES), 118) + "\n\n"
+
+
+def actions_table() -> str:
+    """Markdown: every action of the audit trail, and what it says."""
+    lines = ["", "| action | says |", "| --- | --- |"]
+    lines += [f"| `{action}` | {meaning} |" for action, meaning in ACTIONS.items()]
     return "\n".join(lines) + "\n\n"
 
 

@@ -31,8 +31,8 @@ ACTIONS = {
     "tenant.delete": "settings of a tenant were removed",
     "tenant.erase": "everything of a tenant was removed; the entry does not say which tenant",
     "user.erase": "everything of an end user was removed; the entry does not say which user",
-    "tenant.export": "`holdfast export` wrote what a tenant, or an end user, has",
-    "tenant.import": "`holdfast import` added responses and conversations to a tenant",
+    "tenant.export": "an export wrote what a tenant, or an end user, has",
+    "tenant.import": "an import added responses and conversations to a tenant",
     "price.set": "a model's price was set",
     "webhook.create": "a webhook endpoint was made",
     "webhook.update": "a webhook endpoint was changed, enabled or disabled",
@@ -54,7 +54,7 @@ ACTIONS = {
     "prompt.delete": "a prompt, or a version of it, was deleted",
     "purge.retention": "the server purged what had expired",
     "purge.command": "`holdfast purge` purged",
-    "database.restore": "`holdfast restore` made the database from a backup",
+    "database.restore": "`holdfast restore FILE` made the database from a backup",
     "database.hold": "what is unfinished in a copy of the database is held",
     "database.adopt": "what was held in a copy of the database goes on, or is cancelled",
     "process.start": "a server process started, with these settings; secrets and defaults are left out",
@@ -73,7 +73,7 @@ class Entry:
     id: UUID
     at: datetime
     actor: str
-    """`key:ID`, `user:NAME` of a command, `server:ID` of a replica, or `anonymous` while no key exists."""
+    """`key:ID` or `token:SUBJECT`, `user:NAME` of a command, `server:ID` of a replica, or `anonymous`."""
     action: str
     tenant: str | None
     target: str | None
