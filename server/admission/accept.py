@@ -75,10 +75,6 @@ class ResponseWriter:
         run = Run(self._facts(new, created_at), first_decoding_spec(self._served, new.resolved, new.prepared))
         return run, run.begin()
 
-    def accept_unstored(self, connection: Connection, new: Sequence[NewRun]) -> None:
-        """Claim the idempotency key of `store: false` responses. Raises KeyTaken."""
-        self._claim_key(connection, new[0])
-
     def is_one_statement(self, new: NewRun, input_items: Sequence[NewItem]) -> bool:
         """Whether `write` sends one statement, which needs no transaction around it."""
         more = new.idempotency_key or new.resolved_input.conversation or new.prepared.echo.background
@@ -102,7 +98,7 @@ class ResponseWriter:
             return
         if new.prepared.echo.background:
             self._queue.check(connection, new.caller)
-        self._claim_key(connection, new)
+        self.claim_key(connection, new)
         if version := new.resolved_input.conversation:
             locked = lock_conversation(connection, tenant, version.id)
             if locked.next_position != version.next_position:
@@ -116,7 +112,8 @@ class ResponseWriter:
             raise unknown_previous(new.resolved.request.previous_response_id or "")
         insert_images(connection, tenant, new.response, input_items)
 
-    def _claim_key(self, connection: Connection, new: NewRun) -> None:
+    def claim_key(self, connection: Connection, new: NewRun) -> None:
+        """Claim the idempotency key, if there is one. Raises KeyTaken."""
         key = new.idempotency_key
         if key and not idempotency_keys.claim(
             connection, new.caller.tenant, key.key, key.digest, new.response

@@ -244,7 +244,7 @@ class Admission:
             if prepared[0].stored:
                 return self._accept(prepared)
             if prepared[0].idempotency_key:
-                self._database.retry(lambda connection: self._writer.accept_unstored(connection, prepared))
+                self._database.retry(lambda connection: self._writer.claim_key(connection, prepared[0]))
             return self._begin(prepared)
         except BaseException:
             self.rates.drop(ids)
