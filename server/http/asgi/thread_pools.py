@@ -6,6 +6,7 @@ by the time of one.
 """
 
 import asyncio
+import atexit
 import threading
 import weakref
 from collections.abc import Callable
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 WAIT_S = 10.0
 """Seconds that a request waits for a thread of its pool before it is refused."""
+_EXIT_S = 10.0
+"""Seconds for which the process' end waits for a call; longer than any statement of the database takes."""
 _STORE_READER = "store_reads"
 """The key, in an ASGI scope's state, of the function that runs an answer's reads from the store."""
 
@@ -78,10 +81,11 @@ class Threads:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._begun = 0
+        self._begun: list[threading.Thread] = []
         self._unfinished = 0
         """Calls that have not ended, among them those that nobody waits for any more."""
         weakref.finalize(self, self._calls.put, None)
+        _in_use.add(self)
 
     def call(self, function: Callable[[], T]) -> "asyncio.Future[T]":
         """The result of the function, which runs in a copy of this context, also if nobody waits for it."""
@@ -99,10 +103,27 @@ class Threads:
 
         self._unfinished += 1
         self._calls.put(_Call(function, copy_context(), loop, end))
-        if self._begun < self._unfinished:
-            self._begun += 1
-            threading.Thread(target=_work, args=(self._calls,), name="handler", daemon=True).start()
+        if len(self._begun) < self._unfinished:
+            thread = threading.Thread(target=_work, args=(self._calls,), name="handler", daemon=True)
+            self._begun.append(thread)
+            thread.start()
         return future
+
+    def close(self) -> None:
+        """Ends the threads, and waits for what they are calling."""
+        self._calls.put(None)
+        for thread in self._begun:
+            thread.join(_EXIT_S)
+
+
+_in_use: "weakref.WeakSet[Threads]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A call that is cut off while it computes outside of Python would abort the process as it ends."""
+    for threads in list(_in_use):
+        threads.close()
 
 
 async def run_in_thread(threads: Threads, function: Callable[..., T], *arguments: object) -> T:

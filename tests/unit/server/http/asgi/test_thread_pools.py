@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import Any
@@ -241,3 +242,22 @@ def test_threads_end_with_their_pool_also_after_its_loop() -> None:
     for thread in asyncio.run(act()):
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
+
+
+def test_a_closed_pool_has_finished_its_calls() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        time.sleep(0.05)
+        ended.set()
+
+    async def act() -> Threads:
+        threads = Threads()
+        threads.call(work)
+        assert begun.wait(PATIENCE_S)
+        return threads
+
+    threads = asyncio.run(act())
+    threads.close()
+    assert ended.is_set()
