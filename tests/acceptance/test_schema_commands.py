@@ -65,10 +65,12 @@ def test_one_step_goes_back_and_forward_and_the_status_tells_each(database_url: 
 
 
 def test_a_lock_is_waited_for_as_long_as_told_and_then_named(database_url: str) -> None:
+    while str(revision(database_url)) > "0019":  # which makes the table of saved views
+        assert db(database_url, "downgrade", "--yes").returncode == 0
     with idle_transaction(database_url):
         said = refused(db(database_url, "downgrade", "--yes", "--wait", "0"))
         assert "another transaction uses the tables" in said
-        assert revision(database_url) == LAST.revision
+        assert revision(database_url) == "0019"
         shown = "report of postgres (idle in transaction, open for"
         eventually(lambda: shown in db(database_url, "status").stdout)
     while str(revision(database_url)) >= "0016":  # which changes the table of replicas
