@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 from uuid import UUID
 
-from server.admission import accept, admit, prepare_runs
+from server.admission import admit, prepare_runs
 from server.admission.prepare_runs import IdempotencyKey
 from server.caller import Caller
 from server.delivery import hub
@@ -296,13 +296,12 @@ def simulated() -> Iterator[Callable[[int], World]]:
     asyncio_of_hub = mock.Mock(Event=asyncio.Event, get_running_loop=running_loop)
     patches: list[Any] = [
         mock.patch.object(hub, "asyncio", asyncio_of_hub),
-        mock.patch.object(recorder, "sleep", mock.Mock()),
         mock.patch.object(committer, "sleep", mock.Mock()),
         mock.patch.object(hub, "monotonic", seconds),
         mock.patch.object(prepare_runs, "new_uuid", new_uuid),
         *(
             mock.patch.object(module, "crashpoint", crashpoint)
-            for module in (accept, admit, committer, heartbeat, recorder, claimer, persist)
+            for module in (admit, committer, heartbeat, recorder, claimer, persist)
         ),
     ]
     with memory_places.installed():
