@@ -110,7 +110,7 @@ def test_client_reads_events_when_it_resumes(paced_server: ServerProcess, connec
     with connect(paced_server).responses.retrieve(response_id, stream=True, starting_after=9) as rest:
         numbers = [event.sequence_number for event in rest]
     assert numbers == list(range(10, numbers[-1] + 1))
-    assert numbers[-1] > 60
+    assert numbers[-1] > 20, "a busy server sends several tokens in one event"
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -8,8 +8,10 @@ from tests.support.engines import Bench, make_prompt, make_request
 
 def test_a_request_that_waits_for_another_has_the_longer_queue_time(start: Start) -> None:
     bench = start(max_running=1)
-    outcomes = bench.run(*(make_request(str(n), make_prompt(20, n), max_tokens=8) for n in range(3)))
-    times = [outcome.last.times for outcome in outcomes]
+    with bench.listener.held():
+        for n in range(3):
+            bench.engine.submit(make_request(str(n), make_prompt(20, n), max_tokens=8))
+    times = [bench.listener.outcome(str(n)).last.times for n in range(3)]
     assert all(one.queue is not None and one.prefill is not None for one in times)
     assert all((before.queue or 0.0) < (after.queue or 0.0) for before, after in pairwise(times))
 

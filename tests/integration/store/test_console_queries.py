@@ -23,7 +23,8 @@ from server.store.schema import partitions
 from tests.fix_postgres import temporary_database
 
 TODAY = datetime.now(UTC).date()
-ALL = UsageFilter(first=TODAY - timedelta(days=100), last=TODAY)
+ALL = UsageFilter(first=TODAY - timedelta(days=100), last=TODAY + timedelta(days=1))
+"""Also what is written after midnight."""
 SUMS = UsageRow._fields[UsageRow._fields.index("responses") :]
 VIEW_SUMS = """
     coalesce(sum(responses), 0), coalesce(sum(responses) filter (where status = 'failed'), 0),
