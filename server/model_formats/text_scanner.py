@@ -37,6 +37,7 @@ class StopTexts:
         ).search
         self.growing = beginnings & set(self.texts)
         """Texts that are prefixes of others."""
+        self.first_characters = frozenset(text[0] for text in self.texts)
 
     def partial_match_start(self, text: str, start: int) -> int:
         """The index of an incomplete match at the end of the text; the text's length without one."""
@@ -60,9 +61,14 @@ class Scanner:
         self._mark: int | None = None
         self._starts: deque[tuple[int, int]] = deque()
         """(offset in the whole text, token index) of tokens that no delta has yet."""
+        self._copies_until: frozenset[str] | None = None
+        """Set while the reader copies text and has read all of it: the characters that may end this."""
 
-    def feed(self, text: str, tokens: Iterable[int]) -> None:
-        """Appends the text of the tokens with these indices."""
+    def feed(self, text: str, tokens: Iterable[int]) -> bool:
+        """Appends the text of the tokens with these indices; returns whether it must be read before more.
+
+        Otherwise it is read with the next one, to the same effect.
+        """
         size = self._before + len(self._text)
         for token in tokens:
             self._starts.append((size, token))
@@ -70,6 +76,7 @@ class Scanner:
         self._text = self._text[dropped:] + text
         self._before += dropped
         self._at -= dropped
+        return self._copies_until is None or not self._copies_until.isdisjoint(text)
 
     @property
     def offset(self) -> int:
@@ -192,7 +199,10 @@ class Scanner:
             if self.ended:
                 self._at = len(self._text)
                 return ""
+            if self._at == len(self._text) and self._mark is None:
+                self._copies_until = stops.first_characters
             yield
+            self._copies_until = None
 
     def copy_run(self, pattern: re.Pattern[str], sink: TextSink) -> Reader[bool]:
         """Passes matching text to `sink`; True before other text, False at the end.

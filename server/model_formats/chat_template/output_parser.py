@@ -43,6 +43,7 @@ class ChatParser:
         self._places: list[int] = []
         self._count = 0
         self._scanner = Scanner()
+        self._has_unread = False
         self._reader = _read(
             self._scanner, markup, reasoning_format, calls, tools, opened=opens_reasoning, must_call=must_call
         )
@@ -58,7 +59,8 @@ class ChatParser:
             self._places.append(self._count - 1)
             text = self._decode(token)
             if text:
-                self._read_on(text)
+                self._append(text, is_sign=token in self._signs)
+        self._read_rest()
         return merge_deltas(scanner.take_deltas())
 
     def close(self) -> list[Delta]:
@@ -68,10 +70,19 @@ class ChatParser:
             pass
         return merge_deltas(self._scanner.take_deltas())
 
-    def _read_on(self, text: str) -> None:
-        self._scanner.feed(text, self._places)
+    def _append(self, text: str, *, is_sign: bool = False) -> None:
+        """Reads the text, or leaves it to be read with the next. A sign, which is no text, is read alone."""
+        if is_sign:
+            self._read_rest()
+        self._has_unread = True
+        if self._scanner.feed(text, self._places) or is_sign:
+            self._read_rest()
         self._places.clear()
-        next(self._reader, None)
+
+    def _read_rest(self) -> None:
+        if self._has_unread:
+            self._has_unread = False
+            next(self._reader, None)
 
     def _decode(self, token: int) -> str | None:
         """The text that this token completes; None for an incomplete character."""
@@ -95,7 +106,7 @@ class ChatParser:
             self._undecoded = []
             self._stream = DecodeStream(skip_special_tokens=True)
             if rest:
-                self._read_on(rest)
+                self._append(rest)
 
 
 def _read(
