@@ -294,7 +294,7 @@ class Hub:
 
     def has_channel(self, response_id: UUID) -> bool:
         """Whether this response has a channel, so that its frames are needed. Any thread."""
-        return response_id in self._channels
+        return response_id in self._opened or response_id in self._channels
 
     def publish(self, batch: Iterable[Published]) -> None:
         """Delivers committed frames to the readers. Any thread."""
@@ -304,14 +304,15 @@ class Hub:
 
     def _deliver(self, batch: list[Published]) -> None:
         for published in batch:
-            channel = self._channels.get(published.response_id)
+            response_id = published.response_id
+            channel = self._opened.get(response_id) or self._channels.get(response_id)
             if channel is None:
                 continue
             channel.add(published)
             if channel.ended:
                 with self._lock:
-                    self._channels.pop(published.response_id, None)
-                    self._opened.pop(published.response_id, None)
+                    self._channels.pop(response_id, None)
+                    self._opened.pop(response_id, None)
 
 
 class Abandonment:

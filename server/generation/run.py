@@ -61,6 +61,7 @@ class Run:
 
     def __init__(self, facts: RunFacts, decoding: DecodingSpec) -> None:
         self.facts = facts
+        self.stored = facts.echo.has_row
         self.ending: Ending | None = None
         self.final: Response | None = None
         self.turn = 0
@@ -107,10 +108,6 @@ class Run:
     def engine_request_id(self) -> str:
         """The id of the current turn's engine request: the response's id in hexadecimal, `.turn` after it."""
         return f"{self.facts.id.hex}.{self.turn}" if self.turn else self.facts.id.hex
-
-    @property
-    def stored(self) -> bool:
-        return self.facts.echo.has_row
 
     @property
     def next_seq(self) -> int:

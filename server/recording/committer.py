@@ -274,19 +274,20 @@ class UnsyncedCommits:
     commits can be lost, and one synchronous commit saves all before it.
     """
 
-    _updates: deque[tuple[float, RunUpdate]] = field(default_factory=deque)
+    _commits: deque[tuple[float, list[RunUpdate]]] = field(default_factory=deque)
+    """What was committed when."""
 
     def committed(self, updates: Sequence[RunUpdate]) -> None:
         """Adds committed updates. If one of them was its run's last, the commit was synchronous and saved
         all.
         """
         if any(update.is_last for update in updates):
-            self._updates.clear()
+            self._commits.clear()
             return
         now = monotonic()
-        self._updates.extend((now, update) for update in updates if update.run.stored and update.events)
-        while self._updates and self._updates[0][0] < now - _KEEP_SECONDS:
-            self._updates.popleft()
+        self._commits.append((now, [update for update in updates if update.run.stored and update.events]))
+        while self._commits[0][0] < now - _KEEP_SECONDS:
+            self._commits.popleft()
 
     def restore(self, connection: Connection) -> None:
         """Appends updates that Postgres has lost in a crash, before anything else is, in the caller's
@@ -294,7 +295,7 @@ class UnsyncedCommits:
         """
         next_seqs: dict[UUID, int] = {}
         lost = []
-        for _, update in self._updates:
+        for update in (update for _, updates in self._commits for update in updates):
             facts = update.run.facts
             if facts.id not in next_seqs:
                 next_seqs[facts.id] = log_append.next_seq(connection, facts.tenant, facts.id)

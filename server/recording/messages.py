@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from uuid import UUID
 
 from engine.request import Failed, Finished, Outbound, PromptLogprobs, Tokens
@@ -125,7 +124,11 @@ def coalesce_tokens(messages: Sequence[RecorderMessage]) -> Iterator[RecorderMes
     waiting: dict[str, list[Tokens]] = {}
     for message in messages:
         if isinstance(message, Tokens):
-            waiting.setdefault(response_hex_of(message), []).append(message)
+            key = message.request_id.partition(".")[0]
+            if (pieces := waiting.get(key)) is None:
+                waiting[key] = [message]
+            else:
+                pieces.append(message)
             continue
         if isinstance(message, ReleaseRuns):
             yield from (_merge_tokens(waiting.pop(response)) for response in list(waiting))
@@ -133,12 +136,6 @@ def coalesce_tokens(messages: Sequence[RecorderMessage]) -> Iterator[RecorderMes
             yield _merge_tokens(waiting.pop(response))
         yield message
     yield from map(_merge_tokens, waiting.values())
-
-
-@lru_cache(maxsize=4096)
-def response_id_of(engine_request_id: str) -> UUID:
-    """The response that an engine request belongs to. Cached, because it is needed for each token."""
-    return UUID(hex=engine_request_id.partition(".")[0])
 
 
 def response_hex_of(message: RecorderMessage) -> str:
@@ -156,8 +153,8 @@ def response_hex_of(message: RecorderMessage) -> str:
 def _merge_tokens(pieces: Sequence[Tokens]) -> Tokens:
     if len(pieces) == 1:
         return pieces[0]
-    token_ids = tuple(token for piece in pieces for token in piece.token_ids)
+    token_ids = tuple([token for piece in pieces for token in piece.token_ids])
     logprobs = None
     if pieces[0].logprobs is not None:
-        logprobs = tuple(logprob for piece in pieces for logprob in piece.logprobs or ())
+        logprobs = tuple([logprob for piece in pieces for logprob in piece.logprobs or ()])
     return Tokens(pieces[0].request_id, token_ids, logprobs)

@@ -269,14 +269,16 @@ class Recorder:
     def _after_commit(self, updates: Sequence[RunUpdate], seconds: float = 0.0) -> None:
         self._publish(updates)
         crashpoint("recorder.published")
+        if self._traces.has_active:
+            for update in updates:
+                self._traces.observe(update.run, bool(update.token_ids), update.is_last, seconds)
         for update in updates:
-            if not update.released:
-                log_end(update.run)
-            self._traces.observe(update.run, bool(update.token_ids), update.is_last, seconds)
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:
                 self._inbox.forget(update.run.facts.id.hex)
+                if not update.released:
+                    log_end(update.run)
                 self.capacity.discard(update.run.facts.id)
         if any(update.released for update in updates):
             crashpoint("release.committed")

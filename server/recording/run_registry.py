@@ -29,7 +29,6 @@ from server.recording.messages import (
     ToolCallFinished,
     coalesce_tokens,
     response_hex_of,
-    response_id_of,
 )
 
 log = logging.getLogger("holdfast.runs")
@@ -45,9 +44,11 @@ class RunRegistry:
     """The runs in progress. Only the recorder's thread changes it."""
 
     def __init__(self) -> None:
-        self._runs: dict[UUID, Run] = {}
-        self._tokens_without_event: dict[UUID, list[int]] = {}
-        """Tokens that have produced no event yet. They are stored with the next event."""
+        self._runs: dict[str, Run] = {}
+        """By the response's id in hexadecimal, as engine requests name it: a string is looked up without a
+        call of Python code, which a UUID is not."""
+        self._tokens_without_event: dict[str, list[int]] = {}
+        """Tokens that have produced no event yet, by the same. They are stored with the next event."""
         self.suspended = SuspendedRuns()
 
     def __bool__(self) -> bool:
@@ -59,7 +60,7 @@ class RunRegistry:
         return list(self._runs.values())
 
     def get(self, response: UUID) -> Run | None:
-        return self._runs.get(response)
+        return self._runs.get(response.hex)
 
     def needs_commit(self, message: RecorderMessage) -> bool:
         """Tokens of a response that is not stored need no commit; its end does, for the metering.
@@ -68,14 +69,14 @@ class RunRegistry:
         """
         match message:
             case Tokens(engine_request_id):
-                run = self._runs.get(response_id_of(engine_request_id))
+                run = self._runs.get(engine_request_id.partition(".")[0])
                 return run is None or run.stored
             case StartRun(run, starts):
                 return starts and not run.started
             case StartTurn(_, decoding):
                 return decoding is None
             case CancelRequested(response):
-                run = self._runs.get(response)
+                run = self._runs.get(response.hex)
                 return run is not None and run.awaiting_tools
             case StopRecorder() | PromptLogprobs():
                 return False
@@ -91,81 +92,87 @@ class RunRegistry:
 
         Runs that ended or were released leave the registry.
         """
-        updates: dict[UUID, RunUpdate] = {}
+        updates: dict[str, RunUpdate] = {}
         for message in coalesce_tokens(messages):
-            self._apply(message, updates, now)
-        for response, update in updates.items():
+            if isinstance(message, Tokens):
+                self._apply_tokens(updates, message, now)
+            else:
+                self._apply(message, updates, now)
+        for update in updates.values():
             if update.is_last:
-                self.remove(response)
+                self.remove(update.run.facts.id)
         return list(updates.values())
 
     def remove(self, response: UUID) -> None:
         """Removes a run that has ended or does not continue on this replica."""
-        self._runs.pop(response, None)
-        self._tokens_without_event.pop(response, None)
+        self._runs.pop(response.hex, None)
+        self._tokens_without_event.pop(response.hex, None)
 
-    def _apply(self, message: RecorderMessage, updates: dict[UUID, RunUpdate], now: datetime) -> None:
+    def _apply(self, message: RecorderMessage, updates: dict[str, RunUpdate], now: datetime) -> None:
+        key = response_hex_of(message)
         match message:
-            case Tokens():
-                self._apply_tokens(updates, message, now)
             case StartRun(run, starts):
-                self._runs[run.facts.id] = run
+                self._runs[key] = run
                 if starts:
-                    self._advance(updates, run.facts.id, now, Run.start)
+                    self._advance(updates, key, now, Run.start)
             case ReleaseRuns(responses):
                 self._release(updates, responses)
             case Finished():
                 self._finish(updates, message, now)
-            case Failed(request_id, "engine_dead") if self._is_background(response_id_of(request_id)):
-                self._release(updates, frozenset({response_id_of(request_id)}), engine_died=True)
-            case Failed(request_id, code, cause, usage, times):
-                response = response_id_of(request_id)
-                fields = response_fields(response)
+            case Failed(_, "engine_dead") if self._is_background(key):
+                self._release(updates, frozenset({UUID(hex=key)}), engine_died=True)
+            case Failed(_, code, cause, usage, times):
+                fields = response_fields(UUID(hex=key))
                 log.error("%s failed in the engine: %s: %s", fields["response_id"], code, cause, extra=fields)
                 act = partial(
                     Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage, times=times
                 )
-                self._advance(updates, response, now, act)
+                self._advance(updates, key, now, act)
             case PromptLogprobs():
                 act = partial(Run.add_prompt_logprobs, logprobs=message.logprobs)
-                self._advance(updates, response_id_of(message.request_id), now, act)
-            case StopRecorder():
+                self._advance(updates, key, now, act)
+            case Tokens() | StopRecorder():
                 pass
             case _:
-                self._advance(updates, message.response_id, now, _action(message, now))
+                self._advance(updates, key, now, _action(message, now))
 
-    def _is_background(self, response: UUID) -> bool:
-        run = self._runs.get(response)
+    def _is_background(self, key: str) -> bool:
+        run = self._runs.get(key)
         return run is not None and run.facts.echo.background
 
     def _release(
-        self, updates: dict[UUID, RunUpdate], responses: frozenset[UUID] | None, *, engine_died: bool = False
+        self, updates: dict[str, RunUpdate], responses: frozenset[UUID] | None, *, engine_died: bool = False
     ) -> None:
-        for response, run in self._runs.items():
+        for key, run in self._runs.items():
+            response = run.facts.id
             if responses is None:
                 wanted = run.facts.echo.background and response not in self.suspended
             else:
                 wanted = response in responses
             if wanted and run.ending is None:
-                update = updates.setdefault(response, RunUpdate(run))
+                update = updates.setdefault(key, RunUpdate(run))
                 update.released, update.engine_died = True, engine_died
 
-    def _apply_tokens(self, updates: dict[UUID, RunUpdate], message: Tokens, now: datetime) -> None:
-        response = response_id_of(message.request_id)
-        act = partial(Run.tokens, token_ids=message.token_ids, at=now, logprobs=message.logprobs)
-        update = self._advance(updates, response, now, act)
+    def _apply_tokens(self, updates: dict[str, RunUpdate], message: Tokens, now: datetime) -> None:
+        """As `_advance` with `Run.tokens`: this is the path of nearly all messages."""
+        key = message.request_id.partition(".")[0]
+        update = self._update_of(updates, key)
         if update is None:
             return
+        try:
+            update.events += update.run.tokens(message.token_ids, now, message.logprobs)
+        except Exception:
+            self._fail_undecodable(update, now)
         if not update.events:
-            self._tokens_without_event.setdefault(response, []).extend(message.token_ids)
+            self._tokens_without_event.setdefault(key, []).extend(message.token_ids)
             return
         if self._tokens_without_event:
-            update.token_ids += self._tokens_without_event.pop(response, ())
+            update.token_ids += self._tokens_without_event.pop(key, ())
         update.token_ids += message.token_ids
 
-    def _finish(self, updates: dict[UUID, RunUpdate], message: Finished, now: datetime) -> None:
+    def _finish(self, updates: dict[str, RunUpdate], message: Finished, now: datetime) -> None:
         """The engine request has ended, and with it one turn of the run, or the run."""
-        response = response_id_of(message.request_id)
+        key = response_hex_of(message)
         act = partial(
             Run.finish,
             reason=message.reason,
@@ -174,40 +181,44 @@ class RunRegistry:
             stop_match=message.stop_match,
             times=message.times,
         )
-        update = self._advance(updates, response, now, act)
-        tokens = self._tokens_without_event.pop(response, [])
+        update = self._advance(updates, key, now, act)
+        tokens = self._tokens_without_event.pop(key, [])
         if update is not None and update.events and update.run.ending is None:
             update.token_ids += tokens
 
     def _advance(
-        self, updates: dict[UUID, RunUpdate], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
+        self, updates: dict[str, RunUpdate], key: str, now: datetime, act: Callable[[Run], list[Event]]
     ) -> RunUpdate | None:
         """Applies one message to a run and returns its update; an exception fails this run and no other.
 
         None if the run is unknown, has ended or was released.
         """
-        run, update = self._runs.get(response), updates.get(response)
+        update = self._update_of(updates, key)
+        if update is not None:
+            try:
+                update.events += act(update.run)
+            except Exception:
+                self._fail_undecodable(update, now)
+        return update
+
+    def _update_of(self, updates: dict[str, RunUpdate], key: str) -> RunUpdate | None:
+        """The run's update in this commit, a new one for its first message; None where `_advance` says so."""
+        run, update = self._runs.get(key), updates.get(key)
         if run is None or run.ending is not None or (update is not None and update.released):
-            self._tokens_without_event.pop(response, None)
+            self._tokens_without_event.pop(key, None)
             return None
         if update is None:
-            update = updates[response] = RunUpdate(run)
-        try:
-            update.events += act(run)
-        except Exception:
-            log.exception(
-                "%s failed while its tokens were read", response_id(response), extra=run.facts.log_fields
-            )
-            self._fail_undecodable(update, now)
+            update = updates[key] = RunUpdate(run)
         return update
 
     def _fail_undecodable(self, update: RunUpdate, now: datetime) -> None:
-        """Ends a run that raised. Its output up to now may be the reason, so this may raise again."""
+        """Ends a run that has just raised. Its output up to now may be the reason, so this may raise again."""
+        facts = update.run.facts
+        log.exception("%s failed while its tokens were read", response_id(facts.id), extra=facts.log_fields)
         update.undecodable = True
         try:
             update.events += update.run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
         except Exception:
-            facts = update.run.facts
             log.exception(
                 "%s cannot be ended with what it has", response_id(facts.id), extra=facts.log_fields
             )

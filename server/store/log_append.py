@@ -15,7 +15,7 @@ because `finish` checks the owner.
 
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -45,7 +45,8 @@ class NewLogRow(NamedTuple):
     output_index: int
     content_index: int
     attempt: int
-    body: str
+    body: bytes
+    """JSON."""
     token_ids: bytes | None
 
 
@@ -63,21 +64,23 @@ def encode_rows(
     `events` must not be empty unless `token_ids` is.
     """
     tokens: bytes | None = array("i", token_ids).tobytes() if token_ids else None
-    chunks: list[NewLogRow] = []
-    for group in _group_by_kind(events):
-        first = group[0]
-        body = (
-            first.body
-            if first.kind is Kind.WHOLE
-            else msgspec.json.encode([event.body for event in group]).decode()
-        )
-        chunks.append(
+    rows: list[NewLogRow] = []
+    begin = 0
+    while begin < len(events):
+        first, end = events[begin], begin + 1
+        if first.kind is Kind.WHOLE:
+            body = first.body.encode()
+        else:
+            while end < len(events) and events[end][1:4] == first[1:4]:  # kind, item and part
+                end += 1
+            body = msgspec.json.encode([event.body for event in events[begin:end]])
+        rows.append(
             NewLogRow(
                 tenant,
                 response_id,
                 first.sequence_number,
-                len(group),
-                int(first.kind),
+                end - begin,
+                first.kind,
                 first.output_index,
                 first.content_index,
                 attempt,
@@ -85,19 +88,8 @@ def encode_rows(
                 tokens,
             )
         )
-        tokens = None
-    return chunks
-
-
-def _group_by_kind(events: Sequence[Event]) -> Iterator[list[Event]]:
-    group: list[Event] = []
-    for event in events:
-        if group and (event.kind is Kind.WHOLE or event[1:4] != group[-1][1:4]):
-            yield group
-            group = []
-        group.append(event)
-    if group:
-        yield group
+        begin, tokens = end, None
+    return rows
 
 
 _FENCE = (
@@ -137,7 +129,7 @@ def log_columns(rows: Sequence[NewLogRow]) -> dict[str, object]:
         "kinds": [row.kind for row in rows],
         "output_indexes": [row.output_index for row in rows],
         "content_indexes": [row.content_index for row in rows],
-        "bodies": "\x1e".join(row.body for row in rows),
+        "bodies": b"\x1e".join(row.body for row in rows).decode(),
     }
 
 
@@ -178,7 +170,7 @@ def _encode_copy(rows: Iterable[NewLogRow]) -> bytes:
 
 
 def _encode_row(row: NewLogRow) -> bytes:
-    tenant, body, tokens = row.tenant.encode(), row.body.encode(), row.token_ids
+    tenant, body, tokens = row.tenant.encode(), row.body, row.token_ids
     numbers = _NUMBERS.pack(
         *(16, row.response_id.bytes),
         *(4, row.first_seq),

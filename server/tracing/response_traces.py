@@ -35,6 +35,11 @@ class ResponseTraces:
         self.tracer = tracer
         self._active: dict[UUID, _Active] = {}
 
+    @property
+    def has_active(self) -> bool:
+        """Whether a response in progress here is traced."""
+        return bool(self._active)
+
     def begin(self, facts: RunFacts) -> None:
         """A run begins here, perhaps where another replica left it."""
         request = facts.origin.trace_parent
@@ -48,8 +53,6 @@ class ResponseTraces:
 
     def observe(self, run: Run, has_tokens: bool, is_last: bool, commit_seconds: float) -> None:
         """An update of a run is committed. With the last one the response's span ends."""
-        if not self._active:  # the usual case, once for each run and commit
-            return
         active = self._active.get(run.facts.id)
         if active is None:
             return

@@ -166,7 +166,7 @@ def _rows(batches: Sequence[Sequence[Event]], *, ended: bool = False) -> list[Lo
         for chunk in log_append.encode_rows(TENANT, RESPONSE, 1, batch, []):
             at = (time + timedelta(milliseconds=chunk.first_seq)).timestamp()
             place_of = (chunk.first_seq, chunk.n, int(chunk.kind), chunk.output_index, chunk.content_index)
-            rows.append(LogRow(*place_of, at, msgspec.Raw(chunk.body.encode())))
+            rows.append(LogRow(*place_of, at, msgspec.Raw(chunk.body)))
     return rows
 
 

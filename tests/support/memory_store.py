@@ -177,7 +177,7 @@ def read_compacted(at: Memory, tenant: str, response_id: UUID) -> str:
     row = at.rows.get(response_id)
     rows = [] if row is None or (row.deleted and row.folded) else row.log
     return msgspec.json.encode(
-        [[*chunk[2:7], moment, msgspec.Raw(chunk.body.encode())] for chunk, moment in rows]
+        [[*chunk[2:7], moment, msgspec.Raw(chunk.body)] for chunk, moment in rows]
     ).decode()
 
 

@@ -21,7 +21,7 @@ def check(world: World) -> None:
         log = [
             event
             for chunk, _ in row.log
-            for event in log_read.decode_row(*chunk[2:3], *_place(chunk), chunk.body.encode())
+            for event in log_read.decode_row(*chunk[2:3], *_place(chunk), chunk.body)
         ]
         frames = [frame(response, event) for event in log]
         _check_end(world, row, log)

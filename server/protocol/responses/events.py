@@ -264,6 +264,7 @@ _DELTA_TYPES = {
     Kind.FUNCTION_CALL_ARGUMENTS_DELTA: "response.function_call_arguments.delta",
     Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: "response.custom_tool_call_input.delta",
 }
+_DELTA_TYPE_BYTES = {kind: name.encode() for kind, name in _DELTA_TYPES.items()}
 _decode_with_logprobs = msgspec.json.Decoder(tuple[str, list[Logprob]]).decode
 _TYPE_START = len('{"type":"')
 _encode = msgspec.json.Encoder().encode
@@ -322,7 +323,7 @@ def frame(response: UUID, event: Event) -> bytes:
     The id is the sequence number, which a browser's EventSource sends as Last-Event-ID when it reconnects.
     It comes first, so that clients that split at `data: ` find nothing after the JSON.
     """
-    kind = event_type(event).encode()
+    kind = _DELTA_TYPE_BYTES.get(event.kind) or event_type(event).encode()
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, render(response, event))
 
 

@@ -331,6 +331,6 @@ def test_commits_that_postgres_forgot_in_a_crash_are_made_again(
 def test_what_is_on_disk_is_not_kept_for_a_crash(bench: Bench) -> None:
     run, ended = bench.begin(), bench.begin()
     bench.feed(tokens(run, say("Hello")))
-    assert len(bench.recorder._committer.unsynced._updates) == 1
+    assert len(bench.recorder._committer.unsynced._commits) == 1
     bench.feed(tokens(run, say(" there")), finished(ended))
-    assert len(bench.recorder._committer.unsynced._updates) == 0
+    assert len(bench.recorder._committer.unsynced._commits) == 0

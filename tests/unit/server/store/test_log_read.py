@@ -33,7 +33,7 @@ def folded(commits: list[list[str | None]]) -> tuple[list[log_read.LogRow], list
             row.output_index,
             row.content_index,
             1.5,
-            msgspec.Raw(row.body.encode()),
+            msgspec.Raw(row.body),
         )
         for row in rows
     ]

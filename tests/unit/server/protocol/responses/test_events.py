@@ -68,7 +68,7 @@ def unpacked(events: list[Event]) -> list[Event]:
         event
         for chunk in log_append.encode_rows(TENANT, RESPONSE, 1, events, [])
         for event in log_read.decode_row(
-            chunk.first_seq, chunk.kind, chunk.output_index, chunk.content_index, chunk.body.encode()
+            chunk.first_seq, chunk.kind, chunk.output_index, chunk.content_index, chunk.body
         )
     ]
 
