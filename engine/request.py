@@ -7,7 +7,7 @@ move to its own process. Prompts and outputs are token ids, not text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from engine.statistics import NOT_MEASURED, RequestTimes, Stats
 
@@ -221,9 +221,8 @@ class TokenLogprobs:
     order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The tokens that one step generated for one request, in order."""
+class Tokens(NamedTuple):
+    """The tokens that one step generated for one request, in order. A tuple, because there are so many."""
 
     request_id: str
     token_ids: tuple[int, ...]

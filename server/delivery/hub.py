@@ -14,10 +14,10 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from time import monotonic
+from typing import NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -37,9 +37,8 @@ GRACE_SECONDS = 2.5
 heartbeats have arrived."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What one commit added to one response."""
+class Published(NamedTuple):
+    """What one commit added to one response. A tuple, because there is one for each commit and response."""
 
     response_id: UUID
     first: int
@@ -149,7 +148,8 @@ class Channel:
         if self.next_seq is None or published.first > self.next_seq:
             self._frames.clear()
             self.next_seq = published.first
-        fresh = published.frames[self.next_seq - published.first :]
+        skipped = self.next_seq - published.first
+        fresh = published.frames[skipped:] if skipped else published.frames
         self._frames.extend(fresh)
         while self._stored and len(self._frames) > TAIL_FRAMES:
             self._frames.popleft()

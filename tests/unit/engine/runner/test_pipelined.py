@@ -38,7 +38,8 @@ def told_of(bench: Bench, *requests: EngineRequest) -> list[list[Any]]:
         *before, last = bench.listener.of(request.request_id)
         tokens = [token for message in before if isinstance(message, Tokens) for token in message.token_ids]
         count = sum(len(getattr(message, "logprobs", None) or ()) for message in before)
-        told.append([tokens, count, replace(last, usage=replace(last.usage, cached=0))])  # type: ignore[arg-type,union-attr]
+        assert isinstance(last, Finished | Failed)
+        told.append([tokens, count, replace(last, usage=replace(last.usage, cached=0))])
     return told
 
 
