@@ -35,6 +35,7 @@ log = logging.getLogger("holdfast.runs")
 
 ENGINE_FAILED = "The model could not finish this response."
 UNREADABLE = "The model's output could not be read."
+_UNDECODABLE = "resp_%s failed while its tokens were read"
 MAX_RETAINED = 8192
 """Messages to one run. Each has one token or a few, so this is minutes of the fastest stream. A run with
 more is given up."""
@@ -162,6 +163,7 @@ class RunRegistry:
         try:
             update.events += update.run.tokens(message.token_ids, now, message.logprobs)
         except Exception:
+            log.exception(_UNDECODABLE, key, extra=update.run.facts.log_fields)
             self._fail_undecodable(update, now)
         if not update.events:
             self._tokens_without_event.setdefault(key, []).extend(message.token_ids)
@@ -198,6 +200,7 @@ class RunRegistry:
             try:
                 update.events += act(update.run)
             except Exception:
+                log.exception(_UNDECODABLE, key, extra=update.run.facts.log_fields)
                 self._fail_undecodable(update, now)
         return update
 
@@ -212,13 +215,12 @@ class RunRegistry:
         return update
 
     def _fail_undecodable(self, update: RunUpdate, now: datetime) -> None:
-        """Ends a run that has just raised. Its output up to now may be the reason, so this may raise again."""
-        facts = update.run.facts
-        log.exception("%s failed while its tokens were read", response_id(facts.id), extra=facts.log_fields)
+        """Ends a run that raised. Its output up to now may be the reason, so this may raise again."""
         update.undecodable = True
         try:
             update.events += update.run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
         except Exception:
+            facts = update.run.facts
             log.exception(
                 "%s cannot be ended with what it has", response_id(facts.id), extra=facts.log_fields
             )
