@@ -19,7 +19,7 @@ from server.http.asgi.answers import KEEP_ALIVE_LINE, Answer
 from server.http.handlers import responses
 from server.protocol.ids import response_id
 from server.store.database_errors import DatabaseError
-from tests.unit.server.http.asgi.asgi_messages import PATIENCE_S, Client, inline, now, run
+from tests.unit.server.http.asgi.asgi_messages import PATIENCE_S, Client, inline_to_thread, now, run
 from tests.unit.server.http.asgi.test_answers import Stream, deferred
 
 FRAMES = [b"event: e%d\ndata: {}\n\n" % n for n in range(6)]
@@ -28,7 +28,7 @@ TENANT = "default"
 
 @pytest.fixture(autouse=True)
 def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "store_reader", lambda _scope: inline)
+    monkeypatch.setattr(answers, "store_reader", lambda _scope: inline_to_thread)
 
 
 def publish(hub: Hub, loop: asyncio.AbstractEventLoop, published: Published) -> None:
