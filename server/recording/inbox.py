@@ -1,4 +1,4 @@
-"""`Inbox`: deliveries for the recorder, gathered for a commit after a pause, which a first token ends."""
+"""`Inbox`: deliveries for the recorder, gathered for a commit after a pause, which first tokens and ends end."""
 
 import queue
 import threading
@@ -22,8 +22,8 @@ class Inbox:
         self._deliveries: queue.SimpleQueue[Sequence[RecorderMessage]] = queue.SimpleQueue()
         self._expected: set[str] = set()
         """Engine requests of which no message has come. Each change is one call, which is atomic."""
-        self._first_token = threading.Event()
-        """The first message of an expected request is in the queue."""
+        self._urgent = threading.Event()
+        """The first message of an expected request, or the last of any, is in the queue."""
 
     def __len__(self) -> int:
         """The number of deliveries."""
@@ -32,8 +32,8 @@ class Inbox:
     def put(self, messages: Sequence[RecorderMessage]) -> None:
         """Never blocks."""
         self._deliveries.put(messages)
-        if self._expected and any(map(self._is_first, messages)):
-            self._first_token.set()
+        if any(map(self._is_urgent, messages)):
+            self._urgent.set()
 
     def expect(self, engine_request: str) -> None:
         """The first message of this request ends the pause: its client waits for the begin of an answer."""
@@ -43,23 +43,27 @@ class Inbox:
         """The request has ended, perhaps without a message."""
         self._expected.discard(engine_request)
 
-    def _is_first(self, message: RecorderMessage) -> bool:
-        if not isinstance(message, Tokens | Finished | Failed) or message.request_id not in self._expected:
-            return False
-        self._expected.discard(message.request_id)
-        return True
+    def _is_urgent(self, message: RecorderMessage) -> bool:
+        """Whether the client sees the delay: it waits for the begin of an answer, or for all of it."""
+        if isinstance(message, Finished | Failed):
+            self._expected.discard(message.request_id)
+            return True
+        if isinstance(message, Tokens) and message.request_id in self._expected:
+            self._expected.discard(message.request_id)
+            return True
+        return False
 
     def gather(self, next_at: float = 0.0) -> list[RecorderMessage]:
         """The messages for the next commit: waits for the first, and until `next_at` of `monotonic`.
 
-        The first message of an expected request ends that wait.
+        The first message of an expected request ends that wait, and so does the last of any request.
         """
         messages = list(self._deliveries.get())
         rest = next_at - monotonic()
-        if rest > 0 and not self._first_token.wait(rest):
+        if rest > 0 and not self._urgent.wait(rest):
             messages += self.drain()
             messages += self.get(_MAX_WAIT)
-        self._first_token.clear()  # before the queue is empty: none is missed that comes now
+        self._urgent.clear()  # before the queue is empty: none is missed that comes now
         return messages + self.drain()
 
     def get(self, seconds: float) -> Sequence[RecorderMessage]:

@@ -44,7 +44,18 @@ def test_the_first_message_of_a_request_ends_the_pause(first: RecorderMessage) -
     assert gathered_within(box, HOUR) == [Tokens("b", (2,)), first]
 
 
-def test_only_the_first_message_of_a_request_ends_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("last", FIRST[1:])
+def test_the_last_message_of_a_request_ends_the_pause(last: RecorderMessage) -> None:
+    box = Inbox()
+    box.expect("a")
+    box.put([Tokens("a", (1,))])
+    assert gathered_within(box, 0.0) == [Tokens("a", (1,))]
+    box.put([Tokens("a", (2,))])
+    box.put([last])
+    assert gathered_within(box, HOUR) == [Tokens("a", (2,)), last]
+
+
+def test_tokens_after_the_first_wait_for_the_end_of_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "_MAX_WAIT", 0.001)
     box = Inbox()
     for request in ("a", "never answered"):
