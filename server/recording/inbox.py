@@ -1,4 +1,4 @@
-"""`Inbox`: deliveries for the recorder, gathered for a commit after a pause, which first tokens and ends end."""
+"""`Inbox`: deliveries for the recorder, gathered for a commit after a pause, unless an answer begins or ends."""
 
 import queue
 import threading
