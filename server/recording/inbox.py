@@ -1,4 +1,4 @@
-"""`Inbox`: deliveries for the recorder, gathered for a commit after a pause, unless an answer begins or ends."""
+"""`Inbox`: deliveries for the recorder, gathered for a commit after a pause, unless answers begin or end."""
 
 import queue
 import threading
