@@ -15,8 +15,6 @@ from server.errors import (
     InvalidRequest,
     NotFound,
     TooManyRequests,
-    WrongHost,
-    WrongOrigin,
 )
 from server.http import openapi
 from server.http.admin_routes import ADMIN_ROUTES
@@ -351,9 +349,7 @@ PUBLIC_ROUTES: list[Operation[PublicHandler]] = [
     _readiness("GET /ping", "health.ready.get_ping"),
     _readiness("POST /ping", "health.ready.post_ping"),
     Operation("GET /version", health.version, "This server's version.", Version),
-    Operation(
-        "GET /openapi.json", describe, "This document.", dict[str, Any], refuses=(WrongHost, WrongOrigin)
-    ),
+    Operation("GET /openapi.json", describe, "This document.", dict[str, Any]),
 ]
 
 HEALTH = (health.live, health.ready, health.version)
