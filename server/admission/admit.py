@@ -244,12 +244,15 @@ class Admission:
             if prepared[0].stored:
                 return self._accept(prepared)
             if prepared[0].idempotency_key:
+                for response in ids:  # for a request that is sent again as soon as the key is claimed
+                    self._hub.prepare(response)
                 self._database.retry(lambda connection: self._writer.claim_key(connection, prepared[0]))
             return self._begin(prepared)
         except BaseException:
             self.rates.drop(ids)
             for response in ids:
                 self._recorder.capacity.discard(response)
+                self._hub.discard(response)
             raise
 
     def _begin(self, prepared: Sequence[NewRun]) -> list[StoredStart]:

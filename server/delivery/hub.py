@@ -202,6 +202,19 @@ class Hub:
             self.publish([Published(response_id, 0, frames(response_id, first_events), None)])
         return channel
 
+    def prepare(self, response_id: UUID) -> None:
+        """Makes the channel of an unstored response, before another request can learn its id. Any thread.
+
+        `open` or `discard` follows.
+        """
+        with self._lock:
+            self._channels[response_id] = self._opened[response_id] = Channel(stored=False, start=0)
+
+    def discard(self, response_id: UUID) -> None:
+        """The response does not run here; those who read its prepared channel are told. Any thread."""
+        if response_id in self._opened:
+            self.publish([Published(response_id, 0, (), None, gone=True)])
+
     def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:
         """The channel of a stored response of this tenant, wherever it runs. Any thread.
 

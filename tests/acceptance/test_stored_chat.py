@@ -1,6 +1,7 @@
 """Stored chat completions through the official client: found again as they were, listed, changed, deleted."""
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import httpx
@@ -213,19 +214,23 @@ def test_request_that_is_sent_again_has_the_choices_of_the_first(
     assert again(scripted_server, f"three choices {streamed}", n=2).status_code == 400
 
 
-def test_unstored_request_that_is_sent_again_joins_the_first_and_begins_nothing(
+def test_unstored_requests_that_are_sent_again_join_the_first_and_begin_nothing(
     paced_server: ServerProcess, paced_database: str
 ) -> None:
-    ledger = "select count(*) from usage_ledger where not stored"
-    with psycopg.connect(paced_database, autocommit=True) as connection, ThreadPoolExecutor(4) as pool:
+    """Most of them come while the first is being accepted."""
+    ledger, keys, senders = "select count(*) from usage_ledger where not stored", 5, 6
+    together = Barrier(senders)
+
+    def send(key: int) -> httpx.Response:
+        together.wait()
+        return again(paced_server, f"joined {key}", store=False, max_tokens=50, stream=True)
+
+    with psycopg.connect(paced_database, autocommit=True) as connection, ThreadPoolExecutor(senders) as pool:
         before = connection.execute(ledger).fetchone()
-        sent = [
-            pool.submit(again, paced_server, "joined", store=False, max_tokens=200, stream=True)
-            for _ in range(4)
-        ]
-        answers = [one.result() for one in sent]
+        answers = [list(pool.map(send, [key] * senders)) for key in range(keys)]
         after = connection.execute(ledger).fetchone()
-    assert {answer.status_code for answer in answers} == {200}
-    assert len({"".join(sorted(answer.text.split("\n\n"))) for answer in answers}) == 1
+    for of_one_key in answers:
+        assert {answer.status_code for answer in of_one_key} == {200}
+        assert len({"".join(sorted(answer.text.split("\n\n"))) for answer in of_one_key}) == 1
     assert before is not None
-    assert after == (before[0] + 3,)
+    assert after == (before[0] + 3 * keys,)
