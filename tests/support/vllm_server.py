@@ -107,21 +107,21 @@ class VllmServer:
 
     def kill_worker(self) -> None:
         """SIGKILL to the process that has the model, as the kernel does when memory runs out."""
-        os.kill(self._worker(), signal.SIGKILL)
+        os.kill(self.worker(), signal.SIGKILL)
 
     def take_memory(self) -> None:
         """From now on the system gives no further memory to the process that has the model."""
-        worker = self._worker()
+        worker = self.worker()
         in_use = int(Path(f"/proc/{worker}/statm").read_text().split()[0]) * resource.getpagesize()
         resource.prlimit(worker, resource.RLIMIT_AS, (in_use, resource.RLIM_INFINITY))
 
     def has_ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
-    def _worker(self) -> int:
-        """A child of the engine core, which is a child of the server."""
-        (core,) = [child for child in _children(self.pid) if _name(child).startswith("VLLM::EngineCor")]
-        (worker,) = [child for child in _children(core) if _name(child).startswith("VLLM::")]
+    def worker(self) -> int:
+        """The process that has the model: a child of the engine core, which is a child of the server."""
+        (core,) = [child for child in children(self.pid) if _name(child).startswith("VLLM::EngineCor")]
+        (worker,) = [child for child in children(core) if _name(child).startswith("VLLM::")]
         return worker
 
     def stop(self) -> None:
@@ -129,7 +129,8 @@ class VllmServer:
         self._output.close()
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The processes that it has started."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for file in lists for child in file.read_text().split()]
 
