@@ -171,7 +171,7 @@ class RateLimits:
             bookings = self._running.pop(facts.id, None)
         if bookings is not None:
             for booking in bookings:
-                _correct(booking, used)
+                self._correct(booking, used)
         elif facts.echo.background or facts.attempt > 1:
             self._ended.append(_EndedElsewhere(facts, used))
 
@@ -241,8 +241,23 @@ class RateLimits:
             )
             taken = Taken(int(facts.created_at.timestamp()), ended.reserved)
             for share, _ in self._limited(facts.tenant, counted_as, of_key, of_tenant, TOKENS):
-                _correct(_Booking(share, taken), ended.used)
+                self._correct(_Booking(share, taken), ended.used)
             self._ended.popleft()
+
+    def _correct(self, booking: _Booking, used: int) -> None:
+        """Gives back what was not used, or charges what was used beyond the booking.
+
+        A response may run for longer than an unused window is kept here: it is kept again, to be written.
+        """
+        unused = booking.taken.amount - used
+        if not unused:
+            return
+        with self._lock:
+            share = self._shares.setdefault(booking.share.key, booking.share)
+            if unused > 0:
+                share.give_back(Taken(booking.taken.second, unused))
+            else:
+                share.charge(-unused)
 
     def _flush(self, shares: Sequence[WindowShare]) -> None:
         for share in shares:
@@ -273,14 +288,6 @@ class _EndedElsewhere:
         return reserved_tokens(
             facts.prompt_tokens, facts.echo.max_output_tokens, wants_output=facts.wants_output
         )
-
-
-def _correct(booking: _Booking, used: int) -> None:
-    unused = booking.taken.amount - used
-    if unused > 0:
-        booking.share.give_back(Taken(booking.taken.second, unused))
-    elif unused < 0:
-        booking.share.charge(-unused)
 
 
 def refusal(caller: Caller, key: WindowKey, refused: Refusal) -> RateLimited | RequestTooLarge:

@@ -38,12 +38,17 @@ class RateWindow:
         return max(0, limit - self.used)
 
     def advance(self, second: int) -> None:
-        """Moves on to a later second; an earlier one changes nothing: a clock may be set back."""
+        """Moves on to a later second; a clock that was set back by less than the window changes nothing.
+
+        After a larger step back the same units count from that second on, for a window at most.
+        """
         passed = second - self.newest
-        if passed <= 0:
+        size = len(self.slots)
+        if -size < passed <= 0:
             return
         self.newest = second
-        size = len(self.slots)
+        if passed < 0:
+            return
         self.slots = self.slots[passed:] + [0] * min(passed, size)
 
     def take(self, amount: int) -> None:

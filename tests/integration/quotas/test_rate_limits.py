@@ -186,6 +186,26 @@ def test_what_a_response_used_beyond_its_reservation_is_charged(
         limits.stop()
 
 
+def test_what_a_long_response_used_is_charged_although_its_window_was_idle_meanwhile(
+    database: Database,
+) -> None:
+    seconds = [0.0]
+    limits = RateLimits(database, clock=lambda: seconds[0], seconds=SECONDS)
+    who = caller(tenant=Limits(tokens_per_minute=100))
+    response = new_uuid()
+    with limits.reserving(who) as reservation:
+        reservation.take_tokens({response: 10})
+        limits.keep_until_end(reservation)
+    seconds[0] += 10 * SECONDS
+    shares = limits._all_shares()
+    limits._flush(shares)
+    limits._drop_unused(shares)
+    assert limits._all_shares() == []
+    limits.settle(facts_of(response), 10_000)
+    limits.stop()  # writes what is to be settled
+    assert not accept(RateLimits(database, seconds=SECONDS), who, 1)
+
+
 @contextmanager
 def counted_statements(database: Database) -> Iterator[list[str]]:
     statements: list[str] = []

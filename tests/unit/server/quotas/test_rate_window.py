@@ -39,11 +39,20 @@ def test_units_count_until_the_window_and_their_use_have_passed() -> None:
     assert (window.left(LIMIT), window.seconds_until_empty()) == (LIMIT, 0)
 
 
-def test_a_clock_that_is_set_back_changes_nothing() -> None:
+def test_a_clock_that_is_set_back_a_little_changes_nothing() -> None:
     window = make()
     window.take(4)
-    window.advance(50)
+    window.advance(100 - SECONDS)
     assert (window.newest, window.used) == (100, 4)
+
+
+def test_a_clock_that_is_set_back_far_locks_nobody_out_until_it_catches_up() -> None:
+    window = make(newest=100_000)
+    window.take(LIMIT)
+    window.advance(50)
+    assert (window.newest, window.left(LIMIT)) == (50, 0)
+    window.advance(50 + SECONDS + HOLD_SECONDS)
+    assert window.left(LIMIT) == LIMIT
 
 
 def test_units_are_given_back_to_their_second_or_to_those_before_it() -> None:
