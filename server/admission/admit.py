@@ -210,12 +210,12 @@ class Admission:
             accepted = self._accept(prepared)
             self._on_queued()
             return [self._watch(*one, channel) for one, channel in zip(accepted, channels, strict=True)]
-        if reservation.tokens:
-            self.rates.keep_until_end(reservation)
         refused: list[ApiError] = []
         started = [
             self._submit(run, new, first_events, refused)
-            for new, (run, first_events) in zip(prepared, self._accept_here(prepared), strict=True)
+            for new, (run, first_events) in zip(
+                prepared, self._accept_here(prepared, reservation), strict=True
+            )
         ]
         if refused:
             for one in started:
@@ -229,7 +229,7 @@ class Admission:
             run.facts.id, channel, begun=FramePage(frames(run.facts.id, first_events), ended=False)
         )
 
-    def _accept_here(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
+    def _accept_here(self, prepared: Sequence[NewRun], reservation: Reservation) -> list[StoredStart]:
         """Accept foreground responses, which this replica runs, if it has capacity for all of them.
 
         They are reserved before the commit: a stored response of this replica that is not counted here is
@@ -240,6 +240,8 @@ class Admission:
             image.digest: len(image.data) for new in prepared for image in new.prepared.engine_request.images
         }
         self._recorder.capacity.reserve(caller, ids, sum(images.values()))
+        if reservation.tokens:
+            self.rates.keep_until_end(reservation)
         try:
             if prepared[0].stored:
                 return self._accept(prepared)

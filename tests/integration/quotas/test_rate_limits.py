@@ -10,8 +10,11 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import event
 
+from server.admission.admit import Admission
 from server.caller import Caller, Limits, TenantSettings
-from server.errors import RateLimited, RequestTooLarge
+from server.configuration.settings import Config
+from server.errors import Overloaded, RateLimited, RequestTooLarge
+from server.limits import UnfinishedResponses
 from server.protocol.ids import new_uuid
 from server.quotas.rate_limits import RateLimits
 from server.quotas.rate_window import HOLD_SECONDS
@@ -204,6 +207,33 @@ def test_what_a_long_response_used_is_charged_although_its_window_was_idle_meanw
     limits.settle(facts_of(response), 10_000)
     limits.stop()  # writes what is to be settled
     assert not accept(RateLimits(database, seconds=SECONDS), who, 1)
+
+
+def test_what_finds_no_capacity_gives_its_tokens_back(database: Database) -> None:
+    limits, who = RateLimits(database, seconds=60), caller(tenant=Limits(tokens_per_minute=100))
+    recorder = SimpleNamespace(capacity=UnfinishedResponses(total=0))
+    nothing, loop = cast("Any", None), cast("Any", SimpleNamespace(servers=None))
+    admission = Admission(
+        *(nothing, database, nothing, cast("Any", recorder), nothing, nothing, Config()),
+        tool_loop=loop,
+        on_queued=nothing,
+        unread=nothing,
+        rates=limits,
+    )
+    prepared = SimpleNamespace(
+        echo=SimpleNamespace(background=False), engine_request=SimpleNamespace(images=[])
+    )
+    new = cast("Any", SimpleNamespace(caller=who, response=new_uuid(), prepared=prepared))
+
+    def start() -> None:
+        with limits.reserving(who) as reservation:
+            reservation.take_tokens({new.response: 60})
+            admission._start([new], reservation)
+
+    for _ in range(3):
+        with pytest.raises(Overloaded):
+            start()
+    assert accept(limits, who, 60)
 
 
 @contextmanager
