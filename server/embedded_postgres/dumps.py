@@ -5,6 +5,7 @@ A dump is in pg_dump's custom format, readable by its owner alone. Raises Embedd
 
 import os
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from server.embedded_postgres.binaries import client_connection, client_major, c
 from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 
 _MAGIC: Final = b"PGDMP"
+_CLOSING_S: Final = 3.0
 
 
 _TABLES: Final = """
@@ -108,8 +110,16 @@ def is_of_holdfast(url: str) -> bool:
 
 
 def is_in_use(url: str) -> bool:
-    """Whether others are connected to the database."""
-    return _count(url, _OTHER_SESSIONS) > 0
+    """Whether others are connected to the database, and stay for seconds: Postgres lists a closed session, such
+    as one of this process, until its backend has noticed.
+    """
+    until = time.monotonic() + _CLOSING_S
+    with _session(url) as connection:
+        while connection.execute(_OTHER_SESSIONS).fetchone() != (0,):
+            if time.monotonic() > until:
+                return True
+            time.sleep(0.05)
+    return False
 
 
 def _count(url: str, query: LiteralString) -> int:

@@ -2,12 +2,15 @@
 
 import shutil
 import stat
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from server.embedded_postgres import dumps
+from server.embedded_postgres.dumps import is_in_use
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.store.cluster import installation
 from server.store.cluster.installation import Identity, is_copy
@@ -92,24 +95,54 @@ def test_a_copy_is_known_by_its_cluster_and_its_database(
     assert is_copy(recorded, found) is copied
 
 
+def test_a_session_that_just_ends_is_no_use_of_a_database(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url) as ending:
+        end = threading.Timer(0.2, ending.close)
+        end.start()
+        assert not is_in_use(empty_database_url)
+        end.join()
+
+
+def test_an_open_session_is_a_use_of_a_database(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dumps, "_CLOSING_S", 0.1)
+    with psycopg.connect(empty_database_url):
+        assert is_in_use(empty_database_url)
+
+
+def move_schema(url: str, revision: str) -> str:
+    """Names another revision as the database's; returns the one that it had."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute("select version_num from alembic_version").fetchone()
+        connection.execute("update alembic_version set version_num = %s", [revision])
+    assert row is not None
+    return str(row[0])
+
+
 def test_an_embedded_database_in_use_is_dumped_and_replaced_by_the_dump(
     made_dir: Path, tmp_path: Path
 ) -> None:
-    file, keyless = tmp_path / "all.dump", tmp_path / "keyless.dump"
+    file, keyless, newer = (tmp_path / f"{name}.dump" for name in ("all", "keyless", "newer"))
 
     def run(*arguments: str) -> tuple[int, str]:
         ran = run_command(*arguments, data_dir=made_dir)
         return ran.returncode, ran.stderr if ran.returncode else ran.stdout
 
-    with EmbeddedPostgres(made_dir, options=IN_A_HURRY):  # which the commands share
+    with EmbeddedPostgres(made_dir, options=IN_A_HURRY) as shared:  # by the commands
         assert run("keys", "create")[0] == run("dump", str(file))[0] == 0
         assert run("dump", str(keyless), "--without-secrets")[0] == 0
         refused = [run("dump", str(file)), run("restore", str(file)), run("restore", str(tmp_path / "none"))]
-        assert run("restore", str(keyless), "--force")[0] == 0
+        assert run("restore", str(keyless), "--force") == (0, "")
         assert run("keys", "list") == (0, "")
         assert run("restore", str(file), "--force")[0] == 0
         keyless.write_bytes(b"PGDMP" + b"\0" * 100)
         refused.append(run("restore", str(keyless), "--force"))
+        known = move_schema(shared.url, "from_the_future")
+        assert run("dump", str(newer))[0] == 0
+        move_schema(shared.url, known)
+        refused.append(run("restore", str(newer), "--force"))
+        assert "newer release" in refused[-1][1]
         assert len(run("keys", "list")[1].splitlines()) == 1
     assert all(code == 1 and "Traceback" not in said for code, said in refused)
     assert ["already" in refused[0][1], "--force" in refused[1][1]] == [True, True]

@@ -1,6 +1,9 @@
 """Behind PgBouncer in transaction mode, with its default settings: streams, chains, cancels, sentences."""
 
+from pathlib import Path
+
 import httpx
+import psycopg
 
 from tests.fix_pgbouncer import StartPgBouncer, pooled
 from tests.fix_server import PACED, Connect, StartServerOn
@@ -49,4 +52,18 @@ def test_a_pooler_that_no_setting_names_is_recognised_and_commands_say_what_they
     assert listed.returncode == 0, listed.stderr
     shell = run_command("psql", **settings)
     assert (shell.returncode, "needs a session of Postgres" in shell.stderr) == (1, True)
+    search = run_command("db", "text-search", "on", **settings)
+    assert (search.returncode, "needs a session of Postgres" in search.stderr) == (1, True)
     assert "Traceback" not in refused.stderr + dropped.stderr + shell.stderr
+
+
+def test_a_dump_is_restored_past_the_pooler(
+    database_url: str, empty_database_url: str, start_pgbouncer: StartPgBouncer, tmp_path: Path
+) -> None:
+    file = tmp_path / "all.dump"
+    assert run_command("dump", str(file), database_url=database_url).returncode == 0
+    pooler = start_pgbouncer(empty_database_url)
+    restored = run_command("restore", str(file), **pooled(pooler, empty_database_url))
+    assert (restored.returncode, "are held" in restored.stderr) == (0, True), restored.stderr
+    with psycopg.connect(pooler.url, prepare_threshold=None) as connection:
+        assert connection.execute("select count(*) from responses").fetchone() == (0,)

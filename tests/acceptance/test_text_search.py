@@ -1,6 +1,8 @@
 """Words in the history: found with and without the index, whatever the items hold."""
 
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -9,9 +11,15 @@ from openai import OpenAI
 from server.store import database_roles
 from server.store.schema import text_search
 from tests.fix_server import SCRIPTED
+from tests.support.eventually import eventually
 from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
+INSERT = (
+    "insert into items (tenant, response_id, side, idx, id, type, payload) values"
+    " ('t', gen_random_uuid(), 0, 0, %s, 'message', '{}')"
+)
+WAITS = "select exists (select from pg_locks where relation = 'items'::regclass and not granted)"
 SEARCH = "select side from admin.search(%s)"
 AWKWARD = [
     "a xylophone\nin\tParis",
@@ -63,3 +71,26 @@ def test_the_index_is_made_again_and_dropped_again(database_url: str) -> None:
         for _ in range(2):
             turn(database_url)
             assert text_search.is_on(database_url) is state
+
+
+@pytest.mark.parametrize("turn", [text_search.turn_on, text_search.turn_off])
+def test_nobody_queues_for_long_behind_a_turn_that_waits(
+    database_url: str, turn: Callable[[str], None]
+) -> None:
+    if turn is text_search.turn_off:
+        text_search.turn_on(database_url)
+    with (
+        psycopg.connect(database_url) as long,
+        psycopg.connect(database_url, autocommit=True) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        long.execute(INSERT, ["one"])
+        turned = pool.submit(turn, database_url)
+        eventually(lambda: other.execute(WAITS).fetchone() == (True,))
+        other.execute("set lock_timeout = '5s'")
+        try:
+            other.execute(INSERT, ["two"])
+        finally:
+            long.commit()
+        turned.result(60)
+    assert text_search.is_on(database_url) is (turn is text_search.turn_on)

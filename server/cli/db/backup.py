@@ -84,7 +84,11 @@ def _restore(config: Config, options: argparse.Namespace) -> int:
             )
         if is_filled and is_in_use(opened.session_url):
             raise ConfigError("This database is in use; stop its servers first.")
-        held = _restore_aside(opened, options.file) if opened.is_embedded else _fill(opened.url, options.file)
+        held = (
+            _restore_aside(opened, options.file)
+            if opened.is_embedded
+            else _fill(opened.session_url, options.file)
+        )
     print_status(f"Restored. {advice_for_copy(held)}")
     return 0
 
@@ -109,7 +113,10 @@ def _fill(url: str, source: Path) -> int:
     read_dump(url, source)
     if not is_of_holdfast(url):
         raise ConfigError(f"{source} is a dump of something else than Holdfast.")
-    if schema_state(url) == "behind":
+    state = schema_state(url)
+    if state == "unknown":
+        raise ConfigError(f"{source} was made by a newer release of Holdfast; restore it with that one.")
+    if state == "behind":
         upgrade(url)
     database_roles.create_roles(url)
     with closing(Database(url, pool_size=1)) as database, database.begin() as connection:

@@ -20,9 +20,9 @@ def _run(config: Config, options: argparse.Namespace) -> int:
         opened.make_current()
         try:
             if options.state == "on":
-                text_search.turn_on(opened.url)
+                text_search.turn_on(opened.session_url)
             else:
-                text_search.turn_off(opened.url)
+                text_search.turn_off(opened.session_url)
         except DatabaseError as error:
             raise ConfigError(
                 f"The database refused: {in_one_line(error)}. Nothing is lost; try again, without long"

@@ -1,14 +1,15 @@
-"""`connect` and `migration_lock`: the session in which migrations run, and how it waits for locks."""
+"""`connect`, `try_for_locks`, `migration_lock`: the session that changes the schema, and how it waits."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from time import sleep
+from time import monotonic, sleep
 
 import psycopg
 from sqlalchemy import Connection, create_engine, pool, text
 
+from server.store.database_errors import TransientError, is_contention
 from server.store.timeout_connection import with_network_timeouts
 
 log = logging.getLogger("holdfast.schema")
@@ -20,6 +21,7 @@ TABLE_LOCK_TIMEOUT = "1s"
 _POLL_S = 0.5
 _ANNOUNCE_EVERY = 60
 """In polls."""
+_PAUSE_S = 1.0
 
 
 @contextmanager
@@ -37,6 +39,24 @@ def connect(url: str) -> Iterator[Connection]:
             yield connection
     finally:
         engine.dispose()
+
+
+def try_for_locks(url: str, seconds: float, act: Callable[[Connection, float], None]) -> None:
+    """Runs `act` with a new session and the seconds that are left, again after a lock that was not got.
+
+    `act` waits for a table's lock for TABLE_LOCK_TIMEOUT; in the pauses run those that queue behind it.
+    Raises DatabaseError after `seconds`.
+    """
+    deadline = monotonic() + seconds
+    while True:
+        try:
+            with connect(url) as connection:
+                act(connection, max(1.0, deadline - monotonic()))
+                return
+        except TransientError as error:
+            if monotonic() >= deadline or not is_contention(error):
+                raise
+        sleep(_PAUSE_S)
 
 
 @contextmanager

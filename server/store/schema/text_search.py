@@ -2,33 +2,39 @@
 
 from typing import Final
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from server.store.schema.concurrent_indexes import build
-from server.store.schema.session import connect
+from server.store.schema.session import TABLE_LOCK_TIMEOUT, connect, try_for_locks
 
 INDEX: Final = "ix_items_words"
 LOCK_SECONDS = 60.0
-"""How long a build waits for older transactions, and a drop for those that read items."""
+"""How long a build waits for older transactions, and both for those that use items."""
 
 
 def turn_on(url: str) -> None:
     """Builds the index partition by partition, beside traffic; a repeated call goes on where one has failed.
 
-    Raises DatabaseError.
+    `url` leads to a session, not to a pooler. Raises DatabaseError.
     """
-    with connect(url) as session:
+
+    def make(session: Connection, left: float) -> None:
         connection = session.execution_options(isolation_level="AUTOCOMMIT")
-        connection.execute(text("set statement_timeout = 0"))
-        build(connection, INDEX, "items", "using gin (admin.words(payload))", lock_seconds=LOCK_SECONDS)
+        connection.execute(text(f"set statement_timeout = 0; set lock_timeout = '{TABLE_LOCK_TIMEOUT}'"))
+        build(connection, INDEX, "items", "using gin (admin.words(payload))", lock_seconds=left)
+
+    try_for_locks(url, LOCK_SECONDS, make)
 
 
 def turn_off(url: str) -> None:
     """Drops the index. Raises DatabaseError."""
-    with connect(url) as connection:
-        connection.execute(text(f"set local lock_timeout = '{LOCK_SECONDS:.0f}s'"))
+
+    def drop(connection: Connection, _left: float) -> None:
+        connection.execute(text(f"set local lock_timeout = '{TABLE_LOCK_TIMEOUT}'"))
         connection.execute(text(f"drop index if exists {INDEX}"))
         connection.commit()
+
+    try_for_locks(url, LOCK_SECONDS, drop)
 
 
 def is_on(url: str) -> bool:

@@ -14,9 +14,8 @@ from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection
 
 from server.configuration.shipped_files import migrations_folder
-from server.store.database_errors import TransientError, is_contention
 from server.store.schema.compatibility import SchemaState, compare, read_recorded
-from server.store.schema.session import connect
+from server.store.schema.session import connect, try_for_locks
 from server.store.timeout_connection import with_network_timeouts
 
 UPGRADE_S = 60.0
@@ -113,19 +112,14 @@ def _accepts_connections(url: str) -> bool:
 
 def _run(url: str, seconds: float, act: Callable[[Config], None]) -> None:
     """Runs a command of Alembic, again after a lock that was not got, until `seconds` have passed."""
-    deadline = monotonic() + seconds
-    while True:
-        try:
-            with connect(url) as connection:
-                config = _alembic()
-                config.attributes["connection"] = connection
-                config.attributes["lock_seconds"] = max(1.0, deadline - monotonic())
-                act(config)
-                return
-        except TransientError as error:
-            if monotonic() >= deadline or not is_contention(error):
-                raise
-        sleep(_PAUSE_S)
+
+    def run(connection: Connection, left: float) -> None:
+        config = _alembic()
+        config.attributes["connection"] = connection
+        config.attributes["lock_seconds"] = left
+        act(config)
+
+    try_for_locks(url, seconds, run)
 
 
 def _migration(script: Script) -> Migration:
