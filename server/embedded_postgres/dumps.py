@@ -110,8 +110,9 @@ def is_of_holdfast(url: str) -> bool:
 
 
 def is_in_use(url: str) -> bool:
-    """Whether others are connected to the database, and stay for seconds: Postgres lists a closed session, such
-    as one of this process, until its backend has noticed.
+    """Whether others are connected to the database, and stay for seconds.
+
+    Postgres lists a closed session, such as one of this process, until its backend has noticed.
     """
     until = time.monotonic() + _CLOSING_S
     with _session(url) as connection:

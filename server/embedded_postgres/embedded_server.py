@@ -138,6 +138,7 @@ class EmbeddedPostgres:
 
     def stop(self) -> None:
         """Give the database up: as its owner, stop Postgres, also for those who attached to it."""
+        self._is_stopped = True  # for a thread that waits for it
         with self._mutex:
             self._is_stopped = True
             self._release()
@@ -269,7 +270,8 @@ class EmbeddedPostgres:
         """True once Postgres answers, False once it has ended.
 
         One that lives is left alone: it may be recovering from the crash of one of its processes,
-        or have no connection left to give, and a restart would make either worse.
+        or have no connection left to give, and a restart would make either worse. While it recovers
+        there is no deadline: the next start would recover from the beginning.
         """
         waiting = _OneMessage(progress)
         while (reach := probe(self.url_of("postgres"))).state != "up":
@@ -277,7 +279,9 @@ class EmbeddedPostgres:
                 return False
             if reach.state == "recovering":
                 waiting.say("recovering after a crash")
-            if time.monotonic() > deadline:
+            if self._is_stopped:
+                raise EmbeddedError("The embedded Postgres was stopped by this process.")
+            if reach.state == "down" and time.monotonic() > deadline:
                 raise EmbeddedError(
                     f"Postgres runs but did not answer within {self._start_timeout_s:.0f} s: "
                     f"{reach.complaint} (its log is {self._directory.log})"

@@ -63,7 +63,12 @@ def test_a_dump_is_restored_past_the_pooler(
     file = tmp_path / "all.dump"
     assert run_command("dump", str(file), database_url=database_url).returncode == 0
     pooler = start_pgbouncer(empty_database_url)
-    restored = run_command("restore", str(file), **pooled(pooler, empty_database_url))
+    restored = run_command(
+        *("restore", str(file)),
+        database_url=pooler.url,
+        database_pooler="transaction",
+        database_direct_url=empty_database_url,
+    )
     assert (restored.returncode, "are held" in restored.stderr) == (0, True), restored.stderr
     with psycopg.connect(pooler.url, prepare_threshold=None) as connection:
         assert connection.execute("select count(*) from responses").fetchone() == (0,)

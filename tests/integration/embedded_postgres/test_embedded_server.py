@@ -8,7 +8,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote
 
 import psycopg
@@ -99,6 +102,34 @@ def test_a_start_says_once_that_postgres_is_recovering(
         said: list[str] = []
         postgres.ensure(said.append)
         assert said == ["recovering after a crash"]
+
+
+@pytest.mark.parametrize("state", ["starting", "recovering"])
+def test_a_start_waits_for_a_recovery_however_long_it_takes(
+    made_dir: Path, monkeypatch: pytest.MonkeyPatch, state: Literal["starting", "recovering"]
+) -> None:
+    with EmbeddedPostgres(made_dir, options=IN_A_HURRY) as postgres:
+        reaches = iter([ServerState(state), ServerState(state), ServerState("up"), ServerState(state)])
+        monkeypatch.setattr(embedded_server, "probe", lambda _url: next(reaches))
+        monkeypatch.setattr(postgres, "_start_timeout_s", -1.0)
+        postgres.ensure()
+        assert next(reaches).state == state
+
+
+def test_a_stop_ends_the_wait_for_a_recovery(made_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedPostgres(made_dir, options=IN_A_HURRY) as postgres, ThreadPoolExecutor(1) as pool:
+        asked = threading.Event()
+
+        def recovers(_url: str) -> ServerState:
+            asked.set()
+            return ServerState("recovering")
+
+        monkeypatch.setattr(embedded_server, "probe", recovers)
+        waiting = pool.submit(postgres.ensure)
+        assert asked.wait(10)
+        postgres.stop()
+        with pytest.raises(EmbeddedError, match="was stopped"):
+            waiting.result(10)
 
 
 def test_a_start_gives_up_on_an_owner_whose_database_never_answers(made_dir: Path) -> None:
