@@ -111,6 +111,9 @@ class Generation:
 
     def next_call(self) -> GenerateCall | None:
         """The next call; None if the request has ended, perhaps by tokens that only one choice allowed."""
+        if self._ended is not None:  # the server was lost before it had sent the usage
+            self._finish(self._ended)
+            return None
         self.call_over = False
         self._scoring = bool(self.sequence.pending_prompt_logprobs)
         self._restricted = None
