@@ -12,6 +12,8 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
+import aiohttp
+
 from engine.remote.config import RemoteConfig
 from engine.remote.interface import (
     EngineDescription,
@@ -226,7 +228,8 @@ class Fleet:
             load = await self._read_load(client)
         except EngineFault as fault:
             self._router.probe_failed(endpoint, fault, monotonic())
-            self._count_missed(endpoint)
+            if not (endpoint.draining and _is_refused_connection(fault)):
+                self._count_missed(endpoint)
             return
         except EngineMismatch as mismatch:
             if not self._first.is_set():
@@ -264,6 +267,14 @@ class Fleet:
                 await self._client.fetch(endpoint.url, request)
             except EngineFault:
                 self._abandon(endpoint.url, left)
+
+
+def _is_refused_connection(fault: EngineFault) -> bool:
+    """A server that shuts down refuses connections while its last calls go on; a lost one answers nothing."""
+    cause = fault.__cause__
+    return isinstance(cause, aiohttp.ClientConnectorError) and isinstance(
+        cause.os_error, ConnectionRefusedError
+    )
 
 
 class _OneServer:
