@@ -107,6 +107,11 @@ class Generation:
         self._missed_token = False
         """The server has not sent a token of the current call."""
 
+    @property
+    def awaits_usage(self) -> bool:
+        """The output is complete, and its last message will follow with the end of the answer."""
+        return self._ended is not None and not self.done
+
     # Calls
 
     def next_call(self) -> GenerateCall | None:
