@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from engine.remote.config import RemoteConfig
-from engine.remote.interface import EngineFault, HttpRequest
+from engine.remote.interface import EngineDescription, EngineFault, HttpRequest
 from engine.remote.protocols.vllm_protocol import VllmProtocol
 from engine.remote.servers.fleet import LOST_PROBES, Fleet
 from engine.remote.servers.router import Endpoint
@@ -103,3 +103,42 @@ def test_calls_of_a_server_that_is_lost_and_removed_go_on_elsewhere(cause: Excep
         return client.dropped
 
     assert asyncio.run(main()) == ["http://one"] * dropped
+
+
+def test_a_server_is_probed_again_however_soon_after_a_probe_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.remote.servers.fleet.TICK_SECONDS", 0)
+
+    async def main() -> None:
+        enough = asyncio.Event()
+
+        class Counting(Client):
+            probes = 0
+
+            async def fetch(self, url: str, request: HttpRequest) -> tuple[int, bytes]:
+                self.probes += 1
+                if self.probes > 10:
+                    enough.set()
+                return await super().fetch(url, request)
+
+        fleet = make_fleet(Counting())
+        fleet._router._jitter = lambda: 0.0
+        running = asyncio.create_task(fleet.run())
+        async with asyncio.timeout(5):
+            await enough.wait()
+        running.cancel()
+        await asyncio.wait({running})
+
+    asyncio.run(main())
+
+
+def test_the_first_server_may_be_gone_when_it_has_described_the_model() -> None:
+    fleet = make_fleet(Client())
+    fleet._set_urls(["http://one"])
+    (endpoint,) = fleet._router.needs_probe(0)
+    description = EngineDescription(version="1", model="m", context_length=1, vocabulary="v")
+    fleet._router.probed(endpoint, description, None, 0)
+    fleet._first.set()
+    fleet._set_urls(["http://other"])
+    assert fleet.wait_for_first(1, lambda _line: None) is description
