@@ -397,3 +397,23 @@ def test_readers_of_a_prepared_channel_are_told_when_there_is_no_run() -> None:
         assert not hub.has_channel(response)
 
     run(main)
+
+
+def test_a_reader_that_leaves_a_prepared_channel_does_not_end_the_response_of_another_who_is_to_come() -> (
+    None
+):
+    async def main() -> None:
+        hub, response = Hub(asyncio.get_running_loop()), uuid4()
+        abandoned = asyncio.Event()
+        hub.prepare(response)
+        joined = hub.running(response)
+        assert joined is not None
+        again = joined.join()
+        channel = hub.open(response, stored=False, grace=GRACE, on_abandoned=abandoned.set)
+        joined.leave(again)
+        await asyncio.sleep(0.02)
+        assert not abandoned.is_set()
+        channel.leave(channel.join())
+        await asyncio.wait_for(abandoned.wait(), 1)
+
+    run(main)
