@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from time import monotonic
 
-import aiohttp
-
 from engine.remote.config import RemoteConfig
 from engine.remote.interface import (
     EngineDescription,
@@ -25,7 +23,7 @@ from engine.remote.interface import (
     ImageFile,
 )
 from engine.remote.servers.discovery import Discovery
-from engine.remote.servers.http_client import EngineClient
+from engine.remote.servers.http_client import EngineClient, is_refused_connection
 from engine.remote.servers.router import Endpoint, Router
 from engine.request import describe
 from engine.statistics import ServerStats
@@ -220,7 +218,7 @@ class Fleet:
             load = await self._read_load(client)
         except EngineFault as fault:
             self._router.probe_failed(endpoint, fault, monotonic())
-            if not (endpoint.draining and _is_refused_connection(fault)):
+            if not (endpoint.draining and is_refused_connection(fault)):
                 self._count_missed(endpoint)
             return
         except EngineMismatch as mismatch:
@@ -259,14 +257,6 @@ class Fleet:
                 await self._client.fetch(endpoint.url, request)
             except EngineFault:
                 self._abandon(endpoint.url, left)
-
-
-def _is_refused_connection(fault: EngineFault) -> bool:
-    """A server that shuts down refuses connections while its last calls go on; a lost one answers nothing."""
-    cause = fault.__cause__
-    return isinstance(cause, aiohttp.ClientConnectorError) and isinstance(
-        cause.os_error, ConnectionRefusedError
-    )
 
 
 class _OneServer:

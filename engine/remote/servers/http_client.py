@@ -163,6 +163,14 @@ class EngineClient:
                 response.close()
 
 
+def is_refused_connection(fault: EngineFault) -> bool:
+    """A server that shuts down refuses connections while its last calls go on; a lost one answers nothing."""
+    cause = fault.__cause__
+    return isinstance(cause, aiohttp.ClientConnectorError) and isinstance(
+        cause.os_error, ConnectionRefusedError
+    )
+
+
 async def _read(response: aiohttp.ClientResponse, limit: int, *, cut: bool = False) -> bytes:
     """The body, of at most `limit` bytes. Raises `EngineFault` for a longer one, unless `cut`."""
     body = bytearray()

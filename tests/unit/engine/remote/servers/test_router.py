@@ -316,7 +316,6 @@ def test_a_removed_server_is_probed_as_long_as_it_has_calls() -> None:
         assert router.needs_probe(now) == [endpoint]
         assert router.needs_probe(now) == []
         router.probed(endpoint, MODEL, None, now)
-        assert router.needs_probe(now + 0.1) == []
         assert endpoint.state == "draining"
     router.end(endpoint, None, 0)
     assert router.needs_probe(99) == []
