@@ -43,6 +43,7 @@ from server.quotas.rate_limits import RateLimits, Reservation, reserved_tokens
 from server.recording.recorder import Recorder
 from server.store.content.item_rows import stored_items_of
 from server.store.database import Connection, Database
+from server.store.database_errors import AlreadyThere
 from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
 
@@ -243,11 +244,12 @@ class Admission:
         try:
             if prepared[0].stored:
                 return self._accept(prepared)
+            starts = self._begin(prepared)  # may ask the database, and nothing may fail after the claim
             if prepared[0].idempotency_key:
                 for response in ids:  # for a request that is sent again as soon as the key is claimed
                     self._hub.prepare(response)
                 self._database.retry(lambda connection: self._writer.claim_key(connection, prepared[0]))
-            return self._begin(prepared)
+            return starts
         except BaseException:
             self.rates.drop(ids)
             for response in ids:
@@ -261,25 +263,34 @@ class Admission:
 
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
         """Commit the responses with their input and first events."""
-        attempts = itertools.count()
+        tries = 0
         starts = self._begin(prepared)
         rows = iter(stored_items_of([item for new in prepared for item in new.resolved_input.new]))
         input_items = [list(itertools.islice(rows, len(new.resolved_input.new))) for new in prepared]
 
         def write(connection: Connection) -> None:
-            again = next(attempts) > 0
+            nonlocal tries
+            tries += 1
             for new, start, items in zip(prepared, starts, input_items, strict=True):
-                self._writer.write(connection, new, start, items, again=again)
+                self._writer.write(connection, new, start, items, again=tries > 1)
 
         def write_all(connection: Connection) -> None:
             write(connection)
             crashpoint("accept.written")
 
-        if len(prepared) == 1 and self._writer.is_one_statement(prepared[0], input_items[0]):
-            crashpoint("accept.written")  # the statement commits itself
-            self._database.autocommit(write)
-        else:
-            self._database.retry(write_all)
+        def commit() -> None:
+            if len(prepared) == 1 and self._writer.is_one_statement(prepared[0], input_items[0]):
+                crashpoint("accept.written")  # the statement commits itself
+                self._database.autocommit(write)
+            else:
+                self._database.retry(write_all)
+
+        try:
+            commit()
+        except AlreadyThere:  # an earlier try, which was not confirmed, committed after it was looked for
+            if tries == 1:
+                raise
+            commit()
         crashpoint("accept.committed")
         return starts
 
