@@ -6,8 +6,8 @@ after the commit the response reaches a terminal status in any case.
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from uuid import UUID
 
@@ -88,15 +88,37 @@ class Admission:
         self.storage = StorageQuota(database, config.max_stored_bytes_of_tenant)
         self.rates = RateLimits(database) if rates is None else rates
         self._budgets = Budgets(database)
-        self._closed = threading.Event()
+        self._closed = False
+        self._under_way = 0
+        self._changed = threading.Condition()
 
     @property
     def open(self) -> bool:
-        return not self._closed.is_set()
+        return not self._closed
 
     def close(self) -> None:
         """Refuse every later request."""
-        self._closed.set()
+        with self._changed:
+            self._closed = True
+
+    def wait_settled(self, seconds: float) -> None:
+        """After `close`: waits until the requests that came before it run, or are refused."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._under_way == 0, max(0.0, seconds))
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Surrounds a request's admission. Raises Overloaded after `close`."""
+        with self._changed:
+            if self._closed:
+                raise Overloaded("The server is shutting down.")
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
 
     def admit(
         self,
@@ -136,7 +158,8 @@ class Admission:
         Their ids are derived from the first one's, which the idempotency key is stored with. Without
         `input_items` there is one request, whose `input` is read.
         """
-        accepted = self._admit(caller, requests, idempotency_key, input_items, prior_items, generate)
+        with self._entered():
+            accepted = self._admit(caller, requests, idempotency_key, input_items, prior_items, generate)
         note_responses([one.id for one in accepted])
         return accepted
 
@@ -149,8 +172,6 @@ class Admission:
         prior_items: Sequence[Item] | None,
         generate: bool,
     ) -> list[AcceptedResponse]:
-        if self._closed.is_set():
-            raise Overloaded("The server is shutting down.")
         find_previous = partial(
             find_previous_attempt, self._database, self._hub, caller, idempotency_key, len(requests)
         )
