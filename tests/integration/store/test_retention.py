@@ -309,21 +309,6 @@ def test_a_parent_that_somebody_holds_keeps_its_expired_child_until_the_next_pur
     assert left(database)["responses"] == {parent}
 
 
-def test_responses_whose_parent_is_not_there_go_and_keep_nobody_else(database: Database) -> None:
-    """As of one user's responses that were imported without those of others before them."""
-    replica = register(database)
-    with database.begin() as connection:
-        plant(connection, replica)
-        for _ in range(60):
-            parent = plant(connection, replica, expired=False)
-            plant(connection, replica, previous=parent)
-            connection.exec_driver_sql("delete from responses where id = %s", (parent,))
-            connection.exec_driver_sql("delete from items where response_id = %s", (parent,))
-            connection.exec_driver_sql("delete from response_streams where response_id = %s", (parent,))
-    drain(database)
-    assert left(database) == {table: set() for table in TABLES}
-
-
 def test_a_batch_removes_no_more_rows_than_it_may(database: Database) -> None:
     replica = register(database)
     with database.begin() as connection:
