@@ -192,6 +192,8 @@ class ToolLoop:
             self._deliver([StartTurn(response, None, 0)])
             return
         with self._lock:
+            if response not in self._turn_builders:
+                return  # it has ended meanwhile
             self._engine_requests[response] = turn.engine_request.request_id
         self._deliver([StartTurn(response, turn.decoding_spec, len(turn.engine_request.prompt))])
         try:

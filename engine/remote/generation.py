@@ -107,10 +107,18 @@ class Generation:
         self._missed_token = False
         """The server has not sent a token of the current call."""
 
+    @property
+    def awaits_usage(self) -> bool:
+        """The output is complete, and its last message will follow with the end of the answer."""
+        return self._ended is not None and not self.done
+
     # Calls
 
     def next_call(self) -> GenerateCall | None:
         """The next call; None if the request has ended, perhaps by tokens that only one choice allowed."""
+        if self._ended is not None:  # the server was lost before it had sent the usage
+            self._finish(self._ended)
+            return None
         self.call_over = False
         self._scoring = bool(self.sequence.pending_prompt_logprobs)
         self._restricted = None

@@ -282,7 +282,8 @@ class RequestLoop:
     def _receive(self, generation: Generation, chunk: Chunk) -> bool:
         """Takes a part of an answer; returns whether more is wanted. Raises `EngineFault`."""
         generation.receive(chunk)
-        if generation.messages:
+        # The last tokens are delivered with the end: nobody goes on after them if this process dies between.
+        if generation.messages and not generation.awaits_usage:
             self._collect(generation)
         return not (generation.done or generation.call_over)
 

@@ -78,6 +78,8 @@ class Channel:
         self._wakers: set[asyncio.Event] = set()
         self._on_join = on_join
         self._on_abandoned: Callable[[], None] | None = None
+        self._had_reader = False
+        """A reader has joined since `end_without_readers`."""
         self._grace = 0.0
         self._abandonment: asyncio.TimerHandle | None = None
 
@@ -110,19 +112,23 @@ class Channel:
             self._abandonment.cancel()
         waker = waker or asyncio.Event()
         self._wakers.add(waker)
+        self._had_reader = True
         if self._on_join is not None:
             self._on_join()
         return waker
 
     def leave(self, waker: asyncio.Event) -> None:
         self._wakers.discard(waker)
-        self._await_reader(self._grace if self._stored else 0.0)
+        if self._had_reader:
+            self._await_reader(self._grace if self._stored else 0.0)
+        else:  # it had joined a prepared channel, and its response's own reader is still to come
+            self.await_first_reader()
 
     def end_without_readers(self, on_abandoned: Callable[[], None], grace: float) -> None:
         """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds; at
         once if the response is not stored, because then no reader can come back.
         """
-        self._on_abandoned, self._grace = on_abandoned, grace
+        self._on_abandoned, self._grace, self._had_reader = on_abandoned, grace, False
 
     def await_first_reader(self) -> None:
         """Starts the time in which the first reader has to join."""

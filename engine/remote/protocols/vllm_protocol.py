@@ -73,6 +73,7 @@ class _Usage(msgspec.Struct):
 
 class _Error(msgspec.Struct):
     message: str = ""
+    code: int = 500
 
 
 class _Event(msgspec.Struct):
@@ -183,7 +184,8 @@ class VllmProtocol:
         except msgspec.MsgspecError as error:
             raise EngineFault("failed", f"its answer is not understood: {one_line(str(error))}") from error
         if event.error is not None:
-            raise EngineFault("failed", one_line(event.error.message))
+            # The server checks most of a streamed request after the head of its answer.
+            raise _fault(event.error.code, one_line(event.error.message))
         if not event.choices:
             details = event.usage.prompt_tokens_details if event.usage else None
             return Chunk(cached_tokens=details.cached_tokens) if details else None
@@ -210,10 +212,7 @@ class VllmProtocol:
         return Chunk(prompt_logprobs=logprobs, finish_reason="length")
 
     def read_error(self, status: int, body: bytes) -> EngineFault:
-        message = f"it answered {status}: {one_line(body[:1000].decode(errors='replace'))}"
-        if status in (429, 503):
-            return EngineFault("overloaded", message)
-        return EngineFault("refused" if status in (400, 413, 422) else "failed", message)
+        return _fault(status, one_line(body[:1000].decode(errors="replace")))
 
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
         body = {"request_ids": [ID_PREFIX + call_id for call_id in call_ids]}
@@ -237,6 +236,13 @@ class VllmProtocol:
             waiting=None if waiting is None else int(waiting),
             kv_cache_usage=usage,
         )
+
+
+def _fault(status: int, message: str) -> EngineFault:
+    message = f"it answered {status}: {message}"
+    if status in (429, 503):
+        return EngineFault("overloaded", message)
+    return EngineFault("refused" if status in (400, 413, 422) else "failed", message)
 
 
 _LOAD = (b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc")

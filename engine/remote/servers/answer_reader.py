@@ -111,7 +111,8 @@ class AnswerReader(asyncio.Protocol):
         """Handles the part of the answer that has arrived."""
         content = self._content
         try:
-            if not (self.paused or self._ended.is_set()) and (part := content.read_nowait()):
+            # More than once after a long pause: taking bytes lets aiohttp parse those that it has held back.
+            while not (self.paused or self._ended.is_set()) and (part := content.read_nowait()):
                 self._take_part(part)
             if content.is_eof():
                 self._give_back()

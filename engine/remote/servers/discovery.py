@@ -151,7 +151,7 @@ class Discovery:
                 await asyncio.get_running_loop().create_future()
             try:
                 urls = await self._read(resolve or _resolve)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 self._signature = None
                 self._warn(source, _sentence(error))
             else:

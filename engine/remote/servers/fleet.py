@@ -9,7 +9,6 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 
 from engine.remote.config import RemoteConfig
@@ -24,7 +23,7 @@ from engine.remote.interface import (
     ImageFile,
 )
 from engine.remote.servers.discovery import Discovery
-from engine.remote.servers.http_client import EngineClient
+from engine.remote.servers.http_client import EngineClient, is_refused_connection
 from engine.remote.servers.router import Endpoint, Router
 from engine.request import describe
 from engine.statistics import ServerStats
@@ -59,7 +58,6 @@ class Fleet:
         self._discovery = Discovery(config.urls)
         self._changed = asyncio.Event()
         """Set when a server may have become usable."""
-        self._probes: dict[Endpoint, asyncio.Task[None]] = {}
         self._missed_probes: dict[str, int] = {}
         self._abandoned: dict[str, dict[str, None]] = {}
         """By URL: ids of calls that were left to a server which did not answer."""
@@ -100,7 +98,7 @@ class Fleet:
             if now >= report:
                 say(f"Waiting for {self._protocol.name}: {self.trouble or 'it is being asked'}")
                 report = now + REPORT_SECONDS
-        description = next(one.description for one in self._router.endpoints() if one.description)
+        description = self._router.description  # the server itself may be gone again
         assert description is not None
         return description
 
@@ -117,10 +115,7 @@ class Fleet:
                     was_available = self.available
                     self._report(was_available)
                 for endpoint in self._router.needs_probe(monotonic()):
-                    if endpoint not in self._probes:
-                        probe = tasks.create_task(self._probe(endpoint))
-                        self._probes[endpoint] = probe
-                        probe.add_done_callback(partial(self._forget_probe, endpoint))
+                    tasks.create_task(self._probe(endpoint))
                 await asyncio.sleep(TICK_SECONDS)
 
     def report_faults(self) -> None:
@@ -135,9 +130,6 @@ class Fleet:
             log.info("engine servers answer")
         elif self._first.is_set():
             log.warning("no engine server answers: %s", self.trouble)
-
-    def _forget_probe(self, endpoint: Endpoint, _probe: asyncio.Task[None]) -> None:
-        del self._probes[endpoint]
 
     def _set_urls(self, urls: Sequence[str]) -> None:
         self._router.set_urls(urls)
@@ -226,7 +218,8 @@ class Fleet:
             load = await self._read_load(client)
         except EngineFault as fault:
             self._router.probe_failed(endpoint, fault, monotonic())
-            self._count_missed(endpoint)
+            if not (endpoint.draining and is_refused_connection(fault)):
+                self._count_missed(endpoint)
             return
         except EngineMismatch as mismatch:
             if not self._first.is_set():

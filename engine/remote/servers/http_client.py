@@ -24,6 +24,9 @@ from engine.remote.servers.answer_reader import AnswerReader
 from engine.request import describe
 
 CONNECT_SECONDS = 5.0
+KEEP_ALIVE_SECONDS = 3.0
+"""After which an idle connection is not used again: vLLM and llama-server close theirs after 5 s, and a call
+that is sent at that moment fails as if the server was lost."""
 PROBE_SECONDS = 5.0
 """For the whole answer to a probe, an abort, or a question for the load."""
 PROBE_BYTES = 4 * 2**20
@@ -60,7 +63,7 @@ class EngineClient:
 
     def open(self) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls, keepalive_timeout=30.0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls, keepalive_timeout=KEEP_ALIVE_SECONDS),
             headers=self._headers,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -158,6 +161,14 @@ class EngineClient:
         finally:
             if response is not None:
                 response.close()
+
+
+def is_refused_connection(fault: EngineFault) -> bool:
+    """A server that shuts down refuses connections while its last calls go on; a lost one answers nothing."""
+    cause = fault.__cause__
+    return isinstance(cause, aiohttp.ClientConnectorError) and isinstance(
+        cause.os_error, ConnectionRefusedError
+    )
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int, *, cut: bool = False) -> bytes:

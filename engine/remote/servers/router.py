@@ -112,19 +112,18 @@ class Router:
         return self._fleet
 
     def needs_probe(self, now: float) -> list[Endpoint]:
-        """The servers to probe now. Each is returned once until its probe was reported."""
-        due = [
-            endpoint
-            for endpoint in self._endpoints.values()
-            if not endpoint.draining and not endpoint.probing and endpoint.probe_at <= now
-        ]
+        """The servers to probe now. Each is returned once until its probe was reported.
+
+        Those that are draining are probed for their running calls, which would wait for a dead server.
+        """
+        due = [one for one in self._endpoints.values() if not one.probing and one.probe_at <= now]
         for endpoint in due:
             endpoint.probing = True
         return due
 
     def next_probe(self) -> float | None:
         """When `needs_probe` returns something next; None if nothing is due before a probe is reported."""
-        times = [one.probe_at for one in self._endpoints.values() if not one.draining and not one.probing]
+        times = [one.probe_at for one in self._endpoints.values() if not one.probing]
         return min(times, default=None)
 
     def probed(
@@ -132,7 +131,7 @@ class Router:
     ) -> None:
         """A probe succeeded: the circuit closes if the description fits the other servers'."""
         if endpoint.draining:
-            endpoint.probing = False
+            endpoint.probing, endpoint.probe_at = False, now + PROBE_SECONDS
             return
         difference = None if self._fleet is None else _difference(description, self._fleet)
         if difference is not None:

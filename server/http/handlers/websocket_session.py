@@ -86,6 +86,7 @@ class SocketSession:
         self._tenant = caller.tenant
         self._retained_bytes = retained_bytes
         self._retained: dict[str, _RetainedResponse] = {}
+        self._closed = False
         self._current: _RetainedResponse = _RetainedResponse((), 0)
         """The input of the response that runs."""
         rates = services.admission.rates
@@ -177,6 +178,8 @@ class SocketSession:
                     return
                 self._drop(next(iter(self._retained)))
         self._retained[response] = _RetainedResponse(items, self._current.size, size)
+        if self._closed:  # while this thread was in `end`, by the end of the key
+            self._drop(response)
 
     def _forget(self, wanted: PendingResponse) -> None:
         self._drop(wanted.message.previous_response_id or "")
@@ -187,6 +190,7 @@ class SocketSession:
             self._retained_bytes.release(self._tenant, retained.reserved)
 
     def close(self) -> None:
+        self._closed = True
         for response in list(self._retained):
             self._drop(response)
 

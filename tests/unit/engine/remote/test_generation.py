@@ -18,6 +18,7 @@ from engine.request import (
     EngineRequest,
     Failed,
     Finished,
+    FinishReason,
     PromptLogprobs,
     ThinkingBudget,
     TokenLogprobs,
@@ -137,6 +138,18 @@ def test_a_request_has_the_same_tokens_when_its_server_is_lost_at_any_token(
     calls = play(cut, pure, cut_after=cut_after)
     assert tokens_of(cut) == tokens_of(whole)
     assert all(len(call.tokens) + call.max_tokens == len(PROMPT) + 9 for call in calls)
+
+
+@pytest.mark.parametrize(("last", "count"), [("length", 6), ("stop", 4)])
+def test_a_whole_output_needs_no_further_call_when_its_server_is_lost_before_the_usage(
+    compiler: GrammarCompiler, last: FinishReason, count: int
+) -> None:
+    generation = begin(make_request("a", PROMPT, max_tokens=6, stop_ids=frozenset({END})), compiler)
+    end_at = len(PROMPT) + 3 if last == "stop" else 0
+    calls = play(generation, lambda call: END if len(call.tokens) == end_at else 9, cut_after=count)
+    assert len(calls) == 1
+    assert len(tokens_of(generation)) == count
+    assert generation.messages[-1] == Finished("a", last, generation.sequence.usage)
 
 
 def test_a_continued_call_has_a_seed_of_its_own(compiler: GrammarCompiler) -> None:

@@ -370,30 +370,3 @@ def test_a_replica_that_is_alone_waits_for_nobody(replica: Replica) -> None:
     replica.unread.add(LEFT)
     replica.unread.settle([], alone=True)
     assert replica.cancelled == [LEFT]
-
-
-def test_a_prepared_channel_is_that_of_the_run_which_follows() -> None:
-    async def main() -> None:
-        hub, response = Hub(asyncio.get_running_loop()), uuid4()
-        hub.prepare(response)
-        joined = hub.running(response)
-        assert joined is not None
-        assert hub.open(response, stored=False, grace=GRACE, on_abandoned=lambda: None) is joined
-
-    run(main)
-
-
-def test_readers_of_a_prepared_channel_are_told_when_there_is_no_run() -> None:
-    async def main() -> None:
-        hub, response = Hub(asyncio.get_running_loop()), uuid4()
-        hub.discard(response)
-        hub.prepare(response)
-        channel = hub.running(response)
-        assert channel is not None
-        waker = channel.join()
-        hub.discard(response)
-        await waker.wait()
-        assert channel.gone
-        assert not hub.has_channel(response)
-
-    run(main)

@@ -175,6 +175,18 @@ def test_a_status_says_what_to_do_next(status: int, kind: str) -> None:
     assert len(str(fault)) < 500
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, "refused"), (422, "refused"), (503, "overloaded"), (500, "failed")]
+)
+def test_a_streamed_call_is_refused_after_its_head_as_before_it(status: int, kind: str) -> None:
+    """A request that the server cannot do would else open the circuit of one server after the other."""
+    event = {"error": {"message": "Requested sample logprobs of 20", "type": "", "code": status}}
+    with pytest.raises(EngineFault) as raised:
+        PROTOCOL.read_event(json.dumps(event).encode(), call_of())
+    assert raised.value.kind == kind
+    assert str(raised.value) == f"it answered {status}: Requested sample logprobs of 20"
+
+
 def test_aborted_calls_are_named_as_the_server_names_them() -> None:
     request = PROTOCOL.abort_request(["a", "b"])
     assert request is not None

@@ -142,6 +142,41 @@ def test_nothing_is_read_while_it_is_paused() -> None:
     assert read_while_paused == []
 
 
+@pytest.mark.parametrize("count", [400, 430, 460, 520])
+def test_what_came_during_a_pause_is_read_to_its_end(count: int) -> None:
+    """Up to and beyond the 512 KiB that are parsed before they are read."""
+    tokens = list(range(100 * count))
+    events = [
+        "".join(f"data: {one}\n\n" for one in tokens[at : at + 100]) for at in range(0, len(tokens), 100)
+    ]
+
+    async def read() -> Read:
+        paused = asyncio.Event()
+
+        async def send_the_rest_when_paused(writer: asyncio.StreamWriter) -> None:
+            writer.write(piece(events[0].encode()))
+            await paused.wait()
+            writer.write(b"".join(piece(event.encode()) for event in events[1:]) + END)
+
+        async def go_on(reader: AnswerReader) -> None:
+            await asyncio.sleep(0.05)  # longer than a loopback connection needs
+            reader.paused = False
+            reader.take()
+
+        tasks: list[asyncio.Task[None]] = []
+
+        def receive(reader: AnswerReader, _chunk: Chunk) -> bool:
+            if not tasks:
+                reader.paused = True
+                tasks.append(asyncio.create_task(go_on(reader)))
+                paused.set()
+            return True
+
+        return await read_from(send_the_rest_when_paused, receive, silence_seconds=1.0)
+
+    assert asyncio.run(read()) == Read(tokens, None, reusable=True)
+
+
 def test_a_server_that_falls_silent_is_given_up() -> None:
     async def hang(writer: asyncio.StreamWriter) -> None:
         writer.write(piece(b"data: 1\n\n"))

@@ -1,3 +1,5 @@
+"""The headers of calls, and which connections are used again."""
+
 import asyncio
 import threading
 from collections.abc import Mapping
@@ -5,8 +7,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from engine.remote.interface import EngineFault, GenerateCall
+from engine.remote.interface import EngineFault, GenerateCall, HttpRequest
 from engine.remote.protocols.vllm_protocol import VllmProtocol
+from engine.remote.servers import http_client
 from engine.remote.servers.http_client import EngineClient
 from tests.support.engines import make_request
 
@@ -53,3 +56,33 @@ def test_a_call_for_a_traced_response_has_its_traceparent() -> None:
 
 def test_a_call_for_any_other_has_none() -> None:
     assert "traceparent" not in headers_of_a_call(None)
+
+
+def test_an_idle_connection_is_not_used_when_the_server_may_be_closing_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert http_client.KEEP_ALIVE_SECONDS <= 4  # the servers' own is 5 s
+    monkeypatch.setattr(http_client, "KEEP_ALIVE_SECONDS", 0.05)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers one request, and closes the connection when the next one comes."""
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await reader.read(1)
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = EngineClient(VllmProtocol(), None, None, 10.0)
+        client.open()
+        try:
+            for _ in range(2):
+                assert await client.fetch(url, HttpRequest("POST", "/detokenize")) == (200, b"{}")
+                await asyncio.sleep(0.1)  # longer than the connection is kept
+        finally:
+            await client.close()
+            server.close()
+
+    asyncio.run(main())

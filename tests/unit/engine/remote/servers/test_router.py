@@ -308,6 +308,19 @@ def test_a_removed_server_ends_its_calls_and_gets_no_new_ones() -> None:
     assert router.endpoints() == ()
 
 
+def test_a_removed_server_is_probed_as_long_as_it_has_calls() -> None:
+    router = router_of(1)
+    endpoint = call(router, digests("a"))
+    router.set_urls([])
+    for now in (PROBE_SECONDS, 2 * PROBE_SECONDS):
+        assert router.needs_probe(now) == [endpoint]
+        assert router.needs_probe(now) == []
+        router.probed(endpoint, MODEL, None, now)
+        assert endpoint.state == "draining"
+    router.end(endpoint, None, 0)
+    assert router.needs_probe(99) == []
+
+
 def test_a_removed_server_that_comes_back_in_time_goes_on() -> None:
     router = router_of(1)
     endpoint = call(router, digests("a"))
