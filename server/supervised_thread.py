@@ -150,10 +150,10 @@ class SupervisedThread:
         self.request_stop()
         self.join()
 
-    def join(self) -> None:
+    def join(self, seconds: float | None = None) -> None:
         """Waits for the thread's end, if it was started; returns at once on the thread itself."""
         if self._started and threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(seconds)
 
     def wake(self) -> None:
         """Ends the current `wait`, or the next one. Any thread; never waits."""

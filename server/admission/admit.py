@@ -6,8 +6,8 @@ after the commit the response reaches a terminal status in any case.
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from uuid import UUID
 
@@ -43,6 +43,7 @@ from server.quotas.rate_limits import RateLimits, Reservation, reserved_tokens
 from server.recording.recorder import Recorder
 from server.store.content.item_rows import stored_items_of
 from server.store.database import Connection, Database
+from server.store.database_errors import AlreadyThere
 from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
 
@@ -87,15 +88,37 @@ class Admission:
         self.storage = StorageQuota(database, config.max_stored_bytes_of_tenant)
         self.rates = RateLimits(database) if rates is None else rates
         self._budgets = Budgets(database)
-        self._closed = threading.Event()
+        self._closed = False
+        self._under_way = 0
+        self._changed = threading.Condition()
 
     @property
     def open(self) -> bool:
-        return not self._closed.is_set()
+        return not self._closed
 
     def close(self) -> None:
         """Refuse every later request."""
-        self._closed.set()
+        with self._changed:
+            self._closed = True
+
+    def wait_settled(self, seconds: float) -> None:
+        """After `close`: waits until the requests that came before it run, or are refused."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._under_way == 0, max(0.0, seconds))
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Surrounds a request's admission. Raises Overloaded after `close`."""
+        with self._changed:
+            if self._closed:
+                raise Overloaded("The server is shutting down.")
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
 
     def admit(
         self,
@@ -135,7 +158,8 @@ class Admission:
         Their ids are derived from the first one's, which the idempotency key is stored with. Without
         `input_items` there is one request, whose `input` is read.
         """
-        accepted = self._admit(caller, requests, idempotency_key, input_items, prior_items, generate)
+        with self._entered():
+            accepted = self._admit(caller, requests, idempotency_key, input_items, prior_items, generate)
         note_responses([one.id for one in accepted])
         return accepted
 
@@ -148,8 +172,6 @@ class Admission:
         prior_items: Sequence[Item] | None,
         generate: bool,
     ) -> list[AcceptedResponse]:
-        if self._closed.is_set():
-            raise Overloaded("The server is shutting down.")
         find_previous = partial(
             find_previous_attempt, self._database, self._hub, caller, idempotency_key, len(requests)
         )
@@ -245,11 +267,12 @@ class Admission:
         try:
             if prepared[0].stored:
                 return self._accept(prepared)
+            starts = self._begin(prepared)  # may ask the database, and nothing may fail after the claim
             if prepared[0].idempotency_key:
                 for response in ids:  # for a request that is sent again as soon as the key is claimed
                     self._hub.prepare(response)
                 self._database.retry(lambda connection: self._writer.claim_key(connection, prepared[0]))
-            return self._begin(prepared)
+            return starts
         except BaseException:
             self.rates.drop(ids)
             for response in ids:
@@ -263,25 +286,34 @@ class Admission:
 
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
         """Commit the responses with their input and first events."""
-        attempts = itertools.count()
+        tries = 0
         starts = self._begin(prepared)
         rows = iter(stored_items_of([item for new in prepared for item in new.resolved_input.new]))
         input_items = [list(itertools.islice(rows, len(new.resolved_input.new))) for new in prepared]
 
         def write(connection: Connection) -> None:
-            again = next(attempts) > 0
+            nonlocal tries
+            tries += 1
             for new, start, items in zip(prepared, starts, input_items, strict=True):
-                self._writer.write(connection, new, start, items, again=again)
+                self._writer.write(connection, new, start, items, again=tries > 1)
 
         def write_all(connection: Connection) -> None:
             write(connection)
             crashpoint("accept.written")
 
-        if len(prepared) == 1 and self._writer.is_one_statement(prepared[0], input_items[0]):
-            crashpoint("accept.written")  # the statement commits itself
-            self._database.autocommit(write)
-        else:
-            self._database.retry(write_all)
+        def commit() -> None:
+            if len(prepared) == 1 and self._writer.is_one_statement(prepared[0], input_items[0]):
+                crashpoint("accept.written")  # the statement commits itself
+                self._database.autocommit(write)
+            else:
+                self._database.retry(write_all)
+
+        try:
+            commit()
+        except AlreadyThere:  # an earlier try, which was not confirmed, committed after it was looked for
+            if tries == 1:
+                raise
+            commit()
         crashpoint("accept.committed")
         return starts
 

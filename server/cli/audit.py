@@ -12,7 +12,7 @@ from server.cli.command import Subcommands, add_command, opened_database, print_
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
-from server.maintenance.audit_run import Tally, violations
+from server.maintenance.audit_run import Tally, audit_connection, violations
 from server.process.open_database import OpenDatabase
 from server.protocol.ids import response_id
 from server.store import audit_snapshot as store
@@ -80,7 +80,7 @@ def _audit(opened: OpenDatabase, options: argparse.Namespace) -> int:
         _require_current(opened.url)
         opened.check_sessions()
         database = opened.connect(1)
-        with closing(database), database.dedicated_connection("audit") as connection:
+        with closing(database), audit_connection(database) as connection:
             scope = _scope(connection, options)
             for violation in violations(connection, scope, Limits(), tally):
                 print_result(_line(violation, as_json=options.json))

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from server.maintenance import audit_responses as invariants
 from server.maintenance.audit_images import check_conversation, check_image
@@ -11,7 +13,11 @@ from server.store import audit_images
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
 from server.store.content import responses
-from server.store.database import Connection
+from server.store.database import Connection, Database
+from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
+
+STATEMENT_SECONDS: Final = 3600
+"""For a look through a whole table for rows of no response, which a request could not wait for."""
 
 
 @dataclass(slots=True)
@@ -23,6 +29,16 @@ class Tally:
     served: bool = False
     """Whether a replica is alive."""
     violations: Counter[str] = field(default_factory=Counter)
+
+
+@contextmanager
+def audit_connection(database: Database) -> Iterator[Connection]:
+    """A connection on which a statement may read a table of any size."""
+    limits = {**REQUEST_TIMEOUTS, "statement_timeout": f"{STATEMENT_SECONDS}s"}
+    with database.dedicated_connection("audit", limits=limits) as connection:
+        with psycopg_connection(connection) as raw:
+            raw.timeout_seconds = STATEMENT_SECONDS
+        yield connection
 
 
 def tenants_of(connection: Connection, scope: Scope) -> list[str]:

@@ -49,7 +49,8 @@ class Outcome:
     rows: Counter[str] = field(default_factory=Counter)
     """Removed rows by table; of `usage_ledger` and `audit_trail` also those without their names now."""
     unfinished: int = 0
-    """Responses that have not ended yet, so that nothing of them was removed."""
+    """Responses that have not ended yet, so that nothing of them was removed. Those of others count that run
+    in a conversation with items of the user: what the user made goes after them."""
     later_responses: int = 0
     """Responses of others that went on from the user's, so that their history is the user's."""
     readers: list[str] = field(default_factory=list)
@@ -194,12 +195,17 @@ class Erasure:
         return True
 
     def _remove_user(self, doomed: Sequence[UUID], found: UserRows) -> None:
-        """The ledger comes last: it names responses that are gone already."""
+        """The ledger comes last: it names responses that are gone already, and tells whose items are."""
         subject = self._subject
         for conversation in sorted(found.conversations):
             take = partial(user_rows.take_out_of_conversation, subject=subject, conversation=conversation)
-            whole, items = self._transaction(take)
-            self.outcome.rows.update(conversations=whole, conversation_items=items)
+            taken = self._transaction(take)
+            if taken is None:
+                self.outcome.unfinished += 1
+            else:
+                self.outcome.rows.update(conversations=taken[0], conversation_items=taken[1])
+        if self.outcome.unfinished:
+            return
         known = {*doomed, *self._own}
         if not self._keeps_trail():
             for names in _chunks(public_names([*known, *found.conversations])):

@@ -28,7 +28,7 @@ from server.store.content import (
 from server.store.content.conversation_expiry import ConversationKey
 from server.store.content.deletion import EVERYTHING, ExpiredRange
 from server.store.content.image_removal import UseKey
-from server.store.database import Database, clock
+from server.store.database import Connection, Database, clock
 from server.store.database_errors import DatabaseError, first_line
 from server.store.disk_space import Disk, Shortage
 from server.store.schema import partitions
@@ -46,9 +46,19 @@ CONVERSATION_SECONDS = 3600.0
 STATISTICS_SECONDS = 600.0
 """How often the statistics of partitioned tables are looked at."""
 ANALYZE_SECONDS = 900
+STOP_SECONDS = 5.0
+"""For the statement under way when the process ends; a survey of a partition may take minutes."""
 SENDS = 10
 """The time-outs of sending for which a slow reader may take until it queries again and learns that its
 response has ended. Its page of frames is sent in fewer pieces than that."""
+
+
+Pause = Callable[[float], bool]
+"""Called after every batch with its duration in seconds; if it returns True, the work ends."""
+
+
+def _go_on(_seconds: float) -> bool:
+    return False
 
 
 class DiskShort(Exception):
@@ -110,13 +120,12 @@ def purge(
     database: Database,
     disk: Disk,
     quiet: float,
-    pause: Callable[[float], bool] = lambda _seconds: False,
+    pause: Pause = _go_on,
     ranges: Sequence[ExpiredRange] = EVERYTHING,
 ) -> Purged:
     """Purges row by row until nothing expired is left in `ranges`. Raises DiskShort, DatabaseError.
 
-    `pause` is called after every batch with the batch's duration in seconds; if it returns True, the purge
-    ends.
+    `pause` is called after every batch, and may end the purge.
     """
     done = Purged()
     while True:
@@ -146,15 +155,13 @@ def drop_partitions(disk: Disk, drop: PartitionDrop) -> Purged:
     return Purged(lost.total(), 0, lost)
 
 
-def purge_conversations(
-    database: Database, days: int, pause: Callable[[float], bool] = lambda _seconds: False
-) -> Purged:
+def purge_conversations(database: Database, days: int, pause: Pause = _go_on) -> Purged:
     """Deletes the conversations that have expired, each in a transaction of its own. Raises DatabaseError.
 
     `days` is the server's setting. `pause` is called after every one, as `purge` does it.
     """
     done: Counter[str] = Counter()
-    for key in expired_conversations(database, days):
+    for key in expired_conversations(database, days, pause):
         began = time.monotonic()
         with database.begin() as connection:
             done[key.tenant] += conversation_expiry.delete_expired(connection, days, key)
@@ -163,19 +170,26 @@ def purge_conversations(
     return Purged(conversations=+done)
 
 
-def expired_conversations(database: Database, days: int) -> Iterator[ConversationKey]:
-    """The conversations that nothing has changed for so long. Raises DatabaseError."""
+def expired_conversations(database: Database, days: int, pause: Pause = _go_on) -> Iterator[ConversationKey]:
+    """The conversations that nothing has changed for so long. Raises DatabaseError.
+
+    `pause` is called after every page of those that are looked at, as `purge` does it.
+    """
     after: ConversationKey | None = conversation_expiry.FIRST
     with database.begin() as connection:
         if not conversation_expiry.may_expire(connection, days):
             return
     while after is not None:
+        began = time.monotonic()
         with database.begin() as connection:
             expired, after = conversation_expiry.expired_after(connection, days, after)
+        seconds = time.monotonic() - began
         yield from expired
+        if pause(seconds):
+            return
 
 
-def remove_images(database: Database, pause: Callable[[float], bool] = lambda _seconds: False) -> int:
+def remove_images(database: Database, pause: Pause = _go_on) -> int:
     """Removes pictures that no item names any more; returns how many. Raises DatabaseError."""
     removed = 0
     while True:
@@ -187,16 +201,26 @@ def remove_images(database: Database, pause: Callable[[float], bool] = lambda _s
             return removed
 
 
-def fold(database: Database) -> None:
+def fold(database: Database, pause: Pause = _go_on) -> None:
     """Merges each tenant's storage changes into its total, what each key spent, and the usage of each day.
 
-    Raises DatabaseError.
+    `pause` is called between batches, as `purge` does it. Raises DatabaseError.
     """
     for merge in (storage_usage.fold_changes, spend.fold, usage_days.count_old, usage_days.fold):
-        more = True
-        while more:
-            with database.begin() as connection:
-                more = merge(connection)
+        if not _in_batches(database, merge, pause):
+            return
+
+
+def _in_batches(database: Database, work: Callable[[Connection], bool], pause: Pause) -> bool:
+    """Repeats a transaction while it finds more to do; False if `pause` ended that."""
+    while True:
+        began = time.monotonic()
+        with database.begin() as connection:
+            more = work(connection)
+        if not more:
+            return True
+        if pause(time.monotonic() - began):
+            return False
 
 
 def add_partitions(database: Database, retention_days: int) -> None:
@@ -224,17 +248,24 @@ def analyze(database: Database) -> None:
                 partitions.analyze(connection, table)
 
 
-def remove_old(database: Database, ledger_days: int, ranges: Sequence[ExpiredRange] = EVERYTHING) -> None:
+def remove_old(
+    database: Database,
+    ledger_days: int,
+    ranges: Sequence[ExpiredRange] = EVERYTHING,
+    pause: Pause = _go_on,
+) -> None:
     """Removes old entries of the ledger in `ranges`, what goes with them, and replicas that ended long ago.
 
-    Raises DatabaseError.
+    `pause` is called between batches, as `purge` does it. Raises DatabaseError.
     """
     for expired in ranges if ledger_days else ():
-        more = True
-        while more:
-            with database.begin() as connection:
-                removed = usage_ledger.remove_older(connection, ledger_days, expired)
-            more = removed == usage_ledger.MAX_REMOVED
+
+        def remove(connection: Connection, expired: ExpiredRange = expired) -> bool:
+            removed = usage_ledger.remove_older(connection, ledger_days, expired)
+            return removed == usage_ledger.MAX_REMOVED
+
+        if not _in_batches(database, remove, pause):
+            return
     with database.begin() as connection:
         usage_days.forget_users(connection)
         refused_requests.forget(connection)
@@ -267,8 +298,12 @@ class Retention:
         self.thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the current batch."""
-        self.thread.stop()
+        """Ends the thread after the current batch, or after STOP_SECONDS with the process.
+
+        Whatever it does may be broken off at any point.
+        """
+        self.thread.request_stop()
+        self.thread.join(STOP_SECONDS)
 
     def _turn(self) -> None:
         until_purge = self._purged_at + self._every - time.monotonic()
@@ -283,7 +318,7 @@ class Retention:
                 self._purge()
             if self._disk.shortage() is None:
                 remove_images(self._database, self.thread.wait)
-                fold(self._database)
+                fold(self._database, self.thread.wait)
         except DatabaseError as error:
             log.warning("purge failed, trying again later: %s", type(error).__name__)
 
@@ -334,6 +369,7 @@ class Retention:
     def _remove_old(self) -> None:
         with self.thread.idle():
             self._drop.run_ledger()
-        remove_old(self._database, self._ledger_days, self._drop.entries_row_by_row())
+        ranges = self._drop.entries_row_by_row()
+        remove_old(self._database, self._ledger_days, ranges, self.thread.wait)
         with self._database.begin() as connection:
             self._scanned = image_removal.repair_uses(connection, self._scanned)

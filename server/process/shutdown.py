@@ -61,7 +61,8 @@ class Shutdown:
         recorder.release_background_runs()
         for response in background:
             services.tool_loop.cancel(response)  # stops the engine; the recorder no longer records this one
-        if not recorder.wait_idle(seconds):
+        services.admission.wait_settled(seconds)  # what is being accepted begins to run
+        if not recorder.wait_idle(max(0.0, until - monotonic())):
             for run in recorder.active_runs():
                 recorder.fail_run(
                     run.facts.id, "The server was stopped while it was generating this response."

@@ -3,13 +3,23 @@
 from typing import Literal
 
 import psycopg
-from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    SQLAlchemyError,
+)
 
 DatabaseError = SQLAlchemyError
 """Raised by store functions when Postgres is unreachable or reports an error."""
 
 TransientError = (OperationalError, InterfaceError, InternalError)
 """Errors that may pass: a lost or timed out connection, a restarting server, a full disk."""
+
+AlreadyThere = IntegrityError
+"""A row with that key is there, or another constraint does not hold."""
 
 CommitFailure = Literal["unavailable", "timed_out", "rejected", "ownership_lost", "schema_mismatch"]
 """`unavailable`: the database does not answer, or cannot write anything for now.

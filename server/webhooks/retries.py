@@ -72,7 +72,7 @@ def retry_after_seconds(header: str | None, now: datetime) -> float:
         return min(float(text[:10]), MAX_RETRY_AFTER_SECONDS)
     try:
         when = parsedate_to_datetime(text)
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):  # a year or a zone of twenty digits overflows
         return 0.0
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)

@@ -7,9 +7,9 @@ what a process that was killed had claimed is attempted again by any other.
 
 import logging
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic
 from uuid import UUID
@@ -35,6 +35,8 @@ LEASE_MARGIN_SECONDS = 5.0
 POLL_SECONDS, IDLE_POLL_SECONDS = 1.0, 5.0
 """How often is looked for due deliveries, and for the first endpoint while there is none."""
 HOUSEKEEPING_SECONDS = 10.0
+HOUSEKEEPING_TURN_SECONDS = 1.0
+"""After which deliveries are sent again before the rest is done."""
 STOP_SECONDS = 5.0
 """For the attempts under way when the process ends."""
 _GONE = "The receiver answered 410 Gone."
@@ -72,7 +74,8 @@ class WebhookSender:
         """Endpoints that answered 410, with what they were sent."""
         self._senders: list[SupervisedThread] = []
         self._are_endpoints = False
-        self._housekeeping_at = 0.0
+        self._housekeeping_at = -inf
+        self._deleted_after = outbox.LONG_AGO
 
     def start(self) -> None:
         self.thread.start()
@@ -104,9 +107,10 @@ class WebhookSender:
             return
         try:
             self.send_due()
-            if self._are_endpoints and monotonic() - self._housekeeping_at > HOUSEKEEPING_SECONDS:
+            if monotonic() - self._housekeeping_at > HOUSEKEEPING_SECONDS:  # also after the last endpoint
                 self._housekeeping_at = monotonic()
-                self._keep_house()
+                if not self.keep_house():
+                    self._housekeeping_at = -inf
         except DatabaseError as error:
             log.warning("webhooks wait for the database: %s", type(error).__name__)
             self.thread.wait(POLL_SECONDS)
@@ -196,8 +200,25 @@ class WebhookSender:
         self._answered.put((delivery, answer))
         self.thread.wake()
 
-    def _keep_house(self) -> None:
-        """Gives up what nobody wants any more and deletes what is old."""
+    def keep_house(self) -> bool:
+        """Gives up what nobody wants any more and deletes what is old; returns whether nothing is left of it.
+
+        Raises DatabaseError.
+        """
+        until = monotonic() + HOUSEKEEPING_TURN_SECONDS
+        more = True
+        while more:
+            if self.thread.stopping or monotonic() > until:
+                return False
+            more = self._give_up_unwanted()
+            with self._database.begin() as connection:
+                deleted = outbox.delete_ended(connection, self._deleted_after)
+            self._deleted_after = deleted.after
+            more = more or deleted.more
+        return True
+
+    def _give_up_unwanted(self) -> bool:
+        """Gives up a batch; returns whether there may be more."""
         with self._database.begin() as connection:
             given_up = outbox.give_up_unwanted(connection)
         for one in given_up:
@@ -208,15 +229,7 @@ class WebhookSender:
                 webhook_endpoint_id(one.endpoint_id),
                 one.reason,
             )
-        delete_old(self._database, lambda: self.thread.stopping)
-
-
-def delete_old(database: Database, stopping: Callable[[], bool] = lambda: False) -> None:
-    """Deletes old deliveries that do not wait any more. Raises DatabaseError."""
-    more = True
-    while more and not stopping():
-        with database.begin() as connection:
-            more = outbox.delete_ended(connection)
+        return bool(given_up)
 
 
 def _log_attempt(delivery: Claimed, verdict: Verdict) -> None:

@@ -82,6 +82,29 @@ def test_a_user_is_gone_with_what_others_said_after_and_the_ledger_keeps_the_tok
         assert connection.execute(sums).fetchall() == used
 
 
+def test_what_a_user_said_goes_from_a_conversation_when_the_response_of_another_in_it_has_ended(
+    start_server: StartServer, database_url: str
+) -> None:
+    server = start_server(**PACED)
+    key = make_key(database_url, "--tenant", "acme")
+    name = "ada-5f@example.org"
+    with (
+        closing(Client(server.api, key.text, "of-ada-5f")) as ada,
+        closing(Client(server.api, key.text, "of-bob-9d")) as bob,
+    ):
+        shared = bob.post("/conversations")["id"]
+        who = {"conversation": shared, "max_output_tokens": 4}
+        own = ada.say("mine", safety_identifier=name, **who)["id"]
+        stays = bob.say("his", safety_identifier="bob", **who)["id"]
+        runs = bob.say("and his", safety_identifier="bob", conversation=shared, background=True)["id"]
+        user = ("--tenant", "acme", "--user", name)
+        assert "1 responses have not ended" in erase(database_url, *user, "--seconds", "1", code=1)
+        bob.post(f"/responses/{runs}/cancel")
+        erase(database_url, *user)
+        assert traces(database_url, "of-ada-5f", name, own) == []
+        assert bob.get(f"/responses/{stays}").status_code == 200
+
+
 def test_without_any_server_what_runs_and_waits_is_ended_by_the_command(
     start_server: StartServer, database_url: str
 ) -> None:

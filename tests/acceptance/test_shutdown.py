@@ -1,10 +1,12 @@
 """SIGTERM: what runs may finish, what cannot is told so, and the exit code is 0."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection, HTTPMessage
 
 import httpx
+import psycopg
 
 from tests.fix_server import StartServer
 from tests.support.eventually import eventually
@@ -43,6 +45,36 @@ def test_stream_that_is_too_long_ends_failed_when_server_is_asked_to_end(start_s
     kept = httpx.get(f"{server.api}/responses/{final.json['response']['id']}").json()
     assert kept == final.json["response"]
     assert "Traceback" not in server.said()
+
+
+def test_response_that_is_being_accepted_when_server_is_asked_to_end_may_finish(
+    start_server: StartServer, database_url: str
+) -> None:
+    server = start_server(scripted_tokens=60, scripted_step_seconds=0.02)
+    first = httpx.post(f"{server.api}/responses", json={**HELLO, "max_output_tokens": 1}).json()
+    follow_up = {**HELLO, "previous_response_id": first["id"]}
+
+    def read() -> bytes:
+        with create(server.url, follow_up) as stream:
+            return stream.read()
+
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(database_url) as holder:
+        holder.execute("select from responses for update")
+        raw = pool.submit(read)
+        eventually(lambda: waits_for_a_lock(database_url))
+        server.ask_to_end()
+        eventually(lambda: is_draining(server))
+        refused = httpx.post(f"{server.api}/responses", json=HELLO)
+        assert refused.status_code == 503, "what is being accepted keeps the server from its end"
+        holder.rollback()
+        assert parse(raw.result())[-1].event == "response.completed"
+    assert server.wait() == 0
+
+
+def waits_for_a_lock(database_url: str) -> bool:
+    query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    with psycopg.connect(database_url) as connection:
+        return connection.execute(query).fetchone() is not None
 
 
 def test_new_responses_are_refused_while_server_drains(start_server: StartServer) -> None:

@@ -7,6 +7,7 @@ was made and once after. Whatever the point, the request is answered and everyth
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from threading import Lock
 from typing import Any, Literal, get_args
 from uuid import UUID
@@ -14,10 +15,12 @@ from uuid import UUID
 import msgspec
 import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from engine.request import CheckedRequest, EngineRequest, Failed, Finished, Outbound
 from engine.scripted_engine import Fault, Script, ScriptedConfig, ScriptedEngine
 from server.admission.admit import Admission
+from server.admission.prepare_runs import IdempotencyKey
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.delivery.hub import Abandonment
@@ -29,6 +32,8 @@ from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
+from server.store.content import responses
+from server.store.database import Connection
 from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
 from server.store.timeout_connection import TimeoutConnection
@@ -229,6 +234,47 @@ def test_a_request_is_served_whichever_exchange_with_the_database_is_lost(
             break
         tally["F22", f"exchanges lost, {kind}"] += 1
     assert LEAST_CALLS <= exchanges.count < number, "there are more exchanges than were tried"
+
+
+@pytest.mark.parametrize("kind", ["foreground", "background"])
+def test_a_response_is_accepted_once_when_a_commit_that_was_not_confirmed_comes_after_it_was_looked_for(
+    watched_url: str, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+    insert = responses.insert
+
+    def lost_at_first(connection: Connection, *row: Any) -> bool:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise OperationalError("insert", None, psycopg.OperationalError("the connection is lost"))
+        if tries == 2:
+            with server.bench.database.begin() as still_running:
+                insert(still_running, *row)
+        return insert(connection, *row)
+
+    monkeypatch.setattr(responses, "insert", lost_at_first)
+    with serving(watched_url) as server:
+        check_one(server, server.serve(kind), kind, "incomplete")
+    assert tries == 2
+
+
+def test_a_key_is_not_taken_by_a_request_that_is_refused_because_the_database_is_away(
+    watched_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = IdempotencyKey("key", b"digest")
+    request = CreateResponse(model="model", input="Hi", max_output_tokens=TOKENS, store=False)
+
+    def away() -> datetime:
+        raise OperationalError("clock", None, psycopg.OperationalError("the connection is lost"))
+
+    with serving(watched_url) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(server.bench.database, "now", away)
+            with pytest.raises(DatabaseError):
+                server.admission.admit(Caller(TENANT, None), request, key)
+        assert server.admission.admit(Caller(TENANT, None), request, key).items
+        assert server.bench.recorder.wait_idle(5.0)
 
 
 @pytest.mark.parametrize("at_token", [2, *faults_only(0, TOKENS - 1)])

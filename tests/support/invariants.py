@@ -10,7 +10,7 @@ from contextlib import closing
 import psycopg
 
 from server.maintenance.audit_responses import Limits, Violation
-from server.maintenance.audit_run import Tally, violations
+from server.maintenance.audit_run import Tally, audit_connection, violations
 from server.protocol.responses import response as states
 from server.store.audit_snapshot import Scope
 from server.store.database import Database
@@ -43,7 +43,7 @@ def check(database_url: str, limits: Limits = AT_REST) -> None:
 def find(database_url: str, limits: Limits = AT_REST, scope: Scope | None = None) -> list[Violation]:
     """What is wrong in the database."""
     database = Database(database_url, pool_size=1)
-    with closing(database), database.dedicated_connection("audit") as connection:
+    with closing(database), audit_connection(database) as connection:
         return list(violations(connection, scope or Scope(), limits, Tally()))
 
 

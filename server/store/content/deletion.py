@@ -188,6 +188,7 @@ _LOCK = _for_keys(
     for update skip locked
     """
 )
+_EXISTING = _for_keys("select tenant, id from responses where (tenant, id) in THESE")
 _HAVE_SUCCESSOR = _for_keys(
     """
     select distinct tenant, previous_id from responses
@@ -276,12 +277,11 @@ def _purge_slice(
     deleted_parents = {
         ResponseKey(tenant, id_): deleted for tenant, id_, deleted in _select(connection, _LOCK, parents)
     }
+    held = {ResponseKey(*row) for row in _select(connection, _EXISTING, parents - deleted_parents.keys())}
     needed = {ResponseKey(*row) for row in _select(connection, _HAVE_SUCCESSOR, keys)}
+    # Parents that are not there, such as those of a user's responses that were imported, keep no child.
     leaves = [
-        candidate
-        for candidate in due
-        if candidate.key not in needed
-        and (candidate.previous is None or candidate.previous in deleted_parents)
+        candidate for candidate in due if candidate.key not in needed and candidate.previous not in held
     ]
     removed = {candidate.key for candidate in leaves}
     bereft = {candidate.previous for candidate in leaves if candidate.previous is not None}
@@ -290,7 +290,7 @@ def _purge_slice(
     tombstones = needed - bereft
     _execute(connection, _MARK_TOMBSTONE, tombstones)
     _execute(connection, _MARK_ALL_DELETED, live - removed - tombstones)
-    _execute(connection, _EXPIRE_NOW, {key for key in bereft - keys if deleted_parents[key]})
+    _execute(connection, _EXPIRE_NOW, {key for key in bereft - keys if deleted_parents.get(key)})
     by_tenant = Counter(key.tenant for key in live)
     return PurgeBatch(len(live), rows, bool(live or removed or tombstones), by_tenant)
 

@@ -99,6 +99,7 @@ class Walk:
 
 
 _LOCK = text("select id from conversations where tenant = :tenant and id = :id for update skip locked")
+_EXISTS = text("select 1 from conversations where tenant = :tenant and id = :id")
 _OTHERS = text(
     f"""
     select 1 from conversation_items i where i.tenant = :tenant and i.conversation_id = :id
@@ -141,23 +142,27 @@ _ADVANCE = text(
 )
 
 
-def take_out_of_conversation(connection: Connection, subject: Subject, conversation: UUID) -> tuple[int, int]:
+def take_out_of_conversation(
+    connection: Connection, subject: Subject, conversation: UUID
+) -> tuple[int, int] | None:
     """Removes a user's items from a conversation, or all of it if no one else's response brought an item.
 
-    The metadata of one that the user began go, too. Returns how many conversations and items are gone;
-    neither while it is locked or a response runs in it.
+    The metadata of one that the user began go, too. Returns how many conversations and items are gone; None
+    if something is to be removed and it is locked or a response runs in it. What names the user must stay
+    until it is neither: nothing else tells whose the items are.
     """
     place = {**subject.parameters, "id": conversation}
     if connection.execute(_LOCK, place).first() is None:
+        return (0, 0) if connection.execute(_EXISTS, place).first() is None else None
+    is_whole = connection.execute(_OTHERS, place).first() is None
+    items = [] if is_whole else connection.execute(_OWN_ITEMS, place).all()
+    if not (is_whole or items):
         return 0, 0
     if conversations.has_unfinished_response(connection, subject.tenant, conversation):
-        return 0, 0
-    if connection.execute(_OTHERS, place).first() is None:
+        return None
+    if is_whole:
         conversations.delete(connection, subject.tenant, conversation)
         return 1, 0
-    items = connection.execute(_OWN_ITEMS, place).all()
-    if not items:
-        return 0, 0
     chosen = {**place, "items": [row.id for row in items]}
     removed: int = connection.execute(_REMOVE_ITEMS, chosen).scalar_one()
     connection.execute(_ADVANCE, place)

@@ -1,10 +1,12 @@
 """Rows that a recorder wrote, damaged by SQL: what an audit of the database finds."""
 
 from datetime import timedelta
+from typing import cast
 from uuid import UUID
 
 import psycopg
 import pytest
+from sqlalchemy import text
 from sqlalchemy.exc import InternalError
 
 from server.maintenance.audit_responses import INVARIANTS, Limits
@@ -14,6 +16,7 @@ from server.store import audit_snapshot
 from server.store.audit_snapshot import Scope
 from server.store.content import deletion, responses
 from server.store.database import Database, clock
+from server.store.timeout_connection import REQUEST_TIMEOUTS, TimeoutConnection
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.support.builders import TENANT, kill, register, say, think
 from tests.support.invariants import check, find, strange_changes, watch_statuses
@@ -237,6 +240,16 @@ def test_an_audit_cannot_change_anything(bench: Bench) -> None:
 
     with pytest.raises(InternalError, match="read-only transaction"):
         write()
+
+
+def test_a_table_of_any_size_is_looked_through(
+    bench: Bench, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cast("dict[str, str]", REQUEST_TIMEOUTS), "statement_timeout", "100ms")
+    monkeypatch.setattr(TimeoutConnection, "timeout_seconds", 0.2)
+    large = "select 'acme', gen_random_uuid(), 1 from pg_sleep(0.4)"
+    monkeypatch.setattr(audit_snapshot, "_ORPHANS", [("items", text(large))])
+    assert [one.invariant for one in find(database_url)] == ["I16"]
 
 
 def test_responses_that_end_during_their_audit_are_seen_as_they_were(bench: Bench) -> None:

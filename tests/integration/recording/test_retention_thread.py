@@ -1,5 +1,6 @@
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -7,7 +8,8 @@ from uuid import UUID
 import pytest
 
 from server.configuration.settings import Config
-from server.maintenance.retention import DiskShort, Purged, Retention, purge
+from server.maintenance import retention
+from server.maintenance.retention import DiskShort, Purged, Retention, fold, purge, remove_old
 from server.protocol.ids import new_uuid
 from server.protocol.responses.response import Ending
 from server.store import log_append
@@ -98,6 +100,67 @@ def test_the_janitor_purges_again_and_again_until_it_is_stopped(database: Databa
         janitor.stop()
     plant(database, 3)
     assert len(left(database)) == 3
+
+
+def test_a_stop_does_not_wait_for_a_statement_that_takes_minutes(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, ends = threading.Event(), threading.Event()
+
+    def analyze(_database: Database) -> None:
+        began.set()
+        assert ends.wait(60)
+
+    monkeypatch.setattr(retention, "analyze", analyze)
+    monkeypatch.setattr(retention, "STOP_SECONDS", 0.1)
+    janitor = Retention(database, ROOMY, OFTEN, REPLICA)
+    janitor.start()
+    assert began.wait(20)
+    janitor.stop()
+    assert not ends.is_set()
+    ends.set()
+    janitor.thread.join()
+
+
+METERED = """
+    insert into usage_ledger
+        (tenant, response_id, model, status, stored, input_tokens, cached_tokens, output_tokens,
+         reasoning_tokens, started_at, finished_at, kind)
+    select 'acme', gen_random_uuid(), 'm', 'completed', true, 1, 0, 1, 0, now(), now() - interval '9 days', %s
+    from generate_series(1, 2500)
+"""
+
+
+@pytest.mark.parametrize("kind", ["response", None], ids=["removed", "counted"])
+def test_much_that_is_removed_or_counted_is_so_in_batches_between_which_the_thread_rests_or_ends(
+    database: Database, kind: str | None
+) -> None:
+    def left() -> int:
+        query = "select count(*) from usage_ledger where kind is not distinct from %s"
+        with database.begin() as connection:
+            found: int = connection.exec_driver_sql(query, (kind,)).scalar_one()
+            return found
+
+    def work(pause: Callable[[float], bool]) -> None:
+        if kind is None:
+            fold(database, pause)
+        else:
+            remove_old(database, 7, pause=pause)
+
+    rests: list[float] = []
+
+    def rest(seconds: float) -> bool:
+        rests.append(seconds)
+        return False
+
+    with database.begin() as connection:
+        connection.exec_driver_sql(METERED, (kind,))
+    work(lambda _seconds: True)
+    assert left() == 1500
+    work(rest)
+    assert left() == 0
+    assert rests
+    assert all(seconds > 0 for seconds in rests)
 
 
 def test_the_janitor_survives_a_full_disk_and_a_database_that_is_away(

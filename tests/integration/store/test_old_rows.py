@@ -7,6 +7,7 @@ import pytest
 from server.maintenance.retention import analyze, remove_old
 from server.protocol.ids import new_uuid
 from server.store.database import Database
+from tests.integration.store.test_retention import TABLES, drain, left, plant
 from tests.support.builders import TENANT, insert_response, register
 
 LEDGER = """
@@ -85,3 +86,17 @@ def test_the_planner_learns_how_large_a_partitioned_table_is(database: Database)
     with database.begin() as connection:
         known = connection.exec_driver_sql("select reltuples from pg_class where relname = 'usage_ledger'")
         assert known.scalar_one() == 3000
+
+
+def test_responses_whose_parent_is_not_there_go_and_keep_nobody_else(database: Database) -> None:
+    """As of one user's responses that were imported without those of others before them."""
+    replica = register(database)
+    with database.begin() as connection:
+        plant(connection, replica)
+        for _ in range(60):
+            parent = plant(connection, replica, expired=False)
+            plant(connection, replica, previous=parent)
+            for table, column in TABLES.items():
+                connection.exec_driver_sql(f"delete from {table} where {column} = %s", (parent,))  # noqa: S608
+    drain(database)
+    assert left(database) == {table: set() for table in TABLES}

@@ -215,8 +215,33 @@ def test_what_was_delivered_is_kept_three_days_and_what_was_given_up_seven(datab
     ):
         change(database, ended.format(column, age, response))
     with database.begin() as connection:
-        assert outbox.delete_ended(connection) is False
+        assert outbox.delete_ended(connection).more is False
     assert [row[0] for row in deliveries(database, "response_id")] == [made[0], made[2], made[4]]
+
+
+def test_what_was_given_up_is_looked_at_once_however_much_it_is(database: Database) -> None:
+    with database.begin() as connection:
+        endpoint = make_endpoint(connection, SEAL).stored.id
+    plant(database, endpoint, 6000, "given_up_at", "4 days")
+    plant(database, endpoint, 10, "delivered_at", "3 days 1 hour")
+    with database.begin() as connection:
+        first = outbox.delete_ended(connection)
+        second = outbox.delete_ended(connection, first.after)
+        third = outbox.delete_ended(connection, second.after)
+    assert (first.more, second.more, third.more) == (True, False, False)
+    assert third.after == second.after > first.after
+    assert len(deliveries(database, "id")) == 6000, "what was given up is kept for a week"
+
+
+def plant(database: Database, endpoint: UUID, count: int, column: str, age: str) -> None:
+    """Deliveries that ended so long ago, each at another time."""
+    change(
+        database,
+        "insert into webhook_deliveries (tenant, endpoint_id, event_id, response_id, type, give_up_at,"  # noqa: S608
+        f" {column}) select '{TENANT}', '{endpoint}', gen_random_uuid(), gen_random_uuid(),"
+        f" 'response.completed', now(), now() - interval '{age}' + make_interval(secs => n / 1000.0)"
+        f" from generate_series(1, {count}) n",
+    )
 
 
 def test_what_was_given_up_is_delivered_again_on_request(database: Database) -> None:

@@ -306,6 +306,26 @@ def test_an_endpoint_that_is_disabled_gets_what_waited_when_it_is_enabled_again(
         assert len(page) == 1
 
 
+def test_all_that_waits_for_the_last_endpoint_is_given_up_when_it_is_deleted(
+    database: Database, receiver: WebhookReceiver
+) -> None:
+    add(database, receiver)
+    (endpoint,) = listed(database)
+    change(
+        database,
+        "insert into webhook_deliveries (tenant, endpoint_id, event_id, response_id, type, give_up_at,"  # noqa: S608
+        f" next_attempt_at) select 'acme', '{endpoint.id}', gen_random_uuid(), gen_random_uuid(),"
+        " 'response.completed', now() + interval '3 days', now() + interval '1 hour'"
+        " from generate_series(1, 2500)",
+    )
+    with database.begin() as connection:
+        endpoints.delete_endpoint(connection, endpoint.id)
+    with running(database, door_to(receiver)) as sender:
+        eventually(lambda: sender.stats.given_up == 2500)
+    found = set(deliveries(database, "last_error, next_attempt_at is null"))
+    assert found == {("the endpoint was deleted", True)}
+
+
 def test_a_throttling_receiver_is_left_alone_for_as_long_as_it_asks(
     database: Database, receiver: WebhookReceiver
 ) -> None:

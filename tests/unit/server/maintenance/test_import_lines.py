@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import JSON, JSONB
 from server.maintenance import import_lines
 from server.maintenance.import_lines import BadLine, LineReader
 from server.store.transfer.columns import BadValue, from_json, to_json
+from tests.support.builders import make_echo
 
 FIRST = {"object": "export", "format": 1, "tenant": "acme"}
 RESPONSE = {
@@ -133,6 +134,16 @@ def test_a_value_is_the_same_after_an_export_and_an_import(type_: Any, value: An
     assert from_json(column, msgspec.json.encode(to_json(column, value))) == value
 
 
-def test_an_escaped_nul_is_no_json_of_ours() -> None:
-    with pytest.raises(BadValue):
-        from_json(Column("c", JSON()), b'{"a":"\\u0000"}')
+def test_an_escaped_nul_is_no_json_of_ours_but_in_what_a_model_said() -> None:
+    for column in (Column("request", JSON()), Column("metadata", JSONB())):
+        with pytest.raises(BadValue):
+            from_json(column, b'{"a":"\\u0000"}')
+    text = {"type": "output_text", "text": "a\0b", "annotations": []}
+    message = {"type": "message", "role": "assistant", "status": "completed", "content": [text]}
+    of_item = {"object": "response.item", "response_id": RESPONSE["id"], "side": 1, "idx": 0, "id": "msg_1"}
+    item = {**of_item, "type": "message", "payload": {"id": "msg_1", **message}}
+    item["created_at"] = RESPONSE["created_at"]
+    counts = {"response": 1, "response.item": 1}
+    response = {**RESPONSE, "request": make_echo()}
+    reader = read(FIRST, response, item, {"object": "end", "counts": counts})
+    assert dict(reader.counts) == counts

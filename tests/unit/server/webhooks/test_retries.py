@@ -77,6 +77,18 @@ def test_a_header_that_is_none_asks_for_nothing(header: str | None) -> None:
     assert retry_after_seconds(header, NOW) == 0
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Mon, 01 Jan 99999999999 00:00:00 GMT",
+        "Mon, 01 Jan 2026 00:00:00 +99999999999999999999",
+        "Mon, 01 Jan 2026 99999999999999999999:00:00 GMT",
+    ],
+)
+def test_a_date_whose_numbers_overflow_asks_for_nothing(header: str) -> None:
+    assert decide(Answer(429, header)) == (False, 5, 0, False)
+
+
 def test_a_pause_may_be_a_date() -> None:
     assert retry_after_seconds(format_datetime(NOW + timedelta(seconds=90), usegmt=True), NOW) == 90
     assert retry_after_seconds(format_datetime(NOW - timedelta(days=1), usegmt=True), NOW) == 0
