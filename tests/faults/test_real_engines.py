@@ -29,8 +29,9 @@ ENDS = ("killed", "worker killed", "out of memory", "stopped")
 FOLDER = Path(__file__).parents[2] / "demo" / MODEL
 STREAMS = 12
 TOKENS = 1500
-BEGUN = 40
-"""Events of a stream after which its server may end."""
+BEGUN = 6
+"""Events of a stream after which its server may end: with two servers on two cores one of them may send a
+hundred tokens at a time."""
 OUTPUT_BYTES = 1_000_000
 """Of a server's output, in which every call that failed has a traceback."""
 
