@@ -1,5 +1,6 @@
 """What vLLM's Chat Completions have beyond OpenAI's: tokens, the prompt's likelihood, echo, usage so far."""
 
+import os
 from typing import Any
 
 import httpx
@@ -8,7 +9,7 @@ from openai import OpenAI
 from tokenizers import Tokenizer
 
 from tests.fix_server import Connect
-from tests.support.server_process import MODEL, REPOSITORY, ServerProcess
+from tests.support.server_process import ENGINE_URL, MODEL, REPOSITORY, ServerProcess
 
 HELLO: list[Any] = [{"role": "user", "content": "Count to 3"}]
 BEGUN: list[Any] = [*HELLO, {"role": "assistant", "content": "1, 2"}]
@@ -110,7 +111,8 @@ def test_four_choices_of_a_long_prompt_are_computed_from_one_prefill(client: Ope
     told = client.chat.completions.create(
         model=MODEL, messages=long, n=4, temperature=1.5, seed=3, store=True
     )
-    assert len({choice.message.content for choice in told.choices}) > 1
+    drawn_here = ENGINE_URL not in os.environ  # a server's own generator may draw a likely answer twice
+    assert len({choice.message.content for choice in told.choices}) >= (4 if drawn_here else 2)
     usages = [client.responses.retrieve(choice_id(told.id, place)).usage for place in range(4)]
     prompts = [usage.input_tokens for usage in usages if usage]
     computed = [usage.input_tokens - usage.input_tokens_details.cached_tokens for usage in usages if usage]
