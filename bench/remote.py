@@ -15,7 +15,7 @@ from bench.clients import Capture, read_streams
 from bench.rounds import divide, tell
 from server.configuration.shipped_files import demo_model_folder
 from tests.support.server_process import ServerProcess
-from tests.support.vllm_server import PROGRAM, VllmServer, children, installed
+from tests.support.vllm_server import PROGRAM, VllmServer, installed, keep_to
 
 CONCURRENT = (1, 8, 32)
 TOKENS = 64
@@ -65,11 +65,9 @@ def _give_a_core_to(engine: VllmServer) -> None:
     first, *others = sorted(os.sched_getaffinity(0))
     if not others:
         return
-    server, worker = engine.pid, engine.worker()
-    (core,) = [child for child in children(server) if worker in children(child)]
-    for process, cores in ((os.getpid(), others), (server, others), (core, others), (worker, [first])):
-        for thread in os.listdir(f"/proc/{process}/task"):
-            os.sched_setaffinity(int(thread), cores)
+    keep_to(os.getpid(), others)
+    engine.keep_to(others)
+    keep_to(engine.worker(), [first])
 
 
 def _compare(streams: int, ours: int, theirs: int) -> None:

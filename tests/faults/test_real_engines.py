@@ -47,10 +47,21 @@ def engines() -> Iterator[Engines]:
             server.launch()
         for server in servers:
             eventually(server.is_ready, within=START_S)
+            leave_a_core(server)
         yield servers
     finally:
         for server in servers:
             server.stop()
+
+
+def leave_a_core(engine: VllmServer) -> None:
+    """Keeps the server off one core, as a GPU's server leaves the processors to others.
+
+    Two servers that compute on both of two cores let nothing else run for seconds.
+    """
+    _, *others = sorted(os.sched_getaffinity(0))
+    if others:
+        engine.keep_to(others)
 
 
 def greedy(choose: random.Random, number: int) -> Body:
@@ -150,6 +161,7 @@ def restart(engine: VllmServer, server: ServerProcess) -> None:
     """Returns when the server uses it again."""
     engine.kill()
     engine.start()
+    leave_a_core(engine)
     eventually(lambda: is_used(server, engine), within=PATIENCE_S)
 
 

@@ -111,7 +111,9 @@ class Attached:
             self.attempts += 1
             try:
                 self._attach(where().api)
-            except httpx.HTTPError:
+            except httpx.HTTPError as error:
+                if not isinstance(error, httpx.ConnectError):  # which come by the thousand
+                    log.warning("attempt %d after %r: %r", self.attempts, self.received[-40:], error)
                 given_up.wait(PAUSE_S)
         self.ended_at = monotonic()
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -124,6 +125,11 @@ class VllmServer:
         (worker,) = [child for child in children(core) if _name(child).startswith("VLLM::")]
         return worker
 
+    def keep_to(self, cores: Collection[int]) -> None:
+        """All of its processes run on these cores alone."""
+        for process in group(self.pid):
+            keep_to(process, cores)
+
     def stop(self) -> None:
         self.kill()
         self._output.close()
@@ -133,6 +139,18 @@ def children(pid: int) -> list[int]:
     """The processes that it has started."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for file in lists for child in file.read_text().split()]
+
+
+def group(pid: int) -> list[int]:
+    """The process, those that it has started, and those that these have started."""
+    return [pid, *(one for child in children(pid) for one in group(child))]
+
+
+def keep_to(pid: int, cores: Collection[int]) -> None:
+    """The process's threads run on these cores alone, and so do those that it starts."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(ProcessLookupError):  # the thread has ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _name(pid: int) -> str:
