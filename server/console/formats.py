@@ -1,13 +1,15 @@
 """How the console writes values: times, durations, numbers, sizes, JSON. Pure; `FILTERS` of its templates."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
 NOTHING: Final = "\N{EN DASH}"
 _SPREADSHEET_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+MAX_GROWTH: Final = 8
+"""How many characters indentation may add to each of a JSON text: that of nested lists is quadratic."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -75,13 +77,38 @@ def short_id(name: str | None) -> str:
 
 
 def pretty_json(value: Any) -> str:
-    """A JSON text, or a value, indented; a text that is no JSON as it is."""
+    """A JSON text, or a value, indented; a text that is no JSON, or would grow too much, as it is."""
     if isinstance(value, str | bytes):
+        text = value if isinstance(value, str) else value.decode(errors="replace")
         try:
-            value = json.loads(value)
+            value = json.loads(text)
         except (ValueError, RecursionError):
-            return value if isinstance(value, str) else value.decode(errors="replace")
+            return text
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    if _indentation(value) > MAX_GROWTH * len(text):
+        return text
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def _indentation(value: Any) -> int:
+    """The spaces before a value's keys and elements, two for each level."""
+    spaces, depth, level = 0, 0, [value]
+    while level:
+        depth += 2
+        level = [child for one in level for child in _children(one)]
+        spaces += depth * len(level)
+    return spaces
+
+
+def _children(value: Any) -> Iterable[Any]:
+    match value:
+        case Mapping():
+            return value.values()
+        case list() | tuple():
+            return value
+        case _:
+            return ()
 
 
 def csv_value(value: object) -> object:

@@ -64,3 +64,12 @@ def test_a_short_id_keeps_the_prefix_and_the_random_end() -> None:
 @pytest.mark.parametrize(("value", "text"), [('{"a":1}', '{\n  "a": 1\n}'), ("{", "{"), ([1], "[\n  1\n]")])
 def test_json_is_indented_and_other_texts_stay(value: object, text: str) -> None:
     assert formats.pretty_json(value) == text
+
+
+def test_json_does_not_grow_by_more_than_a_few_times_its_length() -> None:
+    nested = "[" * 900 + "]" * 900
+    hostile = f"[{','.join([nested] * 100)}]"
+    assert formats.pretty_json(hostile) == hostile
+    assert len(formats.pretty_json({"a": [nested, *([1] * 1000)]})) < 20_000
+    usual = '{"a": {"b": [{"c": [1, 2, {"d": "e"}]}]}}'
+    assert formats.pretty_json(usual).count("\n") == 14
