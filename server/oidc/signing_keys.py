@@ -79,11 +79,7 @@ class SigningKeys:
             now = self._clock()
             found = self._cache.find(kid, algorithm, now)
             if self._pending is None and self._cache.should_fetch(now, known=found is not None):
-                self._cache.begin(now)
-                self._pending = Future()
-                threading.Thread(
-                    target=self._run, args=[self._pending], name="issuer-keys", daemon=True
-                ).start()
+                self._begin_fetch(now)
             pending, failed = self._pending, self._cache.failed
         if found is not None:
             return found
@@ -92,6 +88,18 @@ class SigningKeys:
         if failed:
             raise Overloaded("The issuer of access tokens does not answer at the moment; try again.")
         raise refused("its issuer has no such key")
+
+    def _begin_fetch(self, now: float) -> None:
+        """Begins a fetch, with the lock held. Where no thread can be made it has failed."""
+        self._cache.begin(now)
+        pending: Future[None] = Future()
+        try:
+            threading.Thread(target=self._run, args=[pending], name="issuer-keys", daemon=True).start()
+        except RuntimeError as error:
+            log.warning("the keys of the issuer of access tokens could not be fetched: %s", error)
+            self._cache.fail()
+        else:
+            self._pending = pending
 
     def _run(self, pending: "Future[None]") -> None:
         keys: list[SigningKey] | None = None

@@ -9,6 +9,7 @@ from server.errors import NotAuthenticated, NotReady, Overloaded
 from server.oidc.key_set import SigningKey, read_keys
 from server.oidc.signing_keys import KEEP_S, PAUSE_S, REFRESH_S, SigningKeys
 from tests.support.eventually import eventually
+from tests.support.no_thread import no_thread
 from tests.support.token_issuer import jwks, token
 from tests.unit.server.oidc.conftest import Verifier
 
@@ -93,3 +94,14 @@ def test_callers_share_one_fetch_and_block_nowhere() -> None:
     may_answer.set()
     assert pending[0].result(10) is None
     assert keys.find("rsa", "RS256").kid == "rsa"
+
+
+def test_a_fetch_that_no_thread_can_make_is_repeated(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as machine:
+        machine.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(Overloaded, match="does not answer"):
+            verifier.verify(token())
+    verifier.issuer.now += PAUSE_S
+    assert verifier.verify(token()).tenant == "acme"
