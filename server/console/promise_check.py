@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Final
 
-from server.errors import Conflict
+from server.errors import Conflict, Overloaded
 from server.maintenance.audit_responses import Limits, Violation
 from server.maintenance.audit_run import Tally, response_violations, tenants_of
 from server.store.audit_snapshot import Scope
@@ -64,14 +64,22 @@ class PromiseCheck:
         return self._last
 
     def start(self, database: Database, stopping: threading.Event) -> None:
-        """Begins a run, which ends early when the server stops. Raises Conflict while one runs."""
+        """Begins a run, which ends early when the server stops.
+
+        Raises Conflict while one runs, and Overloaded where no thread can be made.
+        """
         with self._lock:
             if self._running_since is not None:
                 raise Conflict("A check is running already.")
             started = self._running_since = datetime.now(UTC)
-        threading.Thread(
+        run = threading.Thread(
             target=self._run, args=(database, stopping, started), name="promises", daemon=True
-        ).start()
+        )
+        try:
+            run.start()
+        except RuntimeError as error:
+            self._running_since = None
+            raise Overloaded("The server can begin no more threads; try again later.") from error
 
     def _run(self, database: Database, stopping: threading.Event, started: datetime) -> None:
         try:
