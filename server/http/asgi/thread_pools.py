@@ -88,7 +88,10 @@ class Threads:
         _in_use.add(self)
 
     def call(self, function: Callable[[], T]) -> "asyncio.Future[T]":
-        """The result of the function, which runs in a copy of this context, also if nobody waits for it."""
+        """The result of the function, which runs in a copy of this context, also if nobody waits for it.
+
+        Raises Overloaded where no thread can be made and there is none.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -101,13 +104,23 @@ class Threads:
             else:
                 future.set_exception(error)
 
+        if len(self._begun) <= self._unfinished:
+            self._begin_thread()
         self._unfinished += 1
         self._calls.put(_Call(function, copy_context(), loop, end))
-        if len(self._begun) < self._unfinished:
-            thread = threading.Thread(target=_work, args=(self._calls,), name="handler", daemon=True)
-            self._begun.append(thread)
-            thread.start()
         return future
+
+    def _begin_thread(self) -> None:
+        thread = threading.Thread(target=_work, args=(self._calls,), name="handler", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self._begun:
+                raise Overloaded(
+                    "The server can begin no more threads; try again.", limit="threads"
+                ) from error
+        else:
+            self._begun.append(thread)
 
     def close(self) -> None:
         """Ends the threads, and waits for what they are calling."""
