@@ -1,8 +1,11 @@
 """The playground's form as a request of the API, and a request as code that sends it. Pure."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Final
+
+import msgspec
 
 from server.errors import InvalidRequest
 
@@ -69,14 +72,17 @@ def _input(form: Mapping[str, str]) -> str | list[dict[str, str]]:
 
 def _number(name: str, text: str, kind: type[int] | type[float]) -> float:
     try:
-        return kind(text)
+        number: float = kind(text)
     except ValueError:
-        raise InvalidRequest(f"{name} must be a number.", param=name) from None
+        number = math.nan
+    if isinstance(number, float) and not math.isfinite(number):  # which JSON cannot say
+        raise InvalidRequest(f"{name} must be a number.", param=name)
+    return number
 
 
 def _json(name: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        return msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{name} is not JSON: {error}", param=name) from None
 

@@ -57,6 +57,10 @@ def test_outputs_of_calls_come_before_the_message() -> None:
     ("name", "value"),
     [
         ("temperature", "warm"),
+        ("temperature", "nan"),
+        ("top_p", "-inf"),
+        ("tools", '["\\ud800"]'),
+        ("tools", "[NaN]"),
         ("seed", "1.5"),
         ("tools", "{"),
         ("format", "[" * 100_000),
