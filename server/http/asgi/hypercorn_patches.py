@@ -10,9 +10,10 @@ from hypercorn import protocol
 from hypercorn.events import Closed, Event
 from hypercorn.protocol import h11 as h11_protocol
 from hypercorn.protocol import ws_stream
-from hypercorn.protocol.events import Request
+from hypercorn.protocol.events import Request, StreamClosed
 from hypercorn.protocol.h11 import H11Protocol
 from wsproto.events import Message
+from wsproto.frame_protocol import CloseReason
 
 from server.errors import Overloaded, TooManyRequests
 from server.http.asgi.body_writer import BODY_WRITER, BodyWriter
@@ -156,12 +157,21 @@ class MessageBuffer(ws_stream.WebsocketBuffer):
 
 
 class WebSocketStream(ws_stream.WSStream):
-    """A WebSocket whose message buffer is in its ASGI scope's state, for the application."""
+    """A WebSocket whose message buffer is in its ASGI scope's state, for the application.
+
+    One that is refused here, for a wrong handshake or for data before its answer, is closed, and the
+    application hears of it. Hypercorn 0.18 leaves the connection open, and the application waiting.
+    """
 
     async def handle(self, event: object) -> None:
         if isinstance(event, Request):
             event.state[MESSAGE_BUFFER] = self.buffer
+        was_closed = self.closed
         await super().handle(event)  # type: ignore[arg-type]
+        if self.closed and not was_closed and not isinstance(event, StreamClosed):
+            if self.app_put is not None:
+                await self.app_put({"type": "websocket.disconnect", "code": CloseReason.PROTOCOL_ERROR.value})
+            await self.send(StreamClosed(stream_id=self.stream_id))
 
 
 def install_patches() -> None:
