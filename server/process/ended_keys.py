@@ -24,7 +24,8 @@ _POLL_SECONDS = 0.4
 _IDLE_SECONDS = 4.0
 """Between two queries while nothing runs here with a key."""
 _REMEMBERED = timedelta(minutes=10)
-"""For how long an ended key is looked for, longer than an outage of the database that is common."""
+"""For how long an ended key is looked for with which nothing runs here, longer than a common outage of the
+database."""
 
 
 class EndedKeys:
@@ -56,7 +57,7 @@ class EndedKeys:
         if self.thread.wait(_POLL_SECONDS):
             return
         self._waited += _POLL_SECONDS
-        if self._waited < _IDLE_SECONDS and not self._anything_keyed():
+        if self._waited < _IDLE_SECONDS and not self._keys_in_use():
             return
         self._waited = 0.0
         try:
@@ -64,14 +65,15 @@ class EndedKeys:
         except DatabaseError as error:
             log.debug("ended keys are looked for later: %s", type(error).__name__)
 
-    def _anything_keyed(self) -> bool:
-        return bool(self._connections.keys) or any(
-            run.facts.key_id is not None for run in self._recorder.active_runs()
-        )
+    def _keys_in_use(self) -> set[str]:
+        """With which something is open or runs here."""
+        running = {run.facts.key_id for run in self._recorder.active_runs()}
+        return {*self._connections.keys, *(key for key in running if key is not None)}
 
     def check(self) -> None:
         """One look. Raises DatabaseError."""
-        ended = frozenset(self._database.autocommit(partial(stored_keys.ended_since, age=_REMEMBERED)))
+        look = partial(stored_keys.ended_keys, age=_REMEMBERED, in_use=self._keys_in_use())
+        ended = frozenset(self._database.autocommit(look))
         for key in ended - self._known:
             count = self._database.retry(partial(claims.request_cancel_of_key, key_id=key))
             log.info("key %s has ended, and %d of its responses with it", key, count)

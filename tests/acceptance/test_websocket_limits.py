@@ -86,6 +86,6 @@ def test_a_handshake_that_is_refused_leaves_nothing_behind(
     for _ in range(4):
         with create_connection(("127.0.0.1", server.port), timeout=10) as client:
             client.sendall(handshake.encode() + early)
-            answer = b"".join(iter(lambda: client.recv(4096), b""))  # noqa: B023 - read at once
+            answer = b"".join(iter(lambda: client.recv(4096), b""))
             assert answer.startswith(b"HTTP/1.1 400 ")
     eventually(lambda: opens(server))

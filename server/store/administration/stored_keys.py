@@ -1,10 +1,25 @@
 """Stored keys: API keys (insert, validate, change, record use, revoke), and the seal key of all replicas."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, or_, select, text, update
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Text,
+    bindparam,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
@@ -237,8 +252,10 @@ def end_streams(connection: Connection, key_id: str) -> None:
     connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(ends_streams=True))
 
 
-def ended_since(connection: Connection, age: timedelta) -> list[str]:
-    """The keys that end what runs with them and became invalid within the last `age`."""
+def ended_keys(connection: Connection, age: timedelta, in_use: Collection[str]) -> list[str]:
+    """The keys that end what runs with them and became invalid within the last `age`, or are in use still:
+    `ends_streams` may be set long after a key was revoked.
+    """
     now = func.clock_timestamp()
     return list(
         connection.scalars(
@@ -247,6 +264,7 @@ def ended_since(connection: Connection, age: timedelta) -> list[str]:
                 or_(
                     api_keys.c.revoked_at > now - age,
                     api_keys.c.expires_at.between(now - age, now),
+                    (api_keys.c.id == func.any(literal(list(in_use), ARRAY(Text)))) & ~_VALID,
                 ),
             )
         )

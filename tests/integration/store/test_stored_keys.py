@@ -1,4 +1,4 @@
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from server.administration.keys import make_key
 from server.store.administration import stored_keys
@@ -110,3 +110,19 @@ def _used(connection: Connection, key: str) -> datetime | None:
     found = stored_keys.get_valid(connection, key)
     assert found is not None
     return found.last_used_at
+
+
+def test_a_key_in_use_ends_what_runs_with_it_however_long_ago_it_was_revoked(database: Database) -> None:
+    with database.begin() as connection:
+        key, other, valid = (add(connection, "acme") for _ in range(3))
+        for one in (key, other):
+            stored_keys.revoke(connection, one)
+        connection.exec_driver_sql("update api_keys set revoked_at = revoked_at - interval '1 hour'")
+        for one in (key, valid):
+            stored_keys.end_streams(connection, one)
+
+        def ended(*in_use: str) -> list[str]:
+            return stored_keys.ended_keys(connection, timedelta(minutes=10), in_use)
+
+        assert ended() == ended(other, valid) == []
+        assert ended(key, other, valid, "token:ana") == [key]
