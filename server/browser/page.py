@@ -8,6 +8,7 @@ HTML parsers take time quadratic in a page's depth and cannot be interrupted, so
 in a process of its own, with limits of CPU time and memory.
 """
 
+import codecs
 import re
 import resource
 import subprocess
@@ -41,6 +42,8 @@ _BLOCK_TAGS = (
 )
 _BLOCKS = frozenset(_BLOCK_TAGS.split())
 _CHARSET = re.compile(rb"<meta[^>]{0,200}?charset=[\"']?([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
+_SLOW_CODECS = frozenset({"idna", "punycode"})
+"""Python's own, which take time quadratic in the text; no page is written in them."""
 _MARKS = str.maketrans("【】†", "〖〗‡")
 
 
@@ -63,7 +66,8 @@ def decode_body(body: bytes, charset: str | None) -> str:
     if charset is None and (match := _CHARSET.search(body[:4096])):
         charset = match[1].decode("ascii")
     try:
-        return body.decode(charset or "utf-8", "replace")
+        codec = codecs.lookup(charset or "utf-8").name
+        return body.decode("utf-8" if codec in _SLOW_CODECS else codec, "replace")
     except (LookupError, ValueError):
         return body.decode("utf-8", "replace")
 

@@ -110,3 +110,8 @@ def test_what_is_found_is_shown_with_the_lines_around_it() -> None:
     assert "# found at L5\nL4: line 4\nL5: line 5\nL6: line 6" in find_lines(page, 0, "LINE 5")
     assert "No line has" in find_lines(page, 0, "absent")
     assert "more places were left out" in find_lines(Page(URL, "T", ("x",) * 500), 0, "x")
+
+
+@pytest.mark.parametrize("charset", ["punycode", "PunyCode", "idna"])
+def test_a_page_is_never_read_with_a_codec_that_takes_quadratic_time(charset: str) -> None:
+    assert decode_body(b"ab-kva", charset) == "ab-kva"
