@@ -2,8 +2,10 @@
 
 import base64
 import io
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
+from urllib.parse import unquote_to_bytes
 
 import pypdf
 import pytest
@@ -17,6 +19,7 @@ from server.protocol.input_files import (
     ExtractionBusy,
     FileError,
     PdfError,
+    file_content,
     file_text,
     pdf_text,
     storable_file_data,
@@ -136,3 +139,20 @@ def test_what_a_busy_machine_had_no_time_for_may_be_sent_again(monkeypatch: pyte
         with pytest.raises(ExtractionBusy, match="too busy"):
             pdf_text(pdfs.saying("Again"), MAX_FILE_TEXT)
     assert pdf_text(pdfs.saying("Again"), MAX_FILE_TEXT) == "Again"
+
+
+@pytest.mark.parametrize("text", ["%41%", "%zz", "ä%e2%82%ac", "a%4", ""])
+def test_escapes_of_a_data_url_are_read_wherever_its_pieces_end(text: str) -> None:
+    for before in range(pdf._PIECE - 8, pdf._PIECE + 2):
+        body = "a" * before + text
+        assert file_content(f"data:,{body}") == unquote_to_bytes(body)
+
+
+def test_escapes_of_a_data_url_take_little_memory() -> None:
+    url = "data:text/plain," + "%" * 1_000_000
+    tracemalloc.start()
+    try:
+        assert len(file_content(url)) == 1_000_000
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
