@@ -18,7 +18,13 @@ Form = Mapping[str, str]
 
 MAX_DIGITS = 19
 LIMITS = ("requests_per_minute", "tokens_per_minute", "budget_tokens")
-TENANT_NUMBERS = ("max_unfinished", "max_queued", "max_stored_bytes", "retention_days")
+TENANT_NUMBERS = (
+    "max_unfinished",
+    "max_queued",
+    "max_stored_bytes",
+    "retention_days",
+    "conversation_days",
+)
 
 
 def read_body(values: Mapping[str, Any], kind: type[T]) -> T:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from server.protocol.administration.requests import UpdateTenant
 from tests.acceptance.console.console_client import Console
 from tests.acceptance.console.console_site import Site
 from tests.acceptance.console.console_site import console as console  # fixtures, as are the next
@@ -44,11 +45,14 @@ def test_a_tenant_is_made_changed_and_its_settings_deleted(console: Console, sit
     listed = console.get("/console/tenants").text
     assert "&lt;b&gt;Ana&lt;/b&gt;" in listed
     assert "7 d" in listed
-    console.post("/console/tenants/acme", {"retention_days": "", "requests_per_minute": "60"})
+    page = console.get("/console/tenants/acme").text
+    assert all(f'name="{name}"' in page for name in UpdateTenant.__struct_fields__)
+    console.post("/console/tenants/acme", {"conversation_days": "30", "requests_per_minute": "60"})
     row = site.sql(
-        "select retention_days, requests_per_minute, budget_cost from tenants where tenant = 'acme'"
+        "select retention_days, conversation_days, requests_per_minute, budget_cost from tenants"
+        " where tenant = 'acme'"
     )
-    assert row == [(None, 60, None)]
+    assert row == [(None, 30, 60, None)]
     assert console.post("/console/tenants/acme/delete").headers["location"] == "/console/tenants"
     assert site.sql("select 1 from tenants where tenant = 'acme'") == []
     trail = site.sql("select actor, action from audit_trail where tenant = 'acme' order by at")

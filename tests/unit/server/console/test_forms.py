@@ -2,7 +2,7 @@ import pytest
 
 from server.console import forms
 from server.errors import InvalidRequest
-from server.protocol.administration.requests import CreateKey, SetPrice, UpdateTenant
+from server.protocol.administration.requests import CreateKey, SetPrice, UpdateKey, UpdateTenant
 from server.protocol.error_object import DecodeFailure
 
 
@@ -46,3 +46,8 @@ def test_what_is_no_whole_number_is_refused(text: str) -> None:
 def test_a_price_without_cached_input_has_that_of_input() -> None:
     body = forms.read_body(forms.price_values({"model": "m", "input": "1", "output": "2"}), SetPrice)
     assert body.cached_input is None
+
+
+def test_the_forms_have_every_field_of_the_admin_api() -> None:
+    assert forms.tenant_values({}).keys() == set(UpdateTenant.__struct_fields__)
+    assert forms.key_values({}).keys() == set(UpdateKey.__struct_fields__)
