@@ -15,7 +15,14 @@ from server.configuration.origins import read_cors_origins
 from server.errors import WorkerReplica
 from server.http.asgi.answers import Answer
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
-from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, RefuseAll, RouterRefusal
+from server.http.asgi.endpoint import (
+    MAX_ANSWER_BYTES,
+    Endpoint,
+    EndpointContext,
+    PublicEndpoint,
+    RefuseAll,
+    RouterRefusal,
+)
 from server.http.asgi.measure_requests import MeasureRequests
 from server.http.asgi.request_body import LingeringClose
 from server.http.asgi.request_log import RequestLog
@@ -116,6 +123,7 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
         threads=threads,
         requests=_half_per_tenant(services, "requests in progress", connections),
         bodies=_half_per_tenant(services, "bytes of request bodies", memory),
+        answers=_half_per_tenant(services, "bytes of answers", MAX_ANSWER_BYTES),
         lingering_close=LingeringClose(),
         key_of=lambda caller: caller.key_id,
         connections=services.connections,

@@ -30,6 +30,10 @@ from server.limits import SharedLimit
 C = TypeVar("C")
 T = TypeVar("T")
 
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+"""Of answers to reads that are being sent; one tenant may use half."""
+_SMALL_ANSWER = 64 * 1024
+"""Bytes up to which an answer does not count."""
 MAX_ATTEMPTS = 5
 """Calls of one handler. Each may start another fetch, and a fetched value may have left its cache again."""
 _SHARED_ANSWER_S = 1.0
@@ -53,6 +57,8 @@ class EndpointContext(Generic[C]):
     """Requests in progress, open streams included."""
     bodies: SharedLimit
     """Bytes of request bodies in memory."""
+    answers: SharedLimit
+    """Bytes of answers to reads in memory, until their clients have taken them."""
     lingering_close: LingeringClose
     known_caller: Callable[[HTTPConnection], C | None] = lambda _request: None
     """The caller as it was when its key was last found valid here; None for other keys. Called on the loop;
@@ -130,7 +136,15 @@ class Endpoint(Generic[C]):
                 body.release()
             set_store_reader(request.scope, self.context.threads.stream.bind(share))
             async with self.context.connections.tracked(self.context.key_of(caller)):
-                await answer(request.scope, request.receive, send)
+                with self._counted(request, share, answer):
+                    await answer(request.scope, request.receive, send)
+
+    def _counted(self, request: Request, share: ThreadShare, answer: Answer) -> AbstractContextManager[None]:
+        """Counts the bytes of a read's answer. Raises TooManyRequests or Overloaded: nothing was changed."""
+        size = len(answer.body) if isinstance(answer, Response) else 0
+        if request.method not in ("GET", "HEAD") or size <= _SMALL_ANSWER:
+            return nullcontext()
+        return self.context.answers.hold(share.tenant, size)
 
     def _known_caller(self, request: Request) -> C | None:
         """A caller whose key was valid when it was last used, and might use this endpoint."""

@@ -17,7 +17,7 @@ from server.console.figures import usage as figures
 from server.console.pages import history as history_page
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
 from server.http import query_and_headers
-from server.http.asgi import request_body
+from server.http.asgi import endpoint, request_body
 from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.input_images import image_reader, image_worker
 from server.metrics import events, exposition
@@ -95,6 +95,11 @@ def test_the_table_names_the_bounds_of_metrics() -> None:
     assert f"in metrics; the rest is `other` | | {events.MAX_TENANTS}; {events.MAX_TOOLS} |" in TABLE
     most, silent = exposition.MAX_CONNECTIONS, exposition.CONNECTION_SECONDS
     assert f"of the metrics listener | | {most}, each silent for {silent:g} s at most |" in TABLE
+
+
+def test_the_table_names_the_bytes_of_answers() -> None:
+    most = endpoint.MAX_ANSWER_BYTES >> 20
+    assert f"up to {endpoint._SMALL_ANSWER >> 10} KiB do not count | half | {most} MiB |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_pictures() -> None:

@@ -45,6 +45,7 @@ def context(
     identify: Callable[[HTTPConnection], str] = lambda _request: "acme",
     bodies: SharedLimit | None = None,
     requests: SharedLimit | None = None,
+    answers: SharedLimit | None = None,
 ) -> EndpointContext[str]:
     return EndpointContext(
         expected_share=lambda _request: ThreadShare("acme"),
@@ -53,6 +54,7 @@ def context(
         threads=make_thread_pools(5),
         requests=requests or SharedLimit("requests", total=10, per_tenant=10),
         bodies=bodies or SharedLimit("bytes", total=1000, per_tenant=1000),
+        answers=answers or SharedLimit("bytes of answers", total=1000, per_tenant=1000),
         lingering_close=LingeringClose(),
     )
 
@@ -365,3 +367,27 @@ def test_what_is_answered_to_everybody_is_looked_up_again_after_a_second() -> No
 
     run(main)
     assert len(calls) == 3
+
+
+def test_answers_that_are_not_taken_are_bounded_in_bytes() -> None:
+    answers = SharedLimit("bytes of answers", total=300_000, per_tenant=150_000)
+
+    def ask(size: int, method: str = "GET", *, stalled: bool = False) -> "tuple[Client, asyncio.Task[None]]":
+        client = Client(b"")
+        client.scope["method"], client.stalled = method, stalled
+        return client, client.ask(endpoint(lambda _request, _body: Response(b"a" * size), at))
+
+    async def main() -> list[int]:
+        _, unread = ask(100_000, stalled=True)
+        await asyncio.sleep(1)
+        asked = [ask(100_000), ask(1000), ask(100_000, "POST")]
+        await asyncio.wait([task for _, task in asked])
+        unread.cancel()
+        await asyncio.wait([unread])
+        asked.append(ask(100_000))
+        await asked[-1][1]
+        return [client.status for client, _ in asked]
+
+    at = context(answers=answers)
+    assert run(main) == [429, 200, 200, 200]
+    assert answers.used() == 0
