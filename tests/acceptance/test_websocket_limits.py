@@ -75,17 +75,25 @@ def test_what_a_connection_keeps_to_go_on_from_is_bounded_in_bytes(server: Serve
         assert socket.turn({**going_on, "previous_response_id": names[-1]})[-1]["type"] != "error"
 
 
-@pytest.mark.parametrize(("version", "early"), [(13, b"\x81\x80"), (12, b"")])
+@pytest.mark.parametrize(
+    ("more", "early"),
+    [
+        (b"sec-websocket-version: 13\r\n", b"\x81\x80"),
+        (b"sec-websocket-version: 12\r\n", b""),
+        (b"sec-websocket-version: 13\r\nsec-websocket-protocol: \xff\r\n", b""),
+    ],
+)
 def test_a_handshake_that_is_refused_leaves_nothing_behind(
-    version: int, early: bytes, server: ServerProcess
+    more: bytes, early: bytes, server: ServerProcess
 ) -> None:
     handshake = (
         f"GET /v1/responses HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\nconnection: upgrade\r\n"
-        f"upgrade: websocket\r\nsec-websocket-version: {version}\r\nsec-websocket-key: AAAA\r\n\r\n"
+        "upgrade: websocket\r\nsec-websocket-key: AAAA\r\n"
     )
     for _ in range(4):
         with create_connection(("127.0.0.1", server.port), timeout=10) as client:
-            client.sendall(handshake.encode() + early)
+            client.sendall(handshake.encode() + more + b"\r\n" + early)
             answer = b"".join(iter(lambda: client.recv(4096), b""))
             assert answer.startswith(b"HTTP/1.1 400 ")
     eventually(lambda: opens(server))
+    assert "Traceback" not in server.said()

@@ -25,6 +25,10 @@ MESSAGE_BUFFER = "message_buffer"
 """The key of a WebSocket's buffer in its ASGI scope's state."""
 
 
+_OF_HANDSHAKES = (b"connection", b"sec-websocket-")
+"""How the names of headers begin that Hypercorn decodes as ASCII, or fails."""
+
+
 class _Refused(Exception):
     """The request was refused and answered; the connection is closed."""
 
@@ -76,6 +80,8 @@ class Http1(H11Protocol):
             await self._refuse(400, "A request has either a Content-Length or a Transfer-Encoding, not both.")
         if names.count(b"authorization") > 1:
             await self._refuse(400, "A request has one Authorization header.")
+        if not all(value.isascii() for name, value in event.headers if name.startswith(_OF_HANDSHAKES)):
+            await self._refuse(400, "The headers of a WebSocket's handshake are ASCII.")
 
     async def _send_error_response(self, status_code: int) -> None:
         """Answers a malformed request with an error object, like every other refusal."""
