@@ -101,6 +101,8 @@ class Threads:
                 return
             if error is None:
                 future.set_result(result)
+            elif isinstance(error, StopIteration):  # which no future takes: it would never be done
+                future.set_exception(RuntimeError("A function in a thread raised StopIteration."))
             else:
                 future.set_exception(error)
 

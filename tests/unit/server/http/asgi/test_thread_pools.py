@@ -212,6 +212,14 @@ def test_a_call_has_a_copy_of_its_context_and_raises_what_it_raises() -> None:
     asyncio.run(act())
 
 
+def test_a_call_that_raises_stop_iteration_ends() -> None:
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(Threads().call(lambda: next(iter(()))), PATIENCE_S)
+
+    asyncio.run(main())
+
+
 def test_a_call_that_nobody_waits_for_any_more_runs_to_its_end_beside_others() -> None:
     async def act() -> None:
         threads, goes_on, ended = Threads(), threading.Event(), threading.Event()
