@@ -111,7 +111,7 @@ def code_of(arguments: str) -> str:
 
 
 def _parse_object(arguments: str) -> dict[str, Any]:
-    """The arguments' values; in strings, halves of characters (`\\ud800`) are replaced: no event has any."""
+    """The arguments' values. In strings, lone surrogates are replaced, as no event can have any."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
