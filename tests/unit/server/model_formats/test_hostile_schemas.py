@@ -32,6 +32,7 @@ def chain(leaf: dict[str, Any]) -> dict[str, Any]:
     return {**levels, "a15": leaf}
 
 
+HELLO = Message("m", "completed", "user", [InputText("Hi")])
 ITSELF = {"a": {"anyOf": [reference("a")] * 6}}
 TREE = {"a": {"type": "object", "properties": {name: reference("a") for name in "stuvwxyz"}}}
 SCHEMAS = {
@@ -56,11 +57,26 @@ def seconds(act: Callable[[], object]) -> float:
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 @pytest.mark.parametrize("name", PER_PROPERTY)
 def test_a_schema_that_multiplies_is_read_in_little_time(name: str, schema: dict[str, Any]) -> None:
-    hello = Message("m", "completed", "user", [InputText("Hi")])
     for strict in (False, True):
         tool = Tool(name="get_weather", parameters=schema, strict=strict)
         choice = ToolChoice(mode="required" if strict else "auto", parallel=False)
-        conversation = Conversation(items=[hello], tools=[tool], tool_choice=choice)
+        conversation = Conversation(items=[HELLO], tools=[tool], tool_choice=choice)
         assert seconds(lambda: format_of(name).write(conversation)) < MOST_S  # noqa: B023 - called here
         parser = format_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=[tool]))
         assert seconds(lambda: parser.feed(ids_of(name, FAMILIES[name].call))) < MOST_S  # noqa: B023 - as above
+
+
+def test_the_time_for_a_grammar_grows_as_the_arguments_do() -> None:
+    def many(name: str) -> Tool:
+        properties = {f"{name}{number}": {"type": "string", "maxLength": number} for number in range(1000)}
+        schema = {"type": "object", "properties": properties, "required": list(properties)}
+        return Tool(name=name, parameters=schema, strict=True)
+
+    def conversation(names: str) -> Conversation:
+        return Conversation(
+            items=[HELLO], tools=list(map(many, names)), tool_choice=ToolChoice(mode="required")
+        )
+
+    few, more = conversation("a"), conversation("abcdefgh")
+    least = min(seconds(lambda: format_of("pythonic").write(more)) for _ in range(3))
+    assert least < 20 * min(seconds(lambda: format_of("pythonic").write(few)) for _ in range(3))
