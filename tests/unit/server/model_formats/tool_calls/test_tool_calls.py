@@ -325,6 +325,13 @@ def test_tools_of_one_name_in_two_groups_are_told_apart() -> None:
     assert read("hermes", text, tools)[0] == CallStart("find", None, "function", "files")
 
 
+def test_a_call_whose_name_is_repeated_behind_its_arguments_is_one_call() -> None:
+    text = (
+        f'<tool_call>{{"arguments": {ARGUMENTS}, "name": "get_weather", "name": "get_weather"}}</tool_call>'
+    )
+    assert shown(read("hermes", text)) == ["function get_weather", ARGUMENTS, "end"]
+
+
 def test_what_is_held_back_has_a_bound() -> None:
     parser = format_of("hermes").parser(prompt())
     deltas = parser.feed(ids_of("hermes", '<tool_call>{"description": "' + "long " * 2_000))
