@@ -111,11 +111,17 @@ def code_of(arguments: str) -> str:
 
 
 def _parse_object(arguments: str) -> dict[str, Any]:
+    """The arguments' values. In strings, lone surrogates are replaced, as no event can have any."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    return {
+        name: inner.encode(errors="replace").decode() if isinstance(inner, str) else inner
+        for name, inner in value.items()
+    }
 
 
 def _action(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

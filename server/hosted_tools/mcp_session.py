@@ -140,7 +140,20 @@ async def call_tool(
         asyncio.timeout(seconds),
         _session(location, seconds, ResponseBudget()) as session,
     ):
-        return await session.call_tool(name, arguments)
+        return await _call(session, name, arguments)
+
+
+async def _call(session: "ClientSession", name: str, arguments: dict[str, object]) -> "CallToolResult":
+    """As `ClientSession.call_tool` without its check against the tool's output schema.
+
+    For that the library asks for the list of tools after each call, and runs the regular expressions of the
+    server's schema on the server's text, which no time limit ends.
+    """
+    from mcp import types
+
+    parameters = types.CallToolRequestParams(name=name, arguments=arguments)
+    request = types.ClientRequest(types.CallToolRequest(params=parameters))
+    return await session.send_request(request, types.CallToolResult)
 
 
 async def cancel_others() -> None:

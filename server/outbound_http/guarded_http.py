@@ -61,7 +61,11 @@ async def look_up(host: str, port: int) -> list[str]:
         await asyncio.sleep(0.01)
     answer: Future[list[str]] = Future()
     answer.set_running_or_notify_cancel()  # from now on a cancelled caller leaves it alone
-    threading.Thread(target=_resolve, args=[host, port, answer], name="lookup", daemon=True).start()
+    try:
+        threading.Thread(target=_resolve, args=[host, port, answer], name="lookup", daemon=True).start()
+    except RuntimeError:  # there is no thread left
+        _lookups.release()
+        return []
     return await asyncio.wrap_future(answer)
 
 

@@ -36,6 +36,9 @@ class FakeMcp:
         """Of every request: its method of MCP, and its headers by their names in small letters."""
         self.has_sessions = False
         """Of the protocol's own kind; then it is asked to end them, and does not answer."""
+        self.tools: list[dict[str, Any]] = TOOLS
+        self.structured: dict[str, Any] | None = None
+        """The structured content of its results."""
         self.calls: list[dict[str, Any]] = []
         self.ended = threading.Event()
         fake = self
@@ -99,10 +102,11 @@ class FakeMcp:
                     "serverInfo": {"name": "fake", "version": "1"},
                 }
             case "tools/list":
-                return {"tools": TOOLS}
+                return {"tools": self.tools}
             case "tools/call":
                 self.calls.append(dict(params))
-                return {"content": [{"type": "text", "text": "Found it."}]}
+                result: dict[str, Any] = {"content": [{"type": "text", "text": "Found it."}]}
+                return result if self.structured is None else {**result, "structuredContent": self.structured}
         return {}
 
     def _send(

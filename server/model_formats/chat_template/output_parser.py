@@ -17,6 +17,11 @@ from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts,
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter, ToolCallFormat
 from server.model_formats.tool_index import ToolIndex
 
+MAX_UNDECODED = 16
+"""Tokens decoded together to find out whether they end with a whole character."""
+_MOST_OF_CHARACTER = 3
+"""Tokens that the beginning of a character may have: one for each of its bytes but the last."""
+
 
 class ChatParser:
     """An `interface.OutputParser`. Tokens are processed one by one, so any split gives the same deltas."""
@@ -95,9 +100,26 @@ class ChatParser:
         text: str | None = self._stream.step(self._tokenizer, token)
         if text is None:
             self._undecoded.append(token)
+            if len(self._undecoded) > MAX_UNDECODED:
+                self._read_undecodable()
         else:
             self._undecoded.clear()
         return text
+
+    def _read_undecodable(self) -> None:
+        """Reads the undecoded tokens, which are no character, but the last, which may begin one.
+
+        The stream decodes all tokens since the last whole character with each new one.
+        """
+        broken, self._undecoded = (
+            self._undecoded[:-_MOST_OF_CHARACTER],
+            self._undecoded[-_MOST_OF_CHARACTER:],
+        )
+        places, self._places = self._places[-_MOST_OF_CHARACTER:], self._places[:-_MOST_OF_CHARACTER]
+        self._stream = DecodeStream(ids=self._undecoded, skip_special_tokens=True)
+        if text := self._tokenizer.decode(broken, skip_special_tokens=True):
+            self._append(text)
+        self._places += places
 
     def _flush(self) -> None:
         """Decodes and reads the tokens of an incomplete character."""

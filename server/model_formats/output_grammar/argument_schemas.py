@@ -21,8 +21,11 @@ CUSTOM_PARAMETERS: Mapping[str, Any] = {
 """The schema of a custom tool's arguments: an object with the string `input`."""
 MAX_ALTERNATIVES = 16
 """Maximum alternatives of a schema, expanded to objects with properties of their own."""
+MAX_READ = 1_000
+"""Maximum subschemas looked at to read one schema. References may multiply them without end."""
 _MAX_DEPTH = 8
 _MAX_REPEATED = 16
+_TOO_MANY: list[dict[str, Any]] = [{}] * (MAX_ALTERNATIVES + 1)
 _JOINING = {"$ref", "anyOf", "oneOf", "allOf"}
 _TYPE_NAMES = {
     str: "string",
@@ -32,6 +35,18 @@ _TYPE_NAMES = {
     NoneType: "null",
     list: "array",
 }
+
+
+class Budget:
+    """The subschemas that may still be looked at."""
+
+    def __init__(self, most: int = MAX_READ) -> None:
+        self._left = most
+
+    def spend(self, count: int) -> bool:
+        """Whether there are so many left."""
+        self._left -= count
+        return self._left >= 0
 
 
 def schema_of(tool: Tool) -> Mapping[str, Any]:
@@ -88,14 +103,17 @@ def repeated(schema: Mapping[str, Any], *, after_first: bool = False) -> str:
 
 
 def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema allows, empty for all; `number` includes integers."""
-    types = _types_left(schema, 0)
+    """The JSON types that a schema allows, empty for all; `number` includes integers.
+
+    What is not read because there is too much of it allows all.
+    """
+    types = _types_left(schema, 0, Budget())
     if types == ALL_TYPES:
         return frozenset()
     return types - {"integer"} if "number" in types else types
 
 
-def _types_left(schema: Any, depth: int) -> frozenset[str]:
+def _types_left(schema: Any, depth: int, budget: Budget) -> frozenset[str]:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return ALL_TYPES
     schema = definition_of(schema)
@@ -105,8 +123,10 @@ def _types_left(schema: Any, depth: int) -> frozenset[str]:
     if values := listed(schema, "enum") if "const" not in schema else [schema["const"]]:
         types &= {type_name(value) for value in values}
     for key in ("anyOf", "oneOf", "allOf"):
+        if not budget.spend(len(listed(schema, key))):
+            continue
         branches = [branch for branch in listed(schema, key) if isinstance(branch, Mapping)]
-        left = [_types_left(subschema(schema, branch), depth + 1) for branch in branches]
+        left = [_types_left(subschema(schema, branch), depth + 1, budget) for branch in branches]
         if left:
             types &= frozenset.intersection(*left) if key == "allOf" else frozenset().union(*left)
     return types
@@ -179,13 +199,13 @@ def objects_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The alternative objects of a schema, without `anyOf`, `allOf` and `$ref` at their top level."""
     if not schema.keys() & _JOINING:
         return [schema]
-    objects = _alternatives(schema, 0)
+    objects = _alternatives(schema, 0, Budget())
     if len(objects) > MAX_ALTERNATIVES:
         return [definition_of(schema)]
     return [subschema(schema, one) for one in objects]
 
 
-def _alternatives(schema: Any, depth: int) -> list[dict[str, Any]]:
+def _alternatives(schema: Any, depth: int, budget: Budget) -> list[dict[str, Any]]:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return [{}]
     named = definition_of(schema)
@@ -195,7 +215,10 @@ def _alternatives(schema: Any, depth: int) -> list[dict[str, Any]]:
     merged = [own]
 
     def branches(key: str) -> list[list[dict[str, Any]]]:
-        return [_alternatives(subschema(schema, inner), depth + 1) for inner in listed(named, key)]
+        inner = listed(named, key)
+        if not budget.spend(len(inner)):
+            return [_TOO_MANY]
+        return [_alternatives(subschema(schema, branch), depth + 1, budget) for branch in inner]
 
     for key in ("anyOf", "oneOf"):
         if either := branches(key):
@@ -207,7 +230,7 @@ def _alternatives(schema: Any, depth: int) -> list[dict[str, Any]]:
 
 def _crossed(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(some) * len(others) > MAX_ALTERNATIVES:
-        return [{}] * (MAX_ALTERNATIVES + 1)
+        return _TOO_MANY
     return [_merged(one, other) for one in some for other in others]
 
 

@@ -28,6 +28,8 @@ class GrammarBuilder:
     def __init__(self, markup: Markup) -> None:
         self._markup = markup
         self._rules: dict[str, str] = {}
+        self._shared: dict[tuple[str, str, str], str] = {}
+        """The names of shared rules, by what `shared_rule` was called with."""
 
     def grammar(self, start: str) -> StructuredOutput:
         rules = [f"{head}: {body}" for head, body in self._rules.items()]
@@ -84,12 +86,11 @@ class GrammarBuilder:
 
     def shared_rule(self, name: str, body: str, attributes: str = "") -> str:
         """The name of a rule with this body; equal bodies share one rule."""
-        for head, known in self._rules.items():
-            if known == body and head.endswith(attributes) and head.startswith(f"{name}_"):
-                return head.removesuffix(attributes)
-        head = f"{name}_{len(self._rules)}"
-        self._rules[head + attributes] = body
-        return head
+        key = name, body, attributes
+        if key not in self._shared:
+            head = self._shared[key] = f"{name}_{len(self._rules)}"
+            self._rules[head + attributes] = body
+        return self._shared[key]
 
     def separated(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
         """(expression, required) pairs in order, with separators; optional ones may be absent."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.grammar.limits import MAX_COUNT, BadGrammar, check_pattern
 from server.model_formats.interface import PromptError
-from server.model_formats.output_grammar.argument_schemas import definition_of, listed, subschema
+from server.model_formats.output_grammar.argument_schemas import Budget, definition_of, listed, subschema
 from server.model_formats.output_grammar.lark_builder import in_slashes
 
 _ANNOTATIONS = {
@@ -64,7 +64,7 @@ def allows_anything(schema: Mapping[str, Any]) -> bool:
 
 def strings_of(schema: Any) -> str | None:
     """The terminal of the strings that the schema allows, or None. Raises PromptError."""
-    alternatives = _alternatives(schema, 0)
+    alternatives = _alternatives(schema, 0, Budget())
     if not alternatives:
         return None
     return " | ".join(f"({' & '.join(parts) or _ANY})" for parts in alternatives)
@@ -79,12 +79,12 @@ def distinguish_strings(
     not include; no string begins like their values.
     """
     out = [rf"/{_SPACE}(?i:{'|'.join(_WORDS[word])}){_SPACE}/" for word in sorted(others & _WORDS.keys())]
-    said = [json.dumps(word) for word, value in _VALUES if _allows(schema, value, 0)]
+    said = [json.dumps(word) for word, value in _VALUES if _allows(schema, value, 0, Budget())]
     numbers = others & _NUMBERS.keys()
     kind = "number" if "number" in numbers else "integer"
     rest = others & {"array", "object"}
     starts = "".join({"array": r"\[", "object": r"\{"}[name] for name in sorted(rest))
-    if numbers and not _limits_numbers(schema, 0):
+    if numbers and not _limits_numbers(schema, 0, Budget()):
         out.append(f"/{_SPACE}{_NUMBERS[kind]}{_SPACE}/")
         said.append(f"/{_NUMBERS[kind]}/")
     elif numbers:
@@ -100,7 +100,7 @@ _WORDS = {"boolean": ("true", "false"), "null": ("null", "none")}
 _VALUES: tuple[tuple[str, bool | None], ...] = (("true", True), ("false", False), ("null", None))
 
 
-def _alternatives(schema: Any, depth: int) -> list[list[str]]:
+def _alternatives(schema: Any, depth: int, budget: Budget) -> list[list[str]]:
     """The alternatives of a string, each a list of terminals that must all match."""
     if not isinstance(schema, Mapping):
         return [] if schema is False else [[]]
@@ -112,10 +112,11 @@ def _alternatives(schema: Any, depth: int) -> list[list[str]]:
     alternatives = [own] if (own := _own_constraints(schema)) is not None else []
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            either = [one for branch in _inner(schema, key) for one in _alternatives(branch, depth + 1)]
+            branches = _inner(schema, key, budget)
+            either = [one for branch in branches for one in _alternatives(branch, depth + 1, budget)]
             alternatives = _conjoined(alternatives, either)
-    for branch in _inner(schema, "allOf"):
-        alternatives = _conjoined(alternatives, _alternatives(branch, depth + 1))
+    for branch in _inner(schema, "allOf", budget):
+        alternatives = _conjoined(alternatives, _alternatives(branch, depth + 1, budget))
     return alternatives
 
 
@@ -196,7 +197,7 @@ def _anchored(branch: str) -> str:
     return f"{'' if begins else '(?s:.*)'}(?:{inside}){'' if ends else '(?s:.*)'}"
 
 
-def _allows(schema: Any, value: bool | None, depth: int) -> bool:
+def _allows(schema: Any, value: bool | None, depth: int, budget: Budget) -> bool:
     """Whether the schema allows true, false or null."""
     if not isinstance(schema, Mapping):
         return schema is not False
@@ -208,23 +209,29 @@ def _allows(schema: Any, value: bool | None, depth: int) -> bool:
         if isinstance(values, list) and not any(value is one for one in values):
             return False
     for key in ("anyOf", "oneOf"):
-        allowing = (_allows(branch, value, depth + 1) for branch in _inner(schema, key))
+        branches = _inner(schema, key, budget)
+        allowing = (_allows(branch, value, depth + 1, budget) for branch in branches)
         if isinstance(schema.get(key), list) and not any(allowing):
             return False
-    return all(_allows(branch, value, depth + 1) for branch in _inner(schema, "allOf"))
+    return all(_allows(branch, value, depth + 1, budget) for branch in _inner(schema, "allOf", budget))
 
 
-def _limits_numbers(schema: Any, depth: int) -> bool:
+def _limits_numbers(schema: Any, depth: int, budget: Budget) -> bool:
     """Whether the schema constrains numbers beyond their type."""
     if not isinstance(schema, Mapping):
         return False
     schema = definition_of(schema)
     if depth > _MAX_DEPTH or schema.keys() & _LIMITS:
         return True
-    branches = [*_inner(schema, "anyOf"), *_inner(schema, "oneOf")]
-    return any(_limits_numbers(branch, depth + 1) for branch in branches)
+    branches = [*_inner(schema, "anyOf", budget), *_inner(schema, "oneOf", budget)]
+    return any(_limits_numbers(branch, depth + 1, budget) for branch in branches)
 
 
-def _inner(schema: Mapping[str, Any], key: str) -> list[Any]:
-    """The subschemas in a keyword's list, each with the definitions that it may reference."""
+def _inner(schema: Mapping[str, Any], key: str, budget: Budget) -> list[Any]:
+    """The subschemas in a keyword's list, each with the definitions that it may reference.
+
+    Raises PromptError if there are too many.
+    """
+    if not budget.spend(len(listed(schema, key))):
+        raise PromptError("The schema of a string has too many schemas within it.", "tools")
     return [subschema(schema, branch) for branch in listed(schema, key)]

@@ -125,7 +125,7 @@ class _Object:
         self._is_guess = self._exact and known is None
         if self._tool is None or (self._is_guess and self._early is not None):
             return False
-        if self._early is not None:
+        if self._early is not None and not self._started:
             self._emit_early()
         return True
 

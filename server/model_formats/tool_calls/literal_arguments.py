@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.model_formats.interface import Tool
+from server.model_formats.interface import PromptError, Tool
 from server.model_formats.output_grammar.argument_schemas import (
+    Budget,
     additional_of,
     allows_additional,
     definition_of,
@@ -39,6 +40,10 @@ _MAX_DEPTH = 32
 _KEY = re.compile(r"[^:{}\[\],\ud800-\udfff]")
 _BARE = re.compile(r"[^{}\[\],\ud800-\udfff]")
 _MAX_BARE = 4096
+MAX_SCHEMAS = 2_000
+"""Of a tool's schema written out: a grammar of this kind has a reference's target in each of its places."""
+_MAX_JOINED = 16
+"""Alternatives (`anyOf`) within alternatives."""
 
 
 class Pythonic(ToolCallFormat):
@@ -257,17 +262,26 @@ class FunctionGemma(ToolCallFormat):
         if tool.kind == "custom" and (custom := lark.input(tool)):
             quote = lark.literal(self._quote)
             return f"{lark.literal(f'{name}{{input:')} {quote} {custom} {quote} {lark.literal('}')}"
-        return f"{lark.literal(name)} {self._object_grammar(lark, schema_of(tool), 0)}"
+        return f"{lark.literal(name)} {self._object_grammar(lark, schema_of(tool), 0, Budget(MAX_SCHEMAS))}"
 
-    def _object_grammar(self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int) -> str:
+    def _object_grammar(
+        self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: Budget
+    ) -> str:
         def value(inner: Mapping[str, Any]) -> str:
-            return self._grammar(lark, inner, depth + 1)
+            return self._grammar(lark, inner, depth + 1, budget)
 
         ways = [_members_grammar(lark, one, ":", ",", value, strict=True) for one in objects_of(schema)]
         return f"{lark.literal('{')} ({' | '.join(ways)}) {lark.literal('}')}"
 
-    def _grammar(self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int) -> str:
-        """The expression of the values that the schema allows; deeply nested ones become null."""
+    def _grammar(
+        self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: Budget, joined: int = 0
+    ) -> str:
+        """The expression of the values that the schema allows; deeply nested ones become null.
+
+        `joined` is the number of alternatives that it is within. Raises PromptError.
+        """
+        if not budget.spend(1) or joined > _MAX_JOINED:
+            raise PromptError("The parameters of a tool are nested too deeply or too large.", "tools")
         schema = definition_of(schema)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and values:
@@ -277,11 +291,14 @@ class FunctionGemma(ToolCallFormat):
             if isinstance(branches, list) and branches and "properties" not in schema:
                 own = {name: inner for name, inner in schema.items() if name not in ("anyOf", "oneOf")}
                 each = [{**own, **branch} for branch in branches if isinstance(branch, Mapping)]
-                return f"({' | '.join(self._grammar(lark, branch, depth) for branch in each)})"
+                ways = [self._grammar(lark, branch, depth, budget, joined + 1) for branch in each]
+                return f"({' | '.join(ways)})"
         types = types_of(schema) or {"string", "number", "boolean", "null"}
-        return f"({' | '.join(self._of_type(lark, type_, schema, depth) for type_ in sorted(types))})"
+        return f"({' | '.join(self._of_type(lark, one, schema, depth, budget) for one in sorted(types))})"
 
-    def _of_type(self, lark: GrammarBuilder, type_: str, schema: Mapping[str, Any], depth: int) -> str:
+    def _of_type(
+        self, lark: GrammarBuilder, type_: str, schema: Mapping[str, Any], depth: int, budget: Budget
+    ) -> str:
         match type_:
             case "string":
                 strings = strings_of({**schema, "type": "string"})
@@ -291,9 +308,9 @@ class FunctionGemma(ToolCallFormat):
                 )
             case "array" if depth < _MAX_DEPTH // 4:
                 items = subschema(schema, mapping(schema, "items"))
-                return self._list_grammar(schema, self._grammar(lark, items, depth + 1))
+                return self._list_grammar(schema, self._grammar(lark, items, depth + 1, budget))
             case "object" if depth < _MAX_DEPTH // 4:
-                return self._object_grammar(lark, schema, depth)
+                return self._object_grammar(lark, schema, depth, budget)
             case "array" | "object":
                 return '"null"'
         return lark.json({**schema, "type": type_})

@@ -6,7 +6,7 @@ emitted when complete, as JSON if they match the schema's types.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.model_formats.interface import Tool
@@ -91,7 +91,7 @@ class ElementCalls(ToolCallFormat):
                 return
             emitter.add_arguments(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
             before = ", "
-            value = _Value(emitter, types, trims=self.lines)
+            value = _Value(emitter, types, self.markup.clean, trims=self.lines)
             if types and "string" not in types:
                 yield from scanner.copy_run(SPACE, value.add)
                 yield from copy_json(scanner, value.add)  # nested JSON may contain `after_value`
@@ -166,8 +166,12 @@ _STRING = frozenset({"string"})
 class _Value:
     """Converts one argument's text to JSON."""
 
-    def __init__(self, emitter: ToolCallEmitter, types: frozenset[str], *, trims: bool) -> None:
+    def __init__(
+        self, emitter: ToolCallEmitter, types: frozenset[str], clean: Callable[[str], str], *, trims: bool
+    ) -> None:
+        """`clean` removes signs of special tokens."""
         self._give = emitter.add_arguments
+        self._clean = clean
         self._types = types
         self._trims = trims
         self._mode = "string" if types == _STRING else "buffered"
@@ -179,6 +183,7 @@ class _Value:
         self._quoted = False
 
     def add(self, piece: str) -> None:
+        piece = self._clean(piece)
         if self._mode == "buffered":
             self._pieces.append(piece)
             self._size += len(piece)

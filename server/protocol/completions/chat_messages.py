@@ -63,7 +63,7 @@ def _elements(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
             content = message.get("content")
             return [{"type": "message", "role": role, "content": _content(content, "input_text")}]
         case "assistant":
-            return _assistant(message)
+            return _assistant(message, path)
         case "tool":
             output = _content(message.get("content"), "input_text")
             return [
@@ -74,8 +74,17 @@ def _elements(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
     )
 
 
-def _assistant(message: dict[str, Any]) -> list[dict[str, Any]]:
+def _assistant(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
     """The reasoning, refusal, text and tool calls of an assistant message as input elements."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise DecodeFailure("Expected an array of objects.", f"{path}.tool_calls", "invalid_type")
+    if message.get("function_call") is not None:
+        raise DecodeFailure(
+            "This is the old form of a call: use tool_calls instead.",
+            f"{path}.function_call",
+            "unsupported_parameter",
+        )
     elements: list[dict[str, Any]] = []
     thought = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(thought, str) and thought:
@@ -87,11 +96,10 @@ def _assistant(message: dict[str, Any]) -> list[dict[str, Any]]:
         elements.append(
             {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": refusal}]}
         )
-    calls = message.get("tool_calls") or []
     if content or (not calls and not refusal):
         text = _content(content, "output_text") if content is not None else ""
         elements.append({"type": "message", "role": "assistant", "content": text})
-    return elements + [_call(call) for call in calls if isinstance(call, dict)]
+    return elements + [_call(call) for call in calls]
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:

@@ -115,6 +115,19 @@ def test_a_server_that_misbehaves_once_it_is_known_gives_an_error_and_nothing_is
         servers.close()
 
 
+def test_the_schema_of_a_server_is_not_run_on_its_results() -> None:
+    """Its expressions may take any time, in which this process does nothing else."""
+    with running_fakes(1) as (fake,):
+        pattern = {"type": "string", "pattern": "^(a+)+$"}
+        schema = {"type": "object", "properties": {"a": pattern}}
+        fake.tools = [{"name": "find", "inputSchema": {"type": "object"}, "outputSchema": schema}]
+        fake.structured = {"a": "a" * 22 + "!"}
+        servers = McpServers(RegisteredServers({"slow": fake.url}), 60)
+        assert call(servers, "slow").output == "Found it."
+        assert fake.count("tools/list") == 0
+        servers.close()
+
+
 @pytest.mark.parametrize("piece", [b"x" * 100, b"[[]]," * 20, b"{}," * 33])
 def test_what_is_too_much_is_counted_before_it_is_parsed(piece: bytes) -> None:
     budget = ResponseBudget(most_bytes=1000, most_values=500, most_lines=10)

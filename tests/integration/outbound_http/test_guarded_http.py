@@ -271,6 +271,20 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for(
     over.set()
 
 
+def test_a_lookup_that_no_thread_can_make_leaves_room_for_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def look_up_many() -> list[list[str]]:
+        async with asyncio.timeout(5):
+            return [await look_up("localhost", 80) for _ in range(40)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert asyncio.run(look_up_many()) == [[]] * 40
+    assert all(asyncio.run(look_up_many()))
+
+
 def test_nonsense_is_no_page(sentinel: Sentinel) -> None:
     sentinel.answer = lambda _: iter([b"\x00\xffnonsense\r\n\r\n"])
     with pytest.raises(Unreachable):

@@ -21,6 +21,8 @@ from server.http.asgi import endpoint, request_body
 from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.input_images import image_reader, image_worker
 from server.metrics import events, exposition
+from server.model_formats.output_grammar import argument_schemas
+from server.model_formats.tool_calls import literal_arguments
 from server.oidc import access_tokens, issuer, key_set, signing_keys
 from server.outbound_http import allowed_addresses, guarded_http
 from server.prompting import request_parameters, turns
@@ -73,6 +75,15 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     uses, size = image_removal.MAX_BATCH_USES, image_removal.MAX_BATCH_BYTES >> 20
     assert f"that they follow a response | | {watches.MAX_WATCHES:,} |" in TABLE
     assert f"| {uses:,} uses and {size} MiB of pictures a transaction |" in TABLE
+
+
+def test_the_table_names_the_bounds_of_schemas() -> None:
+    most, written = argument_schemas.MAX_READ, literal_arguments.MAX_SCHEMAS
+    assert (
+        f"of models that write arguments one by one; that are written out for Gemma's calls | {most:,}, be"
+        in TABLE
+    )
+    assert f"a strict tool is refused; {written:,} a tool |" in TABLE
 
 
 def test_the_table_names_the_bounds_of_keys_and_tenants() -> None:

@@ -308,6 +308,20 @@ def test_code_is_told_as_code_however_the_model_wrote_it(kind: Any) -> None:
     assert (read[0].name, read[0].arguments, read[1].output) == ("python", '{"code":"1 + 1"}', "2")
 
 
+@pytest.mark.parametrize(
+    ("listed", "name", "argument"),
+    [(CODE, "python", "code"), *((WEB, *pair) for pair in (("search", "query"), ("open", "id")))],
+)
+def test_half_a_character_in_the_arguments_of_a_call_is_told_as_a_question_mark(
+    listed: ListedServer, name: str, argument: str
+) -> None:
+    text = f'{{"{argument}": "a\\ud800b"}}'
+    said: list[Delta] = [CallStart(name, namespace=listed.label), CallDelta(text), CallEnd()]
+    run, events = play([said], HostedTools([listed]))
+    events += run.finish_call(0, ToolResult("2"), LATER)
+    assert "a?b" in "".join(event.body for event in events)
+
+
 @pytest.mark.parametrize("tells_sources", [False, True])
 def test_a_search_is_told_with_its_query_and_its_sources_if_these_are_asked_for(tells_sources: bool) -> None:
     said: list[Delta] = [CallStart("search", namespace="browser"), CallDelta('{"query": "cats"}'), CallEnd()]

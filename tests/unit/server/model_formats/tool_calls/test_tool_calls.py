@@ -6,8 +6,13 @@ from dataclasses import replace
 import pytest
 
 from engine.request import StructuredOutput
-from server.model_formats.interface import CallStart, Delta, Prompt, TextDelta, Tool
+from server.model_formats.chat_template.output_parser import read_answer
+from server.model_formats.interface import CallStart, Delta, Prompt, TextDelta, Tool, merge_deltas
 from server.model_formats.select_format import TOOL_CALL_FORMATS, detect_tool_call_format, load_model_format
+from server.model_formats.special_tokens import Markup
+from server.model_formats.text_scanner import Scanner, TextEmitter
+from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter
+from server.model_formats.tool_index import ToolIndex
 from tests.support.families import (
     CALLERS,
     CLOCK,
@@ -298,10 +303,33 @@ def test_a_special_token_that_opens_a_call_ends_the_reasoning() -> None:
     assert shown(read("mistral_v11", text)) == ["thought I look.", *call("mistral_v11")]
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "deepseek_v4"])
+def test_a_special_token_within_a_value_is_no_part_of_it(name: str) -> None:
+    """Tokenizers differ in which marks of a format are special tokens of theirs."""
+    marks = FAMILIES[name].plain.split()
+    markup = Markup({mark: token for token, mark in enumerate(marks)})
+    family = TOOL_CALL_FORMATS[name](markup)
+    scanner = Scanner()
+    answer = TextEmitter(scanner, "answer", markup.clean)
+    emitter = ToolCallEmitter(scanner, ToolIndex(TOOLS))
+    text = markup.sign(FAMILIES[name].call.replace("Paris", f"Pa{marks[2]}ris"))
+    scanner.feed(text, ())
+    scanner.ended = True
+    assert not list(read_answer(scanner, family, emitter, answer))
+    assert shown(merge_deltas(scanner.take_deltas())) == ["function get_weather", ARGUMENTS, "end"]
+
+
 def test_tools_of_one_name_in_two_groups_are_told_apart() -> None:
     tools = [Tool(name="find", namespace="mail"), Tool(name="find", namespace="files")]
     text = '<tool_call>\n{"name": "files__find", "arguments": {}}\n</tool_call>'
     assert read("hermes", text, tools)[0] == CallStart("find", None, "function", "files")
+
+
+def test_a_call_whose_name_is_repeated_behind_its_arguments_is_one_call() -> None:
+    text = (
+        f'<tool_call>{{"arguments": {ARGUMENTS}, "name": "get_weather", "name": "get_weather"}}</tool_call>'
+    )
+    assert shown(read("hermes", text)) == ["function get_weather", ARGUMENTS, "end"]
 
 
 def test_what_is_held_back_has_a_bound() -> None:
