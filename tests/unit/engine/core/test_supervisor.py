@@ -15,9 +15,8 @@ import pytest
 from engine.core import supervisor
 from engine.engine import ThreadedEngine
 from engine.executor import EngineFault, ForwardHandle
-from engine.request import Failed, FinishReason, Outbound, RequestRefused, Tokens
+from engine.request import Failed, Outbound, RequestRefused, Tokens
 from engine.scheduling.scheduler import SchedulerOutput
-from engine.scheduling.sequence import TokenSequence
 from engine.scripted_engine import Fault, Script
 from tests.support.engines import (
     PATIENCE,
@@ -239,30 +238,6 @@ def test_a_host_that_hangs_between_two_steps_is_the_engines_death_too(
     assert codes(bench, "a") == ["engine_dead"]
     released.set()
     bench.engine.close(drain=False)
-
-
-def test_a_host_that_hung_after_a_step_says_nothing_more_when_it_comes_back(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released, append = threading.Event(), TokenSequence.append
-
-    def hang(sequence: TokenSequence, token_id: int) -> FinishReason | None:
-        assert released.wait(PATIENCE)
-        return append(sequence, token_id)
-
-    monkeypatch.setattr(TokenSequence, "append", hang)
-    bench = start_scripted(on_dead=owner, hang_seconds=0.2)
-    engine: Any = bench.engine
-    engine.submit(make_request("a", make_prompt(20)))
-    assert owner.news.wait(PATIENCE)
-    assert codes(bench, "a") == ["engine_dead"]
-    told = sum(map(len, bench.listener.batches))
-    released.set()
-    engine._supervisor._thread.join(PATIENCE)
-    assert not engine._supervisor._thread.is_alive()
-    assert sum(map(len, bench.listener.batches)) == told
-    assert not engine.stats().alive
-    engine.close(drain=False)
 
 
 def test_a_life_after_a_death_has_nothing_of_the_one_before(

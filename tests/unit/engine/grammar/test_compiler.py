@@ -1,14 +1,11 @@
 """Compiling grammars: what is refused, how long it takes, what is kept; and the masks of tags."""
 
-import gc
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -310,29 +307,6 @@ def test_what_is_kept_stays_within_its_bytes_and_the_oldest_goes() -> None:
         assert compiler.size <= 2**20 + 2**17
     assert compiler.compiled(grammar("regex", "first")) is not first
     compiler.close()
-
-
-class Text(str):
-    """Text of which can be seen whether anything still refers to it."""
-
-
-def test_of_a_refused_grammar_nothing_is_kept_but_the_sentence_and_refusals_alone_are_evicted() -> None:
-    compiler = GrammarCompiler(VOCABULARY, cache_bytes=2**20)
-    texts: list[weakref.ref[Text]] = []
-
-    def refuse(pattern: str) -> None:
-        text = Text(pattern)
-        texts.append(weakref.ref(text))
-        with suppress(RequestRefused):
-            compiler.compiled(StructuredOutput(kind="regex", text=text))
-
-    for n in range(100):
-        refuse("(")
-        refuse(f"({n}")
-    compiler.close()
-    gc.collect()
-    assert [text() for text in texts if text() is not None] == []
-    assert compiler.size <= 2**20
 
 
 def test_a_grammar_in_use_counts_for_what_it_has_worked_out(compiler: GrammarCompiler) -> None:
