@@ -21,8 +21,14 @@ from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints, Notifier
 from server.store.cluster.watches import RENEW_SECONDS
 from server.store.database import Connection, Database
-from server.store.database_errors import DatabaseError, TransientError
-from server.store.log_read import SubscriptionUpdate
+from server.store.database_errors import (
+    DatabaseError,
+    TransientError,
+    is_contention,
+    is_statement_timeout,
+    is_unavailable,
+)
+from server.store.log_read import Subscription, SubscriptionUpdate
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.follower")
@@ -182,10 +188,7 @@ class Follower:
             remote = [one for one in watched if one.response_id not in here]
             self._announce([one.response_id for one in remote], everything=everything)
             if remote:
-                with connection.begin():
-                    updates = log_read.read_updates(connection, remote)
-                    self._hub.publish(_to_published(connection, update) for update in updates)
-                quiet = 0 if updates else quiet + everything
+                quiet = 0 if self._publish_updates(connection, remote) else quiet + everything
             self._failed = False
             self.thread.progress()
             unseen = {(one.tenant, one.response_id) for one in watched if one.response_id in here}
@@ -197,6 +200,40 @@ class Follower:
                     pause = FLEET_POLL_SECONDS
                 due = min(due, monotonic() + pause)
             hinted = self._await_wakeup(connection, by_short_id, due)
+
+    def _publish_updates(self, connection: Connection, watched: Sequence[Subscription]) -> bool:
+        """Whether there were any. What Postgres cannot read of one response keeps no other one's readers."""
+        try:
+            return self._publish_together(connection, watched)
+        except DatabaseError as error:
+            if is_unavailable(error):
+                raise
+        # The reads may have failed after the first of them were published.
+        found = False
+        for one in self._hub.subscriptions({(one.tenant, one.response_id) for one in watched}):
+            found |= self._publish_alone(connection, one)
+        return found
+
+    def _publish_together(self, connection: Connection, watched: Sequence[Subscription]) -> bool:
+        with connection.begin():
+            updates = log_read.read_updates(connection, watched)
+            self._hub.publish(_to_published(connection, update) for update in updates)
+        return bool(updates)
+
+    def _publish_alone(self, connection: Connection, watched: Subscription) -> bool:
+        """`_publish_together` of one. If Postgres refuses, its readers are told that there is nothing more;
+        if it took too long, it is tried again with the next read.
+        """
+        try:
+            return self._publish_together(connection, [watched])
+        except DatabaseError as error:
+            if is_unavailable(error):
+                raise
+            fields = response_fields(watched.response_id, watched.tenant)
+            log.exception("the events of %s cannot be read", fields["response_id"], extra=fields)
+            if not (is_statement_timeout(error) or is_contention(error)):
+                self._hub.publish([_unreadable(watched)])
+            return True
 
     def _announce(self, followed: Sequence[UUID], *, everything: bool) -> None:
         """Announces what is followed since the last call, and from time to time all of it."""
@@ -255,13 +292,16 @@ class Follower:
 
 def _to_published(connection: Connection, update: SubscriptionUpdate) -> Published:
     """The new frames; for a response that cannot be read, that there is nothing more."""
-    response, position = update.subscription.response_id, update.subscription.next_seq or 0
     try:
         if update.state in ("ended", "running"):
             return read_update(connection, update)
     except DatabaseError:
         raise
     except Exception:
-        fields = response_fields(response, update.subscription.tenant)
+        fields = response_fields(update.subscription.response_id, update.subscription.tenant)
         log.exception("%s cannot be followed", fields["response_id"], extra=fields)
-    return Published(response, position, (), None, gone=True)
+    return _unreadable(update.subscription)
+
+
+def _unreadable(watched: Subscription) -> Published:
+    return Published(watched.response_id, watched.next_seq or 0, (), None, gone=True)

@@ -60,24 +60,44 @@ def write_dump(url: str, target: Path, without_data_of: Iterable[str] = ()) -> i
     program = program_for("pg_dump", server_major(url))
     if target.exists():
         raise EmbeddedError(f"There is a file {target} already: name another one.")
-    partial = target.with_name(f"{target.name}.partial")
     excluded = [f"--exclude-table-data=public.{table}" for table in without_data_of]
     try:
-        with suppress(FileNotFoundError):
-            partial.unlink()
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
+        with _file_beside(target) as descriptor:
             _run(program, url, ["--format=custom", "--no-owner", "--no-privileges", *excluded], descriptor)
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.link(partial, target)  # unlike a rename, it refuses a file that has come meanwhile
         return target.stat().st_size
     except OSError as error:
         raise EmbeddedError(f"The dump cannot be written to {target}: {error.strerror}.") from error
+
+
+@contextmanager
+def _file_beside(target: Path) -> Iterator[int]:
+    """A new file to write to, which gets the target's name when the block has ended.
+
+    What a killed dump has left is replaced. So is the file of one that still runs, which then fails.
+    """
+    partial = target.with_name(f"{target.name}.partial")
+    with suppress(FileNotFoundError):
+        partial.unlink()
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        yield descriptor
+        if not _is_named(descriptor, partial):
+            raise EmbeddedError(f"Another dump is being written to {target}, so this one was dropped.")
+        os.link(partial, target)  # unlike a rename, it refuses a file that has come meanwhile
     finally:
         with suppress(OSError):
-            partial.unlink()
+            if _is_named(descriptor, partial):
+                partial.unlink()
+        os.close(descriptor)
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def check_dump(source: Path) -> None:

@@ -38,6 +38,9 @@ ABORT_SECONDS = 2.0
 """How long a continued request waits until its former calls are ended everywhere."""
 MAX_ABANDONED = 4096
 """Calls of one unreachable server that are ended there when it is back."""
+MAX_REMOVED = 64
+"""Removed servers whose abandoned calls are known, should they be listed again. In a cluster each restarted
+server has a new address."""
 REPORT_SECONDS = 10.0
 IMAGE_SECONDS = 20.0
 """For the answer to how many tokens a picture has: a server decodes and scales it."""
@@ -133,7 +136,15 @@ class Fleet:
 
     def _set_urls(self, urls: Sequence[str]) -> None:
         self._router.set_urls(urls)
+        self._forget_removed({endpoint.url for endpoint in self._router.endpoints()})
         self._changed.set()
+
+    def _forget_removed(self, present: Collection[str]) -> None:
+        for url in self._missed_probes.keys() - present:
+            del self._missed_probes[url]
+        removed = [url for url in self._abandoned if url not in present]
+        for url in removed[:-MAX_REMOVED]:
+            del self._abandoned[url]
 
     async def acquire(
         self, call_id: str, digests: Sequence[bytes], adapter: str, avoid: Collection[str]

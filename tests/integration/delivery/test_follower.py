@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from server.delivery import follower
+from server.delivery.hub import Published
+from server.delivery.stored_responses import read_update
 from server.generation.run import Run
 from server.http.asgi.answers import DONE
 from server.protocol.ids import new_uuid
@@ -208,6 +210,35 @@ def test_a_deleted_response_ends_its_readers(bench: Bench, polling: Elsewhere) -
     assert reading.whole.result(30).endswith(DONE)
     assert reading.channel.gone
     bench.feed(finished(run))
+
+
+def test_a_stream_that_postgres_cannot_read_ends_and_the_others_go_on(
+    bench: Bench,
+    notifier: Notifier,
+    other: Elsewhere,
+    monkeypatch: pytest.MonkeyPatch,
+    database_url: str,
+) -> None:
+    damaged, sound = bench.begin(), bench.begin()
+    readings = [other.stream(run.facts.id) for run in (damaged, sound)]
+    eventually(lambda: all(reading.channel.next_seq == 2 for reading in readings))
+
+    def read(connection: Connection, update: SubscriptionUpdate) -> Published:
+        if update.subscription.response_id == damaged.facts.id:
+            connection.exec_driver_sql("select 1 / 0")  # as for a page that the disk has lost
+        return read_update(connection, update)
+
+    monkeypatch.setattr(follower, "read_update", read)
+    bench.feed(finished(damaged))
+    speak(bench, sound, "on ")
+    notifier.notify_events([run.facts.id for run in (damaged, sound)])
+    assert readings[0].whole.result(30).endswith(DONE)
+    assert readings[0].channel.gone
+    eventually(lambda: readings[1].text == "on ")
+    bench.feed(finished(sound))
+    notifier.notify_events([sound.facts.id])
+    assert readings[1].whole.result(30) == everything(bench, sound)
+    assert sessions(database_url, "follower") == 1
 
 
 def test_another_tenants_response_looks_like_none(bench: Bench, polling: Elsewhere) -> None:

@@ -11,7 +11,7 @@ import pytest
 from engine.remote.config import RemoteConfig
 from engine.remote.interface import EngineDescription, EngineFault, HttpRequest
 from engine.remote.protocols.vllm_protocol import VllmProtocol
-from engine.remote.servers.fleet import LOST_PROBES, Fleet
+from engine.remote.servers.fleet import LOST_PROBES, MAX_REMOVED, Fleet
 from engine.remote.servers.router import Endpoint
 
 ONE, OTHER = Endpoint("http://one"), Endpoint("http://other")
@@ -103,6 +103,23 @@ def test_calls_of_a_server_that_is_lost_and_removed_go_on_elsewhere(cause: Excep
         return client.dropped
 
     assert asyncio.run(main()) == ["http://one"] * dropped
+
+
+def test_of_servers_that_are_replaced_for_ever_only_the_last_are_known() -> None:
+    async def main() -> None:
+        client = Client()
+        fleet = make_fleet(client)
+        for number in range(3 * MAX_REMOVED):
+            fleet._set_urls([f"http://{number}"])
+            (endpoint,) = fleet._router.endpoints()
+            endpoint.probe_at = 0
+            fleet.abandon(endpoint, "a-0")
+            await fleet._probe_once(endpoint)
+        assert len(fleet._missed_probes) == 1
+        assert len(fleet._abandoned) == MAX_REMOVED + 1
+        assert f"http://{number - MAX_REMOVED}" in fleet._abandoned
+
+    asyncio.run(main())
 
 
 def test_a_server_is_probed_again_however_soon_after_a_probe_that_failed(
