@@ -257,7 +257,7 @@ class _Combined:
         for part in unquote(reference).split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, list):
-                found = dict(enumerate(found)).get(int(name[:9]) if name.isdecimal() else -1)
+                found = found[int(name[:9])] if name.isdecimal() and int(name[:9]) < len(found) else None
             else:
                 found = found.get(name) if isinstance(found, dict) else None
         if isinstance(found, dict) and id(found) not in self._known:
