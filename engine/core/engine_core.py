@@ -363,12 +363,13 @@ class EngineCore:
 
     def _flush_outbox(self) -> None:
         """Delivers the step's messages. Ended requests leave the registry first: their ids are free."""
-        self._metrics.publish(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
-        for request_id in self._ended:
-            self._registry.remove(request_id)
-        messages, self._outbox, self._ended = self._outbox, [], []
-        if messages:
-            self._call_deliver(messages)
+        with self._watchdog:  # raises if a hang was declared, and all of this has been delivered
+            self._metrics.publish(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
+            for request_id in self._ended:
+                self._registry.remove(request_id)
+            messages, self._outbox, self._ended = self._outbox, [], []
+            if messages:
+                self._call_deliver(messages)
 
     def _call_deliver(self, messages: Sequence[Outbound]) -> None:
         self.delivering = True

@@ -45,9 +45,9 @@ class Watchdog:
     """Calls `on_hang` once, on a thread of its own, when a step takes longer than `timeout` seconds.
 
     The engine thread enters the watchdog as a context manager around each iteration, and again around each
-    step within it; entering and leaving restart the timeout. Under a lock, either the engine thread leaves
-    in time or the watchdog declares it abandoned; then leaving raises `StepAbandoned`, and the engine thread
-    must not deliver messages any more.
+    step and each delivery within it; entering and leaving restart the timeout. Under a lock, either the
+    engine thread enters or leaves in time or the watchdog declares it abandoned; then both raise
+    `StepAbandoned`, and the engine thread must not deliver messages any more.
     """
 
     def __init__(self, timeout: float, on_hang: Callable[[], None]) -> None:
@@ -75,6 +75,8 @@ class Watchdog:
 
     def __enter__(self) -> None:
         with self._lock:
+            if self.abandoned:
+                raise StepAbandoned
             self._depth += 1
             self._entered_at = monotonic()
 

@@ -117,6 +117,11 @@ def _start_pool() -> ThreadPoolExecutor:
     return pool
 
 
+Made = Future[CompiledGrammar | str]
+"""A compiled grammar, or the sentence that refuses it. Not the error, whose traceback would keep the grammar
+and its JSON, and grow each time it is raised."""
+
+
 class GrammarCompiler:
     """Compiles grammars for one vocabulary; caches grammars and refusals per fairness key.
 
@@ -131,7 +136,7 @@ class GrammarCompiler:
             for token_id in sorted(vocabulary.special)
         }
         self._cache_bytes = cache_bytes
-        self._futures: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
+        self._futures: OrderedDict[bytes, Made] = OrderedDict()
         self._lock = threading.Lock()
         self._limit = FairLimit(THREADS)
         self._pool: ThreadPoolExecutor | None = None
@@ -157,15 +162,15 @@ class GrammarCompiler:
         if is_new:
             self._start(future, digest, fairness_key, grammar)
         try:
-            compiled = future.result(QUEUE_SECONDS + COMPILE_SECONDS if not is_new else COMPILE_SECONDS)
-        except BadGrammar as error:
-            raise RequestRefused("bad_grammar", str(error)) from None
+            made = future.result(QUEUE_SECONDS + COMPILE_SECONDS if not is_new else COMPILE_SECONDS)
         except (TimeoutError, CancelledError):
             raise RequestRefused(
                 "bad_grammar", f"The grammar takes more than {COMPILE_SECONDS:g} s to compile."
             ) from None
         self._evict()
-        return compiled
+        if isinstance(made, str):
+            raise RequestRefused("bad_grammar", made)
+        return made
 
     def get_cached(self, grammar: StructuredOutput, fairness_key: str = "") -> CompiledGrammar:
         """The grammar, or its fallback, from the cache. Raises KeyError; compiles nothing."""
@@ -194,7 +199,7 @@ class GrammarCompiler:
             with self._lock:
                 future = self._futures.get(compiled.digest)
                 if future is not None and _result_of(future) is compiled:
-                    replaced: Future[CompiledGrammar] = Future()
+                    replaced: Made = Future()
                     replaced.set_result(fresh)
                     self._futures[compiled.digest] = replaced
         return fresh
@@ -207,7 +212,7 @@ class GrammarCompiler:
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _get_or_create_future(self, digest: bytes) -> tuple[Future[CompiledGrammar], bool]:
+    def _get_or_create_future(self, digest: bytes) -> tuple[Made, bool]:
         """The cached or pending future and False, or a new one and True: the caller starts its compile."""
         with self._lock:
             future = self._futures.get(digest)
@@ -219,9 +224,7 @@ class GrammarCompiler:
             future = self._futures[digest] = Future()
             return future, True
 
-    def _start(
-        self, future: Future[CompiledGrammar], digest: bytes, fairness_key: str, grammar: StructuredOutput
-    ) -> None:
+    def _start(self, future: Made, digest: bytes, fairness_key: str, grammar: StructuredOutput) -> None:
         """Waits for a compiling thread, then submits. Raises `RequestRefused` after `QUEUE_SECONDS`."""
         try:
             if self._limit.waiting(fairness_key) >= MAX_WAITING_PER_KEY:
@@ -251,14 +254,12 @@ class GrammarCompiler:
             future.set_exception(error)
             raise
 
-    def _run(
-        self, future: Future[CompiledGrammar], digest: bytes, fairness_key: str, grammar: StructuredOutput
-    ) -> None:
+    def _run(self, future: Made, digest: bytes, fairness_key: str, grammar: StructuredOutput) -> None:
         """Runs in the pool: compiles and releases the key's place."""
         try:
             future.set_result(self._compile(grammar, digest))
         except BadGrammar as error:
-            future.set_exception(error)
+            future.set_result(one_line(str(error)))
         finally:
             self._limit.release(fairness_key)
 
@@ -335,13 +336,14 @@ def _digest(grammar: StructuredOutput, fairness_key: str) -> bytes:
     return hashlib.blake2b(named, digest_size=16).digest()
 
 
-def _result_of(future: Future[CompiledGrammar]) -> CompiledGrammar | None:
-    """The compiled grammar; None if pending, failed or cancelled."""
+def _result_of(future: Made) -> CompiledGrammar | None:
+    """The compiled grammar; None if pending, refused, failed or cancelled."""
     if not future.done() or future.cancelled() or future.exception() is not None:
         return None
-    return future.result()
+    made = future.result()
+    return None if isinstance(made, str) else made
 
 
-def _size(future: Future[CompiledGrammar]) -> int:
+def _size(future: Made) -> int:
     made = _result_of(future)
     return BASE_BYTES if made is None else made.size  # refusals count, too, so that their number is bounded

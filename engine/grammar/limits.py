@@ -8,11 +8,12 @@ threads.
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isfinite
 from typing import Any
+from urllib.parse import unquote
 
 MAX_TEXT = 400_000
 """Characters of a grammar in the request, a schema's descriptions included."""
@@ -34,6 +35,10 @@ MAX_COUNT = 10_000
 """Of minLength, maxItems and the like."""
 MAX_DIVISOR = 10_000
 """Of multipleOf, without its decimal point: a grammar needs a state for every remainder."""
+MAX_TOGETHER = 8
+MAX_LARK_TOGETHER = 2
+"""Patterns of one value, by `allOf` and `$ref`, and `&` of Lark: each doubles a compile's time and memory."""
+MAX_PATTERN_PROPERTIES = 40
 MAX_PATTERN = 512
 MAX_PATTERN_DEPTH = 16
 MAX_REPETITION = 10_000
@@ -104,6 +109,7 @@ def check_schema(schema: Any) -> None:
     tally = _Tally()
     pace = _Pace()
     places: list[_Place] = [(schema, 0, 1)]
+    schemas: list[dict[str, Any]] = []
     while places:
         pace.keep()
         inner, depth, nesting = places.pop()
@@ -121,9 +127,11 @@ def check_schema(schema: Any) -> None:
                 _add_inner(keyword, value, depth, nesting + 1, places)
         if "properties" in inner or "required" in inner:
             _check_properties(inner, tally)
+        schemas.append(inner)
         if tally.subschemas % CHECK_INTERVAL == 0:
             tally.check()
     tally.check()
+    _Combined(schema, schemas).check(pace)
 
 
 def check_pattern(pattern: str) -> None:
@@ -142,7 +150,10 @@ def check_lark(text: str) -> None:
             check_pattern(literal["regex"][1:-1])
         elif literal["open"]:
             raise not_closed(text, literal.start())
-    _check_repetitions(LARK_LITERAL.sub("x", text), MAX_LARK_DEPTH, MAX_LARK_REPETITION)
+    bare = LARK_LITERAL.sub("x", text)
+    if bare.count("&") > MAX_LARK_TOGETHER:
+        raise BadGrammar(f"A Lark grammar may have {MAX_LARK_TOGETHER} of &.")
+    _check_repetitions(bare, MAX_LARK_DEPTH, MAX_LARK_REPETITION)
 
 
 def not_closed(text: str, start: int) -> BadGrammar:
@@ -171,6 +182,7 @@ class _Pace:
 class _Tally:
     subschemas: int = 0
     properties: int = 0
+    pattern_properties: int = 0
     enum_values: int = 0
     names: int = 0
     references: set[str] = field(default_factory=set)
@@ -184,12 +196,73 @@ class _Tally:
         for count, limit, what in (
             (self.subschemas, MAX_SUBSCHEMAS, "schemas within it"),
             (self.properties, MAX_PROPERTIES, "properties"),
+            (self.pattern_properties, MAX_PATTERN_PROPERTIES, "patternProperties"),
             (self.enum_values, MAX_ENUM_VALUES, "enum values"),
             (self.names, MAX_NAMES, "characters of names and values"),
             (len(self.references) * self.nesting, MAX_CHAIN, "schemas within each other by reference"),
         ):
             if count > limit:
                 raise BadGrammar(f"A schema may have {limit} {what}; this one has more.")
+
+
+class _Combined:
+    """What one value must fulfil together: that of a schema, of all in its `allOf`, and of its `$ref`."""
+
+    def __init__(self, root: Any, schemas: Sequence[dict[str, Any]]) -> None:
+        self._root = root
+        self._schemas = schemas
+        self._known = set(map(id, schemas))
+        self._weights: dict[int, tuple[int, int]] = {}
+        """By id of a schema: how many patterns a value must match, and the product of what must divide it."""
+
+    def check(self, pace: _Pace) -> None:
+        """Raises `BadGrammar`. Without recursion: references may be deeper than Python's stack."""
+        begun: set[int] = set()
+        stack = list(self._schemas)
+        while stack:
+            pace.keep()
+            schema = stack[-1]
+            groups = [] if id(schema) in self._weights else self._groups(schema)
+            if id(schema) not in begun:
+                begun.add(id(schema))
+                stack += [inner for group in groups for inner in group if id(inner) not in begun]
+                continue
+            stack.pop()
+            if id(schema) not in self._weights:
+                self._weights[id(schema)] = self._weigh(schema, groups)
+
+    def _weigh(self, schema: Mapping[str, Any], groups: Iterable[Sequence[object]]) -> tuple[int, int]:
+        patterns = int("pattern" in schema)
+        divisor = schema.get("multipleOf")
+        product = max(1, _digits(divisor + 0)) if isinstance(divisor, int | float) else 1
+        for group in groups:  # of alternatives the largest counts, and of a circle nothing
+            weights = [self._weights.get(id(inner), (0, 1)) for inner in group]
+            patterns += max((count for count, _ in weights), default=0)
+            product *= max((each for _, each in weights), default=1)
+        if patterns > MAX_TOGETHER or product > MAX_DIVISOR:
+            raise BadGrammar(f"One value may have {MAX_TOGETHER} patterns and a multipleOf of {MAX_DIVISOR}.")
+        return patterns, product
+
+    def _groups(self, schema: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+        """The schemas for the same value: of each group, one holds."""
+        values = [[inner] for inner in schema.get("allOf", ())]
+        values += [schema[keyword] for keyword in ("anyOf", "oneOf") if keyword in schema]
+        if "$ref" in schema:
+            values.append([self._target(schema["$ref"])])
+        return [[inner for inner in group if isinstance(inner, dict)] for group in values]
+
+    def _target(self, reference: str) -> Any:
+        """What a `$ref` points to, if anything. Raises `BadGrammar` for what was not checked as a schema."""
+        found = self._root
+        for part in unquote(reference).split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list):
+                found = found[int(name[:9])] if name.isdecimal() and int(name[:9]) < len(found) else None
+            else:
+                found = found.get(name) if isinstance(found, dict) else None
+        if isinstance(found, dict) and id(found) not in self._known:
+            raise BadGrammar("A $ref must point to a schema, such as one in $defs.")
+        return found
 
 
 def _check_keyword(keyword: str, value: Any, tally: _Tally) -> None:
@@ -211,6 +284,8 @@ def _check_keyword(keyword: str, value: Any, tally: _Tally) -> None:
         tally.count_values(value)
     elif keyword == "const":
         tally.count_values([value])
+    elif keyword == "patternProperties":
+        tally.pattern_properties += len(_mapping(value, keyword))
 
 
 def _check_reference(keyword: str, value: Any, tally: _Tally) -> None:

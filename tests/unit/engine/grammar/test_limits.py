@@ -18,8 +18,10 @@ from engine.grammar.limits import (
     MAX_NAMES,
     MAX_OPTIONAL,
     MAX_PATTERN,
+    MAX_PATTERN_PROPERTIES,
     MAX_PROPERTIES,
     MAX_SUBSCHEMAS,
+    MAX_TOGETHER,
     BadGrammar,
     check_lark,
     check_pattern,
@@ -58,6 +60,13 @@ def chain(length: int) -> dict[str, Any]:
         ({"minItems": MAX_COUNT}, {"minItems": MAX_COUNT + 1}),
         ({"items": {"maxLength": MAX_COUNT}}, {"items": {"maxLength": MAX_COUNT + 1}}),
         ({"pattern": "x" * MAX_PATTERN}, {"pattern": "x" * (MAX_PATTERN + 1)}),
+        ({"allOf": [{"pattern": "x"}] * MAX_TOGETHER}, {"allOf": [{"pattern": "x"}] * (MAX_TOGETHER + 1)}),
+        ({"anyOf": [{"pattern": "x"}] * 99, "pattern": "y"}, {"$ref": "#/x", "x": {"pattern": "x"}}),
+        ({"allOf": [{"multipleOf": 100}] * 2}, {"allOf": [{"multipleOf": 100}] * 3}),
+        (
+            {"patternProperties": {f"a{n}": {} for n in range(MAX_PATTERN_PROPERTIES)}},
+            {"patternProperties": {f"a{n}": {} for n in range(MAX_PATTERN_PROPERTIES + 1)}},
+        ),
         ({"patternProperties": {"(a{9}){9}": {}}}, {"patternProperties": {"(a{999}){999}": {}}}),
         ({"anyOf": [{}] * (MAX_SUBSCHEMAS - 1)}, {"anyOf": [{}] * MAX_SUBSCHEMAS}),
         ({"multipleOf": 0.25}, {"multipleOf": 12345.678}),
@@ -108,8 +117,9 @@ def test_a_pattern_is_refused_only_beyond_its_cost(good: str, bad: str) -> None:
         ("start: /[(\\/]" + "x" * 400 + "/", "start: /" + "x" * 600 + "/"),
         ("start: a ~ 5\n// ((((((((((((((((((((((((((((((((((((((((", "start: /(a{900}){900}/"),
         ("x" * MAX_LARK, "x" * (MAX_LARK + 1)),
+        ('start: A & B & "&"', "start: A & B & C & D"),
     ],
-    ids=["groups", "regex", "comment", "length"],
+    ids=["groups", "regex", "comment", "length", "and"],
 )
 def test_a_lark_grammar_is_refused_only_beyond_its_bounds(good: str, bad: str) -> None:
     check_lark(good)
