@@ -1,8 +1,7 @@
 """Limits of grammars, checked before the compile: size and nesting of schemas, patterns, Lark grammars.
 
 Any thread. A compile cannot be interrupted, so the limits admit only grammars that compile in far less than
-the callers' timeout. The checks are long Python loops that hold the GIL, so they pause regularly for other
-threads.
+the callers' timeout. The checks are long Python loops that hold the GIL, so they pause regularly.
 """
 
 import json
@@ -14,6 +13,8 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any
 from urllib.parse import unquote
+
+from engine.grammar.lark_joins import most_joined
 
 MAX_TEXT = 400_000
 """Characters of a grammar in the request, a schema's descriptions included."""
@@ -36,7 +37,6 @@ MAX_COUNT = 10_000
 MAX_DIVISOR = 10_000
 """Of multipleOf, without its decimal point: a grammar needs a state for every remainder."""
 MAX_TOGETHER = 8
-MAX_LARK_TOGETHER = 2
 """Patterns of one value, by `allOf` and `$ref`, and `&` of Lark: each doubles a compile's time and memory."""
 MAX_PATTERN_PROPERTIES = 40
 MAX_PATTERN = 512
@@ -151,8 +151,8 @@ def check_lark(text: str) -> None:
         elif literal["open"]:
             raise not_closed(text, literal.start())
     bare = LARK_LITERAL.sub("x", text)
-    if bare.count("&") > MAX_LARK_TOGETHER:
-        raise BadGrammar(f"A Lark grammar may have {MAX_LARK_TOGETHER} of &.")
+    if most_joined(bare) > MAX_TOGETHER:
+        raise BadGrammar(f"A Lark grammar may join {MAX_TOGETHER} terminals by &.")
     _check_repetitions(bare, MAX_LARK_DEPTH, MAX_LARK_REPETITION)
 
 

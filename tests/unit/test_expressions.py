@@ -30,6 +30,7 @@ SHORT = 2048
 
 REACH = {
     "engine/model/lora_adapter_files.py": OPERATOR,
+    "engine/grammar/lark_joins.py": MAX_LARK,
     "engine/grammar/limits.py:LARK_LITERAL": MAX_LARK,
     "engine/grammar/limits.py:_PATTERN_PART": MAX_LARK,
     "engine/grammar/lark_source.py:_DIRECTIVE": MAX_LARK,
