@@ -25,6 +25,7 @@ from server.generation.run import Run
 from server.limits import UnfinishedResponses
 from server.protocol.ids import response_id
 from server.protocol.responses.events import frames
+from server.recording.commit_pace import CommitPace
 from server.recording.committer import Committer
 from server.recording.end_log import log_end
 from server.recording.inbox import Inbox
@@ -53,11 +54,6 @@ each running response, so the memory that waits for an unreachable database stay
 _POLL_SECONDS = 0.1
 _MAX_DRAIN_SECONDS = 60.0
 """For the side writer's retries at shutdown; an outage may be waited for longer."""
-_PAUSE_FACTOR = 6.0
-"""After a commit that took t seconds, wait min(6 t, 12 ms) before the next. Commits compete with the engine
-thread for the GIL; this caps them at a seventh of the time. Tokens that arrive meanwhile are merged into
-longer deltas."""
-_MAX_PAUSE = 0.012
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +123,7 @@ class Recorder:
             on_fenced=self._fence,
             clock=clock,
         )
-        self._fenced, self._next_at = False, 0.0
+        self._fenced, self._next_at, self._pace = False, 0.0, CommitPace()
         self._thread = SupervisedThread(
             "recorder",
             self._turn,
@@ -264,7 +260,7 @@ class Recorder:
         self._after_commit(updates, took)
         self._resume_engine()
         self._set_idle()
-        return monotonic() + min(_PAUSE_FACTOR * took, _MAX_PAUSE)
+        return monotonic() + self._pace.pause(began, took, [len(update.token_ids) for update in updates])
 
     def _after_commit(self, updates: Sequence[RunUpdate], seconds: float = 0.0) -> None:
         self._publish(updates)

@@ -220,6 +220,8 @@ class Notifier:
 
     def notify_events(self, responses: Iterable[UUID]) -> None:
         """Announces committed events of these responses to the replicas that follow them."""
+        if not self._watches:
+            return
         hints, now = Outgoing(), self._clock()
         with self._changed:
             for response in responses:

@@ -29,6 +29,10 @@ class Watches:
         self._count = 0
         self._swept_at = 0.0
 
+    def __bool__(self) -> bool:
+        """Whether any announcement is remembered."""
+        return bool(self._until)
+
     def add(self, replica: UUID, responses: Iterable[UUID], now: float) -> list[UUID]:
         """Remembers that a replica follows these responses; returns those that it did not follow before."""
         self._sweep(now)

@@ -10,7 +10,7 @@ from server.delivery.hub import Published
 from server.delivery.stored_responses import read_response
 from server.generation.run import Run
 from server.protocol.responses.events import event_type, is_terminal
-from server.recording import inbox, recorder
+from server.recording import commit_pace, inbox
 from server.recording.messages import FailRun, RecorderMessage, StartRun
 from server.recording.recorder import Recorder
 from server.store.content import deletion
@@ -86,8 +86,8 @@ def test_messages_that_gather_during_a_commit_are_the_next_commit(bench: Bench) 
 def test_a_commit_that_follows_another_rests_and_begins_with_a_delivery(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "_PAUSE_FACTOR", 1e6)
-    monkeypatch.setattr(recorder, "_MAX_PAUSE", 0.05)
+    monkeypatch.setattr(commit_pace, "PAUSE_FACTOR", 1e6)
+    monkeypatch.setattr(commit_pace, "MAX_PAUSE", 0.05)
     monkeypatch.setattr(inbox, "_MAX_WAIT", 30.0)
     run = bench.begin()
     bench.recorder.deliver([tokens(run, say("a"))])

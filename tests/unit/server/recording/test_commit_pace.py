@@ -1,0 +1,46 @@
+"""How long the recorder waits between commits."""
+
+import pytest
+
+from server.recording.commit_pace import CommitPace
+
+COMMIT_S = 0.002
+
+
+def settled(streams: int, step: float) -> tuple[float, float]:
+    """Seconds of the last of many pauses, and the tokens of a stream in each of the last commits, where an
+    engine has a token for every stream each step."""
+    pace, now, given, made = CommitPace(), 0.0, 0, 0
+    for _ in range(50):
+        made = int(now / step) - given
+        given += made
+        pause = pace.pause(now, COMMIT_S, [made] * (streams if made else 0))
+        now += COMMIT_S + pause
+        now = max(now, (given + 1) * step)  # a commit needs a token
+    return pause, (now / step) / 50
+
+
+@pytest.mark.parametrize(("streams", "step"), [(1, 0.0003), (1, 0.01), (8, 0.02), (32, 0.05), (256, 0.3)])
+def test_few_streams_and_slow_ones_wait_twelve_milliseconds_at_most(streams: int, step: float) -> None:
+    assert settled(streams, step)[0] <= 0.0121
+
+
+@pytest.mark.parametrize(("streams", "step"), [(32, 0.01), (64, 0.01), (256, 0.005)])
+def test_many_fast_streams_share_each_commit_by_several_tokens(streams: int, step: float) -> None:
+    pause, tokens = settled(streams, step)
+    assert 0.03 <= pause <= 0.036
+    assert tokens >= 3
+
+
+def test_no_stream_waits_longer_than_one_that_is_alone_because_its_engine_s_steps_are_long() -> None:
+    pause, tokens = settled(64, 0.03)
+    assert pause < 0.03
+    assert tokens == pytest.approx(1, abs=0.1)
+
+
+def test_a_short_commit_is_followed_by_a_short_pause() -> None:
+    assert CommitPace().pause(0.0, 0.0005, [1]) == pytest.approx(0.003)
+
+
+def test_a_first_commit_has_no_rate() -> None:
+    assert CommitPace().pause(5.0, COMMIT_S, [1000] * 64) == pytest.approx(0.012)
