@@ -1,7 +1,7 @@
 """F43: real vLLM servers that are killed, run out of memory or are stopped in the middle of greedy streams.
 
-Skipped without vLLM: `make vllm`, or TEST_VLLM for one that is elsewhere. A server takes a minute to start on
-two cores; TEST_VLLM_KILLS says how many of them end.
+Skipped without vLLM: `make vllm`, or TEST_VLLM for one that is elsewhere. TEST_VLLM_KILLS says how many
+servers end; each end takes a quarter of a minute on two cores.
 """
 
 import os
@@ -27,8 +27,8 @@ KILLS = int(os.environ.get("TEST_VLLM_KILLS", "4"))
 ENDS = ("killed", "worker killed", "out of memory", "stopped")
 """How a server ends, by turns."""
 FOLDER = Path(__file__).parents[2] / "demo" / MODEL
-STREAMS = 12
-TOKENS = 1500
+STREAMS = 8
+TOKENS = 600
 BEGUN = 6
 """Events of a stream after which its server may end: with two servers on two cores one of them may send a
 hundred tokens at a time."""
@@ -41,7 +41,7 @@ Engines = list[VllmServer]
 @pytest.fixture
 def engines() -> Iterator[Engines]:
     """Two, with the demo model."""
-    servers = [VllmServer(FOLDER, MODEL, "--enforce-eager") for _ in range(2)]
+    servers = [VllmServer(FOLDER, MODEL, "--enforce-eager", forked=True) for _ in range(2)]
     try:
         for server in servers:
             server.launch()

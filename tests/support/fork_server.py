@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 REPOSITORY = Path(__file__).parents[2]
@@ -65,9 +66,14 @@ class Process(Protocol):
 class ForkServer:
     """The client's side. One for each process that starts others; thread-safe."""
 
-    def __init__(self, preloaded: Sequence[str]) -> None:
-        """All processes have imported those modules."""
-        self._preloaded = preloaded
+    def __init__(
+        self,
+        preloaded: Sequence[str],
+        python: str = sys.executable,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """All processes have imported those modules, with this interpreter and these variables set."""
+        self._preloaded, self._python, self._environment = preloaded, python, environment
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._owner = 0
@@ -94,7 +100,8 @@ class ForkServer:
     def _ask(self, request: Mapping[str, object], descriptors: Sequence[int]) -> int:
         with self._lock:
             if self._control is None or self._owner != os.getpid():
-                self._control, self._owner = _start(self._preloaded), os.getpid()
+                control = _start(self._preloaded, self._python, self._environment)
+                self._control, self._owner = control, os.getpid()
             socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
             answer = self._control.recv(64)
         assert answer, "the fork server ended"
@@ -147,19 +154,19 @@ model_fork_server = ForkServer(MODEL_MODULES)
 """For servers with a model, whose imports take three times as long again."""
 
 
-def _start(preloaded: Sequence[str]) -> socket.socket:
+def _start(preloaded: Sequence[str], python: str, environment: Mapping[str, str]) -> socket.socket:
     """A new fork server's control socket; the fork server ends when the socket is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for side in (ours, theirs):
         side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *preloaded],
+            [python, "-m", "tests.support.fork_server", str(theirs.fileno()), *preloaded],
             pass_fds=[theirs.fileno()],
             cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", **environment},
         )
 
     def end() -> None:

@@ -17,6 +17,7 @@ import httpx
 from safetensors.torch import load_file, save_file
 
 from tests.support.eventually import eventually
+from tests.support.fork_server import ForkServer, Process
 from tests.support.server_process import ENGINE_URL, VISION_ENGINE_URL, free_port
 
 PROGRAM = Path(os.environ.get("TEST_VLLM", Path(__file__).parents[2] / ".vllm" / "bin" / "vllm"))
@@ -33,6 +34,15 @@ FLAGS = (
     "--enable-prompt-tokens-details",
     "--disable-uvicorn-access-log",
 )
+MODULES = (
+    "vllm.entrypoints.cli.serve",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.coordinator",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.qwen3",
+)
+"""What each of a server's three processes imports, which is most of the work of its start."""
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -45,18 +55,24 @@ SETTINGS = {
 TOWER = "vision_tower."
 
 
+@functools.cache
+def _fork_server() -> ForkServer:
+    return ForkServer(MODULES, str(PROGRAM.with_name("python")), SETTINGS)
+
+
 class VllmServer:
     """One `vllm serve`, in a process group of its own."""
 
-    def __init__(self, model: Path, name: str, *flags: str) -> None:
+    def __init__(self, model: Path, name: str, *flags: str, forked: bool = False) -> None:
+        """With `forked`, its processes are forked from one that has the imports: for many starts."""
+        self._forked = forked
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [
-            str(PROGRAM), "serve", str(model), f"--served-model-name={name}", f"--port={self.port}",
-            *FLAGS, *flags,
+        self._arguments = [
+            "serve", str(model), f"--served-model-name={name}", f"--port={self.port}", *FLAGS, *flags,
         ]  # fmt: skip
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     @property
     def pid(self) -> int:
@@ -71,13 +87,18 @@ class VllmServer:
     def launch(self) -> None:
         """Starts the process, which must not be there, and waits for nothing."""
         assert self._process is None
-        self._process = subprocess.Popen(
-            self._command,
-            env=os.environ | SETTINGS,
-            stdout=self._output,
-            stderr=self._output,
-            start_new_session=True,
-        )
+        environment, output = os.environ | SETTINGS, self._output.fileno()
+        if self._forked:
+            arguments = ["tests.support.forked_vllm", *self._arguments]
+            self._process = _fork_server().fork(arguments, environment, (output, output, output))
+        else:
+            self._process = subprocess.Popen(
+                [str(PROGRAM), *self._arguments],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def is_ready(self) -> bool:
         """Whether it answers. Fails when the process has ended."""
@@ -121,8 +142,8 @@ class VllmServer:
 
     def worker(self) -> int:
         """The process that has the model: a child of the engine core, which is a child of the server."""
-        (core,) = [child for child in children(self.pid) if _name(child).startswith("VLLM::EngineCor")]
-        (worker,) = [child for child in children(core) if _name(child).startswith("VLLM::")]
+        (core,) = filter(_has_vllm, children(self.pid))
+        (worker,) = filter(_has_vllm, children(core))
         return worker
 
     def keep_to(self, cores: Collection[int]) -> None:
@@ -153,8 +174,9 @@ def keep_to(pid: int, cores: Collection[int]) -> None:
             os.sched_setaffinity(int(thread), cores)
 
 
-def _name(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text()
+def _has_vllm(pid: int) -> bool:
+    """Whether the process is not one of Python's own, which keep track of what the others share."""
+    return b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def installed() -> bool:
