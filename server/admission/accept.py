@@ -33,6 +33,8 @@ from server.store.content.images import ImageRemoved
 from server.store.content.responses import NewResponse, StoredResponse
 from server.store.content.stored_items import NewItem
 from server.store.database import Connection, Database
+from server.store.database_errors import AlreadyThere
+from server.store.log_append import NewLogRow
 
 MAX_UNSTORED_LIFETIME = timedelta(days=1)
 """Of a background response with `store: false` whose end is not written in the usual way."""
@@ -76,9 +78,20 @@ class ResponseWriter:
         return run, run.begin()
 
     def is_one_statement(self, new: NewRun, input_items: Sequence[NewItem]) -> bool:
-        """Whether `write` sends one statement, which needs no transaction around it."""
+        """Whether the response is written by one statement, which needs no transaction around it."""
         more = new.idempotency_key or new.resolved_input.conversation or new.prepared.echo.background
         return not more and not any(item.images for item in input_items)
+
+    def write_and_commit(
+        self, database: Database, new: NewRun, start: StoredStart, input_items: Sequence[NewItem]
+    ) -> bool:
+        """Write a response that `is_one_statement`. False if its previous response is gone, or if it is there
+        itself: an earlier try, which was not confirmed, has committed.
+        """
+        try:
+            return responses.insert_and_commit(database, *self._rows(new, start, input_items))
+        except AlreadyThere:
+            return False
 
     def write(
         self,
@@ -103,14 +116,19 @@ class ResponseWriter:
             locked = lock_conversation(connection, tenant, version.id)
             if locked.next_position != version.next_position:
                 raise ConversationChanged
-        run, first_events = start
-        facts = run.facts
-        rows = log_append.encode_rows(tenant, new.response, facts.attempt, first_events, ())
-        replica = None if facts.echo.background else self._replica
         # The history was read before this transaction; from here on the row lock keeps it.
-        if not responses.insert(connection, self._row(new, facts), input_items, rows, replica):
+        if not responses.insert(connection, *self._rows(new, start, input_items)):
             raise unknown_previous(new.resolved.request.previous_response_id or "")
         insert_images(connection, tenant, new.response, input_items)
+
+    def _rows(
+        self, new: NewRun, start: StoredStart, input_items: Sequence[NewItem]
+    ) -> tuple[NewResponse, Sequence[NewItem], Sequence[NewLogRow], UUID | None]:
+        """The arguments of `responses.insert`."""
+        run, first_events = start
+        facts = run.facts
+        rows = log_append.encode_rows(facts.tenant, facts.id, facts.attempt, first_events, ())
+        return self._row(new, facts), input_items, rows, None if facts.echo.background else self._replica
 
     def claim_key(self, connection: Connection, new: NewRun) -> None:
         """Claim the idempotency key, if there is one. Raises KeyTaken."""

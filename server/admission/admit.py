@@ -42,6 +42,7 @@ from server.quotas.budgets import Budgets
 from server.quotas.rate_limits import RateLimits, Reservation, reserved_tokens
 from server.recording.recorder import Recorder
 from server.store.content.item_rows import stored_items_of
+from server.store.content.stored_items import NewItem
 from server.store.database import Connection, Database
 from server.store.database_errors import AlreadyThere
 from server.store.disk_space import Disk
@@ -286,36 +287,41 @@ class Admission:
 
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
         """Commit the responses with their input and first events."""
-        tries = 0
         starts = self._begin(prepared)
         rows = iter(stored_items_of([item for new in prepared for item in new.resolved_input.new]))
         input_items = [list(itertools.islice(rows, len(new.resolved_input.new))) for new in prepared]
+        if len(prepared) > 1 or not self._writer.is_one_statement(prepared[0], input_items[0]):
+            self._write(prepared, starts, input_items)
+        else:
+            crashpoint("accept.written")  # the statement commits itself
+            if not self._writer.write_and_commit(self._database, prepared[0], starts[0], input_items[0]):
+                self._write(prepared, starts, input_items, tries=1)
+        crashpoint("accept.committed")
+        return starts
+
+    def _write(
+        self,
+        prepared: Sequence[NewRun],
+        starts: Sequence[StoredStart],
+        input_items: Sequence[Sequence[NewItem]],
+        *,
+        tries: int = 0,
+    ) -> None:
+        """Write the responses in one transaction, after that many tries that may have committed."""
 
         def write(connection: Connection) -> None:
             nonlocal tries
             tries += 1
             for new, start, items in zip(prepared, starts, input_items, strict=True):
                 self._writer.write(connection, new, start, items, again=tries > 1)
-
-        def write_all(connection: Connection) -> None:
-            write(connection)
             crashpoint("accept.written")
 
-        def commit() -> None:
-            if len(prepared) == 1 and self._writer.is_one_statement(prepared[0], input_items[0]):
-                crashpoint("accept.written")  # the statement commits itself
-                self._database.autocommit(write)
-            else:
-                self._database.retry(write_all)
-
         try:
-            commit()
+            self._database.retry(write)
         except AlreadyThere:  # an earlier try, which was not confirmed, committed after it was looked for
             if tries == 1:
                 raise
-            commit()
-        crashpoint("accept.committed")
-        return starts
+            self._database.retry(write)
 
     def _submit(
         self, run: Run, new: NewRun, first_events: Sequence[Event], refused: list[ApiError]

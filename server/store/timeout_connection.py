@@ -25,9 +25,9 @@ from psycopg.pq.abc import PGresult
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
 from sqlalchemy import Connection
-from sqlalchemy.exc import (
-    DBAPIError,
-)
+from sqlalchemy.exc import DBAPIError
+
+from server.store.database_errors import DatabaseError
 
 SessionSettings: TypeAlias = Mapping[str, str]
 """Postgres' settings of a session, by name. Names and values are constants of ours without quotes."""
@@ -89,6 +89,8 @@ class TimeoutConnection(psycopg.Connection[Any]):
     transaction_settings: SessionSettings = MappingProxyType({})
     """Settings with which every transaction begins, since its session may be another client's before and
     after. Statements in autocommit mode run without them."""
+    _commits_itself = False
+    """Whether the statement that is executed is a transaction of its own."""
 
     def begin_command(self) -> bytes:
         """BEGIN and the settings of the transaction, for one exchange with the server."""
@@ -97,6 +99,8 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
     def _start_query(self) -> PQGen[None]:
         """Overrides the method in which psycopg begins a transaction before a statement."""
+        if self._commits_itself:
+            return
         is_idle = self.pgconn.transaction_status == TransactionStatus.IDLE
         if self.autocommit or not is_idle or not self.transaction_settings:
             yield from super()._start_query()
@@ -105,6 +109,28 @@ class TimeoutConnection(psycopg.Connection[Any]):
         for result in (yield from generators.execute(self.pgconn)):
             if result.status == ExecStatus.FATAL_ERROR:
                 raise psycopg.errors.error_from_result(result)
+
+    def scalar(self, query: str, parameters: Mapping[str, object]) -> Any:
+        """The value in the one row of a statement that is a transaction of its own.
+
+        It takes one exchange with the server; three where a transaction begins with settings.
+        """
+        if self.transaction_settings:
+            cursor = self.execute(query, parameters)
+            self.commit()
+        else:
+            self._commits_itself = True
+            try:
+                cursor = self.execute(query, parameters, prepare=True)
+            finally:
+                self._commits_itself = False
+        ((value,),) = cursor
+        return value
+
+    def rollback(self) -> None:
+        """Rolls back the transaction, if there is one: the pool asks for it whenever it gets one back."""
+        if self.pgconn.transaction_status != TransactionStatus.IDLE:
+            super().rollback()
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
         """Overrides the method through which psycopg waits for everything except connecting."""
@@ -238,4 +264,11 @@ def psycopg_connection(connection: Connection) -> Iterator[TimeoutConnection]:
     try:
         yield raw
     except psycopg.Error as error:
-        raise DBAPIError.instance("copy", None, error, psycopg.Error) from error
+        raise as_database_error("copy", error) from error
+
+
+def as_database_error(statement: str, error: psycopg.Error) -> DatabaseError:
+    """The DatabaseError for an error of psycopg."""
+    translated = DBAPIError.instance(statement, None, error, psycopg.Error)
+    assert isinstance(translated, DatabaseError)
+    return translated

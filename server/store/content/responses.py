@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, TextClause, bindparam, select, text
+from sqlalchemy import Connection, Row, bindparam, select, text
+from sqlalchemy.dialects.postgresql import psycopg
 
 from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.request import Kind
@@ -15,6 +16,7 @@ from server.store import arrays
 from server.store.content.readable import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added
 from server.store.content.stored_items import INPUT, NEW_ITEMS, NewItem, item_columns
+from server.store.database import Database
 from server.store.database_errors import OwnershipLost
 from server.store.log_append import NEW_LOG_ROWS, NewLogRow, log_columns
 from server.store.tables import responses
@@ -117,17 +119,41 @@ def insert(
     It runs on `replica`, or waits in the queue if that is None. False, without a change, if its previous
     response does not exist for readers; else that one is locked FOR SHARE and stays until the commit.
     """
-    columns = {name: getattr(new, name) for name in (*_NEW_COLUMNS, "lifetime")}
-    size = ROW_BYTES + sum(len(part.encode()) for part in (new.request, new.asked, new.metadata))
-    parameters = {**columns, "size": size, **item_columns(input_items), **log_columns(first_rows)}
-    statement = _INSERT[new.previous_id is not None, replica is not None]
-    return bool(connection.execute(statement, {**parameters, "replica_id": replica}).scalar_one())
+    query, parameters = _insert_statement(new, input_items, first_rows, replica)
+    return bool(connection.exec_driver_sql(query, parameters).scalar_one())
+
+
+def insert_and_commit(
+    database: Database,
+    new: NewResponse,
+    input_items: Sequence[NewItem],
+    first_rows: Sequence[NewLogRow],
+    replica: UUID | None,
+) -> bool:
+    """`insert` as a transaction of its own, in one exchange with Postgres. Raises AlreadyThere, also after an
+    earlier try that was not confirmed.
+    """
+    return bool(database.scalar(*_insert_statement(new, input_items, first_rows, replica)))
+
+
+def _insert_statement(
+    new: NewResponse, input_items: Sequence[NewItem], first_rows: Sequence[NewLogRow], replica: UUID | None
+) -> tuple[str, dict[str, object]]:
+    parameters = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__}
+    size = ROW_BYTES + len(new.request.encode()) + len(new.asked.encode()) + len(new.metadata.encode())
+    parameters |= {
+        "size": size,
+        "replica_id": replica,
+        **item_columns(input_items),
+        **log_columns(first_rows),
+    }
+    return _INSERT[new.previous_id is not None, replica is not None], parameters
 
 
 _NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "lifetime"]
 
 
-def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
+def _insert_query(follows: bool, more: Mapping[str, str]) -> str:
     """An INSERT with further columns. Rows of releases without `root_id` and `turn` are first in a chain.
 
     Without a previous response it has no scan, so that Postgres keeps one plan for it: planning takes longer
@@ -147,7 +173,7 @@ def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
             for share
         ),
         """  # noqa: S608 - constants of ours
-    return text(
+    query = text(
         f"""
         with {previous if follows else ""} response as (
             insert into responses ({", ".join(values)}) select {", ".join(values.values())}
@@ -172,6 +198,7 @@ def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
         select count(*) from response
         """  # noqa: S608 - constants of ours
     )
+    return str(query.compile(dialect=psycopg.dialect()))  # type: ignore[no-untyped-call]
 
 
 _RUNNING = {
@@ -182,7 +209,7 @@ _RUNNING = {
 }
 _QUEUED = {"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"}
 _INSERT = {
-    (follows, runs): _insert_statement(follows, _RUNNING if runs else _QUEUED)
+    (follows, runs): _insert_query(follows, _RUNNING if runs else _QUEUED)
     for follows in (False, True)
     for runs in (False, True)
 }
