@@ -9,7 +9,7 @@ transaction, so that no lock outlives its owner.
 """
 
 import select
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from time import monotonic
@@ -19,8 +19,9 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg import IsolationLevel, generators
 from psycopg.abc import Buffer, PQGen
+from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
@@ -89,8 +90,11 @@ class TimeoutConnection(psycopg.Connection[Any]):
     transaction_settings: SessionSettings = MappingProxyType({})
     """Settings with which every transaction begins, since its session may be another client's before and
     after. Statements in autocommit mode run without them."""
-    _commits_itself = False
-    """Whether the statement that is executed is a transaction of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._statements: dict[str, bytes] = {}
+        """The names of statements that `scalar` has prepared."""
 
     def begin_command(self) -> bytes:
         """BEGIN and the settings of the transaction, for one exchange with the server."""
@@ -99,8 +103,6 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
     def _start_query(self) -> PQGen[None]:
         """Overrides the method in which psycopg begins a transaction before a statement."""
-        if self._commits_itself:
-            return
         is_idle = self.pgconn.transaction_status == TransactionStatus.IDLE
         if self.autocommit or not is_idle or not self.transaction_settings:
             yield from super()._start_query()
@@ -110,22 +112,41 @@ class TimeoutConnection(psycopg.Connection[Any]):
             if result.status == ExecStatus.FATAL_ERROR:
                 raise psycopg.errors.error_from_result(result)
 
-    def scalar(self, query: str, parameters: Mapping[str, object]) -> Any:
-        """The value in the one row of a statement that is a transaction of its own.
+    def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
+        """The value in the one row of a statement with parameters $1, $2, …; Postgres infers their types.
 
-        It takes one exchange with the server; three where a transaction begins with settings.
+        The statement is a transaction of its own and takes one exchange with the server; three where a
+        transaction begins with settings. It takes half of the CPU time of psycopg's `execute`.
         """
         if self.transaction_settings:
-            cursor = self.execute(query, parameters)
+            found = psycopg.RawCursor(self).execute(query, values).fetchone()
             self.commit()
-        else:
-            self._commits_itself = True
-            try:
-                cursor = self.execute(query, parameters, prepare=True)
-            finally:
-                self._commits_itself = False
-        ((value,),) = cursor
-        return value
+            assert found is not None
+            return found[0]
+        adapter = Transformer(self)
+        parameters = adapter.dump_sequence(values, [PyFormat.TEXT] * len(values))
+        name = self._statements.get(query) or self._prepare(query)
+        result = self._execute_prepared(name, parameters)
+        if (
+            result.error_field(DiagnosticField.SQLSTATE) == b"26000"
+        ):  # psycopg deallocates all, after a rollback
+            result = self._execute_prepared(self._prepare(query), parameters)
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)
+        adapter.set_pgresult(result)
+        (row,) = adapter.load_rows(0, result.ntuples, tuple)
+        return row[0]
+
+    def _prepare(self, query: str) -> bytes:
+        name = self._statements.setdefault(query, b"holdfast_%d" % len(self._statements))
+        self.pgconn.send_prepare(name, query.encode())
+        self.read_results()
+        return name
+
+    def _execute_prepared(self, name: bytes, parameters: Sequence[Buffer | None]) -> PGresult:
+        self.pgconn.send_query_prepared(name, parameters)
+        (result,) = self.read_results(allow_errors=True)
+        return result
 
     def rollback(self) -> None:
         """Rolls back the transaction, if there is one: the pool asks for it whenever it gets one back."""

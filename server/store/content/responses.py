@@ -6,8 +6,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, bindparam, select, text
-from sqlalchemy.dialects.postgresql import psycopg
+from sqlalchemy import Connection, Row, TextClause, bindparam, select, text
 
 from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.request import Kind
@@ -119,8 +118,9 @@ def insert(
     It runs on `replica`, or waits in the queue if that is None. False, without a change, if its previous
     response does not exist for readers; else that one is locked FOR SHARE and stays until the commit.
     """
-    query, parameters = _insert_statement(new, input_items, first_rows, replica)
-    return bool(connection.exec_driver_sql(query, parameters).scalar_one())
+    statement = _INSERT[new.previous_id is not None, replica is not None]
+    parameters = _parameters(new, input_items, first_rows, replica)
+    return bool(connection.execute(statement, parameters).scalar_one())
 
 
 def insert_and_commit(
@@ -133,27 +133,26 @@ def insert_and_commit(
     """`insert` as a transaction of its own, in one exchange with Postgres. Raises AlreadyThere, also after an
     earlier try that was not confirmed.
     """
-    return bool(database.scalar(*_insert_statement(new, input_items, first_rows, replica)))
+    query, names = _NUMBERED_INSERT[new.previous_id is not None, replica is not None]
+    parameters = _parameters(new, input_items, first_rows, replica)
+    return bool(database.scalar(query, [parameters[name] for name in names]))
 
 
-def _insert_statement(
+def _parameters(
     new: NewResponse, input_items: Sequence[NewItem], first_rows: Sequence[NewLogRow], replica: UUID | None
-) -> tuple[str, dict[str, object]]:
+) -> dict[str, object]:
     parameters = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__}
     size = ROW_BYTES + len(new.request.encode()) + len(new.asked.encode()) + len(new.metadata.encode())
-    parameters |= {
-        "size": size,
-        "replica_id": replica,
-        **item_columns(input_items),
-        **log_columns(first_rows),
-    }
-    return _INSERT[new.previous_id is not None, replica is not None], parameters
+    parameters |= {"size": size, "replica_id": replica}
+    parameters |= item_columns(input_items)
+    parameters |= log_columns(first_rows)
+    return parameters
 
 
 _NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "lifetime"]
 
 
-def _insert_query(follows: bool, more: Mapping[str, str]) -> str:
+def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
     """An INSERT with further columns. Rows of releases without `root_id` and `turn` are first in a chain.
 
     Without a previous response it has no scan, so that Postgres keeps one plan for it: planning takes longer
@@ -163,7 +162,7 @@ def _insert_query(follows: bool, more: Mapping[str, str]) -> str:
         **{name: f":{name}" for name in (*_NEW_COLUMNS, "size")},
         "root_id": "previous.root_id" if follows else "null",
         "turn": "previous.turn" if follows else "1",
-        "expires_at": ":created_at + cast(:lifetime as interval)",
+        "expires_at": "cast(:created_at as timestamptz) + cast(:lifetime as interval)",
         **more,
     }
     previous = f"""
@@ -173,7 +172,7 @@ def _insert_query(follows: bool, more: Mapping[str, str]) -> str:
             for share
         ),
         """  # noqa: S608 - constants of ours
-    query = text(
+    return text(
         f"""
         with {previous if follows else ""} response as (
             insert into responses ({", ".join(values)}) select {", ".join(values.values())}
@@ -198,7 +197,6 @@ def _insert_query(follows: bool, more: Mapping[str, str]) -> str:
         select count(*) from response
         """  # noqa: S608 - constants of ours
     )
-    return str(query.compile(dialect=psycopg.dialect()))  # type: ignore[no-untyped-call]
 
 
 _RUNNING = {
@@ -209,11 +207,12 @@ _RUNNING = {
 }
 _QUEUED = {"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"}
 _INSERT = {
-    (follows, runs): _insert_query(follows, _RUNNING if runs else _QUEUED)
+    (follows, runs): _insert_statement(follows, _RUNNING if runs else _QUEUED)
     for follows in (False, True)
     for runs in (False, True)
 }
 """By whether it follows a response, and whether a replica runs it."""
+_NUMBERED_INSERT = {key: arrays.with_numbers(statement) for key, statement in _INSERT.items()}
 
 
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
