@@ -19,7 +19,7 @@ from server.caller import Caller
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
-from server.generation.run import Run, RunFacts
+from server.generation.run import Run, RunFacts, begin_run
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.turns import first_decoding_spec
 from server.protocol.completions.requests import ChoiceRequest
@@ -74,8 +74,8 @@ class ResponseWriter:
 
     def begin(self, new: NewRun, created_at: datetime) -> StoredStart:
         """The run, and the events that are committed with its response."""
-        run = Run(self._facts(new, created_at), first_decoding_spec(self._served, new.resolved, new.prepared))
-        return run, run.begin()
+        spec = first_decoding_spec(self._served, new.resolved, new.prepared)
+        return begin_run(self._facts(new, created_at), spec)
 
     def is_one_statement(self, new: NewRun, input_items: Sequence[NewItem]) -> bool:
         """Whether the response is written by one statement, which needs no transaction around it."""
@@ -216,15 +216,13 @@ def insert_images(connection: Connection, tenant: str, owner: UUID, new: Sequenc
 
 
 def find_previous_attempt(
-    database: Database, hub: Hub, caller: Caller, key: IdempotencyKey | None, count: int
+    database: Database, hub: Hub, caller: Caller, key: IdempotencyKey, count: int
 ) -> list[AcceptedResponse] | None:
-    """The `count` responses of an earlier attempt; None without a key, or if this is the first attempt.
+    """The `count` responses of an earlier attempt; None if this is the first attempt.
 
     Also None if the attempt's responses were lost with a replica: the key is released then. Raises
     InvalidRequest if the key came with another request, Conflict if the responses no longer exist.
     """
-    if key is None:
-        return None
 
     def read(connection: Connection) -> tuple[idempotency_keys.FirstUse | None, StoredResponse | None]:
         first_use = idempotency_keys.find(connection, caller.tenant, key.key)

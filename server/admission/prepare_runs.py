@@ -4,7 +4,7 @@ The choices of one completion (`n` > 1) share the history, a prompt and the limi
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from server.compaction.inline import prepare_with_compaction
 from server.errors import InvalidRequest
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
+from server.hosted_tools.offered_tools import McpCredentials
 from server.logs.context import Origin
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, refusal
 from server.prompting.loaded_model import LoadedModel
@@ -28,6 +29,7 @@ from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, end_user
+from server.protocol.responses.tools import Tool
 from server.store.database import Connection, Database
 
 
@@ -121,7 +123,10 @@ class RunPreparation:
         self, create: ParsedCreate, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
     ) -> NewRun:
         items = resolved_input.prompt_items
-        request, tools, credentials = discover_tools(self.servers, create.caller, request, items)
+        tools: Sequence[Tool] = ()
+        credentials: Mapping[str, McpCredentials] = {}
+        if request.tools or resolved_input.approves:
+            request, tools, credentials = discover_tools(self.servers, create.caller, request, items)
         resolved = ResolvedRequest(
             tenant=create.caller.tenant,
             request=request,
@@ -145,17 +150,19 @@ class RunPreparation:
             resolved=resolved,
             resolved_input=resolved_input,
             prepared=replace(prepared, engine_request=engine_request),
-            stored=prepared.echo.has_row,
+            stored=prepared.echo.store or prepared.echo.background,
             checked=checked,
             turns=TurnBuilder(
                 served=self.served,
                 resolved=resolved,
                 credentials=credentials,
-                model_writes_summary=prepared.model_writes_summary,
+                model_writes_summary=prepared.compaction is not None and prepared.model_writes_summary,
             ),
             idempotency_key=create.idempotency_key,
             origin=create.origin,
-            end_user=end_user(request.user, request.safety_identifier),
+            end_user=end_user(request.user, request.safety_identifier)
+            if request.user or request.safety_identifier
+            else None,
         )
 
     def _with_prompt_of(

@@ -28,6 +28,7 @@ from server.protocol.responses.items import (
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
+    Message,
     decode_item,
 )
 from server.protocol.responses.request import CreateResponse
@@ -60,6 +61,8 @@ class ResolvedInput:
     """The new input, with ids of this response."""
     conversation: ConversationVersion | None = None
     images: PromptImages = field(default_factory=dict)
+    approves: bool = False
+    """Whether there are answers to requests for approval."""
 
     @property
     def items(self) -> list[Item]:
@@ -123,10 +126,16 @@ def resolve_input(
     stored: StoredInput, given: Sequence[InputItem], response: UUID, seal: Seal, tenant: str
 ) -> ResolvedInput:
     """The items of a request. Raises ApiError for unmatched call outputs and approvals. Pure."""
-    history, new = stored.history, with_own_ids(given, stored.input_items, response, "i", seal, tenant)
-    _validate_approvals([*history, *new], new, given, seal, tenant)
+    history, items = stored.history, stored.input_items
+    if all(isinstance(item, Message) for item in (*history, *items)):
+        own = [with_own_id(item, response, "i", index) for index, item in enumerate(items)]
+        return ResolvedInput(stored.previous_id, history, own, stored.conversation)
+    new = with_own_ids(given, items, response, "i", seal, tenant)
+    approves = any(isinstance(item, McpApprovalResponse) for item in (*history, *new))
+    if approves:
+        _validate_approvals([*history, *new], new, given, seal, tenant)
     _validate_call_outputs(history, new, lambda items: unseal_items(items, seal, tenant))
-    return ResolvedInput(stored.previous_id, history, new, stored.conversation)
+    return ResolvedInput(stored.previous_id, history, new, stored.conversation, approves=approves)
 
 
 @contextmanager
@@ -145,6 +154,12 @@ def reading_input(
 
     The history read is counted during the block.
     """
+    alone = None
+    if check is None and served.images is None:
+        alone = input_alone(request, given, prior_items)
+    if alone is not None:
+        yield resolve_input(alone, given, response, served.seal, tenant)
+        return
     with history.for_request(tenant) as reads:
 
         def read(connection: Connection) -> tuple[StoredInput, dict[bytes, bytes]]:
@@ -157,9 +172,7 @@ def reading_input(
             items = [*stored.history, *stored.input_items]
             return stored, read_images(connection, tenant, items, reads.reserve_images)
 
-        stored, pictures = input_alone(request, given, prior_items), dict[bytes, bytes]()
-        if stored is None or check is not None or served.images is not None:
-            stored, pictures = database.read(read)
+        stored, pictures = database.read(read)
         resolved = resolve_input(stored, given, response, served.seal, tenant)
         if served.images is not None:
             images = prompt_images(served, tenant, request, resolved.items, pictures)
@@ -323,8 +336,6 @@ def _validate_approvals(
     `items`, of which `new` are the last, have the ids under which this response stores them; `given` is the
     input, whose last approval response the error names.
     """
-    if not any(isinstance(item, McpApprovalResponse) for item in items):
-        return
     for request in approved_calls(items):
         if not (ids.is_output_id(request.id) or is_tagged(seal, tenant, request)):
             answers = [index for index, item in enumerate(given) if isinstance(item, McpApprovalResponse)]

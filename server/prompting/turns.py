@@ -13,7 +13,7 @@ import msgspec
 from engine.request import EngineRequest
 from server.generation.output_decoding import DecodingSpec, WithoutReasoning
 from server.generation.response_builder import TokenDump
-from server.hosted_tools.offered_tools import McpCredentials, call_limit, hosted_tools_of
+from server.hosted_tools.offered_tools import HostedTools, McpCredentials, call_limit, hosted_tools_of
 from server.model_formats.chat_template.output_parser import PlainParser
 from server.model_formats.interface import MessageFormat, OutputParser, Prompt
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare
@@ -82,7 +82,9 @@ def decoding_spec(
             approving_items,
             partial(with_tagged_id, served.seal, tenant),
             served.max_tool_calls,
-        ),
+        )
+        if resolved.tools
+        else HostedTools(),
     )
 
 
