@@ -13,7 +13,7 @@ import msgspec
 
 from server.admission.conversations import lock_conversation
 from server.admission.prepare_runs import IdempotencyKey, NewRun
-from server.admission.resolve_input import removed_image, unknown_previous
+from server.admission.stored_input import removed_image, unknown_previous
 from server.admission.tenant_limits import QueueLimits
 from server.caller import Caller
 from server.delivery.frames import FramePage
@@ -27,14 +27,12 @@ from server.protocol.ids import choice_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
-from server.store import log_append
 from server.store.content import idempotency_keys, images, responses
 from server.store.content.images import ImageRemoved
 from server.store.content.responses import NewResponse, StoredResponse
 from server.store.content.stored_items import NewItem
 from server.store.database import Connection, Database
 from server.store.database_errors import AlreadyThere
-from server.store.log_append import NewLogRow
 
 MAX_UNSTORED_LIFETIME = timedelta(days=1)
 """Of a background response with `store: false` whose end is not written in the usual way."""
@@ -89,7 +87,7 @@ class ResponseWriter:
         itself: an earlier try, which was not confirmed, has committed.
         """
         try:
-            return responses.insert_and_commit(database, *self._rows(new, start, input_items))
+            return responses.insert_and_commit(database, *self._content(new, start, input_items))
         except AlreadyThere:
             return False
 
@@ -117,18 +115,17 @@ class ResponseWriter:
             if locked.next_position != version.next_position:
                 raise ConversationChanged
         # The history was read before this transaction; from here on the row lock keeps it.
-        if not responses.insert(connection, *self._rows(new, start, input_items)):
+        if not responses.insert(connection, *self._content(new, start, input_items)):
             raise unknown_previous(new.resolved.request.previous_response_id or "")
         insert_images(connection, tenant, new.response, input_items)
 
-    def _rows(
+    def _content(
         self, new: NewRun, start: StoredStart, input_items: Sequence[NewItem]
-    ) -> tuple[NewResponse, Sequence[NewItem], Sequence[NewLogRow], UUID | None]:
+    ) -> tuple[NewResponse, Sequence[NewItem], Sequence[Event], UUID | None]:
         """The arguments of `responses.insert`."""
         run, first_events = start
-        facts = run.facts
-        rows = log_append.encode_rows(facts.tenant, facts.id, facts.attempt, first_events, ())
-        return self._row(new, facts), input_items, rows, None if facts.echo.background else self._replica
+        replica = None if run.facts.echo.background else self._replica
+        return self._row(new, run.facts), input_items, first_events, replica
 
     def claim_key(self, connection: Connection, new: NewRun) -> None:
         """Claim the idempotency key, if there is one. Raises KeyTaken."""

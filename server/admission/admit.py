@@ -20,7 +20,6 @@ from server.admission.accept import (
     StoredStart,
     find_previous_attempt,
 )
-from server.admission.parse_input import read_templated_input
 from server.admission.prepare_runs import IdempotencyKey, NewRun, ParsedCreate, RunPreparation
 from server.admission.request_validation import (
     check_priority,
@@ -28,6 +27,8 @@ from server.admission.request_validation import (
     validate_request,
     with_modern_parameters,
 )
+from server.admission.resolve_input import read_request_input
+from server.admission.template_input import read_templated_input
 from server.admission.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.caller import Caller
 from server.configuration.settings import Config
@@ -194,7 +195,11 @@ class Admission:
             raise StorageFull
         choices = self._validate(caller, requests)
         if input_items is None:
-            request, input_items = read_templated_input(self._database, caller.tenant, *choices)
+            (request,) = choices
+            if request.prompt is None:
+                request, input_items = read_request_input(request)
+            else:
+                request, input_items = read_templated_input(self._database, caller.tenant, request)
             choices = [request]
         create = ParsedCreate(
             caller=caller,

@@ -37,8 +37,10 @@ from server.protocol.responses import tools as wire
 from server.protocol.responses.items import (
     CustomToolCallOutput,
     FunctionCallOutput,
+    InputText,
     Item,
     Message,
+    OutputText,
     plain_text,
 )
 from server.protocol.responses.request import CreateResponse, TruncationSide
@@ -114,6 +116,8 @@ def characters_of(conversation: Conversation) -> int:
 def _text_size(item: Item) -> int:
     """Characters of a message or a call's output; 0 for other items, which a template may drop."""
     match item:
+        case Message(content=[InputText(text) | OutputText(text)]):
+            return len(text)
         case Message(content=content):
             return len(plain_text(content))
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):

@@ -32,6 +32,7 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import McpTool, read_choice
 from server.sealing.approval_tags import with_tagged_id
 
+_NO_HOSTED_TOOLS = HostedTools()
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Of a response's output as JSON, tool results included; beyond it there is no further turn."""
 
@@ -84,7 +85,7 @@ def decoding_spec(
             served.max_tool_calls,
         )
         if resolved.tools
-        else HostedTools(),
+        else _NO_HOSTED_TOOLS,
     )
 
 

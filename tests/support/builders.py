@@ -22,8 +22,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
-from server.admission.parse_input import read_request_input
-from server.admission.resolve_input import with_own_id
+from server.admission.resolve_input import read_request_input, with_own_id
 from server.delivery.hub import Hub, Published
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec

@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, TextClause, bindparam, select, text
 
 from server.logs.context import ResponseFields, response_fields
+from server.protocol.responses.events import Event
 from server.protocol.responses.request import Kind
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
 from server.store import arrays
@@ -17,7 +18,7 @@ from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_adde
 from server.store.content.stored_items import INPUT, NEW_ITEMS, NewItem, item_columns
 from server.store.database import Database
 from server.store.database_errors import OwnershipLost
-from server.store.log_append import NEW_LOG_ROWS, NewLogRow, log_columns
+from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
 from server.store.tables import responses
 
 
@@ -110,16 +111,16 @@ def insert(
     connection: Connection,
     new: NewResponse,
     input_items: Sequence[NewItem],
-    first_rows: Sequence[NewLogRow],
+    first_events: Sequence[Event],
     replica: UUID | None,
 ) -> bool:
-    """Inserts a response with its input and the first rows of its log, in one statement.
+    """Inserts a response with its input and its first events, in one statement.
 
     It runs on `replica`, or waits in the queue if that is None. False, without a change, if its previous
     response does not exist for readers; else that one is locked FOR SHARE and stays until the commit.
     """
     statement = _INSERT[new.previous_id is not None, replica is not None]
-    parameters = _parameters(new, input_items, first_rows, replica)
+    parameters = _parameters(new, input_items, first_events, replica)
     return bool(connection.execute(statement, parameters).scalar_one())
 
 
@@ -127,25 +128,25 @@ def insert_and_commit(
     database: Database,
     new: NewResponse,
     input_items: Sequence[NewItem],
-    first_rows: Sequence[NewLogRow],
+    first_events: Sequence[Event],
     replica: UUID | None,
 ) -> bool:
     """`insert` as a transaction of its own, in one exchange with Postgres. Raises AlreadyThere, also after an
     earlier try that was not confirmed.
     """
     query, names = _NUMBERED_INSERT[new.previous_id is not None, replica is not None]
-    parameters = _parameters(new, input_items, first_rows, replica)
+    parameters = _parameters(new, input_items, first_events, replica)
     return bool(database.scalar(query, [parameters[name] for name in names]))
 
 
 def _parameters(
-    new: NewResponse, input_items: Sequence[NewItem], first_rows: Sequence[NewLogRow], replica: UUID | None
+    new: NewResponse, input_items: Sequence[NewItem], first_events: Sequence[Event], replica: UUID | None
 ) -> dict[str, object]:
     parameters = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__}
     size = ROW_BYTES + len(new.request.encode()) + len(new.asked.encode()) + len(new.metadata.encode())
     parameters |= {"size": size, "replica_id": replica}
     parameters |= item_columns(input_items)
-    parameters |= log_columns(first_rows)
+    parameters |= log_columns(encode_rows(new.tenant, new.id, 0 if replica is None else 1, first_events, ()))
     return parameters
 
 
