@@ -27,9 +27,10 @@ from server.protocol.ids import choice_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
-from server.store.content import idempotency_keys, images, responses
+from server.store.content import idempotency_keys, images, response_insert, responses
 from server.store.content.images import ImageRemoved
-from server.store.content.responses import NewResponse, StoredResponse
+from server.store.content.response_insert import NewResponse
+from server.store.content.responses import StoredResponse
 from server.store.content.stored_items import NewItem
 from server.store.database import Connection, Database
 from server.store.database_errors import AlreadyThere
@@ -87,7 +88,7 @@ class ResponseWriter:
         itself: an earlier try, which was not confirmed, has committed.
         """
         try:
-            return responses.insert_and_commit(database, *self._content(new, start, input_items))
+            return response_insert.insert_and_commit(database, *self._content(new, start, input_items))
         except AlreadyThere:
             return False
 
@@ -115,14 +116,14 @@ class ResponseWriter:
             if locked.next_position != version.next_position:
                 raise ConversationChanged
         # The history was read before this transaction; from here on the row lock keeps it.
-        if not responses.insert(connection, *self._content(new, start, input_items)):
+        if not response_insert.insert(connection, *self._content(new, start, input_items)):
             raise unknown_previous(new.resolved.request.previous_response_id or "")
         insert_images(connection, tenant, new.response, input_items)
 
     def _content(
         self, new: NewRun, start: StoredStart, input_items: Sequence[NewItem]
     ) -> tuple[NewResponse, Sequence[NewItem], Sequence[Event], UUID | None]:
-        """The arguments of `responses.insert`."""
+        """The arguments of `response_insert.insert`."""
         run, first_events = start
         replica = None if run.facts.echo.background else self._replica
         return self._row(new, run.facts), input_items, first_events, replica

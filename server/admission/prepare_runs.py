@@ -141,7 +141,10 @@ class RunPreparation:
             prepared = prepare(self.served, resolved)
         if not create.generate:
             prepared = prepared.without_output()
-        engine_request = _limit_logprobs(prepared.engine_request, request, len(create.choices))
+        engine_request = prepared.engine_request
+        if engine_request.logprobs is not None:
+            engine_request = _limit_logprobs(engine_request, request, len(create.choices))
+            prepared = replace(prepared, engine_request=engine_request)
         checked = self._check(engine_request, request)
         if prepared.next_engine_request is not None:
             self._check(prepared.next_engine_request, request)
@@ -149,7 +152,7 @@ class RunPreparation:
             caller=create.caller,
             resolved=resolved,
             resolved_input=resolved_input,
-            prepared=replace(prepared, engine_request=engine_request),
+            prepared=prepared,
             stored=prepared.echo.store or prepared.echo.background,
             checked=checked,
             turns=TurnBuilder(
@@ -233,10 +236,9 @@ def _input_of_choice(response: UUID, first: ResolvedInput) -> ResolvedInput:
 def _limit_logprobs(engine_request: EngineRequest, request: CreateResponse, choices: int) -> EngineRequest:
     """The engine request of one of `choices` choices, which share MAX_LOGPROBS, with max_tokens within it.
 
-    Raises InvalidRequest if the request's own max_output_tokens is beyond it.
+    It has log probabilities. Raises InvalidRequest if the request's own max_output_tokens is beyond it.
     """
-    if engine_request.logprobs is None:
-        return engine_request
+    assert engine_request.logprobs is not None
     most = max(1, logprobs_limit(engine_request.logprobs, engine_request.logprob_token_ids) // choices)
     if engine_request.max_tokens <= most:
         return engine_request

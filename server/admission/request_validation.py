@@ -108,7 +108,9 @@ def refuse_unsupported(request: CreateResponse) -> None:
 def _check_string_lengths(request: CreateResponse) -> None:
     for param, most in _MAX_CHARACTERS.items():
         value = getattr(request, param)
-        words = value if isinstance(value, list) else [value or ""]
+        if value is None:
+            continue
+        words = value if isinstance(value, list) else [value]
         if any(len(word) > most for word in words):
             raise InvalidRequest(
                 f"A string in {param} may have {most} characters.",

@@ -45,6 +45,8 @@ def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared
     """
     approving_items = resolved.items if prepared.wants_output else ()
     spec = decoding_spec(served, resolved, prepared.prompt, approving_items)
+    if prepared.compaction is None:
+        return spec
     spec = replace(spec, compaction=prepared.compaction)
     if not prepared.model_writes_summary:
         return spec
