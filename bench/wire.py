@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from bench.rounds import divide, take_times, tell
 from engine.request import Deliver, Engine
 from server.admission.admit import Admission
-from server.admission.parse_input import read_request_input
+from server.admission.resolve_input import read_request_input
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder

@@ -72,12 +72,9 @@ class ThreadedEngine:
         model_info = self.model_info
         refuse_bad_request(request, model_info, has_vocabulary=self._executor.vocabulary is not None)
         total = len(request.prompt) + request.max_tokens
-        if self._limits.blocks_for(total) > self._limits.kv_blocks:
-            raise RequestRefused(
-                "too_long",
-                f"{total} tokens are more than the KV cache can hold, "
-                f"{self._limits.kv_blocks * self._limits.block_size}.",
-            )
+        room = self._limits.kv_blocks * self._limits.block_size
+        if total > room:
+            raise RequestRefused("too_long", f"{total} tokens are more than the KV cache can hold, {room}.")
         refuse_bad_images(request, model_info, self.image_text)
         if request.grammar is None:
             return CheckedRequest(request)

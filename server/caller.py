@@ -79,8 +79,11 @@ class Caller:
     settings: TenantSettings = SERVER_SETTINGS
     counted_as: str = field(init=False)
     """The key id under which requests and tokens are counted; empty while no key exists."""
+    has_limits: bool = field(init=False)
+    """Whether the key or the tenant has a rate limit or a budget."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "has_limits", not self.limits == self.settings.limits == NO_LIMITS)
         object.__setattr__(self, "counted_as", self.first_key or self.key_id or "")
 
     @property

@@ -13,13 +13,13 @@ import msgspec
 
 from server.admission.conversations import lock_conversation
 from server.admission.prepare_runs import IdempotencyKey, NewRun
-from server.admission.resolve_input import removed_image, unknown_previous
+from server.admission.stored_input import removed_image, unknown_previous
 from server.admission.tenant_limits import QueueLimits
 from server.caller import Caller
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
-from server.generation.run import Run, RunFacts
+from server.generation.run import Run, RunFacts, begin_run
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.turns import first_decoding_spec
 from server.protocol.completions.requests import ChoiceRequest
@@ -27,12 +27,13 @@ from server.protocol.ids import choice_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
-from server.store import log_append
-from server.store.content import idempotency_keys, images, responses
+from server.store.content import idempotency_keys, images, response_insert, responses
 from server.store.content.images import ImageRemoved
-from server.store.content.responses import NewResponse, StoredResponse
+from server.store.content.response_insert import NewResponse
+from server.store.content.responses import StoredResponse
 from server.store.content.stored_items import NewItem
 from server.store.database import Connection, Database
+from server.store.database_errors import AlreadyThere
 
 MAX_UNSTORED_LIFETIME = timedelta(days=1)
 """Of a background response with `store: false` whose end is not written in the usual way."""
@@ -72,13 +73,24 @@ class ResponseWriter:
 
     def begin(self, new: NewRun, created_at: datetime) -> StoredStart:
         """The run, and the events that are committed with its response."""
-        run = Run(self._facts(new, created_at), first_decoding_spec(self._served, new.resolved, new.prepared))
-        return run, run.begin()
+        spec = first_decoding_spec(self._served, new.resolved, new.prepared)
+        return begin_run(self._facts(new, created_at), spec)
 
     def is_one_statement(self, new: NewRun, input_items: Sequence[NewItem]) -> bool:
-        """Whether `write` sends one statement, which needs no transaction around it."""
+        """Whether the response is written by one statement, which needs no transaction around it."""
         more = new.idempotency_key or new.resolved_input.conversation or new.prepared.echo.background
         return not more and not any(item.images for item in input_items)
+
+    def write_and_commit(
+        self, database: Database, new: NewRun, start: StoredStart, input_items: Sequence[NewItem]
+    ) -> bool:
+        """Write a response that `is_one_statement`. False if its previous response is gone, or if it is there
+        itself: an earlier try, which was not confirmed, has committed.
+        """
+        try:
+            return response_insert.insert_and_commit(database, *self._content(new, start, input_items))
+        except AlreadyThere:
+            return False
 
     def write(
         self,
@@ -103,14 +115,18 @@ class ResponseWriter:
             locked = lock_conversation(connection, tenant, version.id)
             if locked.next_position != version.next_position:
                 raise ConversationChanged
-        run, first_events = start
-        facts = run.facts
-        rows = log_append.encode_rows(tenant, new.response, facts.attempt, first_events, ())
-        replica = None if facts.echo.background else self._replica
         # The history was read before this transaction; from here on the row lock keeps it.
-        if not responses.insert(connection, self._row(new, facts), input_items, rows, replica):
+        if not response_insert.insert(connection, *self._content(new, start, input_items)):
             raise unknown_previous(new.resolved.request.previous_response_id or "")
         insert_images(connection, tenant, new.response, input_items)
+
+    def _content(
+        self, new: NewRun, start: StoredStart, input_items: Sequence[NewItem]
+    ) -> tuple[NewResponse, Sequence[NewItem], Sequence[Event], UUID | None]:
+        """The arguments of `response_insert.insert`."""
+        run, first_events = start
+        replica = None if run.facts.echo.background else self._replica
+        return self._row(new, run.facts), input_items, first_events, replica
 
     def claim_key(self, connection: Connection, new: NewRun) -> None:
         """Claim the idempotency key, if there is one. Raises KeyTaken."""
@@ -198,15 +214,13 @@ def insert_images(connection: Connection, tenant: str, owner: UUID, new: Sequenc
 
 
 def find_previous_attempt(
-    database: Database, hub: Hub, caller: Caller, key: IdempotencyKey | None, count: int
+    database: Database, hub: Hub, caller: Caller, key: IdempotencyKey, count: int
 ) -> list[AcceptedResponse] | None:
-    """The `count` responses of an earlier attempt; None without a key, or if this is the first attempt.
+    """The `count` responses of an earlier attempt; None if this is the first attempt.
 
     Also None if the attempt's responses were lost with a replica: the key is released then. Raises
     InvalidRequest if the key came with another request, Conflict if the responses no longer exist.
     """
-    if key is None:
-        return None
 
     def read(connection: Connection) -> tuple[idempotency_keys.FirstUse | None, StoredResponse | None]:
         first_use = idempotency_keys.find(connection, caller.tenant, key.key)

@@ -7,7 +7,7 @@ after the commit the response reaches a terminal status in any case.
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from uuid import UUID
 
@@ -20,18 +20,24 @@ from server.admission.accept import (
     StoredStart,
     find_previous_attempt,
 )
-from server.admission.parse_input import read_templated_input
 from server.admission.prepare_runs import IdempotencyKey, NewRun, ParsedCreate, RunPreparation
-from server.admission.request_validation import check_priority, validate_request, with_generation_config
+from server.admission.request_validation import (
+    check_priority,
+    refuse_empty,
+    validate_request,
+    with_modern_parameters,
+)
+from server.admission.resolve_input import read_request_input
+from server.admission.template_input import read_templated_input
 from server.admission.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.caller import Caller
 from server.configuration.settings import Config
-from server.crashpoints import crashpoint
+from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Abandonment, Channel, Hub
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
-from server.logs.context import current_origin, note_responses
+from server.logs.context import CURRENT, Origin
 from server.prompting.engine_request import refusal
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import Event, frames
@@ -42,6 +48,7 @@ from server.quotas.budgets import Budgets
 from server.quotas.rate_limits import RateLimits, Reservation, reserved_tokens
 from server.recording.recorder import Recorder
 from server.store.content.item_rows import stored_items_of
+from server.store.content.stored_items import NewItem
 from server.store.database import Connection, Database
 from server.store.database_errors import AlreadyThere
 from server.store.disk_space import Disk
@@ -158,9 +165,14 @@ class Admission:
         Their ids are derived from the first one's, which the idempotency key is stored with. Without
         `input_items` there is one request, whose `input` is read.
         """
+        context = CURRENT.get()
+        origin = Origin() if context is None else Origin(context.request_id, context.trace_parent)
         with self._entered():
-            accepted = self._admit(caller, requests, idempotency_key, input_items, prior_items, generate)
-        note_responses([one.id for one in accepted])
+            accepted = self._admit(
+                caller, requests, idempotency_key, input_items, prior_items, origin, generate=generate
+            )
+        if context is not None:
+            context.responses = [one.id for one in accepted]
         return accepted
 
     def _admit(
@@ -170,18 +182,24 @@ class Admission:
         idempotency_key: IdempotencyKey | None,
         input_items: Sequence[InputItem] | None,
         prior_items: Sequence[Item] | None,
+        origin: Origin,
+        *,
         generate: bool,
     ) -> list[AcceptedResponse]:
-        find_previous = partial(
-            find_previous_attempt, self._database, self._hub, caller, idempotency_key, len(requests)
-        )
-        if previous := find_previous():
+        if input_items is None and generate:
+            refuse_empty(requests[0])
+        previous = self._find_previous(caller, idempotency_key, len(requests))
+        if previous is not None:
             return previous
         if self._disk.shortage() is not None:
             raise StorageFull
         choices = self._validate(caller, requests)
         if input_items is None:
-            request, input_items = read_templated_input(self._database, caller.tenant, *choices)
+            (request,) = choices
+            if request.prompt is None:
+                request, input_items = read_request_input(request)
+            else:
+                request, input_items = read_templated_input(self._database, caller.tenant, request)
             choices = [request]
         create = ParsedCreate(
             caller=caller,
@@ -189,20 +207,29 @@ class Admission:
             input_items=input_items,
             prior_items=prior_items,
             idempotency_key=idempotency_key,
-            origin=current_origin(),
+            origin=origin,
             generate=generate,
         )
         try:
-            with self.rates.reserving(caller) as reservation:
+            unlimited = nullcontext(Reservation(caller, ()))
+            with self.rates.reserving(caller) if caller.has_limits else unlimited as reservation:
                 started = self._prepare_and_start(create, reservation)
             self._on_accepted(len(started))
             return started
         except (KeyTaken, ConversationLocked) as refused:
-            if previous := find_previous():
+            previous = self._find_previous(caller, idempotency_key, len(requests))
+            if previous is not None:
                 return previous
             if isinstance(refused, ConversationLocked):
                 raise
             raise Conflict("Another request used this Idempotency-Key; try again.") from None
+
+    def _find_previous(
+        self, caller: Caller, key: IdempotencyKey | None, count: int
+    ) -> list[AcceptedResponse] | None:
+        if key is None:
+            return None
+        return find_previous_attempt(self._database, self._hub, caller, key, count)
 
     def _prepare_and_start(self, create: ParsedCreate, reservation: Reservation) -> list[AcceptedResponse]:
         for _ in range(MAX_CONVERSATION_RETRIES):
@@ -215,13 +242,14 @@ class Admission:
 
     def _validate(self, caller: Caller, requests: Sequence[CreateResponse]) -> list[CreateResponse]:
         """The requests as they will run. Raises ApiError or DecodeFailure, also at the caller's limits."""
-        choices = [with_generation_config(request, "max_output_tokens") for request in requests]
+        choices = [with_modern_parameters(request) for request in requests]
         for request in choices:
             validate_request(caller, request, self._served)
             check_priority(caller, request)
             if request.store is not False or request.background:
                 self.storage.check(caller)
-        self._budgets.check(caller)
+        if caller.has_limits:
+            self._budgets.check(caller)
         if not choices[0].background:
             self._recorder.capacity.check(caller, len(choices))
         return choices
@@ -286,36 +314,43 @@ class Admission:
 
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
         """Commit the responses with their input and first events."""
-        tries = 0
         starts = self._begin(prepared)
         rows = iter(stored_items_of([item for new in prepared for item in new.resolved_input.new]))
         input_items = [list(itertools.islice(rows, len(new.resolved_input.new))) for new in prepared]
+        if len(prepared) > 1 or not self._writer.is_one_statement(prepared[0], input_items[0]):
+            self._write(prepared, starts, input_items)
+        else:
+            if ARMED:
+                crashpoint("accept.written")  # the statement commits itself
+            if not self._writer.write_and_commit(self._database, prepared[0], starts[0], input_items[0]):
+                self._write(prepared, starts, input_items, tries=1)
+        if ARMED:
+            crashpoint("accept.committed")
+        return starts
+
+    def _write(
+        self,
+        prepared: Sequence[NewRun],
+        starts: Sequence[StoredStart],
+        input_items: Sequence[Sequence[NewItem]],
+        *,
+        tries: int = 0,
+    ) -> None:
+        """Write the responses in one transaction, after that many tries that may have committed."""
 
         def write(connection: Connection) -> None:
             nonlocal tries
             tries += 1
             for new, start, items in zip(prepared, starts, input_items, strict=True):
                 self._writer.write(connection, new, start, items, again=tries > 1)
-
-        def write_all(connection: Connection) -> None:
-            write(connection)
             crashpoint("accept.written")
 
-        def commit() -> None:
-            if len(prepared) == 1 and self._writer.is_one_statement(prepared[0], input_items[0]):
-                crashpoint("accept.written")  # the statement commits itself
-                self._database.autocommit(write)
-            else:
-                self._database.retry(write_all)
-
         try:
-            commit()
+            self._database.retry(write)
         except AlreadyThere:  # an earlier try, which was not confirmed, committed after it was looked for
             if tries == 1:
                 raise
-            commit()
-        crashpoint("accept.committed")
-        return starts
+            self._database.retry(write)
 
     def _submit(
         self, run: Run, new: NewRun, first_events: Sequence[Event], refused: list[ApiError]
@@ -326,7 +361,7 @@ class Admission:
         the response fails and the error is appended to `refused`.
         """
         response = run.facts.id
-        if new.turns.may_have_next_turn:
+        if (new.resolved.tools or new.prepared.compaction) and new.turns.may_have_next_turn:
             self._tool_loop.register(new.turns)
         channel = self._hub.open(
             response,
@@ -335,16 +370,18 @@ class Admission:
             on_abandoned=partial(self._abandonment.add if new.stored else self._tool_loop.cancel, response),
             first_events=first_events,
         )
-        waits_for_calls = run.next_step_is_tools  # read before the recorder's thread owns the run
-        self._recorder.start_run(run)
-        crashpoint("accept.begun")
+        waits_for_calls = run.awaiting_tools  # read before the recorder's thread owns the run
+        self._recorder.start_run(run, reserved=True)
+        if ARMED:
+            crashpoint("accept.begun")
         if not waits_for_calls:
             try:
                 self._served.engine.submit(new.checked)
             except RequestRefused as error:
                 self._recorder.fail_run(response, "The server could not take this response; try again.")
                 refused.append(refusal(error, new.resolved.request))
-        crashpoint("accept.submitted")
+        if ARMED:
+            crashpoint("accept.submitted")
         return AcceptedResponse(response, channel, new.resolved_input.items)
 
 

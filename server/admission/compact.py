@@ -11,9 +11,8 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission.parse_input import read_request_input
 from server.admission.request_validation import validate_request
-from server.admission.resolve_input import reading_input, with_own_id
+from server.admission.resolve_input import read_request_input, reading_input, with_own_id
 from server.admission.tenant_limits import HistoryReads
 from server.caller import Caller
 from server.compaction.summary import RETAINED_SHARE, Summary, pending_calls, retained_messages, transcript

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission import resolve_input
+from server.admission import resolve_input, stored_input
 from server.admission.tenant_limits import MAX_ITEMS, check_history_size
 from server.caller import Caller
 from server.delivery.image_urls import page_with_image_urls, with_image_urls
@@ -188,7 +188,7 @@ def _require_stored(connection: Connection, tenant: str, conversation: UUID) -> 
 
 def _require(stored: StoredConversation | None, conversation: UUID) -> StoredConversation:
     if stored is None:
-        raise resolve_input.unknown_conversation(ids.conversation_id(conversation))
+        raise stored_input.unknown_conversation(ids.conversation_id(conversation))
     return stored
 
 
@@ -214,7 +214,7 @@ def _resolve_items(
     connection: Connection, tenant: str, items: Sequence[InputItem], source: UUID, seal: Seal
 ) -> list[NewItem]:
     """The items as stored. Their ids are derived from `source`, so that a retry has the same ones."""
-    resolved = resolve_input.resolve_references(connection, tenant, items)
+    resolved = stored_input.resolve_references(connection, tenant, items)
     return stored_items_of(resolve_input.with_own_ids(items, resolved, source, "c", seal, tenant))
 
 
@@ -230,7 +230,7 @@ def _append(
         try:
             store.append(connection, tenant, locked, new)
         except ImageRemoved:
-            raise resolve_input.removed_image() from None
+            raise stored_input.removed_image() from None
     return locked
 
 

@@ -4,7 +4,7 @@ The choices of one completion (`n` > 1) share the history, a prompt and the limi
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from server.compaction.inline import prepare_with_compaction
 from server.errors import InvalidRequest
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
+from server.hosted_tools.offered_tools import McpCredentials
 from server.logs.context import Origin
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, refusal
 from server.prompting.loaded_model import LoadedModel
@@ -28,6 +29,7 @@ from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, end_user
+from server.protocol.responses.tools import Tool
 from server.store.database import Connection, Database
 
 
@@ -121,7 +123,10 @@ class RunPreparation:
         self, create: ParsedCreate, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
     ) -> NewRun:
         items = resolved_input.prompt_items
-        request, tools, credentials = discover_tools(self.servers, create.caller, request, items)
+        tools: Sequence[Tool] = ()
+        credentials: Mapping[str, McpCredentials] = {}
+        if request.tools or resolved_input.approves:
+            request, tools, credentials = discover_tools(self.servers, create.caller, request, items)
         resolved = ResolvedRequest(
             tenant=create.caller.tenant,
             request=request,
@@ -136,7 +141,10 @@ class RunPreparation:
             prepared = prepare(self.served, resolved)
         if not create.generate:
             prepared = prepared.without_output()
-        engine_request = _limit_logprobs(prepared.engine_request, request, len(create.choices))
+        engine_request = prepared.engine_request
+        if engine_request.logprobs is not None:
+            engine_request = _limit_logprobs(engine_request, request, len(create.choices))
+            prepared = replace(prepared, engine_request=engine_request)
         checked = self._check(engine_request, request)
         if prepared.next_engine_request is not None:
             self._check(prepared.next_engine_request, request)
@@ -144,18 +152,20 @@ class RunPreparation:
             caller=create.caller,
             resolved=resolved,
             resolved_input=resolved_input,
-            prepared=replace(prepared, engine_request=engine_request),
-            stored=prepared.echo.has_row,
+            prepared=prepared,
+            stored=prepared.echo.store or prepared.echo.background,
             checked=checked,
             turns=TurnBuilder(
                 served=self.served,
                 resolved=resolved,
                 credentials=credentials,
-                model_writes_summary=prepared.model_writes_summary,
+                model_writes_summary=prepared.compaction is not None and prepared.model_writes_summary,
             ),
             idempotency_key=create.idempotency_key,
             origin=create.origin,
-            end_user=end_user(request.user, request.safety_identifier),
+            end_user=end_user(request.user, request.safety_identifier)
+            if request.user or request.safety_identifier
+            else None,
         )
 
     def _with_prompt_of(
@@ -226,10 +236,9 @@ def _input_of_choice(response: UUID, first: ResolvedInput) -> ResolvedInput:
 def _limit_logprobs(engine_request: EngineRequest, request: CreateResponse, choices: int) -> EngineRequest:
     """The engine request of one of `choices` choices, which share MAX_LOGPROBS, with max_tokens within it.
 
-    Raises InvalidRequest if the request's own max_output_tokens is beyond it.
+    It has log probabilities. Raises InvalidRequest if the request's own max_output_tokens is beyond it.
     """
-    if engine_request.logprobs is None:
-        return engine_request
+    assert engine_request.logprobs is not None
     most = max(1, logprobs_limit(engine_request.logprobs, engine_request.logprob_token_ids) // choices)
     if engine_request.max_tokens <= most:
         return engine_request

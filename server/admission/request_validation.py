@@ -15,6 +15,7 @@ from server.completions.shared_parameters import check_format_name
 from server.errors import InvalidRequest, ModelNotAllowed, UnknownModel
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.request_parameters import wants_logprobs
+from server.prompting.structured_outputs import OLD_NAMES, with_modern_names
 from server.protocol.completions.requests import CompletionParameters
 from server.protocol.decode import convert, decode_as
 from server.protocol.responses.request import CreateResponse, TokenId
@@ -87,7 +88,7 @@ def validate_request(caller: Caller, request: CreateResponse, served: LoadedMode
 
 def check_model(caller: Caller, model: str, served: LoadedModel) -> None:
     """Raises UnknownModel for a model that is not served, ModelNotAllowed for one that is not the key's."""
-    if not caller.may_use_model(model):
+    if caller.models is not None and not caller.may_use_model(model):
         raise ModelNotAllowed(model)
     if model not in served.names:
         raise UnknownModel(model, caller.usable_models(served.names))
@@ -107,7 +108,9 @@ def refuse_unsupported(request: CreateResponse) -> None:
 def _check_string_lengths(request: CreateResponse) -> None:
     for param, most in _MAX_CHARACTERS.items():
         value = getattr(request, param)
-        words = value if isinstance(value, list) else [value or ""]
+        if value is None:
+            continue
+        words = value if isinstance(value, list) else [value]
         if any(len(word) > most for word in words):
             raise InvalidRequest(
                 f"A string in {param} may have {most} characters.",
@@ -193,6 +196,13 @@ _CONFIG_NAMES = {
     "min_new_tokens": "min_tokens",
     "stop_strings": "stop",
 }
+
+
+def with_modern_parameters(request: CreateResponse) -> CreateResponse:
+    """The request without vLLM's older names and without a generation config. Raises as these do."""
+    if any(getattr(request, name) is not None for name in OLD_NAMES):
+        request = with_modern_names(request)
+    return with_generation_config(request, "max_output_tokens")
 
 
 def with_generation_config(request: Named, limit: str) -> Named:

@@ -1,8 +1,8 @@
 """POST /v1/responses/input_tokens: the length of a request's prompt, without running it."""
 
-from server.admission.parse_input import read_templated_input
 from server.admission.request_validation import validate_request
 from server.admission.resolve_input import reading_input
+from server.admission.template_input import read_templated_input
 from server.admission.tenant_limits import HistoryReads
 from server.caller import Caller
 from server.hosted_tools.mcp_client import McpServers

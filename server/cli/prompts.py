@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from server.admission.parse_input import MAX_VERSION_DIGITS
+from server.admission.template_input import MAX_VERSION_DIGITS
 from server.caller import DEFAULT_TENANT
 from server.cli.command import (
     Subcommands,

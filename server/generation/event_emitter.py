@@ -76,6 +76,8 @@ class EventEmitter:
         self._seal = seal
         self._summarizes_reasoning = summarizes_reasoning
         self._open: WrittenItem | None = None
+        self._created: Response | None = None
+        """As `response.created` had it, if it was in progress then."""
         self._compaction: str | None = None
         """The id of the open compaction item."""
         self._answers = True
@@ -88,11 +90,13 @@ class EventEmitter:
         events = [self._event(wire.ResponseCreated, response)]
         if self._echo.background:
             events.append(self._event(wire.ResponseQueued, response))
+        else:
+            self._created = response
         return events
 
     def in_progress(self) -> list[Event]:
         """`response.in_progress`, then the events of tool lists and approved calls."""
-        response = self._unfinished_response("in_progress")
+        response, self._created = self._created or self._unfinished_response("in_progress"), None
         return [self._event(wire.ResponseInProgress, response), *self.tool_calls.start()]
 
     def token_ids(self, side: Literal["prompt", "output"], token_ids: Sequence[int]) -> Event:

@@ -61,7 +61,7 @@ class Run:
 
     def __init__(self, facts: RunFacts, decoding: DecodingSpec) -> None:
         self.facts = facts
-        self.stored = facts.echo.has_row
+        self.stored = facts.echo.store or facts.echo.background
         self.ending: Ending | None = None
         self.final: Response | None = None
         self.turn = 0
@@ -117,10 +117,6 @@ class Run:
     @property
     def output(self) -> list[Item]:
         return self._emitter.output
-
-    def begin(self) -> list[Event]:
-        """The events that are committed with the response: `accept`, and in the foreground `start`."""
-        return self.accept() if self.facts.echo.background else self.accept() + self.start()
 
     def accept(self) -> list[Event]:
         """`response.created`, and `response.queued` in the background."""
@@ -390,6 +386,12 @@ class Run:
             self._summary_text += [delta.text for delta, _ in decoded if isinstance(delta, TextDelta)]
             return []
         return [event for delta, logprobs in decoded for event in self._emitter.delta(delta, logprobs)]
+
+
+def begin_run(facts: RunFacts, decoding: DecodingSpec) -> tuple[Run, list[Event]]:
+    """A run, and the events that are committed with its response: in the foreground also those of `start`."""
+    run = Run(facts, decoding)
+    return run, run.accept() if facts.echo.background else run.accept() + run.start()
 
 
 def _sum_of_known(one: float | None, other: float | None) -> float | None:

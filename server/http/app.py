@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from server.caller import Caller, Scope
 from server.configuration.origins import read_cors_origins
-from server.errors import WorkerReplica
+from server.errors import MissingScope, WorkerReplica
 from server.http.asgi.answers import Answer
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
 from server.http.asgi.endpoint import (
@@ -159,7 +159,12 @@ def _keyed_route(
         try:
             return handler(services, caller, request, body)
         finally:
-            request.state.answer_headers = services.admission.rates.headers(caller)
+            if caller.has_limits:
+                request.state.answer_headers = services.admission.rates.headers(caller)
+
+    def authorize(caller: Caller) -> None:
+        if scope not in caller.scopes:
+            raise MissingScope(scope)
 
     reads_images = services.model.images is not None
     ends_others = method == "DELETE" or path.endswith(("/cancel", "/revoke"))
@@ -168,7 +173,7 @@ def _keyed_route(
         handle,
         context,
         threads.cancel if ends_others else threads.read if method == "GET" else threads.write,
-        authorize=lambda caller: caller.require(scope),
+        authorize=authorize,
         max_body=services.config.max_body_bytes if method == "POST" else MAX_UNUSED_BODY_BYTES,
         body_seconds=services.config.body_seconds,
         limited=not ends_others,

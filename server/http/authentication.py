@@ -101,12 +101,20 @@ class Authenticator:
         Raises NotAuthenticated, WrongHost or WrongOrigin; of a token also NotReady or Overloaded.
         """
         key = _bearer_token(request)
-        if self._tokens is not None and self._is_token(key):
+        if not self._is_key_required():
+            caller = self._keyless_caller()
+        elif self._tokens is not None and self._is_token(key):
             caller = self._caller_of_token(self._tokens, key)
         else:
             caller = self._database.autocommit(lambda connection: self._look_up(connection, key))
         self._check_origin(request, key_exists=caller.key_id is not None)
         return caller
+
+    def _is_key_required(self) -> bool:
+        """Asks the database until there is a key, which any process may make at any time."""
+        if not self._key_required.is_set() and self._database.scalar(stored_keys.ANY_EXIST):
+            self._key_required.set()
+        return self._key_required.is_set()
 
     def _is_token(self, text: str) -> bool:
         """Whether a bearer's text is, or should be, an access token."""
@@ -133,10 +141,6 @@ class Authenticator:
             raise error
 
     def _look_up(self, connection: Connection, key: str) -> Caller:
-        if not self._key_required.is_set():
-            if not stored_keys.any_exist(connection):
-                return self._keyless_caller(connection)
-            self._key_required.set()
         key_id = _key_id(key)
         stored = stored_keys.get_valid(connection, key_id)
         digest = stored.digest if stored else bytes(32)
@@ -152,11 +156,11 @@ class Authenticator:
             self._use_recorded_at[stored.id] = monotonic()
         return caller
 
-    def _keyless_caller(self, connection: Connection) -> Caller:
+    def _keyless_caller(self) -> Caller:
         """The caller while no key exists, whose tenant's settings are read once a second."""
         read_at, caller = self._keyless
         if monotonic() - read_at >= _KEYLESS_S:
-            settings = tenants.settings_of(connection, DEFAULT_TENANT)
+            settings = self._database.autocommit(partial(tenants.settings_of, tenant=DEFAULT_TENANT))
             caller = Caller(DEFAULT_TENANT, None, settings=settings)
             self._keyless = (monotonic(), caller)
         return caller

@@ -148,7 +148,7 @@ def _engine_request(
         stop_strings=stop_strings(request),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
-        grammar=structured_output_grammar(request) or prompt.grammar,
+        grammar=prompt.grammar if request.structured_outputs is None else structured_output_grammar(request),
         logprobs=logprobs,
         logprob_token_ids=named,
         thinking_budget=thinking_budget(request, served.model_format, prompt.token_ids),

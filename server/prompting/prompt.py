@@ -5,6 +5,7 @@ as a whole, so that no call loses its output. System and developer messages and 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
@@ -22,7 +23,7 @@ from server.model_formats.interface import (
     ToolChoice,
 )
 from server.model_formats.tool_index import without_labels
-from server.prompting.loaded_model import LoadedModel
+from server.prompting.loaded_model import LONG_CHARACTERS, LoadedModel
 from server.prompting.prompt_limits import (
     MAX_COUNTED_CONTEXTS,
     check_tools_and_grammars,
@@ -36,12 +37,16 @@ from server.protocol.responses import tools as wire
 from server.protocol.responses.items import (
     CustomToolCallOutput,
     FunctionCallOutput,
+    InputText,
     Item,
     Message,
+    OutputText,
     plain_text,
 )
 from server.protocol.responses.request import CreateResponse, TruncationSide
 from server.sealing.sealed_items import unseal_items
+
+_AUTOMATIC = wire.ToolChoice()
 
 
 def write_prompt(
@@ -61,10 +66,12 @@ def write_prompt(
     cannot be written, and for a longer prompt.
     """
     context = served.model_info.context_length
-    grammar = structured_output_grammar(request)
-    unsealed = unseal_items(items, served.seal, tenant)
-    conversation = make_conversation(request, tools, unsealed, moment)
-    check_tools_and_grammars(conversation, grammar)
+    grammar = None if request.structured_outputs is None else structured_output_grammar(request)
+    if not all(isinstance(item, Message) for item in items):
+        items = unseal_items(items, served.seal, tenant)
+    conversation = make_conversation(request, tools, items, moment)
+    if tools or grammar is not None or request.text is not None:
+        check_tools_and_grammars(conversation, grammar)
     if isinstance(request, PlainRequest):
         return Prompt(token_ids=request.token_ids, stop_ids=served.model_info.stop_ids, grammar=grammar)
     limit, truncates = context - 1 if max_tokens is None else max_tokens, request.truncation == "auto"
@@ -72,13 +79,16 @@ def write_prompt(
         limit = max(limit, MAX_COUNTED_CONTEXTS * context)
     characters = characters_of(conversation)
     try:
-        with served.long_prompts.slot(tenant, characters):
+        is_long = characters > LONG_CHARACTERS
+        with served.long_prompts.slot(tenant, characters) if is_long else nullcontext():
             prompt = write_within(served.model_format, conversation, limit, characters, truncates=truncates)
         if prompt.images and request.truncate_prompt_tokens is not None:
             raise InvalidRequest(
                 "A prompt with pictures is not cut within them: leave out truncate_prompt_tokens.",
                 param="truncate_prompt_tokens",
             )
+        if request.truncate_prompt_tokens is None:
+            return prompt
         token_ids = truncate_tokens(
             prompt.token_ids,
             request.truncate_prompt_tokens,
@@ -106,6 +116,8 @@ def characters_of(conversation: Conversation) -> int:
 def _text_size(item: Item) -> int:
     """Characters of a message or a call's output; 0 for other items, which a template may drop."""
     match item:
+        case Message(content=[InputText(text) | OutputText(text)]):
+            return len(text)
         case Message(content=content):
             return len(plain_text(content))
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
@@ -122,13 +134,15 @@ def write_within(
     number. Raises PromptError, and PromptTooLong if tokenizing stopped at the limit; without `truncates` a
     prompt may exceed `limit`.
     """
-    longest = model_format.max_chars_per_token
+    longest = model_format.max_chars_per_token if characters > limit else None
     most = None if longest is None else longest * limit
 
     def write(kept: Sequence[Item], size: int) -> Prompt:
         if most is not None and size > most:
             raise PromptTooLong(limit)
-        return model_format.write(replace(conversation, items=items_for_model(kept), max_tokens=limit))
+        if not all(isinstance(item, Message) for item in kept):
+            kept = items_for_model(kept)
+        return model_format.write(replace(conversation, items=kept, max_tokens=limit))
 
     def write_turns(kept: Sequence[Item]) -> Prompt:
         return write(kept, characters_of(replace(conversation, items=kept)))
@@ -217,12 +231,12 @@ def make_conversation(
     request: CreateResponse, tools: Sequence[wire.Tool], items: Sequence[Item], moment: datetime | None
 ) -> Conversation:
     """Raises InvalidRequest for a format without its schema, DecodeFailure for a wrong tool choice."""
-    choice = wire.read_choice(request.tool_choice, list(tools))
+    choice = _AUTOMATIC if request.tool_choice is None else wire.read_choice(request.tool_choice, list(tools))
     text = request.text
     return Conversation(
         items=items,
         instructions=request.instructions,
-        tools=without_labels([tool for declared in tools for tool in _tools(declared)]),
+        tools=without_labels([tool for declared in tools for tool in _tools(declared)]) if tools else (),
         tool_choice=ToolChoice(
             mode=choice.mode, allowed=choice.allowed, parallel=request.parallel_tool_calls is not False
         ),

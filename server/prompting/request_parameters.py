@@ -227,7 +227,7 @@ def _reasoning(options: ReasoningOptions | None) -> ReasoningEcho:
 def _text(text: TextOptions | None) -> TextEcho:
     verbosity = text.verbosity if text and text.verbosity else msgspec.UNSET
     if text is None or text.format is None:
-        return TextEcho(verbosity=verbosity)
+        return TextEcho({"type": "text"}, verbosity)
     wanted = text.format
     echo: dict[str, Any] = {"type": wanted.type}
     if wanted.type == "json_schema":

@@ -26,12 +26,12 @@ PARAM = "structured_outputs"
 MAX_CHOICES = 1000
 _GUIDED = ("json", "regex", "choice", "grammar", "json_object")
 _KINDS = (*_GUIDED, "structural_tag")
-_OLD_NAMES = {f"guided_{kind}": kind for kind in _GUIDED}
+OLD_NAMES = {f"guided_{kind}": kind for kind in _GUIDED}
 
 
 def with_modern_names(request: R) -> R:
     """The request with `guided_json` and the like within `structured_outputs`. Raises InvalidRequest."""
-    guided = {name: getattr(request, name) for name in _OLD_NAMES if getattr(request, name) is not None}
+    guided = {name: getattr(request, name) for name in OLD_NAMES if getattr(request, name) is not None}
     if not guided:
         return request
     if request.structured_outputs is not None:
@@ -39,7 +39,7 @@ def with_modern_names(request: R) -> R:
         raise InvalidRequest(
             f"{name} is the older name of a field of structured_outputs: give one of them.", param=name
         )
-    modern = {_OLD_NAMES[name]: value for name, value in guided.items()}
+    modern = {OLD_NAMES[name]: value for name, value in guided.items()}
     return msgspec.structs.replace(request, structured_outputs=modern, **dict.fromkeys(guided))
 
 

@@ -13,7 +13,7 @@ import msgspec
 from engine.request import EngineRequest
 from server.generation.output_decoding import DecodingSpec, WithoutReasoning
 from server.generation.response_builder import TokenDump
-from server.hosted_tools.offered_tools import McpCredentials, call_limit, hosted_tools_of
+from server.hosted_tools.offered_tools import HostedTools, McpCredentials, call_limit, hosted_tools_of
 from server.model_formats.chat_template.output_parser import PlainParser
 from server.model_formats.interface import MessageFormat, OutputParser, Prompt
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare
@@ -32,6 +32,7 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import McpTool, read_choice
 from server.sealing.approval_tags import with_tagged_id
 
+_NO_HOSTED_TOOLS = HostedTools()
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Of a response's output as JSON, tool results included; beyond it there is no further turn."""
 
@@ -44,6 +45,8 @@ def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared
     """
     approving_items = resolved.items if prepared.wants_output else ()
     spec = decoding_spec(served, resolved, prepared.prompt, approving_items)
+    if prepared.compaction is None:
+        return spec
     spec = replace(spec, compaction=prepared.compaction)
     if not prepared.model_writes_summary:
         return spec
@@ -82,7 +85,9 @@ def decoding_spec(
             approving_items,
             partial(with_tagged_id, served.seal, tenant),
             served.max_tool_calls,
-        ),
+        )
+        if resolved.tools
+        else _NO_HOSTED_TOOLS,
     )
 
 

@@ -170,10 +170,12 @@ class Recorder:
         """The number of responses that this process generates or is about to. Any thread."""
         return len(self.capacity)
 
-    def start_run(self, run: Run) -> None:
+    def start_run(self, run: Run, *, reserved: bool = False) -> None:
+        """Records the run, which `capacity` counts: from now on, unless room was `reserved` for it."""
         with self._starting:
             self._idle.clear()
-            self.capacity.add(run.facts.id, run.facts.tenant)
+            if not reserved:
+                self.capacity.add(run.facts.id, run.facts.tenant)
             if run.facts.origin.trace_parent is not None:
                 self._traces.begin(run.facts)
             self._inbox.expect(run.facts.id.hex)

@@ -13,7 +13,7 @@ from datetime import datetime
 import msgspec
 
 from engine.request import EngineRequest, Usage
-from server.admission import resolve_input
+from server.admission import stored_input
 from server.compaction.inline import prepare_with_compaction
 from server.errors import ApiError
 from server.generation.event_log import LoggedTurn, RunLog, texts
@@ -176,7 +176,7 @@ def _resolve_again(
     request = msgspec.structs.replace(decode_as(stored.asked, CreateResponse), instructions=echo.instructions)
     items = _items(connection, stored)
     if served.images is not None:
-        files = resolve_input.read_images(connection, stored.tenant, items)
+        files = stored_input.read_images(connection, stored.tenant, items)
         images = prompt_images(served, stored.tenant, request, items, files, IMAGE_ATTEMPTS)
         items = with_prompt_images(items, images)
     return ResolvedRequest(
@@ -203,8 +203,8 @@ def _prepare_again(stored: StoredResponse, served: LoadedModel, resolved: Resolv
 def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:
     history: list[Item] = []
     if stored.previous_id is not None:
-        history = resolve_input.read_history(connection, stored.tenant, stored.previous_id)
+        history = stored_input.read_history(connection, stored.tenant, stored.previous_id)
     if stored.conversation_id is not None:
-        history = resolve_input.read_conversation(connection, stored.tenant, stored.conversation_id)
+        history = stored_input.read_conversation(connection, stored.tenant, stored.conversation_id)
     payloads = stored_items.input_items(connection, stored.tenant, stored.id)
     return [*history, *map(decode_item, payloads)]

@@ -24,6 +24,7 @@ import msgspec
 from sqlalchemy import Connection, text
 
 from server.protocol.responses.events import Event, Kind
+from server.store import arrays
 from server.store.cluster.leases import Fenced
 from server.store.content.storage_usage import count_added
 from server.store.timeout_connection import TimeoutConnection, psycopg_connection
@@ -124,11 +125,11 @@ NEW_LOG_ROWS = """
 def log_columns(rows: Sequence[NewLogRow]) -> dict[str, object]:
     """Rows of one response without tokens as parameters of one statement. JSON cannot contain chr(30)."""
     return {
-        "first_seqs": [row.first_seq for row in rows],
-        "ns": [row.n for row in rows],
-        "kinds": [row.kind for row in rows],
-        "output_indexes": [row.output_index for row in rows],
-        "content_indexes": [row.content_index for row in rows],
+        "first_seqs": arrays.literal([row.first_seq for row in rows]),
+        "ns": arrays.literal([row.n for row in rows]),
+        "kinds": arrays.literal([row.kind for row in rows]),
+        "output_indexes": arrays.literal([row.output_index for row in rows]),
+        "content_indexes": arrays.literal([row.content_index for row in rows]),
         "bodies": b"\x1e".join(row.body for row in rows).decode(),
     }
 

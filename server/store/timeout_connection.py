@@ -9,7 +9,7 @@ transaction, so that no lock outlives its owner.
 """
 
 import select
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from time import monotonic
@@ -19,15 +19,16 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg import IsolationLevel, generators
 from psycopg.abc import Buffer, PQGen
+from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
 from sqlalchemy import Connection
-from sqlalchemy.exc import (
-    DBAPIError,
-)
+from sqlalchemy.exc import DBAPIError
+
+from server.store.database_errors import DatabaseError
 
 SessionSettings: TypeAlias = Mapping[str, str]
 """Postgres' settings of a session, by name. Names and values are constants of ours without quotes."""
@@ -90,6 +91,11 @@ class TimeoutConnection(psycopg.Connection[Any]):
     """Settings with which every transaction begins, since its session may be another client's before and
     after. Statements in autocommit mode run without them."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._statements: dict[str, bytes] = {}
+        """The names of statements that `scalar` has prepared."""
+
     def begin_command(self) -> bytes:
         """BEGIN and the settings of the transaction, for one exchange with the server."""
         settings = [f"SET LOCAL {name} = '{value}'" for name, value in self.transaction_settings.items()]
@@ -105,6 +111,47 @@ class TimeoutConnection(psycopg.Connection[Any]):
         for result in (yield from generators.execute(self.pgconn)):
             if result.status == ExecStatus.FATAL_ERROR:
                 raise psycopg.errors.error_from_result(result)
+
+    def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
+        """The value in the one row of a statement with parameters $1, $2, …; Postgres infers their types.
+
+        The statement is a transaction of its own and takes one exchange with the server; three where a
+        transaction begins with settings. It takes half of the CPU time of psycopg's `execute`.
+        """
+        if self.transaction_settings:
+            found = psycopg.RawCursor(self).execute(query, values).fetchone()
+            self.commit()
+            assert found is not None
+            return found[0]
+        adapter = Transformer(self)
+        parameters = adapter.dump_sequence(values, [PyFormat.TEXT] * len(values))
+        name = self._statements.get(query) or self._prepare(query)
+        result = self._execute_prepared(name, parameters)
+        if (
+            result.error_field(DiagnosticField.SQLSTATE) == b"26000"
+        ):  # psycopg deallocates all, after a rollback
+            result = self._execute_prepared(self._prepare(query), parameters)
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)
+        adapter.set_pgresult(result)
+        (row,) = adapter.load_rows(0, result.ntuples, tuple)
+        return row[0]
+
+    def _prepare(self, query: str) -> bytes:
+        name = self._statements.setdefault(query, b"holdfast_%d" % len(self._statements))
+        self.pgconn.send_prepare(name, query.encode())
+        self.read_results()
+        return name
+
+    def _execute_prepared(self, name: bytes, parameters: Sequence[Buffer | None]) -> PGresult:
+        self.pgconn.send_query_prepared(name, parameters)
+        (result,) = self.read_results(allow_errors=True)
+        return result
+
+    def rollback(self) -> None:
+        """Rolls back the transaction, if there is one: the pool asks for it whenever it gets one back."""
+        if self.pgconn.transaction_status != TransactionStatus.IDLE:
+            super().rollback()
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
         """Overrides the method through which psycopg waits for everything except connecting."""
@@ -238,4 +285,11 @@ def psycopg_connection(connection: Connection) -> Iterator[TimeoutConnection]:
     try:
         yield raw
     except psycopg.Error as error:
-        raise DBAPIError.instance("copy", None, error, psycopg.Error) from error
+        raise as_database_error("copy", error) from error
+
+
+def as_database_error(statement: str, error: psycopg.Error) -> DatabaseError:
+    """The DatabaseError for an error of psycopg."""
+    translated = DBAPIError.instance(statement, None, error, psycopg.Error)
+    assert isinstance(translated, DatabaseError)
+    return translated

@@ -4,7 +4,7 @@ As SQLite tests itself: the n-th exchange with the database is lost, for every n
 was made and once after. Whatever the point, the request is answered and everything produces.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,7 +32,7 @@ from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
-from server.store.content import responses
+from server.store.content import response_insert
 from server.store.database import Connection
 from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
@@ -236,12 +236,11 @@ def test_a_request_is_served_whichever_exchange_with_the_database_is_lost(
     assert LEAST_CALLS <= exchanges.count < number, "there are more exchanges than were tried"
 
 
-@pytest.mark.parametrize("kind", ["foreground", "background"])
 def test_a_response_is_accepted_once_when_a_commit_that_was_not_confirmed_comes_after_it_was_looked_for(
-    watched_url: str, kind: Kind, monkeypatch: pytest.MonkeyPatch
+    watched_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = 0
-    insert = responses.insert
+    insert = response_insert.insert
 
     def lost_at_first(connection: Connection, *row: Any) -> bool:
         nonlocal tries
@@ -253,9 +252,30 @@ def test_a_response_is_accepted_once_when_a_commit_that_was_not_confirmed_comes_
                 insert(still_running, *row)
         return insert(connection, *row)
 
-    monkeypatch.setattr(responses, "insert", lost_at_first)
+    monkeypatch.setattr(response_insert, "insert", lost_at_first)
     with serving(watched_url) as server:
-        check_one(server, server.serve(kind), kind, "incomplete")
+        check_one(server, server.serve("background"), "background", "incomplete")
+    assert tries == 2
+
+
+def test_a_response_is_accepted_once_when_its_one_statement_commits_and_is_not_confirmed(
+    watched_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+    scalar = TimeoutConnection.scalar
+
+    def lost_at_first(connection: TimeoutConnection, query: str, values: Sequence[object] = ()) -> Any:
+        nonlocal tries
+        if "insert into responses" in query:
+            tries += 1
+            if tries == 1:
+                scalar(connection, query, values)
+                raise psycopg.OperationalError("the connection is lost")
+        return scalar(connection, query, values)
+
+    monkeypatch.setattr(TimeoutConnection, "scalar", lost_at_first)
+    with serving(watched_url) as server:
+        check_one(server, server.serve("foreground"), "foreground", "incomplete")
     assert tries == 2
 
 

@@ -22,8 +22,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
-from server.admission.parse_input import read_request_input
-from server.admission.resolve_input import with_own_id
+from server.admission.resolve_input import read_request_input, with_own_id
 from server.delivery.hub import Hub, Published
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec
@@ -44,9 +43,9 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo, Ending, ReasoningEcho, TextEcho
 from server.store import log_append
 from server.store.cluster import leases
-from server.store.content import responses
+from server.store.content import response_insert
 from server.store.content.item_rows import stored_item
-from server.store.content.responses import NewResponse
+from server.store.content.response_insert import NewResponse
 from server.store.database import Connection, Database, clock
 from tests.support.eventually import eventually
 from tests.support.rounds import example_count
@@ -283,8 +282,10 @@ def insert_response(
     )
     given = [stored_item(make_message(id, index, text)) for index, text in enumerate(inputs)]
     owner = None if request.background else replica
-    if not responses.insert(connection, row, given, (), owner):
-        assert responses.insert(connection, dataclasses.replace(row, previous_id=None), given, (), owner)
+    if not response_insert.insert(connection, row, given, (), owner):
+        assert response_insert.insert(
+            connection, dataclasses.replace(row, previous_id=None), given, (), owner
+        )
         connection.exec_driver_sql(
             "update responses set previous_id = %s where tenant = %s and id = %s", (previous, tenant, id)
         )

@@ -10,7 +10,15 @@ from server.recording import committer, persist, side_writer
 from server.store import log_append, log_read
 from server.store.administration import metering
 from server.store.cluster import claims, leases
-from server.store.content import deletion, idempotency_keys, images, responses, storage_usage, stored_items
+from server.store.content import (
+    deletion,
+    idempotency_keys,
+    images,
+    response_insert,
+    responses,
+    storage_usage,
+    stored_items,
+)
 from server.store.webhooks import outbox
 from tests.support import memory_images, memory_store
 
@@ -46,8 +54,8 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "read_progress": memory_store.read_progress,
         "read_updates": memory_store.read_updates,
     },
+    response_insert: {"insert": memory_store.insert},
     responses: {
-        "insert": memory_store.insert,
         "get": memory_store.get,
         "finish": memory_store.finish,
         "finish_all": memory_store.finish_all,

@@ -14,14 +14,14 @@ import msgspec
 
 from server.protocol.responses.events import Event
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, columns_of
-from server.store import log_read
+from server.store import log_append, log_read
 from server.store.administration.metering import Usage
 from server.store.cluster import leases
 from server.store.content.idempotency_keys import FirstUse
+from server.store.content.response_insert import NewResponse
 from server.store.content.responses import (
     End,
     FinishedRow,
-    NewResponse,
     Owner,
     ResponseKey,
     StoredResponse,
@@ -225,7 +225,7 @@ def insert(
     at: Memory,
     new: NewResponse,
     input_items: Sequence[NewItem],
-    first_rows: Sequence[NewLogRow],
+    first_events: Sequence[Event],
     replica: UUID | None,
 ) -> bool:
     if new.previous_id is not None and get(at, new.tenant, new.previous_id) is None:
@@ -235,7 +235,7 @@ def insert(
     else:
         _insert(at, new, status="in_progress", replica_id=replica, attempt=1)
     insert_items_of(at, 0, [(new.tenant, new.id, input_items)])
-    append(at, first_rows)
+    append(at, log_append.encode_rows(new.tenant, new.id, 0 if replica is None else 1, first_events, ()))
     return True
 
 

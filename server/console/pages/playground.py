@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from server.admission.request_validation import refuse_empty
 from server.console.console_request import ConsoleRequest
 from server.console.contents.item_view import ItemView, item_views
 from server.console.contents.stored_request import stored_request
@@ -14,7 +13,6 @@ from server.console.playground import EFFORTS, FIELDS, code_samples, request_bod
 from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.json_responses import to_api_error
-from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids, input_images
 from server.protocol.decode import decode
 from server.protocol.error_object import DecodeFailure
@@ -51,8 +49,7 @@ def send(console: ConsoleRequest) -> Answer:
     services, caller = console.services, console.caller
     try:
         body = msgspec.json.encode(request_body(console.form))
-        wanted = with_modern_names(decode(body, CreateResponse, endpoint="responses"))
-        refuse_empty(wanted)
+        wanted = decode(body, CreateResponse, endpoint="responses")
         input_images.SOURCE.set(services.model.image_source(caller.tenant))
         accepted = services.admission.admit(caller, wanted)
     except (ApiError, DecodeFailure) as error:

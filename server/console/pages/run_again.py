@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.admission.request_validation import refuse_empty
 from server.caller import Caller
 from server.console.console_request import ConsoleRequest
 from server.console.contents.stored_request import (
@@ -19,7 +18,6 @@ from server.delivery.image_urls import with_image_urls
 from server.errors import ApiError, InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.json_responses import to_api_error
-from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids, input_images
 from server.protocol.decode import decode
 from server.protocol.error_object import DecodeFailure
@@ -73,8 +71,7 @@ def _admit(console: ConsoleRequest, tenant: str, body: bytes) -> Any:
     services = console.services
     caller = services.database.read(lambda connection: _caller_for(connection, console.caller, tenant))
     input_images.SOURCE.set(services.model.image_source(tenant))
-    wanted = with_modern_names(decode(body, CreateResponse, endpoint="responses"))
-    refuse_empty(wanted)
+    wanted = decode(body, CreateResponse, endpoint="responses")
     return services.admission.admit(caller, wanted).id
 
 

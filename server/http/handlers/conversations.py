@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from server.admission import conversations
-from server.admission.resolve_input import unknown_conversation
+from server.admission.stored_input import unknown_conversation
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
 from server.http import query_and_headers

@@ -12,7 +12,6 @@ from starlette.responses import Response as HttpResponse
 from server.admission.accept import AcceptedResponse
 from server.admission.compact import read_summary, start_compaction
 from server.admission.prepare_runs import IdempotencyKey
-from server.admission.request_validation import refuse_empty
 from server.admission.token_count import count_input
 from server.caller import Caller
 from server.crashpoints import crashpoint
@@ -56,9 +55,8 @@ EVENT_NAMES = "Holdfast-Event-Names"
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses"""
-    wanted = with_modern_names(decode(body, CreateResponse, endpoint="responses"))
+    wanted = decode(body, CreateResponse, endpoint="responses")
     apply_body_request_id(request, wanted.request_id)
-    refuse_empty(wanted)
     _event_names(services, request)  # which refuses before there is a response
     admitted = services.admission.admit(caller, wanted, idempotency_key(request, body))
     if wanted.stream:

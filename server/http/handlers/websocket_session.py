@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import msgspec
 from starlette.websockets import WebSocket
 
-from server.admission.request_validation import refuse_empty
 from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
 from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
@@ -22,7 +21,6 @@ from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
 from server.limits import SharedLimit
 from server.logs.context import current_origin
-from server.prompting.structured_outputs import with_modern_names
 from server.protocol import input_images
 from server.protocol.decode import decode, decode_as
 from server.protocol.error_object import ErrorDetail
@@ -218,6 +216,4 @@ def _validated(message: CreateMessage) -> CreateMessage:
     for param, sent in _UNSUPPORTED:
         if sent(message):
             raise InvalidRequest(f"A message over a WebSocket has no {param}.", param=param)
-    if message.generate is not False:
-        refuse_empty(message)
-    return with_modern_names(message)
+    return message

@@ -42,6 +42,7 @@ CHAT_TEMPLATE_KWARGS = frozenset(
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 """Template variables that switch reasoning on or off."""
 _MAX_KWARG = 4096
+_NO_TOOLS, _ANY_TOOL = ToolIndex(()), ToolIndex((), accepts_unknown=True)
 _TEMPLATE_CACHE_SIZE = 8
 """Clients' templates to cache, as each is compiled and probed."""
 
@@ -69,6 +70,12 @@ class ChatTemplateFormat:
         self._calls = call_format(self._markup) if call_format else None
         reasoning_format = detect_reasoning_format(self._template.source)
         self._reasoning_format = reasoning_format.with_signs(self._markup) if reasoning_format else None
+        form = self._reasoning_format
+        self._openings, self._closings = (
+            tuple(self._markup.restore(tag).rstrip() for tag in tags)
+            for tags in ((form.start_tags, form.end_tags) if form else ((), ()))
+        )
+        """What a prompt ends with that has begun the reasoning, or ended it."""
         self._marks = self._find_marks()
         self._write_with(self._template)
         self._with_template = lru_cache(_TEMPLATE_CACHE_SIZE)(self._replaced)
@@ -92,7 +99,11 @@ class ChatTemplateFormat:
     def _write(self, conversation: Conversation) -> Prompt:
         tool_index = self._tools(conversation)
         choice = conversation.tool_choice
-        callable_ = ToolIndex(()) if choice.mode == "none" else tool_index.only(choice.allowed)
+        callable_ = tool_index
+        if choice.mode == "none":
+            callable_ = _NO_TOOLS
+        elif choice.allowed is not None:
+            callable_ = tool_index.only(choice.allowed)
         messages, images = write_messages(conversation, self._template, self._capabilities, self._calls)
         continues = conversation.continue_final_message
         if continues and (not messages or messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
@@ -106,12 +117,13 @@ class ChatTemplateFormat:
             continues=continues,
         )
         thinking = "no" if continues else self._thinking(rendered, conversation.reasoning_effort)
-        constraints = OutputConstraints(
-            tools=tool_index if choice.mode == "none" else callable_,
-            choice=choice,
-            format=conversation.format,
-            thinking=thinking,
-        )
+        grammar = None
+        if conversation.tools or choice.mode == "required" or conversation.format.kind != "text":
+            tools = tool_index if choice.mode == "none" else callable_
+            constraints = OutputConstraints(
+                tools=tools, choice=choice, format=conversation.format, thinking=thinking
+            )
+            grammar = build_grammar(self._markup, self._calls, self._reasoning_format, constraints)
         rendered = self._template.insert_images(rendered, [image.text for image in images])
         token_ids = self._template.encode(rendered, conversation.max_tokens)
         if conversation.add_special_tokens:
@@ -121,7 +133,7 @@ class ChatTemplateFormat:
             images=self._images(token_ids, images),
             stop_ids=self._stop_ids,
             opens_reasoning=thinking == "open",
-            grammar=build_grammar(self._markup, self._calls, self._reasoning_format, constraints),
+            grammar=grammar,
             tools=tuple(callable_.tools.values()),
             must_call=choice.mode == "required",
         )
@@ -165,22 +177,27 @@ class ChatTemplateFormat:
         return ReasoningMarks(start, end) if len(end) == 1 and start else None
 
     def parser(self, prompt: Prompt) -> ChatParser:
+        tools = _NO_TOOLS if prompt.grammar is not None else _ANY_TOOL
+        if prompt.tools:
+            tools = ToolIndex(prompt.tools, accepts_unknown=prompt.grammar is None)
         return ChatParser(
             self._template.tokenizer,
             self._markup,
             self._reasoning_format,
             self._calls if prompt.tools else None,
-            ToolIndex(prompt.tools, accepts_unknown=prompt.grammar is None),
+            tools,
             self._stop_ids,
             opens_reasoning=prompt.opens_reasoning,
             must_call=prompt.must_call,
         )
 
     def _tools(self, conversation: Conversation) -> ToolIndex:
+        if not conversation.tools:
+            return _NO_TOOLS
         tools = ToolIndex(conversation.tools)
-        if tools and not self._capabilities.tools:
+        if not self._capabilities.tools:
             raise PromptError("The model's chat template cannot write tools.", "tools")
-        if tools and self._calls is None:
+        if self._calls is None:
             raise PromptError(
                 "It is not known how this model writes calls; see the setting tool_parser.", "tools"
             )
@@ -238,16 +255,11 @@ class ChatTemplateFormat:
             return "no"
         if self._opened(rendered):
             return "open"
-        end = rendered.rstrip()
-        closed = any(
-            end.endswith(self._markup.restore(closing).rstrip())
-            for closing in self._reasoning_format.end_tags
-        )
+        closed = rendered.rstrip().endswith(self._closings)
         return "no" if closed or self._opens_with_switches or effort in ("none", "minimal") else "maybe"
 
     def _opened(self, rendered: str) -> bool:
-        end, forms = rendered.rstrip(), self._reasoning_format.start_tags if self._reasoning_format else ()
-        return any(end.endswith(self._markup.restore(opening).rstrip()) for opening in forms)
+        return rendered.rstrip().endswith(self._openings)
 
     def _render_thinking(self) -> str:
         """A prompt with reasoning switched on; empty if the template has no switch."""

@@ -170,6 +170,7 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     """The request parameters in a Response, with defaults. Stored once, in `responses.request`."""
 
     background: bool
+    """It is stored, with `store: false` until some time after its end."""
     conversation: ConversationEcho | UnsetType = UNSET
     frequency_penalty: float
     instructions: str | None
@@ -194,13 +195,6 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float
     truncation: str
     user: str | None
-
-    @property
-    def has_row(self) -> bool:
-        """Whether the response is stored. A background response with `store: false` is, until some time after
-        its end.
-        """
-        return self.store or self.background
 
 
 class RawMessage(msgspec.Struct, frozen=True, tag_field="type", tag="raw_message_tokens"):

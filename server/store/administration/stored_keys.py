@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import (
     ARRAY,
@@ -17,7 +17,6 @@ from sqlalchemy import (
     literal,
     or_,
     select,
-    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
@@ -85,7 +84,8 @@ _KEYS: Select[Any] = select(api_keys, *tenants.SETTINGS_COLUMNS).join_from(
     api_keys, tenants.TABLE, api_keys.c.tenant == tenants.TABLE.c.tenant, isouter=True
 )
 _GET_VALID = _KEYS.where(api_keys.c.id == bindparam("key_id"), _VALID)
-_ANY = text("select from api_keys limit 1")
+ANY_EXIST: Final = "select exists (select from api_keys)"
+"""`any_exist` as a statement for `Database.scalar`."""
 _MINUTE = timedelta(minutes=1)
 
 
@@ -136,7 +136,7 @@ def insert_key(
 
 def any_exist(connection: Connection) -> bool:
     """Whether a key was ever made, revoked ones included: revoking the last one opens nothing."""
-    return connection.execute(_ANY).first() is not None
+    return bool(connection.exec_driver_sql(ANY_EXIST).scalar_one())
 
 
 def get_valid(connection: Connection, key_id: str) -> StoredKey | None:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from server.protocol.responses.item_images import with_images
-from server.protocol.responses.items import InputImage, Item, OtherItem, encode_item, item_type
+from server.protocol.responses.items import InputImage, Item, Message, OtherItem, encode_item, item_type
 from server.store.content.images import NewImage, content_of, parse_content
 from server.store.content.stored_items import NewItem
 
@@ -31,10 +31,13 @@ ImagesByUrl = dict[str, NewImage | None]
 
 def stored_item(item: Item, decoded: ImagesByUrl | None = None) -> NewItem:
     """The row of an item. `decoded` has the pictures of items before it, and gets this one's."""
+    if isinstance(item, Message) and not any(isinstance(part, InputImage) for part in item.content):
+        payload = encode_item(item).decode()
+        return NewItem(id=item.id, type="message", role=item.role, status=item.status, payload=payload)
     images: list[NewImage] = []
     stored = with_images(item, lambda part: _stored_image(part, {} if decoded is None else decoded, images))
-    payload = encode_item(stored)
-    shorter = _without_image_data(stored) if len(payload) > MIN_SHORTENED_BYTES else stored
+    encoded = encode_item(stored)
+    shorter = _without_image_data(stored) if len(encoded) > MIN_SHORTENED_BYTES else stored
     return NewItem(
         id=item.id,
         type=item_type(item),
@@ -42,7 +45,7 @@ def stored_item(item: Item, decoded: ImagesByUrl | None = None) -> NewItem:
         status=item.status,
         name=getattr(item, "name", None),
         call_id=getattr(item, "call_id", None),
-        payload=payload.decode(),
+        payload=encoded.decode(),
         for_model=None if shorter is stored else encode_item(shorter).decode(),
         images=tuple({image.digest: image for image in images}.values()),
     )

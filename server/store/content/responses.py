@@ -1,22 +1,20 @@
-"""Responses: insert, read, lock, finish. JSON is passed as text."""
+"""Responses: read, lock, finish. JSON is passed as text; `response_insert.py` inserts them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, TextClause, bindparam, select, text
+from sqlalchemy import Connection, Row, bindparam, select, text
 
 from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.request import Kind
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
 from server.store import arrays
 from server.store.content.readable import READABLE
-from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added
-from server.store.content.stored_items import INPUT, NEW_ITEMS, NewItem, item_columns
+from server.store.content.storage_usage import count_added
 from server.store.database_errors import OwnershipLost
-from server.store.log_append import NEW_LOG_ROWS, NewLogRow, log_columns
 from server.store.tables import responses
 
 
@@ -25,35 +23,6 @@ class ResponseKey(NamedTuple):
 
     tenant: str
     id: UUID
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewResponse:
-    """A response to insert."""
-
-    tenant: str
-    id: UUID
-    previous_id: UUID | None
-    conversation_id: UUID | None = None
-    stream: bool
-    background: bool
-    model: str
-    priority: int
-    seed: int
-    prompt_hash: bytes
-    key_id: str | None
-    request: str
-    asked: str
-    metadata: str
-    choice: int | None = None
-    """The index in the chat completion of which it is a choice."""
-    end_user: str | None = None
-    kind: Kind = "response"
-    request_id: str | None = None
-    trace_parent: str | None = None
-    created_at: datetime
-    lifetime: timedelta | None
-    """Time until it expires; None without expiry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,90 +72,6 @@ class StoredResponse:
 
 STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_fields__]
 """The columns that `stored_response` needs."""
-
-
-def insert(
-    connection: Connection,
-    new: NewResponse,
-    input_items: Sequence[NewItem],
-    first_rows: Sequence[NewLogRow],
-    replica: UUID | None,
-) -> bool:
-    """Inserts a response with its input and the first rows of its log, in one statement.
-
-    It runs on `replica`, or waits in the queue if that is None. False, without a change, if its previous
-    response does not exist for readers; else that one is locked FOR SHARE and stays until the commit.
-    """
-    columns = {name: getattr(new, name) for name in (*_NEW_COLUMNS, "lifetime")}
-    size = ROW_BYTES + sum(len(part.encode()) for part in (new.request, new.asked, new.metadata))
-    parameters = {**columns, "size": size, **item_columns(input_items), **log_columns(first_rows)}
-    statement = _INSERT[new.previous_id is not None, replica is not None]
-    return bool(connection.execute(statement, {**parameters, "replica_id": replica}).scalar_one())
-
-
-_NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "lifetime"]
-
-
-def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
-    """An INSERT with further columns. Rows of releases without `root_id` and `turn` are first in a chain.
-
-    Without a previous response it has no scan, so that Postgres keeps one plan for it: planning takes longer
-    than the rest.
-    """
-    values = {
-        **{name: f":{name}" for name in (*_NEW_COLUMNS, "size")},
-        "root_id": "previous.root_id" if follows else "null",
-        "turn": "previous.turn" if follows else "1",
-        "expires_at": ":created_at + cast(:lifetime as interval)",
-        **more,
-    }
-    previous = f"""
-        previous as (
-            select coalesce(root_id, id) as root_id, coalesce(turn, 1) + 1 as turn from responses
-            where tenant = :tenant and id = :previous_id and {READABLE}
-            for share
-        ),
-        """  # noqa: S608 - constants of ours
-    return text(
-        f"""
-        with {previous if follows else ""} response as (
-            insert into responses ({", ".join(values)}) select {", ".join(values.values())}
-            {"from previous" if follows else ""}
-            returning tenant, id, attempt, size
-        ), input as (
-            insert into items
-                (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size,
-                 for_model)
-            select r.tenant, r.id, {INPUT}, place - 1, i.id, type, role, status, name, call_id,
-                cast(payload as json), octet_length(payload), for_model
-            from response r cross join {NEW_ITEMS}
-            returning {ITEM_BYTES} as bytes
-        ), events as (
-            insert into response_events_hot
-                (tenant, response_id, first_seq, n, kind, output_index, content_index, attempt, body)
-            select r.tenant, r.id, first_seq, n, kind, output_index, content_index, r.attempt, body
-            from response r cross join {NEW_LOG_ROWS}
-        ), counted as (
-            insert into storage_changes (tenant, bytes)
-            select tenant, size + (select coalesce(sum(bytes), 0) from input) from response)
-        select count(*) from response
-        """  # noqa: S608 - constants of ours
-    )
-
-
-_RUNNING = {
-    "status": "'in_progress'",
-    "attempt": "1",
-    "replica_id": ":replica_id",
-    "started_at": "clock_timestamp()",
-}
-_QUEUED = {"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"}
-_INSERT = {
-    (follows, runs): _insert_statement(follows, _RUNNING if runs else _QUEUED)
-    for follows in (False, True)
-    for runs in (False, True)
-}
-"""By whether it follows a response, and whether a replica runs it."""
 
 
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:

@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, select, text
 
 from server.protocol.ids import response_of_item
+from server.store import arrays
 from server.store.content.images import NewImage
 from server.store.content.readable import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, count_added
@@ -83,15 +84,15 @@ def item_columns(new: Sequence[NewItem]) -> dict[str, object]:
     Long columns are joined strings, not arrays: escaping array elements would dominate the driver's time.
     """
     return {
-        "ids": [item.id for item in new],
-        "types": [item.type for item in new],
-        "roles": [item.role for item in new],
-        "statuses": [item.status for item in new],
-        "names": [item.name for item in new],
-        "call_ids": [item.call_id for item in new],
-        "payloads": _ITEM_SEPARATOR.join(item.payload for item in new),
-        "seconds": [item.seconds for item in new],
-        "for_models": _ITEM_SEPARATOR.join(item.for_model or "" for item in new),
+        "ids": arrays.literal([item.id for item in new]),
+        "types": arrays.literal([item.type for item in new]),
+        "roles": arrays.literal([item.role for item in new]),
+        "statuses": arrays.literal([item.status for item in new]),
+        "names": arrays.literal([item.name for item in new]),
+        "call_ids": arrays.literal([item.call_id for item in new]),
+        "payloads": _ITEM_SEPARATOR.join([item.payload for item in new]),
+        "seconds": arrays.literal([item.seconds for item in new]),
+        "for_models": _ITEM_SEPARATOR.join([item.for_model or "" for item in new]),
     }
 
 

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -5,9 +6,11 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
+from server.protocol.ids import new_uuid
+from server.store import arrays
 from server.store import database as database_module
 from server.store.database import Connection, Database, clock, commit_synchronously
-from server.store.database_errors import DatabaseError
+from server.store.database_errors import AlreadyThere, DatabaseError
 from server.store.timeout_connection import psycopg_connection
 
 
@@ -101,10 +104,55 @@ def test_what_is_asked_has_no_transaction_and_leaves_none(database: Database) ->
         assert len({connection.exec_driver_sql("select now()").scalar_one() for _ in range(2)}) == 1
 
 
-def test_a_database_that_is_not_there_is_a_database_error() -> None:
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_statement_alone_is_a_transaction_and_leaves_none(database_url: str, pooled: bool) -> None:
+    opened = Database(database_url, pool_size=1, pooled=pooled)
+    insert = (
+        "insert into conversations (tenant, id, metadata) values ($1, $2, cast($3 as json)) returning tenant"
+    )
+    values = ('it\'s \\ "t"', new_uuid(), '{"a": "é"}')
+    assert opened.scalar(insert, values) == values[0]
+    with pytest.raises(AlreadyThere):
+        opened.scalar(insert, values)
+    with opened.begin() as connection:
+        own = "select metadata, now() <> statement_timestamp() from conversations where tenant = %s"
+        assert connection.exec_driver_sql(own, (values[0],)).all() == [(values[2], True)]
+    assert opened.scalar("select sum(n) from unnest($1::int[]) as n", (arrays.literal([1, 2, 3]),)) == 6
+    opened.close()
+
+
+def test_a_statement_alone_is_prepared_again_where_the_server_has_forgotten_it(database: Database) -> None:
+    backend = database.scalar("select pg_backend_pid()")
+    with database.begin() as connection:
+        connection.exec_driver_sql("deallocate all")
+    assert database.scalar("select pg_backend_pid()") == backend
+
+
+def test_a_statement_alone_is_repeated_on_another_connection_where_its_own_is_lost(
+    database: Database, database_url: str
+) -> None:
+    lost = database.scalar("select pg_backend_pid()")
+    with psycopg.connect(database_url) as other:
+        other.execute("select pg_terminate_backend(%s, 5000)", (lost,))
+    assert database.scalar("select pg_backend_pid()") != lost
+    with pytest.raises(DatabaseError):
+        database.scalar("select pg_backend_pid() from nowhere")
+    assert database.scalar("select 1") == 1
+
+
+def test_strings_of_an_array_arrive_as_they_are(database: Database) -> None:
+    texts = ["", "NULL", None, 'a "b" \\ {c}, d', "\n\x1e"]
+    found = database.scalar("select to_json($1::text[])::text", (arrays.literal(texts),))
+    assert json.loads(found) == texts
+
+
+def test_a_database_that_is_not_there_is_a_database_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "RETRY_S", 0.0)
     absent = Database("postgresql:///?host=/nowhere", pool_size=1)
     with pytest.raises(DatabaseError), absent.begin():
         pass
+    with pytest.raises(DatabaseError):
+        absent.scalar("select 1")
     with pytest.raises(DatabaseError):
         absent.dedicated_connection("test")
 

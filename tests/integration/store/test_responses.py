@@ -9,9 +9,8 @@ from sqlalchemy.exc import IntegrityError
 from server.protocol.ids import item_id, new_uuid
 from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.items import InputText, Message, OutputText
-from server.store import log_append
 from server.store.administration import metering
-from server.store.content import deletion, responses, storage_usage, stored_items
+from server.store.content import deletion, response_insert, responses, storage_usage, stored_items
 from server.store.content.item_rows import stored_item
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import OwnershipLost
@@ -242,11 +241,11 @@ def test_nothing_of_a_response_is_written_whose_previous_one_nobody_can_read(
             responses.finish(connection, tenant, previous, replica, 1, ending)
         if gone == "deleted":
             deletion.delete(connection, TENANT, previous)
-    rows = log_append.encode_rows(TENANT, response, 1, [Event(0, Kind.WHOLE, 0, 0, "{}")], [])
+    events = [Event(0, Kind.WHOLE, 0, 0, "{}")]
     given = [stored_item(make_message(response, 0, "Hello"))]
     with database.begin() as connection:
         follower = make_row(response, clock(connection), previous_id=previous)
-        assert not responses.insert(connection, follower, given, rows, replica)
+        assert not response_insert.insert(connection, follower, given, events, replica)
     with database.begin() as connection:
         for table, name in (
             ("responses", "id"),
@@ -258,5 +257,7 @@ def test_nothing_of_a_response_is_written_whose_previous_one_nobody_can_read(
         bytes_before = storage_usage.total(connection, TENANT)
         readable = new_uuid()
         insert_response(connection, replica, id=readable)
-        assert responses.insert(connection, replace(follower, previous_id=readable), given, rows, replica)
+        assert response_insert.insert(
+            connection, replace(follower, previous_id=readable), given, events, replica
+        )
         assert storage_usage.total(connection, TENANT) > bytes_before

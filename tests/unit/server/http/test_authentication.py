@@ -14,6 +14,7 @@ from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT, Caller
 from server.errors import NotAuthenticated
 from server.http import authentication
 from server.http.authentication import Authenticator
+from server.store.administration import stored_keys
 from server.store.administration.stored_keys import StoredKey
 from server.store.database import Database
 from tests.support.builders import examples
@@ -21,6 +22,8 @@ from tests.support.builders import examples
 
 class Keys:
     """Stands for the table of keys and for the database around it."""
+
+    ANY_EXIST = stored_keys.ANY_EXIST
 
     def __init__(self) -> None:
         self.stored: dict[str, StoredKey] = {}
@@ -36,7 +39,8 @@ class Keys:
         self.stored[key.id] = StoredKey(tenant=tenant, id=key.id, digest=key.digest, created_at=now)
         return key.text
 
-    def any_exist(self, _connection: object) -> bool:
+    def scalar(self, query: str) -> bool:
+        assert query == stored_keys.ANY_EXIST
         self.asked_whether_any += 1
         return bool(self.stored)
 

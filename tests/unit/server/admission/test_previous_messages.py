@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.admission.parse_input import read_previous
+from server.admission.previous_messages import read_previous
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import FunctionCall, FunctionCallOutput, Message, Reasoning, plain_text
 
