@@ -250,7 +250,7 @@ def tried(expression: Expression, text: str, at_once: bool) -> tuple[int, float]
 
     The sizes grow slowly, so that an expression of exponential time is found out before it takes for ever.
     """
-    for size in (24, 36, 48, 60, 72, SAMPLE):
+    for size in (20, 32, 44, 56, 68, SAMPLE):
         seconds = taken(expression, text, size, at_once)
         if seconds > SUSPICIOUS:  # or this thread was interrupted, which is not so each time
             seconds = min(seconds, *(taken(expression, text, size, at_once) for _ in range(3)))
