@@ -92,6 +92,10 @@ class Subject:
             answers |= dict(zip(group, map(_until_turn_end, texts), strict=True))
         return [answers[place] for place in range(len(cases))]
 
+    def prompt_tokens(self, case: Case) -> int:
+        """Return how long the case's prompt is."""
+        return len(self._tokenizer(self._prompt(case)).input_ids)
+
     def _most_tokens(self, case: Case) -> int:
         if case.expected is None:
             return _LONGEST_ANSWER

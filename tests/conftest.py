@@ -1,9 +1,13 @@
 import functools
 import gc
 import signal
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import httpx._transports.default
+import pytest
 from hypothesis import settings
 
 from tests.support.rounds import example_count
@@ -18,6 +22,11 @@ pytest_plugins = [
     "tests.fix_tally",
 ]
 
+TESTS = Path(__file__).parent
+WAITING = ("faults", "migration", "clients", "acceptance", "contract", "integration")
+"""Folders whose tests wait about as long as they compute. Those with the longest files are first: no worker
+is to begin one when the others have ended."""
+
 
 def pytest_configure() -> None:
     gc.disable()  # until all tests are there: they stay, and each pass would look at all of them again
@@ -25,6 +34,24 @@ def pytest_configure() -> None:
     _feel_interrupts()
     settings.register_profile("suite", max_examples=example_count(100))
     settings.load_profile("suite")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mixes files that wait for servers with files that compute: workers seldom do the same at once."""
+    files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+    order = {folder: place for place, folder in enumerate(WAITING)}
+    waiting = sorted((tests for tests in files if _folder(tests) in order), key=lambda f: order[_folder(f)])
+    computing = [tests for tests in files if _folder(tests) not in order]
+    places = [
+        (place / len(group), tests) for group in (waiting, computing) for place, tests in enumerate(group)
+    ]
+    items[:] = [item for _, tests in sorted(places, key=itemgetter(0)) for item in tests]
+
+
+def _folder(tests: list[pytest.Item]) -> str:
+    path = tests[0].path
+    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
 
 
 def pytest_collection_finish() -> None:

@@ -7,7 +7,7 @@ import ast
 import re
 import subprocess
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -38,16 +38,9 @@ def pages() -> Iterator[Path]:
     yield ROOT / "demo" / "README.md"
 
 
-def expected() -> dict[Path, str]:
-    """The pages with generated parts, as they should be."""
-    return {
-        CONFIGURATION: between(_text(CONFIGURATION), "settings", settings_tables()),
-        ARCHITECTURE: between(_text(ARCHITECTURE), "tree", f"```\n{tree()}```\n"),
-        DEVELOPMENT: between(_text(DEVELOPMENT), "benches", benches()),
-        LOGS: between(_text(LOGS), "actions", actions_table()),
-        DICTIONARY: between(_text(DICTIONARY), "dictionary", dictionary()),
-        QUESTIONS: questions(),
-    }
+def expected(page: Path) -> str:
+    """One of the `GENERATED` pages, as it should be."""
+    return GENERATED[page]()
 
 
 def between(text: str, name: str, content: str) -> str:
@@ -215,12 +208,23 @@ def _tracked(folder: str) -> list[str]:
     return sorted(path for path in listed.stdout.splitlines() if (ROOT / path).is_file())
 
 
+GENERATED: dict[Path, Callable[[], str]] = {
+    CONFIGURATION: lambda: between(_text(CONFIGURATION), "settings", settings_tables()),
+    ARCHITECTURE: lambda: between(_text(ARCHITECTURE), "tree", f"```\n{tree()}```\n"),
+    DEVELOPMENT: lambda: between(_text(DEVELOPMENT), "benches", benches()),
+    LOGS: lambda: between(_text(LOGS), "actions", actions_table()),
+    DICTIONARY: lambda: between(_text(DICTIONARY), "dictionary", dictionary()),
+    QUESTIONS: questions,
+}
+"""The pages with generated parts, and how each is made."""
+
+
 def write() -> None:
     """Writes every page of which a part is generated."""
     from tests.support import api_page
 
-    for path, text in expected().items():
-        path.write_text(text, encoding="utf-8")
+    for path in GENERATED:
+        path.write_text(expected(path), encoding="utf-8")
     api_page.PAGE.write_text(api_page.page(), encoding="utf-8")
 
 

@@ -30,12 +30,19 @@ def draws_of(rows: int, **fields: float) -> list[RowSampling]:
 def plainly(row: torch.Tensor, draw: RowSampling) -> tuple[int, float, list[int]]:
     """The definition, token by token: the choice, how near the draw was to another, the candidates."""
     sampling = draw.sampling
-    order = sorted(range(len(row)), key=lambda token: (-row[token].item(), token))
+    logits = row.tolist()
+    order = sorted(range(len(row)), key=lambda token: (-logits[token], token))
     chances = (row.double() / sampling.temperature).softmax(-1).tolist()
     limit = sampling.top_k if sampling.top_k < len(order) else 0
     order = order[: limit or len(order)]
     mass = sum(chances[token] for token in order)
-    above = {token: sum(chances[o] for o in order if chances[o] > chances[token]) / mass for token in order}
+    likelier: dict[float, float] = {}
+    """The sum of all chances above one."""
+    so_far = 0.0
+    for token in order:
+        likelier.setdefault(chances[token], so_far)
+        so_far += chances[token]
+    above = {token: likelier[chances[token]] / mass for token in order}
     possible = [token for token in order if chances[token] >= sampling.min_p * max(chances)]
     kept = [token for token in possible if above[token] < sampling.top_p]
     listed = 0 < limit <= TOP_K_LIST_SIZES[-1]
