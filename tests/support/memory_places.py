@@ -54,7 +54,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "read_progress": memory_store.read_progress,
         "read_updates": memory_store.read_updates,
     },
-    response_insert: {"insert": memory_store.insert},
+    response_insert: {"insert": memory_store.insert, "insert_and_commit": memory_store.insert_and_commit},
     responses: {
         "get": memory_store.get,
         "finish": memory_store.finish,

@@ -27,9 +27,10 @@ from server.store.content.responses import (
     StoredResponse,
 )
 from server.store.content.stored_items import NewItem
+from server.store.database_errors import AlreadyThere
 from server.store.log_append import NewLogRow
 from server.store.log_read import LogProgress, Subscription, SubscriptionUpdate
-from tests.support.memory import Memory, MemoryConnection, Row
+from tests.support.memory import Memory, MemoryConnection, MemoryDatabase, Row
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---
 
@@ -237,6 +238,15 @@ def insert(
     insert_items_of(at, 0, [(new.tenant, new.id, input_items)])
     append(at, log_append.encode_rows(new.tenant, new.id, 0 if replica is None else 1, first_events, ()))
     return True
+
+
+def insert_and_commit(database: MemoryDatabase, new: NewResponse, *content: Any) -> bool:
+    def work(at: Memory) -> bool:
+        if new.id in at.rows:
+            raise AlreadyThere("insert", None, ValueError("the row is there"))
+        return insert(at, new, *content)
+
+    return database.autocommit(work)
 
 
 def _insert(at: Memory, new: NewResponse, **more: Any) -> None:
