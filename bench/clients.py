@@ -7,6 +7,7 @@ import json
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ class Capture:
     """What was received, piece by piece, each with the time at which it came."""
 
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    sent_at: float = 0.0
+    """When its request was sent, of `monotonic`."""
 
     @property
     def raw(self) -> bytes:
@@ -43,33 +46,52 @@ class Capture:
 
 
 def read_streams(
-    port: int, bodies: Sequence[Mapping[str, object]], path: str = "/v1/responses", key: str = "none"
+    port: int,
+    bodies: Sequence[Mapping[str, object]],
+    path: str = "/v1/responses",
+    key: str = "none",
+    at_once: int | None = None,
 ) -> list[Capture]:
-    """POSTs every body to the path at the same time and reads to the ends of all streams."""
+    """POSTs every body to the path at the same time and reads to the ends of all streams.
+
+    With `at_once` there are at most so many streams at a time: each that ends is followed by the next one.
+    """
     captures = [Capture() for _ in bodies]
+    waiting = deque(zip(bodies, captures, strict=True))
     with selectors.DefaultSelector() as selector:
-        for body, capture in zip(bodies, captures, strict=True):
-            connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-            connection.sendall(_request(path, body, key))
-            connection.setblocking(False)
-            selector.register(connection, selectors.EVENT_READ, capture)
+
+        def send_next() -> None:
+            if waiting:
+                body, capture = waiting.popleft()
+                connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+                capture.sent_at = time.monotonic()
+                connection.sendall(_request(path, body, key))
+                connection.setblocking(False)
+                selector.register(connection, selectors.EVENT_READ, capture)
+
+        for _ in range(at_once or len(bodies)):
+            send_next()
         while selector.get_map():
             ready = selector.select(PATIENCE_S)
             assert ready, "the server says nothing"
             for registered, _ in ready:
-                _receive(selector, registered)
+                if _receive(selector, registered):
+                    send_next()
     return captures
 
 
-def _receive(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+def _receive(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
+    """Takes what has come; whether the stream has ended with it."""
     connection: Any = key.fileobj
     piece = connection.recv(1 << 18)
     key.data.pieces.append((time.monotonic(), piece))
     end = b"".join(each for _, each in key.data.pieces[-2:])
-    if not piece or _DONE in piece or end.endswith(_LAST_CHUNK):
-        assert piece, f"a stream was cut off: {key.data.raw[-300:]!r}"
-        selector.unregister(connection)
-        connection.close()
+    if piece and _DONE not in piece and not end.endswith(_LAST_CHUNK):
+        return False
+    assert piece, f"a stream was cut off: {key.data.raw[-300:]!r}"
+    selector.unregister(connection)
+    connection.close()
+    return True
 
 
 def _request(path: str, body: Mapping[str, object], key: str) -> bytes:

@@ -6,7 +6,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from tests.support.vllm_server import PROGRAM, VllmServer, installed, keep_to
 
 CONCURRENT = (1, 8, 32)
 TOKENS = 64
+ONE_AFTER_ANOTHER = 3
+"""Requests of each client, where each sends the next one when its last one has ended."""
 ROUNDS = 3
 NAME = "random-100m"
 MOST_ADDED_SECONDS = 0.010
@@ -51,7 +53,8 @@ def run() -> None:
             _give_a_core_to(engine)
             server.start()
             for streams in CONCURRENT:
-                _compare(streams, server.port, engine.port)
+                for name, measure in MEASURES.items():
+                    _compare(name, measure, streams, server.port, engine.port)
         finally:
             server.stop()
             engine.stop()
@@ -70,38 +73,66 @@ def _give_a_core_to(engine: VllmServer) -> None:
     keep_to(engine.worker(), [first])
 
 
-def _compare(streams: int, ours: int, theirs: int) -> None:
+Measure = Callable[[int, int, int], tuple[float, float]]
+"""From a port, a number of streams and a round: tokens/s of all streams, and the median time to the first
+token in seconds.
+"""
+
+
+def _compare(name: str, measure: Measure, streams: int, ours: int, theirs: int) -> None:
     rates: dict[int, list[float]] = {ours: [], theirs: []}
     firsts: dict[int, list[float]] = {ours: [], theirs: []}
     for turn in range(-1, ROUNDS):
         for port in (ours, theirs) if turn % 2 else (theirs, ours):
-            rate, first = _stream(port, streams, turn)
+            rate, first = measure(port, streams, turn)
             if turn >= 0:
                 rates[port].append(rate)
                 firsts[port].append(first)
-    for name, port in (("Holdfast", ours), ("vLLM", theirs)):
-        print(f"  {streams} x {name}: {statistics.median(rates[port]):.0f} tokens/s")
-    tell(f"{streams} at once: tokens/s, Holdfast ÷ vLLM", divide(rates[ours], rates[theirs]), ">=0.97")
+    for server, port in (("Holdfast", ours), ("vLLM", theirs)):
+        rate, first = statistics.median(rates[port]), statistics.median(firsts[port])
+        print(f"  {streams} {name}, {server}: {rate:.0f} tokens/s, first token after {first:.3f} s")
+    tell(f"{streams} {name}: tokens/s, Holdfast ÷ vLLM", divide(rates[ours], rates[theirs]), ">=0.97")
     added = [one - other for one, other in zip(firsts[ours], firsts[theirs], strict=True)]
-    tell(f"{streams} at once: seconds added to the first token", added, f"<={MOST_ADDED_SECONDS}")
+    tell(f"{streams} {name}: seconds added to the first token", added, f"<={MOST_ADDED_SECONDS}")
 
 
-def _stream(port: int, streams: int, turn: int) -> tuple[float, float]:
-    """Tokens a second of all streams, and the median time to the first token in seconds."""
-    bodies = [
-        {
-            "model": NAME,
-            "input": f"{turn} {number} tell me a story",
-            "stream": True,
-            "temperature": 0,
-            "max_output_tokens": TOKENS,
-        }
-        for number in range(streams)
-    ]
+def _in_one_moment(port: int, streams: int, turn: int) -> tuple[float, float]:
+    """All requests at the same moment: how long they wait for one another is part of the figure."""
+    captures, rate = _stream(port, [_body(turn, number, TOKENS) for number in range(streams)])
+    begin = min(capture.sent_at for capture in captures)
+    return rate, statistics.median(_first(capture) - begin for capture in captures)
+
+
+def _one_after_another(port: int, streams: int, turn: int) -> tuple[float, float]:
+    """Clients that send their next request when their last one has ended, at lengths of their own.
+
+    Without the first request of each, which come in one moment.
+    """
+    lengths = [TOKENS // 2 + 7 * number % TOKENS for number in range(ONE_AFTER_ANOTHER * streams)]
+    bodies = [_body(turn, number, length) for number, length in enumerate(lengths)]
+    captures, rate = _stream(port, bodies, streams)
+    later = sorted(captures, key=lambda capture: capture.sent_at)[streams:]
+    return rate, statistics.median(_first(capture) - capture.sent_at for capture in later)
+
+
+def _body(turn: int, number: int, tokens: int) -> Mapping[str, object]:
+    return {
+        "model": NAME,
+        "input": f"{turn} {number} tell me a story",
+        "stream": True,
+        "temperature": 0,
+        "max_output_tokens": tokens,
+    }
+
+
+def _stream(
+    port: int, bodies: Sequence[Mapping[str, object]], at_once: int | None = None
+) -> tuple[list[Capture], float]:
+    """What was received, and the tokens a second of all streams."""
     begin = time.monotonic()
-    captures = read_streams(port, bodies)
+    captures = read_streams(port, bodies, at_once=at_once)
     seconds = time.monotonic() - begin
-    return sum(map(_tokens, captures)) / seconds, statistics.median(_first(one) - begin for one in captures)
+    return captures, sum(map(_tokens, captures)) / seconds
 
 
 def _tokens(capture: Capture) -> int:
@@ -131,3 +162,9 @@ def _random_model(folder: Path) -> Path:
     shutil.move(weights / "model.safetensors", folder)
     shutil.rmtree(weights)
     return folder
+
+
+MEASURES: Mapping[str, Measure] = {
+    "in one moment": _in_one_moment,
+    "one after another": _one_after_another,
+}
