@@ -19,10 +19,11 @@ server's generator starts anew with each call.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
+from engine.remote.logit_biases import Biases, logit_biases
+from engine.remote.restriction import Restriction, restriction_of
 from engine.request import (
     Failed,
     FailureCode,
@@ -38,7 +39,6 @@ from engine.scheduling.sequence import TokenSequence
 
 MAX_BARREN_CALLS = 8
 """Successive calls without a new token, each of which the server has answered; then the request fails."""
-MAX_BIAS = 100.0
 CALL_IDS = 16
 """Ids of a request's calls, used in turn: so many that an abandoned call never has that of a newer one, and
 so few that all of them can be ended for a process that has died."""
@@ -88,8 +88,8 @@ class Generation:
         self._vocab_size = vocab_size
         self._native_grammar = self._takes_native_grammar()
         """The server applies the grammar in the current call."""
-        self._restricted: tuple[int, ...] | None = None
-        """The allowed tokens of the current call, which is for one token; None allows all."""
+        self._restriction: Restriction | None = None
+        """Of the current call, which is for one token then; None allows all."""
         self._any_may_come = False
         """The current call's tokens need no check: the request has no rule for them."""
         self._rejected = False
@@ -121,14 +121,14 @@ class Generation:
             return None
         self.call_over = False
         self._scoring = bool(self.sequence.pending_prompt_logprobs)
-        self._restricted = None
+        self._restriction = None
         if not self._scoring and self._checks_tokens():
             self._append_forced()
         if self.done:
             return None
         self._length_at_call = len(self.sequence.tokens)
         has_grammar = self.sequence.request.grammar is not None
-        self._any_may_come = not has_grammar and self._restricted is None and not self._checks_tokens()
+        self._any_may_come = not has_grammar and self._restriction is None and not self._checks_tokens()
         return self._scoring_call() if self._scoring else self._sampling_call()
 
     def _scoring_call(self) -> GenerateCall:
@@ -148,19 +148,27 @@ class Generation:
         left = request.max_tokens - sequence.output_count
         compiled = sequence.compiled
         self._native_grammar = self._native_grammar and sequence.output_position == 0
-        checks_end = request.grammar is not None or self._restricted is not None
         streamed, self._missed_token = not self._missed_token, False
         most = left if streamed else min(left, UNSTREAMED_TOKENS)
+        restriction = self._restriction
+        banned = restriction.banned if restriction is not None else ()
+        min_tokens = 0
+        if request.grammar is None and restriction is None:
+            min_tokens = max(0, min(request.min_tokens - sequence.output_position, left))
+        masked = self._features.max_masked_ends
+        if min_tokens and masked is not None and len(sequence.ends) > masked:
+            banned, most, min_tokens = tuple(sorted(sequence.ends)), min(most, min_tokens), 0
         return GenerateCall(
             call_id=self._next_call_id(),
             request=request,
             tokens=tuple(sequence.tokens),
-            max_tokens=most if self._restricted is None else 1,
+            max_tokens=most if restriction is None else 1,
             seed=self._seed(),
-            min_tokens=0 if checks_end else max(0, min(request.min_tokens - sequence.output_position, left)),
+            min_tokens=min_tokens,
             lark=compiled.source if self._native_grammar and compiled is not None else None,
-            allowed_token_ids=self._restricted,
-            logit_bias=self._logit_bias(),
+            allowed_token_ids=restriction.allowed if restriction is not None else None,
+            banned_token_ids=banned,
+            logit_bias=self._logit_bias(len(banned)),
             streamed=streamed,
         )
 
@@ -171,35 +179,26 @@ class Generation:
     def _seed(self) -> int:
         """The request's own seed at the beginning of its output; else a function of it and the position."""
         seed, position = self.sequence.request.sampling.seed, self.sequence.output_position
-        if position == 0 and self._restricted is None:
+        if position == 0 and self._restriction is None:
             return seed
-        kind = "any" if self._restricted is None else "allowed"
+        kind = "any" if self._restriction is None else "allowed"
         mixed = hashlib.blake2b(f"{seed}:{position}:{kind}".encode(), digest_size=8).digest()
         return int.from_bytes(mixed, "big") >> (64 - SEED_BITS)
 
-    def _logit_bias(self) -> tuple[tuple[int, float], ...]:
-        """The request's biases, and the penalties of earlier output, which the server takes for prompt.
-
-        A token of earlier output that comes again in this call has its presence penalty twice.
-        """
-        request = self.sequence.request
-        sampling = request.sampling
-        if not sampling.presence_penalty and not sampling.frequency_penalty:
-            return sampling.logit_bias
-        earlier = Counter(self.sequence.tokens[len(request.prompt) - request.output_offset :])
-        biases = dict(sampling.logit_bias)
-        for token_id, count in earlier.items():
-            penalty = sampling.presence_penalty + sampling.frequency_penalty * count
-            biases[token_id] = max(-MAX_BIAS, min(MAX_BIAS, biases.get(token_id, 0.0) - penalty))
-        return tuple(sorted(biases.items()))
+    def _logit_bias(self, banned: int = 0) -> Biases:
+        """Those of a call that bans so many tokens, which the server counts among them."""
+        request, most = self.sequence.request, self._features.max_biases
+        earlier = self.sequence.tokens[len(request.prompt) - request.output_offset :]
+        return logit_biases(request.sampling, earlier, None if most is None else most - banned)
 
     # Answers
 
     def receive(self, chunk: Chunk) -> None:
         """Takes a part of the current call's answer. Raises `EngineFault` for tokens that cannot be."""
         sequence = self.sequence
-        if chunk.cached_tokens is not None and sequence.cached is None:
-            sequence.cached = min(chunk.cached_tokens, len(sequence.request.prompt))
+        is_first_call = self._calls == 1 and not self._scoring and not sequence.request.output_offset
+        if chunk.cached_tokens is not None and is_first_call:  # later ones find what this request computed
+            sequence.cached = max(0, min(chunk.cached_tokens, len(sequence.request.prompt)))
         if self._scoring:
             self._receive_prompt_logprobs(chunk.prompt_logprobs)
             return
@@ -246,7 +245,7 @@ class Generation:
                 self._native_grammar = False  # the server takes it otherwise than we do
                 break
             self._ended = sequence.append(token_id)
-            if self._ended is not None or self._restricted is not None:
+            if self._ended is not None or self._restriction is not None:
                 self.call_over = self._ended is None
                 break
         self._emit(begin, chunk.logprobs)
@@ -260,11 +259,17 @@ class Generation:
         wanted = self.sequence.request.logprobs is not None
         if wanted and (chunk.logprobs is None or len(chunk.logprobs) != len(chunk.token_ids)):
             raise EngineFault("failed", "its answer has no logprobs")
+        self._check_ids(chunk.logprobs or ())
+
+    def _check_ids(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        if any(not 0 <= token_id < self._vocab_size for table in logprobs for token_id, _ in table.top):
+            raise EngineFault("failed", "its answer has logprobs of a token that is not in the vocabulary")
 
     def _receive_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
         pending = self.sequence.pending_prompt_logprobs
         if len(logprobs) != len(pending):
             raise EngineFault("failed", f"its answer has {len(logprobs)} prompt logprobs, not {len(pending)}")
+        self._check_ids(logprobs)
         self.sequence.num_prompt_logprobs_sent = pending.stop
         self.messages.append(PromptLogprobs(self.sequence.request.request_id, pending.start, tuple(logprobs)))
 
@@ -285,11 +290,11 @@ class Generation:
         begin = len(sequence.tokens)
         while self._ended is None and (only := self._only_token()) is not None:
             if sequence.request.logprobs is not None:
-                self._restricted = (only,)
+                self._restriction = Restriction(allowed=(only,))
                 break
             self._ended = sequence.append(only)
-        if self._rejected and self._restricted is None and len(sequence.tokens) == begin:
-            self._restricted = tuple(_token_ids(self._current_mask() or b"", self._vocab_size))
+        if self._rejected and self._restriction is None and len(sequence.tokens) == begin:
+            self._restriction = self._current_restriction()
         self._rejected = False
         self._emit(begin, None)
         if self._ended is not None:
@@ -300,11 +305,28 @@ class Generation:
         mask = self._current_mask()
         if mask is None or int.from_bytes(mask, "little").bit_count() != 1:
             return None
-        return next(_token_ids(mask, self._vocab_size), None)
+        return int.from_bytes(mask, "little").bit_length() - 1
+
+    def _current_restriction(self) -> Restriction:
+        """To the tokens of the current mask, without end tokens that `min_tokens` holds back."""
+        request = self.sequence.request
+        holds_back = self.sequence.must_not_stop and request.grammar is None
+        most = self._features.max_biases
+        room = 0 if most is None else most - len(self._logit_bias())
+        try:
+            return restriction_of(
+                self._current_mask() or b"",
+                self.sequence.ends if holds_back else (),
+                self._vocab_size,
+                most_allowed=self._features.max_allowed_token_ids,
+                most_banned=room,
+            )
+        except ValueError as error:
+            raise EngineFault("refused", str(error)) from error
 
     def _may_come(self, token_id: int) -> bool:
-        if self._restricted is not None:
-            if token_id not in self._restricted:
+        if self._restriction is not None:
+            if not self._restriction.permits(token_id):
                 raise EngineFault("failed", "its answer has a token that the call does not allow")
             return True
         if self.sequence.request.grammar is not None and not self._has_rules:
@@ -332,7 +354,7 @@ class Generation:
             return not self._native_grammar
         if request.thinking_budget is not None or request.sampling.bad_words:
             return True
-        return bool(request.sampling.allowed_token_ids) and not self._features.allowed_token_ids
+        return len(request.sampling.allowed_token_ids) > self._features.max_allowed_token_ids
 
     @property
     def _has_rules(self) -> bool:
@@ -376,12 +398,3 @@ class Generation:
 def call_ids(request_id: str) -> list[str]:
     """All ids that calls of a request may have at a server."""
     return [f"{request_id}-{number}" for number in range(CALL_IDS)]
-
-
-def _token_ids(mask: bytes, vocab_size: int) -> Iterator[int]:
-    """The ids whose bits are set, ascending."""
-    for index, byte in enumerate(mask):
-        if byte:
-            for bit in range(8):
-                if byte >> bit & 1 and 8 * index + bit < vocab_size:
-                    yield 8 * index + bit

@@ -37,8 +37,8 @@ class EngineFeatures:
 
     grammars: bool
     """Takes llguidance's Lark source (`GenerateCall.lark`)."""
-    allowed_token_ids: bool
-    """Applies `SamplingParams.allowed_token_ids`."""
+    max_allowed_token_ids: int
+    """How many of `SamplingParams.allowed_token_ids` it applies to a whole output; 0 for none."""
     prompt_logprobs: bool
     """Answers `GenerateCall.score_prompt`."""
     max_logprob_token_ids: int
@@ -50,6 +50,11 @@ class EngineFeatures:
     priorities: bool
     max_logprobs: int
     """The most top logprobs of a token."""
+    max_biases: int | None = None
+    """The most ids of `GenerateCall.logit_bias` and `banned_token_ids` together; None: all that may come, but
+    it takes no banned ids."""
+    max_masked_ends: int | None = None
+    """The most end tokens that `GenerateCall.min_tokens` holds back; None for any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +77,9 @@ class GenerateCall:
     Only if `EngineFeatures.grammars`."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these ids are sampled, in place of `request.sampling.allowed_token_ids`. Such a call has
-    `max_tokens=1`."""
+    `max_tokens=1`. They may be most of the vocabulary."""
+    banned_token_ids: tuple[int, ...] = ()
+    """These ids are not sampled. Only within `EngineFeatures.max_biases`."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """In place of `request.sampling.logit_bias`."""
     score_prompt: bool = False

@@ -296,6 +296,7 @@ def read_call(body: bytes, model: FakeModel) -> Call:
         )
         raise Refused(400, sentence, param="max_tokens")
     named = frozenset(params.get("stop_token_ids") or ())
+    _check_sizes(params, len(named))
     seed = params.get("seed") or 0 if params.get("temperature", 1.0) > 0 else 0
     if name != model.name:
         seed += 1 + model.adapters.index(name)
@@ -309,11 +310,25 @@ def read_call(body: bytes, model: FakeModel) -> Call:
         min_tokens=params.get("min_tokens", 0),
         ends=named if params.get("ignore_eos") else named | {model.stop_id},
         named_ends=named,
-        allowed=params.get("allowed_token_ids") or [],
+        allowed=_allowed(params, model.vocab_size),
         logprobs=params.get("logprobs"),
         prompt_logprobs=params.get("prompt_logprobs"),
         continuation=Continuation(model, prompt, seed),
     )
+
+
+def _check_sizes(params: dict[str, Any], ends: int) -> None:
+    """Of vLLM's lists; longer ones end its engine."""
+    too_long = [name for name in ("allowed_token_ids", "logit_bias") if len(params.get(name) or ()) > 1024]
+    if too_long or (params.get("min_tokens") and ends > 128):
+        raise Refused(500, f"EngineCore encountered an issue: {too_long}, {ends} stop tokens.")
+
+
+def _allowed(params: dict[str, Any], vocab_size: int) -> list[int]:
+    """The tokens that may come; empty for all."""
+    allowed = params.get("allowed_token_ids") or []
+    banned = {int(token) for token, bias in (params.get("logit_bias") or {}).items() if bias <= -100}
+    return [token for token in allowed or range(vocab_size) if token not in banned] if banned else allowed
 
 
 class PrefixCache:

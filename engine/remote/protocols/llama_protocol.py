@@ -29,7 +29,7 @@ from engine.remote.interface import (
     ProbeClient,
 )
 from engine.remote.protocols.llama_request import completion_body, first_repetition
-from engine.request import TokenLogprobs, one_line
+from engine.request import MAX_ALLOWED_TOKENS, TokenLogprobs, one_line
 
 OLDEST_BUILD = 10760
 """The first build that was tried."""
@@ -116,7 +116,7 @@ class LlamaProtocol:
     name = "llama-server"
     features = EngineFeatures(
         grammars=False,
-        allowed_token_ids=True,
+        max_allowed_token_ids=MAX_ALLOWED_TOKENS,
         prompt_logprobs=False,
         max_logprob_token_ids=0,
         adapters=False,

@@ -6,11 +6,14 @@ From vLLM 0.32: `entrypoints/scale_out/token_in_token_out`. Logprobs are of the 
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from math import isfinite
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from engine.grammar.lark_source import HEADER
 from engine.remote.interface import (
     Chunk,
     EngineDescription,
@@ -37,6 +40,11 @@ PROBED_TOKENS = 64
 """Token ids whose text is compared with the folder's, evenly over the vocabulary."""
 SERVER_LOGPROBS = 20
 """`--max-logprobs` of a server with its defaults."""
+MAX_IDS, MAX_MASKED_ENDS = 1024, 128
+"""Of `allowed_token_ids` and of `logit_bias`, and of stop ids with `min_tokens`. With more the workers raise
+(`v1/worker/gpu/sample/logit_bias.py`) and the whole engine ends; nothing checks requests before them."""
+BANNING_BIAS = -100.0
+"""The least that the server takes. Compared with it, a token is as good as banned."""
 
 
 _T = TypeVar("_T")
@@ -126,13 +134,15 @@ class VllmProtocol:
     name = "vLLM"
     features = EngineFeatures(
         grammars=True,
-        allowed_token_ids=True,
+        max_allowed_token_ids=MAX_IDS,
         prompt_logprobs=True,
         max_logprob_token_ids=SERVER_LOGPROBS - 1,
         adapters=True,
         cache_salts=True,
         priorities=True,
         max_logprobs=SERVER_LOGPROBS,
+        max_biases=MAX_IDS,
+        max_masked_ends=MAX_MASKED_ENDS,
     )
     images: ImageProtocol | None = vllm_images
 
@@ -148,6 +158,9 @@ class VllmProtocol:
             raise EngineMismatch(f"it serves {names or 'no model'}, not {expected.name}")
         if not model.max_model_len or model.max_model_len < 1:
             raise EngineMismatch("it does not say how long its context is")
+        status, _ = await client.fetch(HttpRequest("GET", "/health"))
+        if status != 200:  # the process that answers outlives the one that computes
+            raise EngineFault("failed", f"it answered {status} to /health")
         status, _ = await client.fetch(HttpRequest("POST", GENERATE, b"{}"))
         if status == 404:
             raise EngineMismatch("it has no /inference/v1/generate: start it with --enable-scale-out")
@@ -181,7 +194,7 @@ class VllmProtocol:
             return None
         try:
             event = _EVENT.decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise EngineFault("failed", f"its answer is not understood: {one_line(str(error))}") from error
         if event.error is not None:
             # The server checks most of a streamed request after the head of its answer.
@@ -207,7 +220,7 @@ class VllmProtocol:
                 raise ValueError("it has no prompt logprobs")
             pairs = zip(call.tokens[1:], tables[1:], strict=True)
             logprobs = tuple(_prompt_logprobs(token_id, table, call) for token_id, table in pairs)
-        except (msgspec.MsgspecError, ValueError, KeyError) as error:
+        except (msgspec.MsgspecError, RecursionError, ValueError, KeyError) as error:
             raise EngineFault("failed", f"its answer is not understood: {one_line(str(error))}") from error
         return Chunk(prompt_logprobs=logprobs, finish_reason="length")
 
@@ -227,9 +240,11 @@ class VllmProtocol:
             name, _, rest = line.partition(b"{")
             if name in _LOAD:
                 try:
-                    figures[name] = figures.get(name, 0.0) + float(rest.rpartition(b" ")[2])
+                    figure = float(rest.rpartition(b" ")[2])
                 except ValueError:
                     continue
+                if isfinite(figure):
+                    figures[name] = figures.get(name, 0.0) + figure
         running, waiting, usage = (figures.get(name) for name in _LOAD)
         return EngineLoad(
             running=None if running is None else int(running),
@@ -272,11 +287,10 @@ def _sampling_params(call: GenerateCall) -> dict[str, Any]:
         "ignore_eos": True,
         "detokenize": False,
     }
-    allowed = sampling.allowed_token_ids if call.allowed_token_ids is None else call.allowed_token_ids
-    if allowed:
-        params["allowed_token_ids"] = allowed
-    if call.logit_bias:
-        params["logit_bias"] = {str(token_id): bias for token_id, bias in call.logit_bias}
+    params |= _allowed(call)
+    if call.logit_bias or call.banned_token_ids:
+        biases = [*call.logit_bias, *((token_id, BANNING_BIAS) for token_id in call.banned_token_ids)]
+        params["logit_bias"] = {str(token_id): bias for token_id, bias in biases}
     if call.lark is not None:
         params["structured_outputs"] = {"grammar": call.lark}
     if call.score_prompt:
@@ -289,6 +303,26 @@ def _sampling_params(call: GenerateCall) -> dict[str, Any]:
         # The server counts the sampled token among the top ones, even where it is none of them.
         params["logprobs"] = min(request.logprobs + 1, SERVER_LOGPROBS)
     return params
+
+
+def _allowed(call: GenerateCall) -> dict[str, Any]:
+    """The parameters that allow some tokens only; a grammar, where they are more than the server takes.
+
+    Such a grammar of a whole output allows the end token, too.
+    """
+    one = call.allowed_token_ids is not None
+    allowed = call.allowed_token_ids or call.request.sampling.allowed_token_ids
+    if len(allowed) > MAX_IDS:
+        tokens = ",".join(_ranges(allowed))
+        return {"structured_outputs": {"grammar": f"{HEADER}start: (<[{tokens}]>){'' if one else '+'}\n"}}
+    return {"allowed_token_ids": allowed} if allowed else {}
+
+
+def _ranges(token_ids: Sequence[int]) -> Iterator[str]:
+    """Ids as llguidance's Lark writes a set of tokens: `4,6-9`."""
+    for _, group in groupby(enumerate(sorted(token_ids)), lambda pair: pair[1] - pair[0]):
+        _, *others = members = [token_id for _, token_id in group]
+        yield f"{members[0]}-{members[-1]}" if others else str(members[0])
 
 
 def _logprobs(token: _TokenLogprob, call: GenerateCall) -> TokenLogprobs:
@@ -323,7 +357,7 @@ async def _get(client: ProbeClient, path: str, decoder: msgspec.json.Decoder[_T]
 def _decode(body: bytes, decoder: msgspec.json.Decoder[_T], path: str) -> _T:
     try:
         return decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise EngineMismatch(f"its answer to {path} is not vLLM's") from error
 
 

@@ -31,7 +31,7 @@ from tests.support.grammars import END, SIZE, VOCABULARY, fits, ids_of, schema, 
 from tests.support.rounds import example_count
 
 VLLM = VllmProtocol.features
-PLAIN = replace(VLLM, grammars=False, allowed_token_ids=False)
+PLAIN = replace(VLLM, grammars=False, max_allowed_token_ids=0, max_biases=None)
 """A server that applies no rules of its own."""
 
 Sample = Callable[[GenerateCall], int]
@@ -67,8 +67,8 @@ def answer(call: GenerateCall, sample: Sample) -> Iterator[Chunk]:
         so_far = replace(call, tokens=(*call.tokens, *tokens))
         if call.allowed_token_ids is not None:
             token_id = call.allowed_token_ids[sample(so_far) % len(call.allowed_token_ids)]
-        else:
-            token_id = sample(so_far)
+        elif (token_id := sample(so_far)) in call.banned_token_ids:
+            token_id = next(other for other in range(2, SIZE) if other not in call.banned_token_ids)
         tokens.append(token_id)
         ended = token_id in call.request.stop_ids and len(tokens) > call.min_tokens
         last = "stop" if ended else "length" if len(tokens) == call.max_tokens else None
@@ -338,3 +338,53 @@ def test_calls_of_a_request_have_ids_of_their_own(compiler: GrammarCompiler) -> 
     assert ids[:CALL_IDS] == call_ids(request.request_id)
     assert len(set(ids)) == CALL_IDS
     assert ids[CALL_IDS] == ids[0]
+
+
+def test_an_end_token_does_not_come_early_where_a_bad_word_was_sampled(compiler: GrammarCompiler) -> None:
+    request = make_request("a", PROMPT, max_tokens=8, min_tokens=6, stop_ids=frozenset({END}))
+    request = replace(request, sampling=replace(request.sampling, bad_words=((50,),)))
+    generation = begin(request, compiler)
+    calls = play(generation, lambda call: 50 if call.allowed_token_ids is None else END)
+    assert len(tokens_of(generation)) > 6
+    assert END not in tokens_of(generation)[:6]
+    assert any(call.allowed_token_ids is not None for call in calls)
+
+
+def test_end_tokens_are_banned_where_they_are_more_than_a_server_holds_back(
+    compiler: GrammarCompiler,
+) -> None:
+    ends = frozenset(range(100, 229))
+    generation = begin(make_request("a", PROMPT, max_tokens=9, min_tokens=4, stop_ids=ends), compiler)
+    calls = play(generation, lambda _call: 100)
+    assert [(call.max_tokens, call.min_tokens) for call in calls] == [(4, 0), (5, 0)]
+    assert calls[0].banned_token_ids == tuple(sorted(ends))
+    assert calls[1].banned_token_ids == ()
+    assert len(tokens_of(generation)) == 5
+
+
+def test_more_allowed_tokens_than_a_server_takes_are_checked_here(compiler: GrammarCompiler) -> None:
+    features = replace(VLLM, max_allowed_token_ids=3, max_biases=0)
+    request = make_request("a", PROMPT, max_tokens=3, allowed_token_ids=(10, 11, 12, 13))
+    generation = begin(request, compiler, features)
+    calls = play(generation, lambda _call: 20)
+    assert set(tokens_of(generation)) <= {10, 11, 12, 13}
+    assert [call.allowed_token_ids for call in calls] == [None, (10, 11, 12, 13)] * 3
+
+
+@pytest.mark.parametrize(("cut_after", "cached"), [(None, 2), (1, 0)])
+def test_what_a_request_computed_itself_is_not_called_cached(
+    compiler: GrammarCompiler, cut_after: int | None, cached: int
+) -> None:
+    generation = begin(make_request("a", PROMPT, max_tokens=4), compiler)
+    play(generation, pure, cut_after=cut_after)
+    last = generation.messages[-1]
+    assert isinstance(last, Finished)
+    assert last.usage.cached == cached
+
+
+def test_logprobs_of_a_token_outside_the_vocabulary_are_a_fault_of_the_server(
+    compiler: GrammarCompiler,
+) -> None:
+    table = TokenLogprobs(-1.0, ((SIZE, -1.0),))
+    fault = rubbish(VLLM, Chunk(token_ids=(5,), logprobs=(table,)), compiler, logprobs=1)
+    assert "vocabulary" in str(fault)

@@ -8,7 +8,7 @@ from engine.scheduling.sequence import TokenSequence
 
 FEATURES = EngineFeatures(
     grammars=False,
-    allowed_token_ids=True,
+    max_allowed_token_ids=16_384,
     prompt_logprobs=False,
     max_logprob_token_ids=0,
     adapters=False,

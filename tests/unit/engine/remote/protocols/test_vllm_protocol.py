@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
 
 from engine.remote.interface import EngineFault, EngineMismatch, GenerateCall, HttpRequest
 from engine.remote.protocols.vllm_protocol import VllmProtocol
 from engine.request import TokenLogprobs
+from server.configuration.shipped_files import demo_model_folder
 from tests.support.engines import make_request
 
 PROTOCOL = VllmProtocol()
@@ -40,12 +43,11 @@ SCORED = (
 )
 
 
+OF_CALL = ("lark", "allowed_token_ids", "banned_token_ids", "score_prompt", "min_tokens", "logit_bias")
+
+
 def call_of(**settings: Any) -> GenerateCall:
-    of_call = {
-        name: settings.pop(name)
-        for name in ("lark", "allowed_token_ids", "score_prompt", "min_tokens", "logit_bias")
-        if name in settings
-    }
+    of_call = {name: settings.pop(name) for name in OF_CALL if name in settings}
     if "allowed_token_ids_of_request" in settings:
         settings["allowed_token_ids"] = settings.pop("allowed_token_ids_of_request")
     request = make_request("a", [5, 6, 7], **settings)
@@ -88,6 +90,31 @@ def test_a_restricted_call_and_a_grammar_are_sent() -> None:
     params = sent(call_of(lark="start: /a/", allowed_token_ids=(8, 9)))["sampling_params"]
     assert params["structured_outputs"] == {"grammar": "start: /a/"}
     assert params["allowed_token_ids"] == [8, 9]
+
+
+def test_banned_tokens_are_biases() -> None:
+    params = sent(call_of(logit_bias=((9, 1.5),), banned_token_ids=(2, 7)))["sampling_params"]
+    assert params["logit_bias"] == {"9": 1.5, "2": -100.0, "7": -100.0}
+
+
+MANY = (*range(10, 1034), 1200, 1202)
+"""More tokens than may be named one by one: with them the server's engine would end."""
+
+
+def test_more_allowed_tokens_than_the_server_takes_are_a_grammar() -> None:
+    params = sent(call_of(allowed_token_ids=MANY))["sampling_params"]
+    assert "allowed_token_ids" not in params
+    assert params["structured_outputs"]["grammar"].endswith("start: (<[10-1033,1200,1202]>)\n")
+    params = sent(call_of(allowed_token_ids_of_request=MANY))["sampling_params"]
+    assert params["structured_outputs"]["grammar"].endswith("start: (<[10-1033,1200,1202]>)+\n")
+
+
+def test_such_a_grammar_allows_these_tokens_alone() -> None:
+    grammar = sent(call_of(allowed_token_ids=MANY))["sampling_params"]["structured_outputs"]
+    size = 1280
+    tokenizer = LLTokenizer(Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json")).to_str())
+    mask = LLMatcher(tokenizer, grammar["grammar"]).compute_bitmask()
+    assert [token for token in range(size) if mask[token >> 3] >> (token & 7) & 1] == list(MANY)
 
 
 def test_chosen_logprobs_are_asked_for_with_one_more() -> None:
@@ -205,6 +232,10 @@ def test_the_load_is_summed_over_the_servers_own_engines() -> None:
     load = PROTOCOL.read_load(metrics)
     assert (load.running, load.waiting, load.kv_cache_usage) == (5, 1, 0.25)
     assert PROTOCOL.read_load(b"\xff{ \n{}\nvllm:num_requests_running{} x").running is None
+    assert (
+        PROTOCOL.read_load(b"vllm:num_requests_running{} NaN\nvllm:num_requests_waiting{} inf").waiting
+        is None
+    )
 
 
 @dataclass
@@ -232,6 +263,7 @@ class Server:
                     ]
                 },
             ),
+            "/health": (200, b""),
             "/inference/v1/generate": (400, {}),
             "/detokenize": (200, {"prompt": "catdogbird"}),
         }
@@ -267,6 +299,12 @@ def test_a_server_that_does_not_fit_is_refused_with_a_sentence(
         asyncio.run(PROTOCOL.probe(Server(answers), Expected(name=name)))
 
 
-def test_a_server_that_cannot_answer_yet_is_a_fault() -> None:
+@pytest.mark.parametrize("path", ["/version", "/health"])
+def test_a_server_that_cannot_answer_or_compute_is_a_fault(path: str) -> None:
     with pytest.raises(EngineFault):
-        asyncio.run(PROTOCOL.probe(Server({"/version": (503, {})}), Expected()))
+        asyncio.run(PROTOCOL.probe(Server({path: (503, {})}), Expected()))
+
+
+def test_an_event_that_is_nested_too_deeply_is_a_fault() -> None:
+    with pytest.raises(EngineFault):
+        PROTOCOL.read_event(b'{"choices":[{"x":' + b"[" * 100_000, call_of())

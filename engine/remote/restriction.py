@@ -1,0 +1,46 @@
+"""`Restriction`: the tokens that a call for one token may sample, by what is shorter to name. Pure."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_NOT_EMPTY = re.compile(rb"[^\x00]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """Only `allowed` may come, or, where that is None, all but `banned`."""
+
+    allowed: tuple[int, ...] | None = None
+    """Ascending ids."""
+    banned: tuple[int, ...] = ()
+    """Ascending ids."""
+
+    def permits(self, token_id: int) -> bool:
+        return token_id in self.allowed if self.allowed is not None else token_id not in self.banned
+
+
+def restriction_of(
+    mask: bytes, never: Iterable[int], vocab_size: int, *, most_allowed: int, most_banned: int
+) -> Restriction:
+    """The restriction to the tokens of a mask, of which those in `never` may not come either.
+
+    Names at most `most_allowed` allowed tokens, else at most `most_banned` banned ones; where both are more,
+    all allowed ones. Raises ValueError if no token may come.
+    """
+    allowed = int.from_bytes(mask, "little") & ((1 << vocab_size) - 1)
+    for token_id in never:
+        allowed &= ~(1 << token_id)
+    count = allowed.bit_count()
+    if not count:
+        raise ValueError("No token may come here.")
+    if count > most_allowed and vocab_size - count <= most_banned:
+        return Restriction(banned=_ids(~allowed & ((1 << vocab_size) - 1)))
+    return Restriction(allowed=_ids(allowed))
+
+
+def _ids(bits: int) -> tuple[int, ...]:
+    """The numbers of the bits that are set."""
+    data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+    found = ((match.start() * 8, data[match.start()]) for match in _NOT_EMPTY.finditer(data))
+    return tuple(first + bit for first, byte in found for bit in range(8) if byte >> bit & 1)
