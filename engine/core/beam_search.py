@@ -2,7 +2,8 @@
 
 Each step submits a one-token request for every running beam. The prefix cache computes the beams' common
 prefix once. Requests that differ only in `beams.rank` share a search while it runs. A search is a function of
-the request, so a later one, or one after a restart, has the same results. `submit` and `cancel` run on any
+the request, so a later one, or one after a restart, has the same results. It takes `width` places in the
+registry from its acceptance until its end, as `width` requests would. `submit` and `cancel` run on any
 thread, `deliver` on the engine thread.
 """
 
@@ -14,6 +15,7 @@ from heapq import nlargest
 from time import monotonic
 from typing import NamedTuple
 
+from engine.core.request_registry import RequestRegistry
 from engine.request import (
     Deliver,
     EngineRequest,
@@ -165,14 +167,16 @@ class BeamRequests:
 
     def __init__(
         self,
+        registry: RequestRegistry,
         submit: Callable[[EngineRequest, list[bytes]], None],
         cancel: Callable[[str], None],
         deliver: Deliver,
         block_size: int,
     ) -> None:
-        """`submit` accepts a valid request with the digests of its prompt's full blocks, or raises
-        `RequestRefused`; `cancel` is the engine's.
+        """`submit` accepts a valid request that has a place in `registry`, with the digests of its prompt's
+        full blocks, or raises `RequestRefused`; `cancel` is the engine's.
         """
+        self._registry = registry
         self._submit = submit
         self._block_size = block_size
         self._cancel = cancel
@@ -191,12 +195,22 @@ class BeamRequests:
         with self._lock:
             shared = self._searches.get(common)
             if shared is None:
-                shared = _new_search(common)
-                self._begin_step(shared)
+                shared = self._begin(common)
                 self._searches[common] = shared
             elif request.request_id in shared.waiting:
                 raise RequestRefused("duplicate", f"Request {request.request_id} is already in the engine.")
             shared.waiting[request.request_id] = request
+
+    def _begin(self, common: EngineRequest) -> _SharedSearch:
+        """Reserves the places and submits the first step. Raises `RequestRefused`."""
+        shared = _new_search(common)
+        self._registry.reserve(common.fairness_key, shared.search.width)
+        try:
+            self._begin_step(shared)
+        except BaseException:
+            self._registry.release(common.fairness_key, shared.search.width, shared.steps)
+            raise
+        return shared
 
     def cancel(self, request_id: str) -> bool:
         """Cancels the request; False if it does not wait for a search. Any thread."""
@@ -255,10 +269,8 @@ class BeamRequests:
             return self._end(shared, lambda request: _final_messages(shared, request))
         try:
             self._begin_step(shared)
-        except RequestRefused as refused:
-            if refused.reason == "closed":
-                return self._end_cancelled(shared)
-            return self._fail(shared, "overloaded", str(refused))
+        except RequestRefused:  # the engine is closed: the step's places are reserved and its ids are new
+            return self._end_cancelled(shared)
         return []
 
     def _begin_step(self, shared: _SharedSearch) -> None:
@@ -295,9 +307,10 @@ class BeamRequests:
         )
 
     def _end(self, shared: _SharedSearch, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
-        """Removes the search; returns the last messages of all its requests."""
+        """Removes the search and frees its places; returns the last messages of all its requests."""
         self._forget_steps(shared)
         self._searches.pop(shared.request, None)
+        self._registry.release(shared.request.fairness_key, shared.search.width, shared.steps)
         return [message for request in shared.waiting.values() for message in last(request)]
 
     def _forget_steps(self, shared: _SharedSearch) -> None:

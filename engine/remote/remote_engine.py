@@ -74,7 +74,9 @@ class RemoteEngine:
         vocab_size = folder.model_info.vocab_size
         self._max_running = config.max_running
         self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
-        self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, BLOCK_SIZE)
+        self._beam_requests = BeamRequests(
+            self._registry, self._accept_reserved, self._cancel, deliver, BLOCK_SIZE
+        )
         self._metrics = RemoteMetrics(folder.model_info.context_length)
         if protocol.images is None:
             self._model_info = replace(self._model_info, image_token_id=None, image_placeholder=None)
@@ -182,11 +184,19 @@ class RemoteEngine:
             extend_chain(chain, request.cache_salt, request.prompt, count, BLOCK_SIZE, request.adapter)
         return chain
 
+    def _accept_reserved(self, request: EngineRequest, digests: list[bytes]) -> None:
+        self._accept(request, digests, has_place=True)
+
     def _accept(
-        self, request: EngineRequest, digests: list[bytes], grammar: CompiledGrammar | None = None
+        self,
+        request: EngineRequest,
+        digests: list[bytes],
+        grammar: CompiledGrammar | None = None,
+        *,
+        has_place: bool = False,
     ) -> None:
         due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
-        self._registry.accept(AcceptedRequest(request, digests, due, grammar))
+        self._registry.accept(AcceptedRequest(request, digests, due, grammar, has_place))
         self._wake()
 
     def cancel(self, request_id: str) -> None:
