@@ -309,7 +309,9 @@ class BeamRequests:
     def _end(self, shared: _SharedSearch, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
         """Removes the search and frees its places; returns the last messages of all its requests."""
         self._forget_steps(shared)
-        self._searches.pop(shared.request, None)
+        # Of a cancelled search, an equal request that came later has the entry.
+        if self._searches.get(shared.request) is shared:
+            del self._searches[shared.request]
         self._registry.release(shared.request.fairness_key, shared.search.width, shared.steps)
         return [message for request in shared.waiting.values() for message in last(request)]
 

@@ -1,4 +1,4 @@
-"""Beam searches beside other requests: the places they take."""
+"""Beam searches beside other requests: whose entry an end removes, and the places they take."""
 
 from collections.abc import Sequence
 
@@ -81,6 +81,19 @@ class Steps:
 
 def search(name: str, max_tokens: int = 3, rank: int = 0) -> EngineRequest:
     return make_request(name, [5, 6], max_tokens, beams=Beams(width=WIDTH, rank=rank))
+
+
+def test_the_end_of_a_cancelled_search_leaves_an_equal_one_that_came_after_it() -> None:
+    engine = Steps()
+    engine.beams.submit(search("first"))
+    assert engine.beams.cancel("first")
+    engine.beams.submit(search("second"))
+    engine.end_cancelled()
+    assert engine.reasons("first") == ["cancelled"]
+    assert engine.beams.cancel("second")
+    engine.end_cancelled()
+    assert engine.reasons("second") == ["cancelled"]
+    assert engine.live == []
 
 
 def test_an_accepted_search_ends_well_in_an_engine_that_others_have_filled() -> None:
