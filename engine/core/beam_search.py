@@ -8,6 +8,7 @@ thread, `deliver` on the engine thread.
 """
 
 import itertools
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -137,7 +138,7 @@ class BeamSearch:
 
 
 PREFIX = "beam/"
-"""Id prefix of the internal one-token requests, whose messages are not passed on."""
+"""Begins the ids of the internal one-token requests, whose messages are not passed on."""
 
 
 @dataclass(eq=False, slots=True)
@@ -185,7 +186,9 @@ class BeamRequests:
         self._searches: dict[EngineRequest, _SharedSearch] = {}
         """By `_search_key`."""
         self._by_step: dict[str, _SharedSearch] = {}
-        self._numbers = itertools.count()
+        # Random: processes that share servers end each other's calls of the same id there.
+        prefix = f"{PREFIX}{secrets.token_hex(6)}-"
+        self._ids = (f"{prefix}{number}" for number in itertools.count())
         self._cancelled: list[Outbound] = []
         """Last messages of cancelled requests whose search continues; delivered with the next step's."""
 
@@ -282,7 +285,7 @@ class BeamRequests:
         chains: list[list[bytes]] = []
         try:
             for index, beam in enumerate(shared.search.running):
-                step = f"{PREFIX}{next(self._numbers)}"
+                step = next(self._ids)
                 request, chain = _step_request(shared, beam, step), list(shared.chains[beam.origin])
                 size, salt, adapter = self._block_size, request.cache_salt, request.adapter
                 blocks, images = len(request.prompt) // size, request.images

@@ -1,10 +1,10 @@
-"""Beam searches beside other requests: whose entry an end removes, and the places they take."""
+"""Beam searches beside other requests: whose entry an end removes, ids of steps, and the places they take."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from engine.core.beam_search import BeamRequests
+from engine.core.beam_search import PREFIX, BeamRequests
 from engine.core.request_registry import AcceptedRequest, RequestRegistry
 from engine.request import (
     Beams,
@@ -94,6 +94,15 @@ def test_the_end_of_a_cancelled_search_leaves_an_equal_one_that_came_after_it() 
     engine.end_cancelled()
     assert engine.reasons("second") == ["cancelled"]
     assert engine.live == []
+
+
+def test_steps_of_two_processes_never_have_the_same_id() -> None:
+    one, other = Steps(), Steps()
+    for engine in (one, other):
+        engine.beams.submit(search("a"))
+        engine.beams.submit(search("b", max_tokens=2))
+    assert not set(one.live) & set(other.live)
+    assert all(step.startswith(PREFIX) and len(step) < 40 for step in one.live)
 
 
 def test_an_accepted_search_ends_well_in_an_engine_that_others_have_filled() -> None:
