@@ -48,7 +48,9 @@ class ThreadedEngine:
         self._metrics = EngineMetrics(
             limits.kv_blocks, limits.max_running, limits.block_size, executor.model_info.context_length
         )
-        self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, limits.block_size)
+        self._beam_requests = BeamRequests(
+            self._registry, self._accept_reserved, self._cancel, deliver, limits.block_size
+        )
         self._supervisor = Supervisor(
             lambda watchdog: EngineCore(
                 executor, limits, self._registry, self._beam_requests.deliver, self._metrics, watchdog
@@ -105,11 +107,19 @@ class ThreadedEngine:
         self._registry.check(request)  # before its blocks are hashed
         self._accept(request, self._digest(request), checked.grammar)
 
+    def _accept_reserved(self, request: EngineRequest, digests: list[bytes]) -> None:
+        self._accept(request, digests, has_place=True)
+
     def _accept(
-        self, request: EngineRequest, digests: list[bytes], grammar: CompiledGrammar | None = None
+        self,
+        request: EngineRequest,
+        digests: list[bytes],
+        grammar: CompiledGrammar | None = None,
+        *,
+        has_place: bool = False,
     ) -> None:
         due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
-        self._registry.accept(AcceptedRequest(request, digests, due, grammar))
+        self._registry.accept(AcceptedRequest(request, digests, due, grammar, has_place))
 
     def cancel(self, request_id: str) -> None:
         """Cancels the request; unknown ids are ignored. Any thread."""

@@ -2,11 +2,13 @@
 
 Each step submits a one-token request for every running beam. The prefix cache computes the beams' common
 prefix once. Requests that differ only in `beams.rank` share a search while it runs. A search is a function of
-the request, so a later one, or one after a restart, has the same results. `submit` and `cancel` run on any
+the request, so a later one, or one after a restart, has the same results. It takes `width` places in the
+registry from its acceptance until its end, as `width` requests would. `submit` and `cancel` run on any
 thread, `deliver` on the engine thread.
 """
 
 import itertools
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,7 @@ from heapq import nlargest
 from time import monotonic
 from typing import NamedTuple
 
+from engine.core.request_registry import RequestRegistry
 from engine.request import (
     Deliver,
     EngineRequest,
@@ -135,7 +138,7 @@ class BeamSearch:
 
 
 PREFIX = "beam/"
-"""Id prefix of the internal one-token requests, whose messages are not passed on."""
+"""Begins the ids of the internal one-token requests, whose messages are not passed on."""
 
 
 @dataclass(eq=False, slots=True)
@@ -165,14 +168,16 @@ class BeamRequests:
 
     def __init__(
         self,
+        registry: RequestRegistry,
         submit: Callable[[EngineRequest, list[bytes]], None],
         cancel: Callable[[str], None],
         deliver: Deliver,
         block_size: int,
     ) -> None:
-        """`submit` accepts a valid request with the digests of its prompt's full blocks, or raises
-        `RequestRefused`; `cancel` is the engine's.
+        """`submit` accepts a valid request that has a place in `registry`, with the digests of its prompt's
+        full blocks, or raises `RequestRefused`; `cancel` is the engine's.
         """
+        self._registry = registry
         self._submit = submit
         self._block_size = block_size
         self._cancel = cancel
@@ -181,7 +186,9 @@ class BeamRequests:
         self._searches: dict[EngineRequest, _SharedSearch] = {}
         """By `_search_key`."""
         self._by_step: dict[str, _SharedSearch] = {}
-        self._numbers = itertools.count()
+        # Random: processes that share servers end each other's calls of the same id there.
+        prefix = f"{PREFIX}{secrets.token_hex(6)}-"
+        self._ids = (f"{prefix}{number}" for number in itertools.count())
         self._cancelled: list[Outbound] = []
         """Last messages of cancelled requests whose search continues; delivered with the next step's."""
 
@@ -191,12 +198,22 @@ class BeamRequests:
         with self._lock:
             shared = self._searches.get(common)
             if shared is None:
-                shared = _new_search(common)
-                self._begin_step(shared)
+                shared = self._begin(common)
                 self._searches[common] = shared
             elif request.request_id in shared.waiting:
                 raise RequestRefused("duplicate", f"Request {request.request_id} is already in the engine.")
             shared.waiting[request.request_id] = request
+
+    def _begin(self, common: EngineRequest) -> _SharedSearch:
+        """Reserves the places and submits the first step. Raises `RequestRefused`."""
+        shared = _new_search(common)
+        self._registry.reserve(common.fairness_key, shared.search.width)
+        try:
+            self._begin_step(shared)
+        except BaseException:
+            self._registry.release(common.fairness_key, shared.search.width, shared.steps)
+            raise
+        return shared
 
     def cancel(self, request_id: str) -> bool:
         """Cancels the request; False if it does not wait for a search. Any thread."""
@@ -255,10 +272,8 @@ class BeamRequests:
             return self._end(shared, lambda request: _final_messages(shared, request))
         try:
             self._begin_step(shared)
-        except RequestRefused as refused:
-            if refused.reason == "closed":
-                return self._end_cancelled(shared)
-            return self._fail(shared, "overloaded", str(refused))
+        except RequestRefused:  # the engine is closed: the step's places are reserved and its ids are new
+            return self._end_cancelled(shared)
         return []
 
     def _begin_step(self, shared: _SharedSearch) -> None:
@@ -270,7 +285,7 @@ class BeamRequests:
         chains: list[list[bytes]] = []
         try:
             for index, beam in enumerate(shared.search.running):
-                step = f"{PREFIX}{next(self._numbers)}"
+                step = next(self._ids)
                 request, chain = _step_request(shared, beam, step), list(shared.chains[beam.origin])
                 size, salt, adapter = self._block_size, request.cache_salt, request.adapter
                 blocks, images = len(request.prompt) // size, request.images
@@ -295,9 +310,12 @@ class BeamRequests:
         )
 
     def _end(self, shared: _SharedSearch, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
-        """Removes the search; returns the last messages of all its requests."""
+        """Removes the search and frees its places; returns the last messages of all its requests."""
         self._forget_steps(shared)
-        self._searches.pop(shared.request, None)
+        # Of a cancelled search, an equal request that came later has the entry.
+        if self._searches.get(shared.request) is shared:
+            del self._searches[shared.request]
+        self._registry.release(shared.request.fairness_key, shared.search.width, shared.steps)
         return [message for request in shared.waiting.values() for message in last(request)]
 
     def _forget_steps(self, shared: _SharedSearch) -> None:

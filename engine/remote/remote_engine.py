@@ -23,7 +23,7 @@ from engine.remote.model_folder import ModelFolder
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.request_loop import RequestLoop
 from engine.remote.server_images import ServerImages
-from engine.remote.servers.fleet import Fleet
+from engine.remote.servers.fleet import IMAGE_SECONDS, Fleet
 from engine.remote.servers.http_client import EngineClient
 from engine.request import (
     Cancel,
@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
 """Tokens of a block, whose digest stands for the prefix that ends with it."""
+IMAGE_ANSWER_SECONDS = IMAGE_SECONDS + 5.0
+"""For the answer to how many tokens a picture has: the server's time, and some of the event loop. A loop that
+is about to close drops the question without a word."""
 
 
 class RemoteEngine:
@@ -74,7 +77,9 @@ class RemoteEngine:
         vocab_size = folder.model_info.vocab_size
         self._max_running = config.max_running
         self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
-        self._beam_requests = BeamRequests(self._accept, self._cancel, deliver, BLOCK_SIZE)
+        self._beam_requests = BeamRequests(
+            self._registry, self._accept_reserved, self._cancel, deliver, BLOCK_SIZE
+        )
         self._metrics = RemoteMetrics(folder.model_info.context_length)
         if protocol.images is None:
             self._model_info = replace(self._model_info, image_token_id=None, image_placeholder=None)
@@ -157,10 +162,16 @@ class RemoteEngine:
     def _image_tokens(self, image: ImageFile) -> tuple[int, ...]:
         question = self._fleet.image_tokens(image)
         try:
-            return asyncio.run_coroutine_threadsafe(question, self._loop).result()
+            answer = asyncio.run_coroutine_threadsafe(question, self._loop)
+            return answer.result(IMAGE_ANSWER_SECONDS)
         except EngineFault as fault:
             reason: RefusalReason = "bad_image" if fault.kind == "refused" else "overloaded"
             raise RequestRefused(reason, f"The engine cannot read the picture: {fault}.") from fault
+        except TimeoutError as error:
+            answer.cancel()
+            if not self._registry.closed:
+                raise RequestRefused("overloaded", "The engine cannot read the picture in time.") from error
+            raise RequestRefused("closed", "The engine is closed.") from error
         except (RuntimeError, CancelledError) as error:  # the loop is closed, or ends
             question.close()
             raise RequestRefused("closed", "The engine is closed.") from error
@@ -182,11 +193,19 @@ class RemoteEngine:
             extend_chain(chain, request.cache_salt, request.prompt, count, BLOCK_SIZE, request.adapter)
         return chain
 
+    def _accept_reserved(self, request: EngineRequest, digests: list[bytes]) -> None:
+        self._accept(request, digests, has_place=True)
+
     def _accept(
-        self, request: EngineRequest, digests: list[bytes], grammar: CompiledGrammar | None = None
+        self,
+        request: EngineRequest,
+        digests: list[bytes],
+        grammar: CompiledGrammar | None = None,
+        *,
+        has_place: bool = False,
     ) -> None:
         due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
-        self._registry.accept(AcceptedRequest(request, digests, due, grammar))
+        self._registry.accept(AcceptedRequest(request, digests, due, grammar, has_place))
         self._wake()
 
     def cancel(self, request_id: str) -> None:

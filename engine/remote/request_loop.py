@@ -103,7 +103,10 @@ class RequestLoop:
 
     def fail_all(self, cause: BaseException) -> None:
         """Delivers `Failed` to every unfinished request, those in the inbox included."""
+        ended = set(self._ended)  # their last messages are in the outbox
         for request in self._registry.remove_all():
+            if request.request_id in ended:
+                continue
             generation = self._generations.get(request.request_id)
             if generation is None:
                 generation = self._generation(TokenSequence(request, 0, self._vocabulary))
@@ -203,6 +206,8 @@ class RequestLoop:
 
     def _end(self, generation: Generation, *, waiting: bool) -> None:
         request_id = generation.sequence.request.request_id
+        # First, because it charges the last tokens: later, that would make an account that nobody removes.
+        self._collect(generation)
         self._waiting.remove(generation.sequence, waiting=waiting)
         del self._generations[request_id]
         self._tasks.pop(request_id, None)
@@ -210,7 +215,7 @@ class RequestLoop:
             deadline.cancel()
         self._ended.append(request_id)
         self._metrics.count_request(generation.sequence.usage)
-        self._collect(generation)
+        self._deliver_soon()
         if self._resumed.is_set():
             self._start_waiting()
         self._check_idle()

@@ -1,7 +1,9 @@
 """`Discovery`: where the engine servers are: fixed URLs, the addresses of a DNS name, or the lines of a file.
 
 Reading and checking are pure; `watch` follows changes on the event loop. What cannot be read while the server
-runs (a name that does not resolve, a malformed file) leaves the last URLs in use.
+runs (a name that does not resolve, a malformed file) leaves the last URLs in use. A changed file counts when
+two looks in a row have read the same: the first may have met it half-written, with servers missing at its end
+and the last line cut to another address, which would get the API key.
 """
 
 import asyncio
@@ -127,11 +129,15 @@ class Discovery:
         self._urls: tuple[str, ...] = ()
         self._warning: str | None = None
         self._signature: tuple[int, ...] | None = None
+        """Of the file as it was last taken, to be read only if it has changed."""
+        self._content: bytes | None = None
+        """Of a changed file, what the last look has read."""
         if isinstance(self._source, FixedUrls):
             self._urls = self._source.urls
         elif isinstance(self._source, UrlFile):
             try:
-                self._urls, self._signature = _open_file(self._source.path, None) or ((), None)
+                content, self._signature = _look(self._source.path, None)
+                self._urls = read_file(content or b"")
             except (OSError, ValueError) as error:
                 raise ValueError(f"{self._source.path} cannot be used: {_sentence(error)}") from None
 
@@ -170,10 +176,13 @@ class Discovery:
         assert isinstance(self._source, UrlFile)
         # A thread, because a file of a network's file system may take long.
         loop, path = asyncio.get_running_loop(), self._source.path
-        new = await loop.run_in_executor(None, _open_file, path, self._signature)
-        if new is None:
+        before, self._content = self._content, None
+        content, signature = await loop.run_in_executor(None, _look, path, self._signature)
+        self._content = content
+        if content is None or content != before:
             return self._urls
-        urls, self._signature = new
+        urls = await loop.run_in_executor(None, read_file, content)
+        self._signature = signature
         return urls
 
     def _warn(self, source: Source, sentence: str) -> None:
@@ -184,10 +193,8 @@ class Discovery:
             log.warning("engine servers: %s cannot be used: %s; the last URLs stay in use", what, sentence)
 
 
-def _open_file(
-    path: Path, signature: tuple[int, ...] | None
-) -> tuple[tuple[str, ...], tuple[int, ...]] | None:
-    """URLs and signature of the file; None if it still has this signature. Raises OSError, ValueError.
+def _look(path: Path, signature: tuple[int, ...] | None) -> tuple[bytes | None, tuple[int, ...]]:
+    """The file's content, None if it still has this signature, and its signature. Raises OSError, ValueError.
 
     The signature is taken before the content, so that what is written meanwhile is read next time.
     """
@@ -198,9 +205,7 @@ def _open_file(
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is no regular file")
         current = (status.st_mtime_ns, status.st_size, status.st_ino)
-        if current == signature:
-            return None
-        return read_file(file.read(MAX_FILE_BYTES + 1)), current
+        return None if current == signature else file.read(MAX_FILE_BYTES + 1), current
 
 
 async def _resolve(host: str, port: int) -> Sequence[str]:

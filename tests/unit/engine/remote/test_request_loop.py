@@ -1,4 +1,4 @@
-"""What is delivered of a request together, and what of it is delivered when its call is lost."""
+"""What is delivered of a request together, and what of it when its call is lost or cancelled, or all end."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,13 +7,14 @@ from typing import Any, cast
 import pytest
 
 from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry
+from engine.remote import request_loop
 from engine.remote.generation import LocalMasks
 from engine.remote.interface import Chunk, EngineDescription, EngineFault, GenerateCall
 from engine.remote.protocols.vllm_protocol import VllmProtocol
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.request_loop import DELIVERY_SECONDS, RequestLoop
 from engine.remote.servers.router import Endpoint
-from engine.request import Finished, Outbound, Tokens
+from engine.request import Cancel, Failed, Finished, Outbound, Tokens
 from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from tests.support.engines import make_request
 from tests.support.grammars import SIZE, VOCABULARY
@@ -54,6 +55,40 @@ def lose() -> None:
     raise EngineFault("failed", "The connection was lost.")
 
 
+class AtOnce(OneServer):
+    """All tokens come at once, with the end, or without it until the call is cancelled."""
+
+    def __init__(self, *, ends: bool) -> None:
+        super().__init__(lambda: None)
+        self.ends = ends
+        self.sent = asyncio.Event()
+
+    async def generate(
+        self, _url: str, _model: str, call: GenerateCall, receive: Callable[[Chunk], bool]
+    ) -> None:
+        receive(Chunk(token_ids=(7,) * call.max_tokens, finish_reason="length"))
+        self.sent.set()
+        if not self.ends:
+            await asyncio.get_running_loop().create_future()
+
+
+def loop_of(
+    registry: RequestRegistry, server: OneServer, deliveries: list[Sequence[Outbound]]
+) -> RequestLoop:
+    return RequestLoop(
+        registry,
+        cast("Any", server),
+        cast("Any", server),
+        VllmProtocol.features,
+        LocalMasks(GrammarMatchers(None), TokenRules(SIZE)),
+        VOCABULARY,
+        SIZE,
+        4,
+        deliveries.append,
+        RemoteMetrics(4096),
+    )
+
+
 @pytest.mark.parametrize("end", [lambda: None, lose])
 def test_the_last_token_is_delivered_with_the_end(end: Callable[[], None]) -> None:
     """Otherwise another process could go on after it, if this one died between."""
@@ -61,18 +96,7 @@ def test_the_last_token_is_delivered_with_the_end(end: Callable[[], None]) -> No
 
     async def main() -> None:
         registry, server = RequestRegistry(4, None), OneServer(end)
-        loop = RequestLoop(
-            registry,
-            cast("Any", server),
-            cast("Any", server),
-            VllmProtocol.features,
-            LocalMasks(GrammarMatchers(None), TokenRules(SIZE)),
-            VOCABULARY,
-            SIZE,
-            4,
-            deliveries.append,
-            RemoteMetrics(4096),
-        )
+        loop = loop_of(registry, server, deliveries)
         registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
         registry.inbox.put(Close(drain=True))
         await loop.run()
@@ -84,3 +108,53 @@ def test_the_last_token_is_delivered_with_the_end(end: Callable[[], None]) -> No
     assert token == Tokens("a", (8,))
     assert isinstance(finished, Finished)
     assert finished.reason == "length"
+
+
+def test_a_request_that_is_cancelled_before_its_usage_came_leaves_no_account_in_the_queue() -> None:
+    deliveries: list[Sequence[Outbound]] = []
+
+    async def main() -> RequestLoop:
+        registry, server = RequestRegistry(4, None), AtOnce(ends=False)
+        loop = loop_of(registry, server, deliveries)
+        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4, priority=3), [], None))
+        loop.read_inbox()
+        await server.sent.wait()
+        registry.inbox.put(Cancel("a"))
+        registry.inbox.put(Close(drain=True))
+        await loop.run()
+        return loop
+
+    loop = asyncio.run(main())
+    ((tokens, finished),) = deliveries
+    assert tokens == Tokens("a", (7, 7, 7, 7))
+    assert isinstance(finished, Finished)
+    assert finished.reason == "cancelled"
+    assert dict(loop._waiting._levels) == {}
+
+
+def test_a_request_that_had_ended_when_the_engine_died_has_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_loop, "DELIVERY_SECONDS", 1000.0)  # nothing is delivered but the first end
+    deliveries: list[Sequence[Outbound]] = []
+    registry = RequestRegistry(4, None)
+
+    async def serve(loop: RequestLoop, name: str) -> None:
+        registry.accept(AcceptedRequest(make_request(name, [5, 6], max_tokens=4), [], None))
+        loop.read_inbox()
+        (task,) = loop._tasks.values()
+        await task
+
+    async def main() -> RequestLoop:
+        loop = loop_of(registry, AtOnce(ends=True), deliveries)
+        await serve(loop, "delivered")
+        assert len(deliveries) == 1
+        await serve(loop, "ended")
+        assert len(deliveries) == 1
+        registry.accept(AcceptedRequest(make_request("waiting", [5, 6], max_tokens=4), [], None))
+        return loop
+
+    asyncio.run(main()).fail_all(RuntimeError("broken"))
+    ends = [one for messages in deliveries for one in messages if isinstance(one, Finished | Failed)]
+    assert [(one.request_id, type(one)) for one in ends] == [
+        ("delivered", Finished), ("ended", Finished), ("waiting", Failed)
+    ]  # fmt: skip
+    assert len(registry) == 0

@@ -1,5 +1,6 @@
 """Pictures whose tokens an engine server counts: asked for once a picture and salt, and refused in words."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.remote import remote_engine
 from engine.remote.config import RemoteConfig
 from engine.remote.interface import ImageFile
 from engine.remote.model_folder import read_model_folder
@@ -164,6 +166,24 @@ def test_a_closed_engine_refuses_pictures(engine_and_answer: tuple[RemoteEngine,
     with pytest.raises(RequestRefused) as refused:
         engine.image_text(b"a picture")
     assert refused.value.reason == "closed"
+
+
+@pytest.mark.parametrize(("closed", "reason"), [(False, "overloaded"), (True, "closed")])
+def test_a_question_that_the_event_loop_never_answers_is_refused(
+    monkeypatch: pytest.MonkeyPatch, closed: bool, reason: RefusalReason
+) -> None:
+    monkeypatch.setattr(remote_engine, "IMAGE_ANSWER_SECONDS", 0.0)
+    engine = RemoteEngine(
+        RemoteConfig(urls="http://127.0.0.1:9"), VllmProtocol(), read_model_folder(VISION), Listener()
+    )
+    if closed:
+        engine._registry.close("The engine is closed.")
+    with pytest.raises(RequestRefused) as refused:
+        engine.image_text(b"a picture")
+    assert refused.value.reason == reason
+    engine._loop.run_until_complete(asyncio.sleep(0))  # what it still has to do is no more than to drop it
+    assert not asyncio.all_tasks(engine._loop)
+    engine.close(drain=False)
 
 
 def test_a_server_without_pictures_has_no_placeholder_for_them() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -203,9 +204,9 @@ def test_a_file_is_read_again_when_it_changed_and_its_last_good_list_stays(
         moved.replace(path)
 
     steps: list[Callable[[], object]] = [
-        nothing, lambda: path.write_text("http://a\nhttp://b"), lambda: path.write_text("oops"), nothing,
-        nothing, lambda: path.write_text(""), path.unlink, replace, lambda: path.rename(moved),
-        lambda: moved.rename(path),
+        nothing, lambda: path.write_text("http://a\nhttp://b"), nothing, lambda: path.write_text("oops"),
+        nothing, nothing, nothing, lambda: path.write_text(""), nothing, path.unlink, replace, nothing,
+        lambda: path.rename(moved), lambda: moved.rename(path), nothing,
     ]  # fmt: skip
     changes = watch(Discovery(f"file:{path}"), steps)
     assert changes == ["http://a", "http://a http://b", "http://c"]
@@ -213,6 +214,45 @@ def test_a_file_is_read_again_when_it_changed_and_its_last_good_list_stays(
     assert [warning.split("used: ")[1][:20] for warning in warnings] == [
         "line 1: 'oops' is no", "the file has no URL;", "FileNotFoundError: [", "FileNotFoundError: [",
     ]  # fmt: skip
+
+
+def test_a_file_that_is_being_written_counts_when_it_is_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "engines"
+    path.write_text("http://10.0.0.1:8000\nhttp://10.0.0.2:8000\nhttp://10.0.0.3:8000\n")
+    whole = "http://10.0.0.4:8000\nhttp://10.0.0.2:8000\n"
+
+    def write(count: int) -> Callable[[], object]:
+        return lambda: path.write_text(whole[:count])
+
+    parts = [write(count) for count in (0, 3, len("http://10.0.0.4:8000"), len(whole) - 3, len(whole))]
+    changes = watch(Discovery(f"file:{path}"), [nothing, *parts, nothing, nothing])
+    assert changes == [
+        "http://10.0.0.1:8000 http://10.0.0.2:8000 http://10.0.0.3:8000",
+        "http://10.0.0.4:8000 http://10.0.0.2:8000",
+    ]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_what_a_file_had_for_one_look_only_never_counts(tmp_path: Path) -> None:
+    path = tmp_path / "engines"
+    path.write_text("http://a")
+    contents = ["http://b", "http://c", "http://b", "http://a", "http://a", "http://d", "http://d"]
+    steps = [partial(path.write_text, text) for text in contents]
+    assert watch(Discovery(f"file:{path}"), steps) == ["http://a", "http://d"]
+
+
+def test_a_file_that_was_away_counts_when_it_is_read_twice_again(tmp_path: Path) -> None:
+    path = tmp_path / "engines"
+    path.write_text("http://a")
+    steps: list[Callable[[], object]] = [
+        lambda: path.write_text("http://b"), path.unlink, lambda: path.write_text("http://b"), path.unlink,
+        lambda: path.write_text("http://b"), nothing,
+    ]  # fmt: skip
+    assert watch(Discovery(f"file:{path}"), steps[:-1]) == ["http://a"]
+    path.write_text("http://a")
+    assert watch(Discovery(f"file:{path}"), steps) == ["http://a", "http://b"]
 
 
 def test_a_file_that_cannot_be_read_at_the_start_is_refused(tmp_path: Path) -> None:
