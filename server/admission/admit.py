@@ -382,7 +382,7 @@ class Admission:
                 refused.append(refusal(error, new.resolved.request))
         if ARMED:
             crashpoint("accept.submitted")
-        return AcceptedResponse(response, channel, new.resolved_input.items)
+        return AcceptedResponse(response, channel, new.resolved_input.items, new.resolved_input.read_bytes)
 
 
 def _tokens_of(new: NewRun) -> int:
