@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from uuid import UUID
 
 from server.caller import Caller
@@ -76,6 +77,21 @@ UNBOUNDED = 2**31
 UNFINISHED = "unfinished responses"
 MAX_IMAGE_BYTES = 1024**3
 """Of the pictures in prompts of unfinished responses, as PNG; one tenant may use half."""
+MAX_INPUT_BYTES = 256 * 1024 * 1024
+"""Of the input that unfinished responses keep for further turns, as JSON; one tenant may use half.
+
+Decoded it takes up to four times that memory.
+"""
+
+
+@dataclass(eq=False, slots=True)
+class _SharedBytes:
+    """What the responses of one request share; it is given back with the last of them."""
+
+    responses: int
+    """Those that have not ended."""
+    images: int
+    inputs: int
 
 
 class UnfinishedResponses:
@@ -97,7 +113,12 @@ class UnfinishedResponses:
             total=MAX_IMAGE_BYTES,
             per_tenant=MAX_IMAGE_BYTES // 2,
         )
-        self._image_bytes: dict[UUID, int] = {}
+        self._inputs = SharedLimit(
+            "bytes of input of unfinished responses that may have further turns",
+            total=MAX_INPUT_BYTES,
+            per_tenant=MAX_INPUT_BYTES // 2,
+        )
+        self._shared: dict[UUID, _SharedBytes] = {}
         self._tenants: dict[UUID, str] = {}
         self._counts: Counter[str] = Counter()
 
@@ -114,16 +135,20 @@ class UnfinishedResponses:
         with self._lock:
             self._check(caller, count)
 
-    def reserve(self, caller: Caller, responses: Sequence[UUID], image_bytes: int = 0) -> None:
-        """Count these responses, or none of them, and the bytes of pictures that they share.
+    def reserve(
+        self, caller: Caller, responses: Sequence[UUID], image_bytes: int = 0, input_bytes: int = 0
+    ) -> None:
+        """Count these responses, or none of them, and the bytes that they share until the last one's end.
 
-        Raises as `check` does.
+        `image_bytes` are of pictures, `input_bytes` of the input that is kept for further turns. Raises as
+        `check` does.
         """
+        shared = _SharedBytes(len(responses), image_bytes, input_bytes)
         with self._lock:
             self._check(caller, len(responses))
-            if image_bytes:
-                self._images.acquire(caller.tenant, image_bytes)
-                self._image_bytes[responses[0]] = image_bytes
+            if image_bytes or input_bytes:
+                self._acquire(caller.tenant, shared)
+                self._shared.update(dict.fromkeys(responses, shared))
             for response in responses:
                 self._add(response, caller.tenant)
 
@@ -138,7 +163,9 @@ class UnfinishedResponses:
             tenant = self._tenants.pop(response, None)
             if tenant is None:
                 return
-            self._images.release(tenant, self._image_bytes.pop(response, 0))
+            shared = self._shared.pop(response, None)
+            if shared is not None:
+                self._release(tenant, shared)
             self._counts[tenant] -= 1
             if not self._counts[tenant]:
                 del self._counts[tenant]
@@ -158,6 +185,20 @@ class UnfinishedResponses:
 
     def __len__(self) -> int:
         return len(self._tenants)
+
+    def _acquire(self, tenant: str, shared: _SharedBytes) -> None:
+        self._images.acquire(tenant, shared.images)
+        try:
+            self._inputs.acquire(tenant, shared.inputs)
+        except BaseException:
+            self._images.release(tenant, shared.images)
+            raise
+
+    def _release(self, tenant: str, shared: _SharedBytes) -> None:
+        shared.responses -= 1
+        if not shared.responses:
+            self._images.release(tenant, shared.images)
+            self._inputs.release(tenant, shared.inputs)
 
     def _add(self, response: UUID, tenant: str) -> None:
         if response not in self._tenants:

@@ -50,6 +50,8 @@ class AcceptedResponse:
     """Delivers its frames."""
     items: Sequence[Item] = ()
     """The model's input items, of a foreground response created here."""
+    read_bytes: int = 0
+    """Bytes of the stored items among them, as JSON."""
     begun: FramePage | None = None
     """The first frames of a queued response."""
 

@@ -289,7 +289,7 @@ class Admission:
         images = {
             image.digest: len(image.data) for new in prepared for image in new.prepared.engine_request.images
         }
-        self._recorder.capacity.reserve(caller, ids, sum(images.values()))
+        self._recorder.capacity.reserve(caller, ids, sum(images.values()), prepared[0].kept_bytes)
         if reservation.tokens:
             self.rates.keep_until_end(reservation)
         try:
@@ -382,7 +382,7 @@ class Admission:
                 refused.append(refusal(error, new.resolved.request))
         if ARMED:
             crashpoint("accept.submitted")
-        return AcceptedResponse(response, channel, new.resolved_input.items)
+        return AcceptedResponse(response, channel, new.resolved_input.items, new.resolved_input.read_bytes)
 
 
 def _tokens_of(new: NewRun) -> int:

@@ -27,7 +27,7 @@ from server.prompting.turns import TurnBuilder
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.input import InputItem
-from server.protocol.responses.items import Item
+from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateResponse, end_user
 from server.protocol.responses.tools import Tool
 from server.store.database import Connection, Database
@@ -77,6 +77,13 @@ class NewRun:
     @property
     def response(self) -> UUID:
         return self.resolved.response
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the input, as JSON, that is kept until the response's end for a further turn."""
+        if not self.turns.may_have_next_turn:
+            return 0
+        return sum(len(encode_item(item)) for item in self.resolved_input.items)
 
 
 @dataclass(frozen=True, slots=True)

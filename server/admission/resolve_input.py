@@ -67,6 +67,8 @@ class ResolvedInput:
     images: PromptImages = field(default_factory=dict)
     approves: bool = False
     """Whether there are answers to requests for approval."""
+    read_bytes: int = 0
+    """Bytes of the stored items among these, as JSON."""
 
     @property
     def items(self) -> list[Item]:
@@ -183,6 +185,7 @@ def reading_input(
 
         stored, pictures = database.read(read)
         resolved = resolve_input(stored, given, response, served.seal, tenant)
+        resolved = replace(resolved, read_bytes=reads.item_bytes)
         if served.images is not None:
             images = prompt_images(served, tenant, request, resolved.items, pictures)
             resolved = replace(resolved, images=images)

@@ -107,8 +107,10 @@ MAX_ITEMS = 50_000
 MAX_IMAGE_BYTES = 32 * 1024 * 1024
 """Of the stored pictures that one request reads."""
 MAX_TOTAL_BYTES = 128 * 1024 * 1024
-"""Of all requests in preparation in this process; decoded items take about four times the memory."""
+"""Of all requests in preparation in this process; decoded, up to `DECODED_FACTOR` times as much memory."""
 MAX_TENANT_BYTES = 48 * 1024 * 1024
+DECODED_FACTOR: Final = 4
+"""Bytes of memory for a byte of stored items: an emoji in a text makes each of its characters take four."""
 
 Reserve = Callable[[HistorySize], None]
 """Called with the size of items before they are read. Raises ApiError beyond a limit."""
@@ -141,6 +143,11 @@ class RequestReads:
         self._count = 0
         """Of items and pictures."""
         self._items = 0
+
+    @property
+    def item_bytes(self) -> int:
+        """Of the items read so far, as JSON, without those of pictures."""
+        return self._items
 
     def start_over(self) -> None:
         """Release the bytes counted so far, before a transaction is repeated."""

@@ -75,6 +75,19 @@ def test_what_a_connection_keeps_to_go_on_from_is_bounded_in_bytes(server: Serve
         assert socket.turn({**going_on, "previous_response_id": names[-1]})[-1]["type"] != "error"
 
 
+def test_a_stored_history_counts_among_what_a_connection_keeps(server: ServerProcess) -> None:
+    about = {"model": MODEL, "max_output_tokens": 1, "truncation": "auto"}
+    with WebSocket(server.url) as socket:
+        previous = None
+        for length, kept in ((1000, True), (10_000, True), (10_000, False)):
+            stored = socket.turn({**about, "input": "a" * length, "previous_response_id": previous})[-1]
+            previous = stored["response"]["id"]
+            going_on = {**about, "input": "Go on", "store": False}
+            unstored = socket.turn({**going_on, "previous_response_id": previous})[-1]["response"]["id"]
+            last = socket.turn({**going_on, "previous_response_id": unstored})[-1]
+            assert (last["type"] != "error") == kept
+
+
 @pytest.mark.parametrize(
     ("more", "early"),
     [

@@ -4,18 +4,19 @@ The items of an unstored response are retained in the connection that created it
 later message can name it as `previous_response_id`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import msgspec
 from starlette.websockets import WebSocket
 
+from server.admission.tenant_limits import DECODED_FACTOR
 from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
-from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
+from server.errors import BodyTooLarge, InvalidRequest, NotReady, TooManyRequests
 from server.http.asgi.answers import Answer
 from server.http.asgi.websocket import PendingResponse
 from server.http.handlers import responses
+from server.http.handlers.retained_responses import RetainedResponses
 from server.http.json_responses import log_refusal, to_api_error
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
@@ -24,7 +25,7 @@ from server.logs.context import current_origin
 from server.protocol import input_images
 from server.protocol.decode import decode, decode_as
 from server.protocol.error_object import ErrorDetail
-from server.protocol.responses.items import Item, decode_item
+from server.protocol.responses.items import decode_item
 from server.protocol.responses.request import (
     ClientMessage,
     CreateMessage,
@@ -36,27 +37,14 @@ from server.protocol.responses.request import (
 
 MAX_QUEUED_MESSAGES = 16
 """The most queued messages of one connection."""
-MAX_RETAINED_RESPONSES = 16
-"""The most retained responses of one connection; the oldest is dropped first."""
 MAX_RETAINED_BODIES = 2
-"""The most bytes of retained messages and answers, as a multiple of the maximum body size."""
+"""The most bytes of retained responses of one connection, as a multiple of the maximum body size."""
 
 _UNSUPPORTED: list[tuple[str, Callable[[CreateMessage], object]]] = [
     ("stream", lambda message: message.stream is False),
     ("stream_options", lambda message: message.stream_options is not None),
     ("background", lambda message: message.background),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class _RetainedResponse:
-    """A response that a message may continue: all items up to its end."""
-
-    items: Sequence[Item]
-    size: int
-    """Bytes of the messages that they came in."""
-    reserved: int = 0
-    """Bytes that count among the tenant's."""
 
 
 class _FinalFields(msgspec.Struct):
@@ -81,12 +69,8 @@ class SocketSession:
         """`retained_bytes` counts the bytes of the responses that all connections retain."""
         self._services = services
         self._websocket = websocket
-        self._tenant = caller.tenant
-        self._retained_bytes = retained_bytes
-        self._retained: dict[str, _RetainedResponse] = {}
-        self._closed = False
-        self._current: _RetainedResponse = _RetainedResponse((), 0)
-        """The input of the response that runs."""
+        most = MAX_RETAINED_BODIES * services.config.max_body_bytes
+        self._retained = RetainedResponses(retained_bytes, caller.tenant, most)
         rates = services.admission.rates
         rates.look(caller)
         self.headers = rates.headers(caller)
@@ -121,6 +105,7 @@ class SocketSession:
         except NotReady:
             raise  # it begins again
         except Exception:
+            self._retained.drop_input()
             self._forget(wanted)
             raise
 
@@ -132,13 +117,13 @@ class SocketSession:
         caller.require("write")
         input_images.SOURCE.set(services.model.image_source(caller.tenant))
         retained = self._retained.get(message.previous_response_id or "")
-        size = wanted.size + (retained.size if retained else 0)
+        message_bytes = wanted.size + (retained.message_bytes if retained else 0)
         if retained and message.store is not False:
             raise InvalidRequest(
                 "A stored response cannot go on from one that is not stored; send store: false.",
                 param="store",
             )
-        if size > services.config.max_body_bytes:
+        if message_bytes > services.config.max_body_bytes:
             raise BodyTooLarge(services.config.max_body_bytes)
         admitted = services.admission.admit(
             caller,
@@ -146,7 +131,10 @@ class SocketSession:
             prior_items=retained.items if retained else None,
             generate=message.generate is not False,
         )
-        self._current = _RetainedResponse(admitted.items, size)
+        if message.store is False:
+            item_bytes = wanted.size + (retained.item_bytes if retained else 0)
+            item_bytes += DECODED_FACTOR * admitted.read_bytes
+            self._retained.hold_input(admitted.items, message_bytes, item_bytes)
         reader = StreamReader(services.database, caller.tenant, admitted.id)
         return responses.event_stream(services, self._websocket, admitted.channel, reader, 0, admitted.begun)
 
@@ -154,43 +142,18 @@ class SocketSession:
         """Retains the items of an unstored response for the next message."""
         ended = decode_as(last, _TerminalEvent).response
         if ended.status == "failed":
+            self._retained.drop_input()
             self._forget(wanted)
         elif not ended.store:
-            output = [decode_item(bytes(item)) for item in ended.output]
-            self._retain(ended.id, [*self._current.items, *output], self._current.size + len(last))
-
-    def _retain(self, response: str, items: Sequence[Item], size: int) -> None:
-        """Drops older responses to make room; retains nothing that is too large by itself."""
-        most = MAX_RETAINED_BODIES * self._services.config.max_body_bytes
-        while self._retained and (
-            len(self._retained) >= MAX_RETAINED_RESPONSES
-            or sum(retained.reserved for retained in self._retained.values()) + size > most
-        ):
-            self._drop(next(iter(self._retained)))
-        while True:
-            try:
-                self._retained_bytes.acquire(self._tenant, size)
-                break
-            except (TooManyRequests, Overloaded):
-                if not self._retained:
-                    return
-                self._drop(next(iter(self._retained)))
-        self._retained[response] = _RetainedResponse(items, self._current.size, size)
-        if self._closed:  # while this thread was in `end`, by the end of the key
-            self._drop(response)
+            payloads = [bytes(item) for item in ended.output]
+            output = [decode_item(payload) for payload in payloads]
+            self._retained.retain(ended.id, output, sum(map(len, payloads)), len(last))
 
     def _forget(self, wanted: PendingResponse) -> None:
-        self._drop(wanted.message.previous_response_id or "")
-
-    def _drop(self, response: str) -> None:
-        retained = self._retained.pop(response, None)
-        if retained is not None:
-            self._retained_bytes.release(self._tenant, retained.reserved)
+        self._retained.drop(wanted.message.previous_response_id or "")
 
     def close(self) -> None:
-        self._closed = True
-        for response in list(self._retained):
-            self._drop(response)
+        self._retained.close()
 
     def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
         api_error = to_api_error(error)

@@ -8,7 +8,7 @@ import pytest
 
 from server.caller import Caller
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.limits import MAX_IMAGE_BYTES, SharedLimit, UnfinishedResponses
+from server.limits import MAX_IMAGE_BYTES, MAX_INPUT_BYTES, SharedLimit, UnfinishedResponses
 from server.protocol.ids import new_uuid
 
 
@@ -69,6 +69,45 @@ def test_pictures_of_unfinished_responses_are_counted_until_they_end() -> None:
         counted.reserve(Caller("a", "key"), [new_uuid()], 1)
     counted.discard(first)
     counted.reserve(Caller("a", "key"), [new_uuid()], MAX_IMAGE_BYTES // 2)
+
+
+def test_pictures_that_responses_share_are_counted_until_the_last_of_them_ends() -> None:
+    for order in (0, 1), (1, 0):
+        counted, shared = UnfinishedResponses(total=10), ids(2)
+        counted.reserve(Caller("a", "key"), shared, MAX_IMAGE_BYTES // 2)
+        counted.discard(shared[order[0]])
+        counted.discard(shared[order[0]])
+        with pytest.raises(TooManyRequests, match="bytes of pictures"):
+            counted.reserve(Caller("a", "key"), ids(1), 1)
+        counted.discard(shared[order[1]])
+        counted.reserve(Caller("a", "key"), ids(1), MAX_IMAGE_BYTES // 2)
+
+
+def test_input_that_is_kept_for_further_turns_is_counted_until_the_last_response_that_shares_it_ends() -> (
+    None
+):
+    counted, (first, second), others = UnfinishedResponses(total=20), ids(2), ids(2)
+    counted.reserve(Caller("a", "key"), [first, second], input_bytes=MAX_INPUT_BYTES // 2)
+    with pytest.raises(TooManyRequests, match="bytes of input"):
+        counted.reserve(Caller("a", "key"), ids(1), input_bytes=1)
+    counted.reserve(Caller("b", "key"), others, input_bytes=MAX_INPUT_BYTES // 2)
+    with pytest.raises(Overloaded, match="bytes of input"):
+        counted.reserve(Caller("c", "key"), ids(1), input_bytes=1)
+    counted.reserve(Caller("a", "key"), ids(1))
+    counted.discard(first)
+    with pytest.raises(TooManyRequests):
+        counted.reserve(Caller("a", "key"), ids(1), input_bytes=1)
+    counted.discard(second)
+    counted.reserve(Caller("a", "key"), ids(1), input_bytes=MAX_INPUT_BYTES // 2)
+
+
+def test_a_request_without_room_for_its_input_leaves_no_bytes_of_its_pictures_counted() -> None:
+    counted = UnfinishedResponses(total=10)
+    refused = ids(2)
+    with pytest.raises(TooManyRequests, match="bytes of input"):
+        counted.reserve(Caller("a", "key"), refused, MAX_IMAGE_BYTES // 2, MAX_INPUT_BYTES)
+    assert len(counted) == 0
+    counted.reserve(Caller("a", "key"), refused, MAX_IMAGE_BYTES // 2)
 
 
 def test_threads_never_take_more_than_there_is() -> None:

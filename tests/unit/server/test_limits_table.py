@@ -121,6 +121,7 @@ def test_the_table_names_the_bounds_of_pictures() -> None:
     )
     assert f"in the cache | | {reader.CACHE_BYTES >> 20} MiB |" in TABLE
     assert f"as PNG | {limits.MAX_IMAGE_BYTES >> 21} MiB | {limits.MAX_IMAGE_BYTES >> 20} MiB |" in TABLE
+    assert f"memory | {limits.MAX_INPUT_BYTES >> 21} MiB | {limits.MAX_INPUT_BYTES >> 20} MiB |" in TABLE
     assert f"| {tenant_limits.MAX_IMAGE_BYTES >> 20} MiB a request, which counts" in TABLE
     assert (
         f"| {reader.MAX_FILE_BYTES >> 20} MiB, {reader.MAX_READ_PIXELS:,} pixels, one side at most "

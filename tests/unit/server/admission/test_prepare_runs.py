@@ -18,6 +18,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.requests import ChatRequest, TextRequest
 from server.protocol.decode import decode
+from server.protocol.responses.items import encode_item
 from tests.support.builders import SpelledFormat
 
 ENGINE = ScriptedEngine(
@@ -115,6 +116,17 @@ def test_each_choice_is_prepared_as_if_it_were_alone(prepare: Callable[..., list
         assert [type(item) for item in new.resolved_input.new] == [
             type(item) for item in alone.resolved_input.new
         ]
+
+
+def test_a_run_keeps_the_bytes_of_its_input_if_it_may_have_a_further_turn(
+    prepare: Callable[..., list[NewRun]],
+) -> None:
+    body = b'{"model": "model", "messages": [{"role": "user", "content": "Hello"}]}'
+    wanted = decode(body, ChatRequest)
+    (new,) = prepare([as_response_request(wanted, 0)], read_messages(wanted.messages))
+    assert new.kept_bytes == 0
+    going_on = replace(new, turns=replace(new.turns, model_writes_summary=True))
+    assert going_on.kept_bytes == sum(len(encode_item(item)) for item in new.resolved_input.items) > 0
 
 
 def test_completions_refer_to_nothing_that_is_stored_and_read_nothing(
