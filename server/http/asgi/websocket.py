@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
+from msgspec import structs
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -33,7 +34,7 @@ NORMAL = 1000
 _DATA = b"data: "
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class PendingResponse:
     """A response that the client asks for."""
 
@@ -42,6 +43,10 @@ class PendingResponse:
     """Bytes that it came in."""
     prefix: bytes
     """What is put before the fields of every event of its stream."""
+
+    def drop_content(self) -> None:
+        """Forgets what the message says, whose bytes do not count any more once the response has begun."""
+        self.message = structs.replace(self.message, input=None, instructions=None, tools=None)
 
 
 class Session(Protocol):
@@ -221,6 +226,7 @@ class _Connection:
             return
         finally:
             self.received.release(wanted.size)
+            wanted.drop_content()
         relay = _EventRelay(lambda event: self._send(message_log.count(event)), wanted.prefix, listening)
         scope: Scope = {"type": "http"}
         set_store_reader(scope, self.threads.stream.bind(self.share))
