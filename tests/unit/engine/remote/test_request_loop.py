@@ -1,4 +1,4 @@
-"""What is delivered of a request together, and what of it is delivered when its call is lost."""
+"""What is delivered of a request together, what when its call is lost, and when it waits no longer."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from engine.remote.protocols.vllm_protocol import VllmProtocol
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.request_loop import DELIVERY_SECONDS, RequestLoop
 from engine.remote.servers.router import Endpoint
-from engine.request import Finished, Outbound, Tokens
+from engine.request import Cancel, Failed, Finished, Outbound, Tokens
 from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from tests.support.engines import make_request
 from tests.support.grammars import SIZE, VOCABULARY
@@ -41,13 +41,28 @@ class OneServer:
     def abandon(self, *_: object) -> None: ...
 
     async def generate(
-        self, _url: str, _model: str, call: GenerateCall, receive: Callable[[Chunk], bool]
+        self, _url: str, _model: str, call: GenerateCall, receive: Callable[[Chunk], bool], _server: object
     ) -> None:
         assert receive(Chunk(token_ids=(7,) * (call.max_tokens - 1)))
         await asyncio.sleep(5 * DELIVERY_SECONDS)
         assert receive(Chunk(token_ids=(8,), finish_reason="length"))
         await asyncio.sleep(5 * DELIVERY_SECONDS)
         self.end()
+
+
+def loop_of(server: OneServer, registry: RequestRegistry, deliver: Callable[[Any], None]) -> RequestLoop:
+    return RequestLoop(
+        registry,
+        cast("Any", server),
+        cast("Any", server),
+        VllmProtocol.features,
+        LocalMasks(GrammarMatchers(None), TokenRules(SIZE)),
+        VOCABULARY,
+        SIZE,
+        4,
+        deliver,
+        RemoteMetrics(4096),
+    )
 
 
 def lose() -> None:
@@ -61,18 +76,7 @@ def test_the_last_token_is_delivered_with_the_end(end: Callable[[], None]) -> No
 
     async def main() -> None:
         registry, server = RequestRegistry(4, None), OneServer(end)
-        loop = RequestLoop(
-            registry,
-            cast("Any", server),
-            cast("Any", server),
-            VllmProtocol.features,
-            LocalMasks(GrammarMatchers(None), TokenRules(SIZE)),
-            VOCABULARY,
-            SIZE,
-            4,
-            deliveries.append,
-            RemoteMetrics(4096),
-        )
+        loop = loop_of(server, registry, deliveries.append)
         registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
         registry.inbox.put(Close(drain=True))
         await loop.run()
@@ -84,3 +88,72 @@ def test_the_last_token_is_delivered_with_the_end(end: Callable[[], None]) -> No
     assert token == Tokens("a", (8,))
     assert isinstance(finished, Finished)
     assert finished.reason == "length"
+
+
+def test_a_request_that_is_cancelled_while_it_waits_for_a_server_makes_no_call() -> None:
+    deliveries: list[Sequence[Outbound]] = []
+    released: list[str] = []
+
+    async def main() -> None:
+        waits = asyncio.Event()
+
+        class LateServer(OneServer):
+            async def acquire(self, *_: object) -> Endpoint:
+                waits.set()
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    return SERVER
+                raise AssertionError
+
+            def release(self, *args: object) -> None:
+                released.append(str(args[0]))
+
+            async def generate(self, *_: object) -> None:
+                raise AssertionError("there is a call")
+
+        registry = RequestRegistry(4, None)
+        loop = loop_of(LateServer(lose), registry, deliveries.append)
+        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
+        running = asyncio.create_task(loop.run())
+        await waits.wait()
+        registry.inbox.put(Cancel("a"))
+        registry.inbox.put(Close(drain=True))
+        loop.read_inbox()
+        await running
+
+    asyncio.run(main())
+    (message,) = [one for delivery in deliveries for one in delivery]
+    assert isinstance(message, Finished)
+    assert message.reason == "cancelled"
+    assert released == ["a-0"]
+
+
+def test_a_request_that_every_server_turns_away_waits_from_its_beginning_for_one() -> None:
+    deliveries: list[Sequence[Outbound]] = []
+    waits: list[float] = []
+
+    async def main() -> None:
+        class FullServer(OneServer):
+            async def acquire(self, *args: object) -> Endpoint:
+                waits.append(cast("float", args[-1]))
+                if len(waits) > 5:
+                    raise EngineFault("failed", "no server takes the request")
+                return SERVER
+
+            async def generate(self, *_: object) -> None:
+                raise EngineFault("overloaded", "it answered 503")
+
+        registry = RequestRegistry(4, None)
+        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
+        registry.inbox.put(Close(drain=True))
+        await loop_of(FullServer(lose), registry, deliveries.append).run()
+
+    asyncio.run(main())
+    assert len(set(waits)) == 1
+    (message,) = [one for delivery in deliveries for one in delivery]
+    assert isinstance(message, Failed)
+    assert (message.code, message.message) == (
+        "engine_dead",
+        "no server takes the request; at last: it answered 503",
+    )
