@@ -10,9 +10,10 @@ from typing import Literal, NamedTuple, Protocol
 
 from engine.request import EngineRequest, TokenLogprobs
 
-EngineFaultKind = Literal["refused", "overloaded", "failed"]
+EngineFaultKind = Literal["refused", "overloaded", "lost", "failed"]
 """`refused`: the server understands the call and will never run it (a 400); `overloaded`: it has no room now
-(429, 503); `failed`: everything else, such as a lost connection, a 500, silence, or an answer that is none.
+(429, 503); `lost`: it goes on with other calls and has forgotten this one; `failed`: everything else, such as
+a lost connection, a 500, silence, or an answer that is none.
 """
 
 

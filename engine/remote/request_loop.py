@@ -13,6 +13,7 @@ from time import monotonic
 
 from engine.core.request_metrics import EndReason
 from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry, Resumed
+from engine.remote.attempts import Attempts
 from engine.remote.generation import Generation, LocalMasks, call_ids
 from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
 from engine.remote.remote_metrics import RemoteMetrics
@@ -28,8 +29,6 @@ log = logging.getLogger(__name__)
 
 DELIVERY_SECONDS = 0.002
 """Messages are delivered at most once in this interval: each delivery wakes the thread that commits them."""
-MAX_FAILURES = 4
-"""Faults of servers without a new token between them, after which a request fails: it may be the cause."""
 
 
 class RequestLoop:
@@ -231,27 +230,24 @@ class RequestLoop:
         request = sequence.request
         if request.output_offset:
             await self._fleet.end_former_calls(call_ids(request.request_id))
-        failures, avoid, length = 0, set[str](), 0
+        attempts = Attempts(since=monotonic(), length=len(sequence.tokens))
         while (call := self._next_call(generation)) is not None:
-            await self._resumed.wait()
+            if not self._resumed.is_set():
+                await self._resumed.wait()
+                attempts.resume(monotonic())
             try:
-                endpoint = await self._fleet.acquire(call.call_id, sequence.digests, request.adapter, avoid)
+                endpoint = await self._fleet.acquire(
+                    call.call_id, sequence.digests, request.adapter, attempts.avoid, attempts.since
+                )
             except EngineFault as outage:
-                generation.fail("engine_dead", str(outage))
+                generation.fail("engine_dead", attempts.outage(outage))
                 return
             fault = await self._call(generation, endpoint, call)
-            if len(sequence.tokens) > length:
-                failures, length = 0, len(sequence.tokens)
-                avoid.clear()
-            if fault is None:
-                continue
-            if fault.kind == "refused":
-                generation.fail("engine_error", str(fault))
+            if generation.done:
                 return
-            avoid.add(endpoint.url)
-            failures += fault.kind == "failed"
-            if failures >= MAX_FAILURES:
-                generation.fail("engine_error", f"{failures} engines failed in turn; at last: {fault}")
+            attempts.count(endpoint.url, fault, len(sequence.tokens), monotonic())
+            if (trouble := attempts.trouble(fault)) is not None:
+                generation.fail("engine_error", trouble)
                 return
 
     def _next_call(self, generation: Generation) -> GenerateCall | None:
@@ -268,17 +264,19 @@ class RequestLoop:
     ) -> EngineFault | None:
         """Makes the call; returns why it failed."""
         assert endpoint.description is not None
-        self._metrics.requests.started([generation.sequence], monotonic())
         fault: EngineFault | None = None
         try:
-            model = endpoint.description.model
-            await self._client.generate(endpoint.url, model, call, partial(self._receive, generation))
+            if generation.done:  # while a server was waited for
+                return None
+            self._metrics.requests.started([generation.sequence], monotonic())
+            model, receive = endpoint.description.model, partial(self._receive, generation)
+            await self._client.generate(endpoint.url, model, call, receive, endpoint.signs)
             if not generation.done:
                 generation.end_call()
                 self._collect(generation)
         except EngineFault as raised:
             fault = raised
-            if fault.kind == "failed":
+            if fault.kind in ("failed", "lost"):
                 self._fleet.abandon(endpoint, call.call_id)
         finally:
             self._fleet.release(call.call_id, endpoint, fault)

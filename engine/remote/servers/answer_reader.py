@@ -10,6 +10,7 @@ from collections.abc import Callable
 import aiohttp
 
 from engine.remote.interface import Chunk, EngineFault
+from engine.remote.servers.call_watch import CallWatch
 
 EVENT_BYTES = 4 * 2**20
 """One event, and all comments and empty events before it; a token with 20 logprobs has 2 KiB."""
@@ -25,18 +26,19 @@ class AnswerReader(asyncio.Protocol):
         response: aiohttp.ClientResponse,
         read_event: Callable[[bytes], Chunk | None],
         receive: Callable[[Chunk], bool],
-        silence_seconds: float,
+        watch: CallWatch,
     ) -> None:
-        """`receive` returns whether more is wanted. What it and `read_event` raise ends the reading."""
+        """`receive` returns whether more is wanted. What it and `read_event` raise ends the reading.
+
+        `watch` is told what comes, and ends the call if that is too little.
+        """
         self.paused = False
         """While set, nothing is read, so that TCP slows the server down; then `take` has to be called."""
         self._response = response
         self._content = response.content
         self._read_event = read_event
         self._receive = receive
-        self._silence_seconds = silence_seconds
-        self._loop = asyncio.get_running_loop()
-        self._heard_at = self._loop.time()
+        self._watch = watch
         self._begun_event = b""
         self._barren_bytes = 0
         """Bytes since the last chunk."""
@@ -49,30 +51,21 @@ class AnswerReader(asyncio.Protocol):
     async def read(self) -> None:
         """Reads to the end of the answer, or until no more is wanted.
 
-        Raises `EngineFault`, what aiohttp raises, or TimeoutError after `silence_seconds` without a byte.
+        Raises `EngineFault`, or what aiohttp raises.
         """
-        self._silence = self._loop.call_later(self._silence_seconds, self._check_silence)
         self._begin()
         try:
             self.take()
             await self._ended.wait()
         finally:
-            self._silence.cancel()
             self._give_back()
         if self._error is not None:
             raise self._error
-
-    def close(self) -> None:
-        """Closes the connection; `read` raises."""
-        self._response.close()
-        self.take()
 
     def _begin(self) -> None:
         connection = self._response.connection
         if connection is None or connection.protocol is None or connection.transport is None:
             return  # the whole answer is there, or the connection is lost
-        connection.protocol.read_timeout = None  # a timer for each part costs more than `_check_silence`
-        connection.protocol.start_timeout()
         self._parser, self._transport = connection.protocol, connection.transport
         self._transport.set_protocol(self)
 
@@ -85,7 +78,7 @@ class AnswerReader(asyncio.Protocol):
     # The transport's callbacks
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
+        self._watch.hear_bytes()
         self._parser.data_received(data)
         self.take()
 
@@ -131,6 +124,7 @@ class AnswerReader(asyncio.Protocol):
             if len(chunk.token_ids) > TOKENS_PER_CHUNK:
                 raise EngineFault("failed", f"one event has {len(chunk.token_ids)} tokens")
             self._barren_bytes = len(self._begun_event)
+            self._watch.hear_chunk()
             if not self._receive(chunk):
                 self._end()
                 return
@@ -141,13 +135,3 @@ class AnswerReader(asyncio.Protocol):
         if not self._ended.is_set():
             self._error = error
             self._ended.set()
-
-    def _check_silence(self) -> None:
-        """Runs again when the silence since the last part would be over."""
-        if self.paused:
-            self._heard_at = self._loop.time()
-        left = self._heard_at + self._silence_seconds - self._loop.time()
-        if left > 0:
-            self._silence = self._loop.call_later(left, self._check_silence)
-        else:
-            self._end(TimeoutError(f"silence of {self._silence_seconds:g} s"))

@@ -64,8 +64,8 @@ class Fleet:
         self._missed_probes: dict[str, int] = {}
         self._abandoned: dict[str, dict[str, None]] = {}
         """By URL: ids of calls that were left to a server which did not answer."""
-        self._calls: dict[str, Endpoint] = {}
-        """By id: where the calls are that run now."""
+        self._calls: dict[str, tuple[Endpoint, int]] = {}
+        """By id: where the calls are that run now, and their epochs."""
         self._faults: dict[str, list[str]] = {}
         """By URL: why calls failed since the last report."""
         self._first = threading.Event()
@@ -147,26 +147,28 @@ class Fleet:
             del self._abandoned[url]
 
     async def acquire(
-        self, call_id: str, digests: Sequence[bytes], adapter: str, avoid: Collection[str]
+        self, call_id: str, digests: Sequence[bytes], adapter: str, avoid: Collection[str], since: float
     ) -> Endpoint:
         """A server for a call, whose begin is counted; waits until there is one.
 
-        Servers of `avoid` are taken only if there is no other. Raises `EngineFault` after `outage_seconds`.
+        Servers of `avoid` are taken only if there is no other. Raises `EngineFault` when for `outage_seconds`
+        from `since` no server has taken the request, and none that could has sent a token to another one: a
+        full server is waited for as long as it works, one that turns all calls away is not.
         """
-        until = monotonic() + self._config.outage_seconds
         while True:
             now = monotonic()
+            until = max(since, self._router.progress_at(adapter)) + self._config.outage_seconds
             endpoint = self._router.choose(digests, adapter, now, avoid)
-            endpoint = endpoint or self._router.choose(digests, adapter, now)
-            if endpoint is not None:
-                self._router.begin(endpoint, digests)
-                self._calls[call_id] = endpoint
+            if endpoint is not None and (now < until or endpoint.url not in avoid):
+                self._calls[call_id] = endpoint, self._router.begin(endpoint, digests)
                 return endpoint
             if now >= until:
                 raise EngineFault("failed", self.trouble or "no server takes the request")
             self._changed.clear()
+            # Not `wait_for`, which on Python 3.11 loses a cancellation that comes together with the event.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(TICK_SECONDS, until - now))
+                async with asyncio.timeout(min(TICK_SECONDS, until - now)):
+                    await self._changed.wait()
 
     async def image_tokens(self, image: ImageFile) -> tuple[int, ...]:
         """Which tokens a server makes of a picture. Raises `EngineFault`."""
@@ -182,9 +184,9 @@ class Fleet:
 
     def release(self, call_id: str, endpoint: Endpoint, fault: EngineFault | None) -> None:
         """The call has ended."""
-        del self._calls[call_id]
-        self._router.end(endpoint, fault, monotonic())
-        if fault is not None and fault.kind == "failed":
+        _, epoch = self._calls.pop(call_id)
+        self._router.end(endpoint, epoch, fault, monotonic())
+        if fault is not None and fault.kind in ("failed", "lost"):
             self._faults.setdefault(endpoint.url, []).append(str(fault))
         self._changed.set()
 
@@ -253,15 +255,21 @@ class Fleet:
             self._client.drop(endpoint.url)
 
     async def _read_load(self, client: "_OneServer") -> EngineLoad | None:
+        """None is unknown, and no fault: llama-server answers between two batches only, each of which may
+        take minutes without a GPU.
+        """
         request = self._protocol.load_request()
         if request is None:
             return None
-        status, body = await client.fetch(request)
+        try:
+            status, body = await client.fetch(request)
+        except EngineFault:
+            return None
         return self._protocol.read_load(body) if status == 200 else None
 
     async def _end_abandoned(self, endpoint: Endpoint) -> None:
         calls = self._abandoned.pop(endpoint.url, {})
-        left = [call_id for call_id in calls if self._calls.get(call_id) is not endpoint]
+        left = [one for one in calls if one not in self._calls or self._calls[one][0] is not endpoint]
         request = self._protocol.abort_request(left) if left else None
         if request is not None:
             try:

@@ -1,10 +1,11 @@
 """`EngineClient`: sends calls to engine servers with aiohttp and reads their answers, on the event loop.
 
 All that a server sends has a bound: in bytes, for an event and for an answer that is not streamed, and in
-seconds of silence. Redirects and compressed bodies are refused: neither is what an engine sends.
+seconds of silence (`silence`). Redirects and compressed bodies are refused: neither is what an engine sends.
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,12 +22,18 @@ from engine.remote.interface import (
     HttpRequest,
 )
 from engine.remote.servers.answer_reader import AnswerReader
+from engine.remote.servers.call_watch import CallWatch
+from engine.remote.servers.silence import ServerSigns
 from engine.request import describe
 
 CONNECT_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 3.0
 """After which an idle connection is not used again: vLLM and llama-server close theirs after 5 s, and a call
 that is sent at that moment fails as if the server was lost."""
+LIVENESS_SECONDS, LIVENESS_PROBES = 20, 3
+"""How often TCP asks whether the other end of a silent connection is there, and how many of these questions
+in a row without an answer end it. A call may wait in a server's queue for longer than firewalls remember a
+connection of which they see nothing, and one that they forget gets no answer any more."""
 PROBE_SECONDS = 5.0
 """For the whole answer to a probe, an abort, or a question for the load."""
 PROBE_BYTES = 4 * 2**20
@@ -48,7 +55,7 @@ class EngineClient:
         silence_seconds: float,
         trace_parent_of: Callable[[str], str | None] = lambda _request_id: None,
     ) -> None:
-        """`silence_seconds` is the longest wait between two parts of an answer."""
+        """`silence_seconds` is the longest wait for a part of an answer, as `silence.judge` counts it."""
         self._protocol = protocol
         self._trace_parent_of = trace_parent_of
         self._headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
@@ -58,12 +65,16 @@ class EngineClient:
         self._silence_seconds = silence_seconds
         self._session: aiohttp.ClientSession | None = None
         self._paused = False
-        self._readers: dict[AnswerReader, str] = {}
-        """Of the answers that are being read, with the server's URL."""
+        self._calls: dict[str, set[CallWatch]] = {}
+        """By server's URL: the calls that run, whatever they wait for."""
+        self._readers: set[AnswerReader] = set()
+        """Of the answers that are being read."""
 
     def open(self) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            connector=aiohttp.TCPConnector(
+                limit=0, ssl=self._tls, keepalive_timeout=KEEP_ALIVE_SECONDS, socket_factory=_make_socket
+            ),
             headers=self._headers,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -74,14 +85,17 @@ class EngineClient:
             await self._session.close()
 
     def drop(self, url: str) -> None:
-        """Closes the connections of calls to this server; reading them raises `EngineFault`."""
-        for reader in [reader for reader, server in self._readers.items() if server == url]:
-            reader.close()
+        """Ends the calls of this server at once, those without the head of an answer too: `EngineFault`."""
+        for call in self._calls.get(url, ()):
+            call.end(EngineFault("failed", "it does not answer its probes"))
 
     def set_paused(self, paused: bool) -> None:
         """While paused, no streamed answer is read. Idempotent."""
         if paused != self._paused:
             self._paused = paused
+            for calls in self._calls.values():
+                for call in calls:
+                    call.set_paused(paused)
             for reader in list(self._readers):
                 reader.paused = paused
                 reader.take()
@@ -95,42 +109,66 @@ class EngineClient:
             return response.status, await _read(response, PROBE_BYTES)
 
     async def generate(
-        self, url: str, model: str, call: GenerateCall, receive: Callable[[Chunk], bool]
+        self,
+        url: str,
+        model: str,
+        call: GenerateCall,
+        receive: Callable[[Chunk], bool],
+        server: ServerSigns,
     ) -> None:
         """Makes the call and gives the parts of its answer to `receive`, until that returns False.
 
-        Leaving the call early closes the connection. Raises `EngineFault`, and what `receive` raises.
+        `server` has the signs of all calls of this URL. Leaving the call early closes the connection. Raises
+        `EngineFault`, and what `receive` raises.
         """
-        if call.request.images:  # takes 0.2 s for the largest
-            request = await asyncio.to_thread(self._protocol.generate_request, call, model)
-        else:
-            request = self._protocol.generate_request(call, model)
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_SECONDS, sock_read=self._silence_seconds
-        )
-        trace_parent = self._trace_parent_of(call.request.request_id)
-        async with self._send(url, request, timeout, trace_parent) as response:
-            if response.status != 200:
-                body = await _read(response, ERROR_BYTES, cut=True)
-                raise self._protocol.read_error(response.status, body)
-            if request.streamed:
-                await self._read_events(url, response, call, receive)
-                return
-            count = 2 + (call.request.prompt_logprobs or 0)
-            limit = PROBE_BYTES + len(call.tokens) * count * BYTES_PER_LOGPROB
-            receive(self._protocol.read_answer(await _read(response, limit), call))
+        async with self._watched(url, server) as watch:
+            if call.request.images:  # takes 0.2 s for the largest
+                request = await asyncio.to_thread(self._protocol.generate_request, call, model)
+            else:
+                request = self._protocol.generate_request(call, model)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+            trace_parent = self._trace_parent_of(call.request.request_id)
+            async with self._send(url, request, timeout, trace_parent) as response:
+                watch.hear_bytes()
+                if response.status != 200:
+                    body = await _read(response, ERROR_BYTES, cut=True)
+                    raise self._protocol.read_error(response.status, body)
+                if request.streamed:
+                    await self._read_events(response, call, receive, watch)
+                    return
+                count = 2 + (call.request.prompt_logprobs or 0)
+                limit = PROBE_BYTES + len(call.tokens) * count * BYTES_PER_LOGPROB
+                body = await _read(response, limit, heard=watch.hear_chunk)
+                receive(self._protocol.read_answer(body, call))
 
     async def _read_events(
-        self, url: str, response: aiohttp.ClientResponse, call: GenerateCall, receive: Callable[[Chunk], bool]
+        self,
+        response: aiohttp.ClientResponse,
+        call: GenerateCall,
+        receive: Callable[[Chunk], bool],
+        watch: CallWatch,
     ) -> None:
-        read_event = partial(self._protocol.read_event, call=call)
-        reader = AnswerReader(response, read_event, receive, self._silence_seconds)
+        reader = AnswerReader(response, partial(self._protocol.read_event, call=call), receive, watch)
         reader.paused = self._paused
-        self._readers[reader] = url
+        self._readers.add(reader)
         try:
             await reader.read()
         finally:
-            del self._readers[reader]
+            self._readers.remove(reader)
+
+    @asynccontextmanager
+    async def _watched(self, url: str, server: ServerSigns) -> AsyncIterator[CallWatch]:
+        """Around a call: `drop`, pauses and silence concern it from its start."""
+        watch = CallWatch(server, self._silence_seconds, paused=self._paused)
+        calls = self._calls.setdefault(url, set())
+        calls.add(watch)
+        try:
+            async with watch.watching():
+                yield watch
+        finally:
+            calls.remove(watch)
+            if not calls:
+                del self._calls[url]
 
     @asynccontextmanager
     async def _send(
@@ -171,10 +209,32 @@ def is_refused_connection(fault: EngineFault) -> bool:
     )
 
 
-async def _read(response: aiohttp.ClientResponse, limit: int, *, cut: bool = False) -> bytes:
-    """The body, of at most `limit` bytes. Raises `EngineFault` for a longer one, unless `cut`."""
+def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """One whose connection is lost when the other end is: a call may wait for hours."""
+    family, kind, protocol = address[:3]
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):  # not everywhere by this name
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, LIVENESS_SECONDS)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, LIVENESS_SECONDS)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LIVENESS_PROBES)
+    return made
+
+
+async def _read(
+    response: aiohttp.ClientResponse,
+    limit: int,
+    *,
+    cut: bool = False,
+    heard: Callable[[], None] = lambda: None,
+) -> bytes:
+    """The body, of at most `limit` bytes. Raises `EngineFault` for a longer one, unless `cut`.
+
+    `heard` is called for each part of it.
+    """
     body = bytearray()
     while part := await response.content.readany():
+        heard()
         body += part
         if len(body) > limit:
             if cut:

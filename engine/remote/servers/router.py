@@ -9,17 +9,20 @@ https://arxiv.org/abs/1608.01350); otherwise to the server with the least work.
 
 A server's circuit opens at the first failure: it gets no further calls until a probe succeeds. The pause
 before that probe grows with each failure in a row, with full jitter, so that replicas do not probe a
-recovering server all at once.
+recovering server all at once. A call that began before the circuit opened does not open it again: one cause
+fails many calls, some of them later. Any call after that does.
 """
 
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 from typing import Literal
 
 from engine.remote.interface import EngineDescription, EngineFault, EngineLoad, EngineMismatch
 from engine.remote.servers.prefix_index import PrefixIndex
+from engine.remote.servers.silence import ServerSigns
 from engine.request import one_line
 
 PROBE_SECONDS = 5.0
@@ -41,7 +44,7 @@ EndpointState = Literal["new", "up", "broken", "unfit", "draining"]
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One server. `Router` alone changes it."""
+    """One server. `Router` alone changes it, but for what readers of answers note in `signs`."""
 
     url: str
     description: EngineDescription | None = None
@@ -61,8 +64,9 @@ class Endpoint:
     failures: int = 0
     """Openings of the circuit, and failed probes while it was open, since a call or a second probe in a row
     succeeded."""
-    doomed: int = 0
-    """Running calls from before the circuit opened. If they fail later, it does not open for them again."""
+    epoch: int = 0
+    """How often the circuit has opened. A call has that of its beginning."""
+    signs: ServerSigns = field(default_factory=ServerSigns)
     probing: bool = False
     probe_at: float = 0.0
     resume_at: float = 0.0
@@ -143,6 +147,7 @@ class Router:
         endpoint.probing, endpoint.probe_at = False, now + PROBE_SECONDS
         endpoint.description, endpoint.load = description, load
         endpoint.trouble, endpoint.unfit = None, False
+        endpoint.signs.report(None if load is None else load.waiting, now)
         reported = 0 if load is None else (load.running or 0) + (load.waiting or 0)
         endpoint.others = max(0, reported - endpoint.running)
 
@@ -177,22 +182,27 @@ class Router:
         within = {one for one in candidates if one.work + 1 <= bound}
         return _least_work(self._prefixes.longest(digests, within) or candidates, digests)
 
-    def begin(self, endpoint: Endpoint, digests: Sequence[bytes]) -> None:
-        """A call starts there."""
+    def begin(self, endpoint: Endpoint, digests: Sequence[bytes]) -> int:
+        """A call starts there. Returns its epoch, for `end`."""
         endpoint.running += 1
         self._prefixes.add(digests, endpoint)
+        return endpoint.epoch
 
-    def end(self, endpoint: Endpoint, fault: EngineFault | None, now: float) -> None:
-        """A call ended, with this fault if it failed. A refused call is no failure of the server."""
+    def end(self, endpoint: Endpoint, epoch: int, fault: EngineFault | None, now: float) -> None:
+        """A call ended, with this fault if it failed. A refused or lost call is no failure of the server."""
         endpoint.running -= 1
         if fault is None:
             endpoint.failures = 0 if endpoint.trouble is None else endpoint.failures
         elif fault.kind == "overloaded":
             endpoint.resume_at = now + self._overload_pause()
-        elif fault.kind == "failed":
-            self._call_failed(endpoint, fault, now)
-        endpoint.doomed = min(endpoint.doomed, endpoint.running)
+        elif fault.kind == "failed" and epoch == endpoint.epoch and endpoint.trouble is None:
+            self._open(endpoint, str(fault), now)
         self._remove_if_drained(endpoint)
+
+    def progress_at(self, adapter: str) -> float:
+        """When a server that may take such calls last sent a chunk to one of ours."""
+        takers = [one for one in self._endpoints.values() if not one.draining and _has(one, adapter)]
+        return max((one.signs.chunk_at for one in takers), default=-inf)
 
     @property
     def available(self) -> bool:
@@ -218,19 +228,13 @@ class Router:
             endpoint.state == "up"
             and endpoint.resume_at <= now
             and (self._max_calls is None or endpoint.running < self._max_calls)
-            and (not adapter or endpoint.description is None or adapter in endpoint.description.adapters)
+            and _has(endpoint, adapter)
         )
-
-    def _call_failed(self, endpoint: Endpoint, fault: EngineFault, now: float) -> None:
-        if endpoint.doomed:
-            endpoint.doomed -= 1
-        elif endpoint.trouble is None:
-            self._open(endpoint, str(fault), now)
 
     def _open(self, endpoint: Endpoint, sentence: str, now: float) -> None:
         """Its prefix cache is probably gone with whatever failed, so its prefixes are forgotten."""
         if endpoint.trouble is None:
-            endpoint.doomed = endpoint.running
+            endpoint.epoch += 1
             self._prefixes.forget(endpoint)
         endpoint.trouble = one_line(sentence)
         endpoint.others = 0
@@ -247,6 +251,10 @@ class Router:
         if endpoint.draining and endpoint.running == 0:
             self._prefixes.forget(endpoint)
             del self._endpoints[endpoint.url]
+
+
+def _has(endpoint: Endpoint, adapter: str) -> bool:
+    return not adapter or endpoint.description is None or adapter in endpoint.description.adapters
 
 
 def _least_work(endpoints: Iterable[Endpoint], digests: Sequence[bytes]) -> Endpoint:

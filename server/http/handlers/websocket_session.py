@@ -118,13 +118,8 @@ class SocketSession:
         input_images.SOURCE.set(services.model.image_source(caller.tenant))
         retained = self._retained.get(message.previous_response_id or "")
         message_bytes = wanted.size + (retained.message_bytes if retained else 0)
-        if retained and message.store is not False:
-            raise InvalidRequest(
-                "A stored response cannot go on from one that is not stored; send store: false.",
-                param="store",
-            )
-        if message_bytes > services.config.max_body_bytes:
-            raise BodyTooLarge(services.config.max_body_bytes)
+        if retained:
+            _check_continued(message, message_bytes, services.config.max_body_bytes)
         admitted = services.admission.admit(
             caller,
             message,
@@ -172,6 +167,16 @@ class SocketSession:
         seconds = self._services.config.websocket_seconds
         message = f"This connection has lasted {seconds:g} seconds; open a new one to go on."
         return self.explain(InvalidRequest(message, code="websocket_connection_limit_reached"))
+
+
+def _check_continued(message: CreateMessage, message_bytes: int, most: int) -> None:
+    """Raises ApiError for what may not go on from a retained response, with so many bytes of messages."""
+    if message.store is not False:
+        raise InvalidRequest(
+            "A stored response cannot go on from one that is not stored; send store: false.", param="store"
+        )
+    if message_bytes > most:
+        raise BodyTooLarge(most)
 
 
 def _validated(message: CreateMessage) -> CreateMessage:

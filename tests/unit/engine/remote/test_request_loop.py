@@ -1,4 +1,4 @@
-"""What is delivered of a request together, and what of it when its call is lost or cancelled, or all end."""
+"""What is delivered of a request together, and what when its call is lost, cancelled or waits no longer."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -42,13 +42,28 @@ class OneServer:
     def abandon(self, *_: object) -> None: ...
 
     async def generate(
-        self, _url: str, _model: str, call: GenerateCall, receive: Callable[[Chunk], bool]
+        self, _url: str, _model: str, call: GenerateCall, receive: Callable[[Chunk], bool], _server: object
     ) -> None:
         assert receive(Chunk(token_ids=(7,) * (call.max_tokens - 1)))
         await asyncio.sleep(5 * DELIVERY_SECONDS)
         assert receive(Chunk(token_ids=(8,), finish_reason="length"))
         await asyncio.sleep(5 * DELIVERY_SECONDS)
         self.end()
+
+
+def loop_of(server: OneServer, registry: RequestRegistry, deliver: Callable[[Any], None]) -> RequestLoop:
+    return RequestLoop(
+        registry,
+        cast("Any", server),
+        cast("Any", server),
+        VllmProtocol.features,
+        LocalMasks(GrammarMatchers(None), TokenRules(SIZE)),
+        VOCABULARY,
+        SIZE,
+        4,
+        deliver,
+        RemoteMetrics(4096),
+    )
 
 
 def lose() -> None:
@@ -64,29 +79,12 @@ class AtOnce(OneServer):
         self.sent = asyncio.Event()
 
     async def generate(
-        self, _url: str, _model: str, call: GenerateCall, receive: Callable[[Chunk], bool]
+        self, _url: str, _model: str, call: GenerateCall, receive: Callable[[Chunk], bool], _server: object
     ) -> None:
         receive(Chunk(token_ids=(7,) * call.max_tokens, finish_reason="length"))
         self.sent.set()
         if not self.ends:
             await asyncio.get_running_loop().create_future()
-
-
-def loop_of(
-    registry: RequestRegistry, server: OneServer, deliveries: list[Sequence[Outbound]]
-) -> RequestLoop:
-    return RequestLoop(
-        registry,
-        cast("Any", server),
-        cast("Any", server),
-        VllmProtocol.features,
-        LocalMasks(GrammarMatchers(None), TokenRules(SIZE)),
-        VOCABULARY,
-        SIZE,
-        4,
-        deliveries.append,
-        RemoteMetrics(4096),
-    )
 
 
 @pytest.mark.parametrize("end", [lambda: None, lose])
@@ -96,7 +94,7 @@ def test_the_last_token_is_delivered_with_the_end(end: Callable[[], None]) -> No
 
     async def main() -> None:
         registry, server = RequestRegistry(4, None), OneServer(end)
-        loop = loop_of(registry, server, deliveries)
+        loop = loop_of(server, registry, deliveries.append)
         registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
         registry.inbox.put(Close(drain=True))
         await loop.run()
@@ -115,7 +113,7 @@ def test_a_request_that_is_cancelled_before_its_usage_came_leaves_no_account_in_
 
     async def main() -> RequestLoop:
         registry, server = RequestRegistry(4, None), AtOnce(ends=False)
-        loop = loop_of(registry, server, deliveries)
+        loop = loop_of(server, registry, deliveries.append)
         registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4, priority=3), [], None))
         loop.read_inbox()
         await server.sent.wait()
@@ -144,7 +142,7 @@ def test_a_request_that_had_ended_when_the_engine_died_has_one_end(monkeypatch: 
         await task
 
     async def main() -> RequestLoop:
-        loop = loop_of(registry, AtOnce(ends=True), deliveries)
+        loop = loop_of(AtOnce(ends=True), registry, deliveries.append)
         await serve(loop, "delivered")
         assert len(deliveries) == 1
         await serve(loop, "ended")
@@ -158,3 +156,72 @@ def test_a_request_that_had_ended_when_the_engine_died_has_one_end(monkeypatch: 
         ("delivered", Finished), ("ended", Finished), ("waiting", Failed)
     ]  # fmt: skip
     assert len(registry) == 0
+
+
+def test_a_request_that_is_cancelled_while_it_waits_for_a_server_makes_no_call() -> None:
+    deliveries: list[Sequence[Outbound]] = []
+    released: list[str] = []
+
+    async def main() -> None:
+        waits = asyncio.Event()
+
+        class LateServer(OneServer):
+            async def acquire(self, *_: object) -> Endpoint:
+                waits.set()
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    return SERVER
+                raise AssertionError
+
+            def release(self, *args: object) -> None:
+                released.append(str(args[0]))
+
+            async def generate(self, *_: object) -> None:
+                raise AssertionError("there is a call")
+
+        registry = RequestRegistry(4, None)
+        loop = loop_of(LateServer(lose), registry, deliveries.append)
+        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
+        running = asyncio.create_task(loop.run())
+        await waits.wait()
+        registry.inbox.put(Cancel("a"))
+        registry.inbox.put(Close(drain=True))
+        loop.read_inbox()
+        await running
+
+    asyncio.run(main())
+    (message,) = [one for delivery in deliveries for one in delivery]
+    assert isinstance(message, Finished)
+    assert message.reason == "cancelled"
+    assert released == ["a-0"]
+
+
+def test_a_request_that_every_server_turns_away_waits_from_its_beginning_for_one() -> None:
+    deliveries: list[Sequence[Outbound]] = []
+    waits: list[float] = []
+
+    async def main() -> None:
+        class FullServer(OneServer):
+            async def acquire(self, *args: object) -> Endpoint:
+                waits.append(cast("float", args[-1]))
+                if len(waits) > 5:
+                    raise EngineFault("failed", "no server takes the request")
+                return SERVER
+
+            async def generate(self, *_: object) -> None:
+                raise EngineFault("overloaded", "it answered 503")
+
+        registry = RequestRegistry(4, None)
+        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
+        registry.inbox.put(Close(drain=True))
+        await loop_of(FullServer(lose), registry, deliveries.append).run()
+
+    asyncio.run(main())
+    assert len(set(waits)) == 1
+    (message,) = [one for delivery in deliveries for one in delivery]
+    assert isinstance(message, Failed)
+    assert (message.code, message.message) == (
+        "engine_dead",
+        "no server takes the request; at last: it answered 503",
+    )

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from engine.remote.interface import Chunk, EngineFault
 from engine.remote.servers.answer_reader import EVENT_BYTES, TOKENS_PER_CHUNK, AnswerReader
+from engine.remote.servers.call_watch import CallWatch
+from engine.remote.servers.silence import ServerSigns
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -81,9 +83,10 @@ async def read_from(
                 tokens.extend(chunk.token_ids)
                 return receive(answer, chunk)
 
-            answer = AnswerReader(response, read_event, take, silence_seconds)
+            watch = CallWatch(ServerSigns(), silence_seconds)
+            answer = AnswerReader(response, read_event, take, watch)
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(PATIENCE_S), watch.watching():
                     await answer.read()
             except Exception as raised:  # noqa: BLE001 - it is what the test is about
                 error = raised
@@ -184,7 +187,20 @@ def test_a_server_that_falls_silent_is_given_up() -> None:
 
     read = asyncio.run(read_from(hang, silence_seconds=0.1))
     assert read.tokens == [1]
-    assert isinstance(read.error, TimeoutError)
+    assert "silence" in str(read.error)
+
+
+def test_a_server_that_only_sends_comments_is_given_up() -> None:
+    async def hang(writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            for _ in range(int(PATIENCE_S / 0.01)):
+                writer.write(piece(b": a comment\n\n"))
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    read = asyncio.run(read_from(hang, silence_seconds=0.1))
+    assert isinstance(read.error, EngineFault)
+    assert "silence" in str(read.error)
 
 
 def test_a_connection_that_is_lost_within_an_answer_is_an_error() -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from errno import ECONNREFUSED, EHOSTUNREACH
+from time import monotonic
 from typing import Any, cast
 
 import aiohttp
@@ -11,6 +13,7 @@ import pytest
 from engine.remote.config import RemoteConfig
 from engine.remote.interface import EngineDescription, EngineFault, HttpRequest
 from engine.remote.protocols.vllm_protocol import VllmProtocol
+from engine.remote.servers import fleet as fleet_module
 from engine.remote.servers.fleet import LOST_PROBES, MAX_REMOVED, Fleet
 from engine.remote.servers.router import Endpoint
 
@@ -45,7 +48,7 @@ def make_fleet(client: Client) -> Fleet:
 def fail(fleet: Fleet, endpoint: Endpoint, calls: int) -> None:
     for number in range(calls):
         endpoint.running += 1
-        fleet._calls[f"{endpoint.url}{number}"] = endpoint
+        fleet._calls[f"{endpoint.url}{number}"] = endpoint, endpoint.epoch
         fleet.release(f"{endpoint.url}{number}", endpoint, EngineFault("failed", "ClientPayloadError"))
 
 
@@ -67,7 +70,7 @@ def test_an_abandoned_call_is_ended_by_its_name_once_its_server_answers() -> Non
         client = Client()
         fleet = make_fleet(client)
         fleet.abandon(ONE, "a-0")
-        fleet._calls["a-1"] = ONE
+        fleet._calls["a-1"] = ONE, 0
         await fleet._end_abandoned(ONE)
         client.answers = True
         await fleet._end_abandoned(OTHER)
@@ -159,3 +162,99 @@ def test_the_first_server_may_be_gone_when_it_has_described_the_model() -> None:
     fleet._first.set()
     fleet._set_urls(["http://other"])
     assert fleet.wait_for_first(1, lambda _line: None) is description
+
+
+DESCRIPTION = EngineDescription(version="1", model="m", context_length=1, vocabulary="v")
+
+
+def fleet_of_one(outage_seconds: float = 300.0) -> tuple[Fleet, Endpoint]:
+    fleet = Fleet(
+        RemoteConfig(urls="http://one", outage_seconds=outage_seconds),
+        VllmProtocol(),
+        cast("Any", Client()),
+        cast("Any", None),
+    )
+    fleet._set_urls(["http://one"])
+    (endpoint,) = fleet._router.needs_probe(0)
+    fleet._router.probed(endpoint, DESCRIPTION, None, 0)
+    return fleet, endpoint
+
+
+@pytest.mark.parametrize("offset", range(6))
+def test_a_request_that_is_cancelled_as_a_server_becomes_free_takes_no_server(offset: int) -> None:
+    async def main() -> None:
+        fleet, endpoint = fleet_of_one()
+        endpoint.resume_at = monotonic() + 3600
+        waiting = asyncio.create_task(fleet.acquire("a-0", [], "", (), monotonic()))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        endpoint.resume_at = 0
+        fleet._changed.set()
+        for _ in range(offset):
+            await asyncio.sleep(0)
+        if waiting.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert endpoint.running == 0
+
+    asyncio.run(main())
+
+
+def acquire_at(fleet: Fleet, avoid: set[str], since: float) -> str | None:
+    """The server that a request gets at once; None if it waits. Raises `EngineFault` if it gives up."""
+
+    async def main() -> str | None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                return (await fleet.acquire("a-0", [], "", avoid, since)).url
+        return None
+
+    return asyncio.run(main())
+
+
+def test_a_request_that_its_servers_turn_away_for_the_longest_outage_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "monotonic", lambda: 1000.0)
+    fleet, endpoint = fleet_of_one(outage_seconds=60)
+    assert acquire_at(fleet, {endpoint.url}, 941) == endpoint.url
+    with pytest.raises(EngineFault, match="no server takes the request"):
+        acquire_at(fleet, {endpoint.url}, 940)
+
+
+def test_a_server_that_was_not_asked_yet_is_asked_after_the_longest_outage_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "monotonic", lambda: 1000.0)
+    fleet, endpoint = fleet_of_one(outage_seconds=0)
+    assert acquire_at(fleet, {"http://other"}, 0) == endpoint.url
+
+
+def test_a_full_server_is_waited_for_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "monotonic", lambda: 1000.0)
+    fleet, endpoint = fleet_of_one(outage_seconds=60)
+    endpoint.signs.chunk_at = 941
+    assert acquire_at(fleet, {endpoint.url}, 0) == endpoint.url
+    endpoint.signs.chunk_at = 940
+    with pytest.raises(EngineFault):
+        acquire_at(fleet, {endpoint.url}, 0)
+
+
+def test_a_server_that_does_not_say_its_load_in_time_is_used() -> None:
+    """llama-server says it between two batches only."""
+
+    class Protocol(VllmProtocol):
+        async def probe(self, *_: object) -> EngineDescription:
+            return DESCRIPTION
+
+    async def main() -> None:
+        client = Client()
+        fleet = Fleet(RemoteConfig(urls="http://one"), Protocol(), cast("Any", client), cast("Any", None))
+        fleet._set_urls(["http://one"])
+        (endpoint,) = fleet._router.needs_probe(0)
+        fleet._router.begin(endpoint, [])
+        for _ in range(LOST_PROBES):
+            await fleet._probe_once(endpoint)
+        assert (endpoint.state, endpoint.load, client.dropped) == ("up", None, [])
+
+    asyncio.run(main())

@@ -1,6 +1,7 @@
-"""The headers of calls, and which connections are used again."""
+"""The headers of calls, which connections are used again, and how calls of a lost server end."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +12,7 @@ from engine.remote.interface import EngineFault, GenerateCall, HttpRequest
 from engine.remote.protocols.vllm_protocol import VllmProtocol
 from engine.remote.servers import http_client
 from engine.remote.servers.http_client import EngineClient
+from engine.remote.servers.silence import ServerSigns
 from tests.support.engines import make_request
 
 
@@ -39,7 +41,7 @@ def headers_of_a_call(trace_parent: str | None) -> Mapping[str, str]:
         try:
             url = f"http://127.0.0.1:{server.server_port}"
             call = GenerateCall(call_id="c", request=request, tokens=[1], max_tokens=4, seed=1)
-            await client.generate(url, "m", call, lambda _chunk: True)
+            await client.generate(url, "m", call, lambda _chunk: True, ServerSigns())
         finally:
             await client.close()
 
@@ -86,3 +88,64 @@ def test_an_idle_connection_is_not_used_when_the_server_may_be_closing_it(
             server.close()
 
     asyncio.run(main())
+
+
+STAGES = {
+    "before the head": (b"", False),
+    "within a stream": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", False),
+    "within an answer": (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", True),
+    "within an error": (b"HTTP/1.1 500 Error\r\nContent-Length: 9\r\n\r\n{", False),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_call_of_a_lost_server_ends_at_once_wherever_it_is(stage: str) -> None:
+    sent, score_prompt = STAGES[stage]
+
+    async def main() -> None:
+        asked = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(sent)
+            await writer.drain()
+            asked.set()
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = EngineClient(VllmProtocol(), None, None, 3600.0)
+        client.open()
+        call = GenerateCall(
+            call_id="c",
+            request=make_request("a", [1], 4),
+            tokens=[1],
+            max_tokens=4,
+            seed=1,
+            score_prompt=score_prompt,
+        )
+        running = asyncio.create_task(client.generate(url, "m", call, lambda _chunk: True, ServerSigns()))
+        try:
+            async with asyncio.timeout(20):
+                await asked.wait()
+                client.drop("http://another")
+                await asyncio.sleep(0)
+                assert not running.done()
+                client.drop(url)
+                with pytest.raises(EngineFault, match="does not answer its probes") as raised:
+                    await running
+            assert raised.value.kind == "failed"
+            assert client._calls == {}
+        finally:
+            running.cancel()
+            await client.close()
+            server.close()
+
+    asyncio.run(main())
+
+
+def test_connections_ask_whether_the_other_end_is_there() -> None:
+    address = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))
+    with http_client._make_socket(address) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

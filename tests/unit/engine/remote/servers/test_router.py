@@ -7,46 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.remote.interface import EngineDescription, EngineFault, EngineLoad, EngineMismatch
+from engine.remote.interface import EngineDescription, EngineLoad, EngineMismatch
 from engine.remote.servers.router import (
-    FIRST_PAUSE_SECONDS,
     LOAD_FACTOR,
     LOAD_SLACK,
     MAX_PAUSE_SECONDS,
-    OVERLOAD_PAUSE_SECONDS,
     PROBE_SECONDS,
     Endpoint,
     Router,
 )
-from engine.scheduling.block_pool import extend_chain
 from tests.support.rounds import example_count
-
-MODEL = EngineDescription(version="1", model="m", context_length=4096, vocabulary="v", adapters=("sql",))
-FAILED = EngineFault("failed", "The connection was lost.")
-OVERLOADED = EngineFault("overloaded", "429")
-REFUSED = EngineFault("refused", "400")
-
-
-def digests(name: str, blocks: int = 4) -> list[bytes]:
-    chain: list[bytes] = []
-    extend_chain(chain, name, list(range(16 * blocks)), blocks, 16)
-    return chain
-
-
-def router_of(count: int, *, max_calls: int | None = None, jitter: float = 1.0) -> Router:
-    router = Router(max_calls=max_calls, jitter=lambda: jitter)
-    router.set_urls([f"http://e{number}:8000" for number in range(count)])
-    for endpoint in router.needs_probe(0):
-        router.probed(endpoint, MODEL, None, 0)
-    return router
-
-
-def call(router: Router, chain: list[bytes], now: float = 0, adapter: str = "") -> Endpoint:
-    endpoint = router.choose(chain, adapter, now)
-    assert endpoint is not None
-    router.begin(endpoint, chain)
-    return endpoint
-
+from tests.support.routers import FAILED, MODEL, OVERLOADED, REFUSED, call, digests, end, router_of
 
 # Affinity and load
 
@@ -57,7 +28,7 @@ def test_a_conversation_goes_on_where_it_was() -> None:
         chain = digests(f"conversation {number}", 20)
         first = call(router, chain[:3])
         for length in (7, 8, 15, 20):
-            router.end(first, None, 0)
+            end(router, first, None, 0)
             assert call(router, chain[:length]) is first
 
 
@@ -121,134 +92,6 @@ def test_an_avoided_server_is_chosen_only_if_there_is_no_other() -> None:
     assert router.choose(digests("a"), "", 0, avoid={one.url, other.url}) is not None
 
 
-# Circuit breaker
-
-
-def test_a_server_gets_no_call_before_a_probe_succeeded() -> None:
-    router = Router()
-    router.set_urls(["http://a", "http://b"])
-    assert router.choose([], "", 0) is None
-    assert not router.available
-    assert router.trouble() == "The engine http://a has not answered its first probe yet."
-    one, other = router.needs_probe(0)
-    assert router.needs_probe(0) == []
-    router.probed(one, MODEL, None, 0)
-    assert router.choose([], "", 0) is one
-    router.probe_failed(other, FAILED, 0)
-    assert router.trouble() is None
-
-
-def test_a_server_that_failed_gets_no_call_until_a_probe_succeeds() -> None:
-    router = router_of(1)
-    endpoint = call(router, digests("a"))
-    router.end(endpoint, FAILED, 10)
-    assert router.choose(digests("a"), "", 10) is None
-    assert router.trouble() == "The engine http://e0:8000 cannot be used: The connection was lost."
-    assert router.needs_probe(10) == []
-    assert router.needs_probe(10 + FIRST_PAUSE_SECONDS) == [endpoint]
-    assert router.choose(digests("a"), "", 11) is None
-    router.probed(endpoint, MODEL, None, 11)
-    assert router.choose(digests("a"), "", 11) is endpoint
-
-
-def test_the_pause_grows_with_each_failure_in_a_row_to_its_bound() -> None:
-    router = router_of(1)
-    endpoint = call(router, digests("a"))
-    router.end(endpoint, FAILED, 0)
-    now, pauses = 0.0, []
-    for _ in range(10):
-        pauses.append(endpoint.probe_at - now)
-        now = endpoint.probe_at
-        assert router.needs_probe(now) == [endpoint]
-        router.probe_failed(endpoint, FAILED, now)
-    assert pauses[:4] == [0.5, 1, 2, 4]
-    assert pauses[-1] == MAX_PAUSE_SECONDS
-
-
-def test_the_pause_grows_for_a_server_that_answers_probes_and_fails_every_call() -> None:
-    router, now, pauses = router_of(1), 0.0, []
-    for _ in range(8):
-        router.end(call(router, digests("a"), now), FAILED, now)
-        (endpoint,) = router.endpoints()
-        pauses.append(endpoint.probe_at - now)
-        now = endpoint.probe_at
-        assert router.needs_probe(now)
-        router.probed(endpoint, MODEL, None, now)
-    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    router.end(call(router, digests("a"), now), None, now)
-    router.end(call(router, digests("a"), now), FAILED, now)
-    assert endpoint.probe_at - now == FIRST_PAUSE_SECONDS
-
-
-def test_many_calls_that_fail_together_open_the_circuit_once() -> None:
-    router = router_of(1)
-    (endpoint,) = router.endpoints()
-    for _ in range(32):
-        router.begin(endpoint, [])
-    for _ in range(31):
-        router.end(endpoint, FAILED, 0)
-    assert endpoint.probe_at == FIRST_PAUSE_SECONDS
-    router.needs_probe(1)
-    router.probed(endpoint, MODEL, None, 1)
-    router.end(endpoint, FAILED, 2)
-    assert endpoint.state == "up"
-
-
-def test_the_pause_has_full_jitter() -> None:
-    router = router_of(1, jitter=0.0)
-    endpoint = call(router, [])
-    router.end(endpoint, FAILED, 7)
-    assert endpoint.probe_at == 7
-
-
-def test_an_overloaded_server_gets_no_new_call_for_a_moment() -> None:
-    router = router_of(2)
-    one, other = router.endpoints()
-    router.begin(one, digests("a"))
-    router.end(one, OVERLOADED, 10)
-    assert one.state == "up"
-    assert router.choose(digests("a"), "", 10) is other
-    assert router.choose(digests("a"), "", 10 + OVERLOAD_PAUSE_SECONDS) is one
-    router.end(call(router, digests("b"), 10), OVERLOADED, 10)
-    assert router.choose(digests("a"), "", 10) is None
-    assert router.available
-
-
-def test_a_refused_call_is_no_failure_of_its_server() -> None:
-    router = router_of(1)
-    endpoint = call(router, digests("a"))
-    router.end(endpoint, REFUSED, 0)
-    assert router.choose(digests("a"), "", 0) is endpoint
-
-
-def test_a_server_that_failed_has_no_prefixes_when_it_comes_back() -> None:
-    router = router_of(2)
-    chain = digests("a", 30)
-    first = call(router, chain)
-    router.end(first, FAILED, 0)
-    second = call(router, chain)
-    assert second is not first
-    router.needs_probe(1)
-    router.probed(first, MODEL, None, 1)
-    assert call(router, chain, 1) is second
-
-
-def test_healthy_servers_are_probed_every_few_seconds() -> None:
-    router = router_of(2)
-    assert router.next_probe() == PROBE_SECONDS
-    assert router.needs_probe(PROBE_SECONDS - 0.1) == []
-    assert len(router.needs_probe(PROBE_SECONDS)) == 2
-    assert router.next_probe() is None
-
-
-def test_an_overloaded_probe_leaves_a_known_server_in_use() -> None:
-    router = router_of(1)
-    (endpoint,) = router.needs_probe(5)
-    router.probe_failed(endpoint, OVERLOADED, 5)
-    assert (endpoint.state, router.choose([], "", 5)) == ("up", None)
-    assert router.choose([], "", 6) is endpoint
-
-
 # Fleet
 
 
@@ -304,7 +147,7 @@ def test_a_removed_server_ends_its_calls_and_gets_no_new_ones() -> None:
     router.set_urls([])
     assert router.endpoints() == (one,)
     assert not router.available
-    router.end(one, None, 0)
+    end(router, one, None, 0)
     assert router.endpoints() == ()
 
 
@@ -317,7 +160,7 @@ def test_a_removed_server_is_probed_as_long_as_it_has_calls() -> None:
         assert router.needs_probe(now) == []
         router.probed(endpoint, MODEL, None, now)
         assert endpoint.state == "draining"
-    router.end(endpoint, None, 0)
+    end(router, endpoint, None, 0)
     assert router.needs_probe(99) == []
 
 
@@ -327,7 +170,7 @@ def test_a_removed_server_that_comes_back_in_time_goes_on() -> None:
     router.set_urls([])
     router.set_urls([endpoint.url])
     assert router.choose(digests("a"), "", 0) is endpoint
-    router.end(endpoint, None, 0)
+    end(router, endpoint, None, 0)
     assert router.endpoints() == (endpoint,)
 
 
@@ -351,7 +194,7 @@ class World:
 
     router: Router = field(default_factory=lambda: Router(max_calls=4, jitter=lambda: 0.5))
     now: float = 0.0
-    calls: list[Endpoint] = field(default_factory=list)
+    calls: list[tuple[Endpoint, int]] = field(default_factory=list)
 
     def step(self, event: str, number: int) -> None:
         self.now += 0.3
@@ -372,11 +215,10 @@ class World:
                 if chosen is not None:
                     assert chosen.state == "up"
                     assert chosen.running < 4
-                    self.router.begin(chosen, chain)
-                    self.calls.append(chosen)
+                    self.calls.append((chosen, self.router.begin(chosen, chain)))
             case _ if self.calls:
                 fault = {"ends": None, "fails": FAILED, "overloads": OVERLOADED, "refuses": REFUSED}[event]
-                self.router.end(self.calls.pop(number % len(self.calls)), fault, self.now)
+                self.router.end(*self.calls.pop(number % len(self.calls)), fault, self.now)
 
 
 EVENTS = ["urls", "probe", "probe fails", "probe differs", "call", "call", "call", "ends", "fails"]
@@ -392,9 +234,9 @@ def test_whatever_happens_calls_are_counted_and_go_to_servers_that_are_up(
     world.step("urls", 15)
     for event, number in events:
         world.step(event, number)
-        running = Counter(endpoint.url for endpoint in world.calls)
+        running = Counter(endpoint.url for endpoint, _ in world.calls)
         assert {e.url: e.running for e in world.router.endpoints() if e.running} == running
         assert all(e.running for e in world.router.endpoints() if e.draining)
         assert world.router.available == (world.router.trouble() is None)
-        assert all(0 <= e.doomed <= e.running for e in world.router.endpoints())
+        assert all(epoch <= endpoint.epoch for endpoint, epoch in world.calls)
         assert all(e.probe_at <= world.now + MAX_PAUSE_SECONDS for e in world.router.endpoints())
