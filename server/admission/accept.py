@@ -3,7 +3,7 @@
 A request that is sent again with its Idempotency-Key gets the responses that its first attempt created.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -28,6 +28,7 @@ from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
 from server.store.content import idempotency_keys, images, response_insert, responses
+from server.store.content.idempotency_keys import KeyUse
 from server.store.content.images import ImageRemoved
 from server.store.content.response_insert import NewResponse
 from server.store.content.responses import StoredResponse
@@ -112,7 +113,7 @@ class ResponseWriter:
             return
         if new.prepared.echo.background:
             self._queue.check(connection, new.caller)
-        self.claim_key(connection, new)
+        claim_key(connection, new)
         if version := new.resolved_input.conversation:
             locked = lock_conversation(connection, tenant, version.id)
             if locked.next_position != version.next_position:
@@ -129,14 +130,6 @@ class ResponseWriter:
         run, first_events = start
         replica = None if run.facts.echo.background else self._replica
         return self._row(new, run.facts), input_items, first_events, replica
-
-    def claim_key(self, connection: Connection, new: NewRun) -> None:
-        """Claim the idempotency key, if there is one. Raises KeyTaken."""
-        key = new.idempotency_key
-        if key and not idempotency_keys.claim(
-            connection, new.caller.tenant, key.key, key.digest, new.response
-        ):
-            raise KeyTaken
 
     def _facts(self, new: NewRun, created_at: datetime) -> RunFacts:
         return RunFacts(
@@ -188,6 +181,13 @@ class ResponseWriter:
         )
 
 
+def claim_key(connection: Connection, new: NewRun) -> None:
+    """Claim the idempotency key, if there is one. Raises KeyTaken."""
+    key = new.idempotency_key
+    if key and not idempotency_keys.claim(connection, new.caller.tenant, key.key, key.digest, new.response):
+        raise KeyTaken
+
+
 def lifetime(request: CreateResponse, retention_days: int) -> timedelta | None:
     """The time from a response's creation until it may be purged; None if it is kept for ever."""
     if request.expires_after is not None:
@@ -216,12 +216,19 @@ def insert_images(connection: Connection, tenant: str, owner: UUID, new: Sequenc
 
 
 def find_previous_attempt(
-    database: Database, hub: Hub, caller: Caller, key: IdempotencyKey, count: int
+    database: Database,
+    hub: Hub,
+    caller: Caller,
+    key: IdempotencyKey,
+    count: int,
+    *,
+    never_began: Container[UUID] = (),
 ) -> list[AcceptedResponse] | None:
     """The `count` responses of an earlier attempt; None if this is the first attempt.
 
-    Also None if the attempt's responses were lost with a replica: the key is released then. Raises
-    InvalidRequest if the key came with another request, Conflict if the responses no longer exist.
+    Also None if the attempt's responses were lost with a replica, or are among those that `never_began`,
+    although the key was claimed for them: the key is free then. Raises InvalidRequest if the key came with
+    another request, Conflict if the responses no longer exist.
     """
 
     def read(connection: Connection) -> tuple[idempotency_keys.FirstUse | None, StoredResponse | None]:
@@ -231,6 +238,10 @@ def find_previous_attempt(
 
     first_use, stored = database.autocommit(read)
     if first_use is None:
+        return None
+    if first_use.response_id in never_began:
+        use = KeyUse(caller.tenant, key.key, first_use.response_id)
+        database.retry(lambda connection: idempotency_keys.free(connection, [use]))
         return None
     if first_use.digest != key.digest:
         raise InvalidRequest(

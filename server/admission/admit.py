@@ -8,10 +8,8 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from uuid import UUID
 
-from engine.request import RequestRefused
 from server.admission.accept import (
     AcceptedResponse,
     ConversationChanged,
@@ -20,6 +18,7 @@ from server.admission.accept import (
     StoredStart,
     find_previous_attempt,
 )
+from server.admission.key_claims import KeyClaims
 from server.admission.prepare_runs import IdempotencyKey, NewRun, ParsedCreate, RunPreparation
 from server.admission.request_validation import (
     check_priority,
@@ -28,6 +27,7 @@ from server.admission.request_validation import (
     with_modern_parameters,
 )
 from server.admission.resolve_input import read_request_input
+from server.admission.run_submission import RunSubmission
 from server.admission.template_input import read_templated_input
 from server.admission.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.caller import Caller
@@ -35,10 +35,9 @@ from server.configuration.settings import Config
 from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Abandonment, Channel, Hub
-from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
+from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
 from server.logs.context import CURRENT, Origin
-from server.prompting.engine_request import refusal
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import Event, frames
 from server.protocol.responses.input import InputItem
@@ -85,15 +84,24 @@ class Admission:
         self._disk = disk
         self._config = config
         self._on_queued = on_queued
-        self._abandonment = unread
         self._on_accepted = on_accepted
-        self._tool_loop = tool_loop
         queue = QueueLimits(config.max_queued, config.max_queued_of_tenant)
         self._writer = ResponseWriter(served, replica, config.retention_days, queue)
         self.history = HistoryReads()
         self._preparation = RunPreparation(served, database, tool_loop.servers, self.history, queue)
         self.storage = StorageQuota(database, config.max_stored_bytes_of_tenant)
         self.rates = RateLimits(database) if rates is None else rates
+        self.key_claims = KeyClaims(database)
+        self._submission = RunSubmission(
+            served,
+            recorder,
+            hub,
+            tool_loop=tool_loop,
+            rates=self.rates,
+            claims=self.key_claims,
+            unread=unread,
+            grace_seconds=config.grace_seconds,
+        )
         self._budgets = Budgets(database)
         self._closed = False
         self._under_way = 0
@@ -229,7 +237,9 @@ class Admission:
     ) -> list[AcceptedResponse] | None:
         if key is None:
             return None
-        return find_previous_attempt(self._database, self._hub, caller, key, count)
+        return find_previous_attempt(
+            self._database, self._hub, caller, key, count, never_began=self.key_claims
+        )
 
     def _prepare_and_start(self, create: ParsedCreate, reservation: Reservation) -> list[AcceptedResponse]:
         for _ in range(MAX_CONVERSATION_RETRIES):
@@ -260,18 +270,7 @@ class Admission:
             accepted = self._accept(prepared)
             self._on_queued()
             return [self._watch(*one, channel) for one, channel in zip(accepted, channels, strict=True)]
-        refused: list[ApiError] = []
-        started = [
-            self._submit(run, new, first_events, refused)
-            for new, (run, first_events) in zip(
-                prepared, self._accept_here(prepared, reservation), strict=True
-            )
-        ]
-        if refused:
-            for one in started:
-                self._tool_loop.cancel(one.id)
-            raise refused[0]
-        return started
+        return self._submission.submit_all(prepared, self._accept_here(prepared, reservation))
 
     def _watch(self, run: Run, first_events: Sequence[Event], channel: Channel) -> AcceptedResponse:
         self._hub.begin_at(channel, len(first_events))
@@ -299,7 +298,7 @@ class Admission:
             if prepared[0].idempotency_key:
                 for response in ids:  # for a request that is sent again as soon as the key is claimed
                     self._hub.prepare(response)
-                self._database.retry(lambda connection: self._writer.claim_key(connection, prepared[0]))
+                self.key_claims.claim(prepared[0])
             return starts
         except BaseException:
             self.rates.drop(ids)
@@ -351,38 +350,6 @@ class Admission:
             if tries == 1:
                 raise
             self._database.retry(write)
-
-    def _submit(
-        self, run: Run, new: NewRun, first_events: Sequence[Event], refused: list[ApiError]
-    ) -> AcceptedResponse:
-        """Give an accepted response to the recorder and the engine.
-
-        The engine has room for reserved responses. It may still refuse, as one that has just died does; then
-        the response fails and the error is appended to `refused`.
-        """
-        response = run.facts.id
-        if (new.resolved.tools or new.prepared.compaction) and new.turns.may_have_next_turn:
-            self._tool_loop.register(new.turns)
-        channel = self._hub.open(
-            response,
-            stored=new.stored,
-            grace=self._config.grace_seconds,
-            on_abandoned=partial(self._abandonment.add if new.stored else self._tool_loop.cancel, response),
-            first_events=first_events,
-        )
-        waits_for_calls = run.awaiting_tools  # read before the recorder's thread owns the run
-        self._recorder.start_run(run, reserved=True)
-        if ARMED:
-            crashpoint("accept.begun")
-        if not waits_for_calls:
-            try:
-                self._served.engine.submit(new.checked)
-            except RequestRefused as error:
-                self._recorder.fail_run(response, "The server could not take this response; try again.")
-                refused.append(refusal(error, new.resolved.request))
-        if ARMED:
-            crashpoint("accept.submitted")
-        return AcceptedResponse(response, channel, new.resolved_input.items, new.resolved_input.read_bytes)
 
 
 def _tokens_of(new: NewRun) -> int:

@@ -243,6 +243,7 @@ class ServerProcess:
             on_first=self._claimer.set_first,
             on_database_gone=opened.restore,
             on_beat_done=self._standby.signal_alive,
+            on_database_here=self._admission.key_claims.free,
         )
 
     def _make_follower(self, hub: Hub) -> Follower:

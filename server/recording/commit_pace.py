@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import inf
+from typing import NamedTuple
 
 PAUSE_FACTOR = 6.0
 MAX_PAUSE = 0.012
@@ -17,6 +18,18 @@ streams of 100 tokens/s each delta has three or four tokens then, and a token co
 Neither few streams nor those of an engine whose steps are longer than the pause are delayed by it."""
 
 
+class Pause(NamedTuple):
+    """What is between two commits: in seconds from `CommitPace`, as times of `monotonic` for the inbox."""
+
+    longest: float
+    urgent: float
+    """Where an answer begins or ends: as long as the commit took, but not longer than `longest`. Where that
+    happens in every step of the engine, commits still take half of the time at most."""
+
+
+NO_PAUSE = Pause(-inf, -inf)
+
+
 class CommitPace:
     """Call `pause` after each commit."""
 
@@ -24,8 +37,8 @@ class CommitPace:
         self._began_at = -inf
         """When the last commit began."""
 
-    def pause(self, began_at: float, took: float, tokens: Sequence[int]) -> float:
-        """Seconds from the commit's end to the next one's begin.
+    def pause(self, began_at: float, took: float, tokens: Sequence[int]) -> Pause:
+        """The pause after a commit, in seconds.
 
         `began_at` is its begin on any clock, `took` its duration in seconds, `tokens` how many tokens it has
         of each run.
@@ -35,4 +48,5 @@ class CommitPace:
         busy = min(
             MAX_PAUSE * rate / BUSY_TOKENS_PER_SECOND, BUSY_SECONDS_PER_RUN * len(tokens), MAX_BUSY_PAUSE
         )
-        return max(min(PAUSE_FACTOR * took, MAX_PAUSE), busy)
+        longest = max(min(PAUSE_FACTOR * took, MAX_PAUSE), busy)
+        return Pause(longest, min(took, longest))

@@ -1,12 +1,13 @@
-"""`Inbox`: deliveries for the recorder, gathered for a commit after a pause, unless answers begin or end."""
+"""`Inbox`: deliveries to the recorder, gathered after a pause, a short one for first tokens and ends."""
 
 import queue
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 
 from engine.request import Failed, Finished, Tokens
+from server.recording.commit_pace import NO_PAUSE, Pause
 from server.recording.messages import RecorderMessage
 
 _MAX_WAIT = 0.004
@@ -36,7 +37,7 @@ class Inbox:
             self._urgent.set()
 
     def expect(self, engine_request: str) -> None:
-        """The first message of this request ends the pause: its client waits for the begin of an answer."""
+        """The first message of this request shortens the pause: its client waits for an answer to begin."""
         self._expected.add(engine_request)
 
     def forget(self, engine_request: str) -> None:
@@ -53,16 +54,20 @@ class Inbox:
             return True
         return False
 
-    def gather(self, next_at: float = 0.0) -> list[RecorderMessage]:
-        """The messages for the next commit: waits for the first, and until `next_at` of `monotonic`.
+    def gather(self, pause: Pause = NO_PAUSE) -> list[RecorderMessage]:
+        """The messages for the next commit: waits for the first, and for the end of the pause.
 
-        The first message of an expected request ends that wait, and so does the last of any request.
+        `pause` has times of `monotonic`. With the first message of an expected request, or the last of any
+        request, the pause ends at its urgent time.
         """
         messages = list(self._deliveries.get())
-        rest = next_at - monotonic()
-        if rest > 0 and not self._urgent.wait(rest):
-            messages += self.drain()
-            messages += self.get(_MAX_WAIT)
+        rest = pause.longest - monotonic()
+        if rest > 0:
+            if self._urgent.wait(rest):
+                sleep(max(0.0, pause.urgent - monotonic()))
+            else:
+                messages += self.drain()
+                messages += self.get(_MAX_WAIT)
         self._urgent.clear()  # before the queue is empty: none is missed that comes now
         return messages + self.drain()
 

@@ -25,7 +25,7 @@ from server.generation.run import Run
 from server.limits import UnfinishedResponses
 from server.protocol.ids import response_id
 from server.protocol.responses.events import frames
-from server.recording.commit_pace import CommitPace
+from server.recording.commit_pace import NO_PAUSE, CommitPace, Pause
 from server.recording.committer import Committer
 from server.recording.end_log import log_end
 from server.recording.inbox import Inbox
@@ -123,7 +123,7 @@ class Recorder:
             on_fenced=self._fence,
             clock=clock,
         )
-        self._fenced, self._next_at, self._pace = False, 0.0, CommitPace()
+        self._fenced, self._pause, self._pace = False, NO_PAUSE, CommitPace()
         self._thread = SupervisedThread(
             "recorder",
             self._turn,
@@ -223,8 +223,8 @@ class Recorder:
     def _turn(self) -> None:
         try:
             with self._thread.idle():
-                messages = self._inbox.gather(self._next_at)
-            self._next_at = self.process(messages)
+                messages = self._inbox.gather(self._pause)
+            self._pause = self.process(messages)
             if any(isinstance(message, StopRecorder) for message in messages):
                 self._await_side_writer()
                 self._thread.request_stop()
@@ -242,10 +242,10 @@ class Recorder:
                 "%d responses could not be stored; others go on with them", len(self._registry.suspended)
             )
 
-    def process(self, messages: Sequence[RecorderMessage]) -> float:
+    def process(self, messages: Sequence[RecorderMessage]) -> Pause:
         """One turn of the thread: applies the messages, commits, publishes. Raises Fenced.
 
-        Returns the monotonic time at which the next turn may begin.
+        Returns the pause until the next turn, as times of `monotonic`.
         """
         if self._fenced:
             raise leases.Fenced
@@ -262,7 +262,8 @@ class Recorder:
         self._after_commit(updates, took)
         self._resume_engine()
         self._set_idle()
-        return monotonic() + self._pace.pause(began, took, [len(update.token_ids) for update in updates])
+        pause, now = self._pace.pause(began, took, [len(update.token_ids) for update in updates]), monotonic()
+        return Pause(now + pause.longest, now + pause.urgent)
 
     def _after_commit(self, updates: Sequence[RunUpdate], seconds: float = 0.0) -> None:
         self._publish(updates)

@@ -44,6 +44,7 @@ class Heartbeat:
         on_other_replicas: Callable[[int], None],
         on_database_gone: Callable[[], None],
         on_beat_done: Callable[[], None] = lambda: None,
+        on_database_here: Callable[[], None] = lambda: None,
         on_first: Callable[[bool], None] = lambda _is_first: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -54,7 +55,7 @@ class Heartbeat:
         released, `on_other_replicas` with every beat and how many other replicas are alive, `on_first` with
         every beat and whether this is the oldest of them, which does at every beat what one replica can do
         for all, `on_fenced` when this process must end, and `on_beat_done` after every turn, also after a
-        failed one.
+        failed one. `on_database_here` ends every beat that did not fail; it may raise DatabaseError.
         """
         self._database = database
         self._replica = replica
@@ -67,6 +68,7 @@ class Heartbeat:
         self._on_other_replicas = on_other_replicas
         self._on_database_gone = on_database_gone
         self._on_beat_done = on_beat_done
+        self._on_database_here = on_database_here
         self._on_first = on_first
         self._beats = 0
         self._clock = clock
@@ -126,6 +128,7 @@ class Heartbeat:
             self._cancel(response)
         if orphans or lost:
             self._on_claimable()
+        self._on_database_here()
 
     def _release_orphans(self) -> dict[UUID, int]:
         with self._database.begin() as connection:

@@ -138,15 +138,25 @@ class TimeoutConnection(psycopg.Connection[Any]):
         return row[0]
 
     def _prepare(self, query: str) -> bytes:
-        name = self._statements.setdefault(query, b"holdfast_%d" % len(self._statements))
+        name = self._statements.get(query) or b"holdfast_%d" % len(self._statements)
         self.pgconn.send_prepare(name, query.encode())
-        self.read_results()
+        result = self._error_or_result()
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)
+        self._statements[query] = name
         return name
 
     def _execute_prepared(self, name: bytes, parameters: Sequence[Buffer | None]) -> PGresult:
         self.pgconn.send_query_prepared(name, parameters)
-        (result,) = self.read_results(allow_errors=True)
-        return result
+        return self._error_or_result()
+
+    def _error_or_result(self) -> PGresult:
+        """What one statement came to. Its commit is a part of it, whose error follows the statement's result.
+
+        All is read up to the server's readiness for the next statement, so that the connection stays usable.
+        """
+        results = self.read_results(allow_errors=True)
+        return next((result for result in results if result.status == ExecStatus.FATAL_ERROR), results[0])
 
     def rollback(self) -> None:
         """Rolls back the transaction, if there is one: the pool asks for it whenever it gets one back."""

@@ -154,6 +154,18 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
         claimer = Claimer(*at, served, bench.recorder, tool_loop, max_running=4, max_deaths=3)
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
         unread = Abandonment(is_unread=bench.hub.has_channel, cancel=tool_loop.cancel)
+        admission = Admission(
+            served,
+            bench.database,
+            bench.replica,
+            bench.recorder,
+            bench.hub,
+            Disk(None, None),
+            Config(),
+            tool_loop=tool_loop,
+            on_queued=nothing,
+            unread=unread,
+        )
         heartbeat = Heartbeat(
             bench.database,
             bench.replica,
@@ -166,18 +178,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
             on_fenced=nothing,
             on_other_replicas=nothing,
             on_database_gone=nothing,
-        )
-        admission = Admission(
-            served,
-            bench.database,
-            bench.replica,
-            bench.recorder,
-            bench.hub,
-            Disk(None, None),
-            Config(),
-            tool_loop=tool_loop,
-            on_queued=nothing,
-            unread=unread,
+            on_database_here=admission.key_claims.free,
         )
         try:
             yield Server(bench, engine, told, admission, claimer, heartbeat, taken)

@@ -75,6 +75,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "find": memory_store.find,
         "claim": memory_store.claim,
         "release_lost": memory_store.release_lost,
+        "free": memory_store.free,
     },
     committer: {
         "is_responsive": lambda _at: True,

@@ -17,7 +17,7 @@ from server.protocol.responses.response import TERMINAL_STATUSES, Ending, column
 from server.store import log_append, log_read
 from server.store.administration.metering import Usage
 from server.store.cluster import leases
-from server.store.content.idempotency_keys import FirstUse
+from server.store.content.idempotency_keys import FirstUse, KeyUse
 from server.store.content.response_insert import NewResponse
 from server.store.content.responses import (
     End,
@@ -354,6 +354,16 @@ def claim(at: Memory, tenant: str, key: str, digest: bytes, response: UUID) -> b
 def release_lost(at: Memory, tenant: str, key: str, response: UUID) -> bool:
     """As while a replica lives that is as old as every key."""
     return False
+
+
+def free(at: Memory, uses: Sequence[KeyUse]) -> set[UUID]:
+    freed = set()
+    for use in uses:
+        first = at.keys.get(use.key)
+        if first is not None and first.response_id == use.response_id:
+            at.put(at.keys, use.key, None)
+            freed.add(use.response_id)
+    return freed
 
 
 def set_timeouts(_at: Memory, **_limits: int) -> None:

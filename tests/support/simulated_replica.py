@@ -62,6 +62,18 @@ class Replica:
         at = (self.database, self.id)
         unread = Abandonment(is_unread=self.hub.is_unread, cancel=tool_loop.cancel)
         self.taker = Claimer(*at, served, self.recorder, tool_loop, max_running=4, max_deaths=3)
+        self.admission = Admission(
+            served,
+            self.database,
+            self.id,
+            self.recorder,
+            self.hub,
+            Disk(None, None),
+            CONFIG,
+            tool_loop=tool_loop,
+            on_queued=lambda: None,
+            unread=unread,
+        )
         self.keeper = Heartbeat(
             self.database,
             self.id,
@@ -74,19 +86,8 @@ class Replica:
             on_fenced=self.die,
             on_other_replicas=lambda _alive: None,
             on_database_gone=lambda: None,
+            on_database_here=self.admission.key_claims.free,
             clock=lambda: world.memory.seconds,
-        )
-        self.admission = Admission(
-            served,
-            self.database,
-            self.id,
-            self.recorder,
-            self.hub,
-            Disk(None, None),
-            CONFIG,
-            tool_loop=tool_loop,
-            on_queued=lambda: None,
-            unread=unread,
         )
 
     def die(self) -> None:

@@ -1,5 +1,6 @@
-"""Idempotency keys: find, claim, release and expire; each has the digest and response of its first use."""
+"""Idempotency keys: find, claim, free and expire; each has the digest and response of its first use."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -17,6 +18,15 @@ class FirstUse:
     """The first use of a key: its request's digest and its response."""
 
     digest: bytes
+    response_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """A key of a tenant, and the response that it was to be claimed for."""
+
+    tenant: str
+    key: str
     response_id: UUID
 
 
@@ -59,6 +69,25 @@ def release_lost(connection: Connection, tenant: str, key: str, response: UUID) 
     """
     parameters = {"tenant": tenant, "key": key, "response": response}
     return connection.execute(_RELEASE_LOST, parameters).rowcount == 1
+
+
+_FREE = text(
+    """
+    delete from idempotency_keys where (tenant, key, response_id) in (
+        select * from unnest(cast(:tenants as text[]), cast(:keys as text[]), cast(:responses as uuid[])))
+    returning response_id
+    """
+)
+
+
+def free(connection: Connection, uses: Sequence[KeyUse]) -> set[UUID]:
+    """Deletes keys whose responses never began, where they are claimed for them; returns these responses."""
+    parameters = {
+        "tenants": [use.tenant for use in uses],
+        "keys": [use.key for use in uses],
+        "responses": [use.response_id for use in uses],
+    }
+    return set(connection.execute(_FREE, parameters).scalars())
 
 
 def find(connection: Connection, tenant: str, key: str) -> FirstUse | None:

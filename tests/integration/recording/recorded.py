@@ -11,6 +11,7 @@ import psycopg
 from engine.request import Finished, FinishReason, Tokens, Usage
 from server.generation.run import Run
 from server.protocol.responses.events import Event, frame
+from server.recording.commit_pace import Pause
 from server.recording.messages import RecorderMessage
 from server.recording.recorder import Recorder
 from server.store import log_read
@@ -100,10 +101,10 @@ def recording(url: str) -> Iterator[Bench]:
     handled: list[RecorderMessage] = []
     process = recorder.process
 
-    def process_and_note(messages: Sequence[RecorderMessage]) -> float:
-        next_at = process(messages)
+    def process_and_note(messages: Sequence[RecorderMessage]) -> Pause:
+        pause = process(messages)
         handled.extend(messages)
-        return next_at
+        return pause
 
     recorder.process = process_and_note  # type: ignore[method-assign]
     recorder.start()

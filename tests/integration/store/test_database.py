@@ -140,6 +140,44 @@ def test_a_statement_alone_is_repeated_on_another_connection_where_its_own_is_lo
     assert database.scalar("select 1") == 1
 
 
+def test_what_a_statement_alone_breaks_at_its_commit_is_a_database_error(database: Database) -> None:
+    with database.begin() as connection:
+        connection.exec_driver_sql("create table firsts (id int primary key)")
+        connection.exec_driver_sql(
+            "create table seconds (id int references firsts deferrable initially deferred)"
+        )
+    backend = database.scalar("select pg_backend_pid()")
+    with pytest.raises(AlreadyThere, match="seconds"):
+        database.scalar("insert into seconds values ($1::int) returning id", (1,))
+    assert database.scalar("select count(*) from seconds") == 0
+    assert database.scalar("select pg_backend_pid()") == backend
+
+
+def test_a_statement_alone_is_repeated_after_its_commit_failed_for_another_one(database: Database) -> None:
+    with database.begin() as connection:
+        connection.exec_driver_sql("create table made (id int)")
+        connection.exec_driver_sql("create sequence tries")  # which no rollback sets back
+        connection.exec_driver_sql(
+            "create function fail_once() returns trigger language plpgsql as $$ begin"
+            " if nextval('tries') = 1 then raise sqlstate '40001'; end if; return null; end $$"
+        )
+        connection.exec_driver_sql(
+            "create constraint trigger fail_once after insert on made deferrable initially deferred"
+            " for each row execute function fail_once()"
+        )
+    assert database.scalar("insert into made values ($1::int) returning id", (1,)) == 1
+    assert database.scalar("select last_value from tries") == 2
+    assert database.scalar("select count(*) from made") == 1
+
+
+def test_a_statement_that_cannot_be_prepared_leaves_its_connection_usable(database: Database) -> None:
+    backend = database.scalar("select pg_backend_pid()")
+    for _ in range(2):
+        with pytest.raises(DatabaseError, match="nowhere"):
+            database.scalar("select 1 from nowhere")
+    assert database.scalar("select pg_backend_pid()") == backend
+
+
 def test_strings_of_an_array_arrive_as_they_are(database: Database) -> None:
     texts = ["", "NULL", None, 'a "b" \\ {c}, d', "\n\x1e"]
     found = database.scalar("select to_json($1::text[])::text", (arrays.literal(texts),))

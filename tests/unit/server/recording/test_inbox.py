@@ -5,6 +5,7 @@ import pytest
 
 from engine.request import Failed, Finished, Tokens, Usage
 from server.recording import inbox
+from server.recording.commit_pace import NO_PAUSE, Pause
 from server.recording.inbox import Inbox
 from server.recording.messages import RecorderMessage
 
@@ -16,10 +17,15 @@ FIRST: list[RecorderMessage] = [
 ]
 
 
+def paused(longest: float, urgent: float = 0.0) -> Pause:
+    """A pause that begins now."""
+    return Pause(monotonic() + longest, monotonic() + urgent)
+
+
 def gathered_within(box: Inbox, pause: float) -> list[RecorderMessage]:
     """What is gathered on another thread, which must not take the whole pause."""
     found: list[RecorderMessage] = []
-    reader = threading.Thread(target=lambda: found.extend(box.gather(monotonic() + pause)), daemon=True)
+    reader = threading.Thread(target=lambda: found.extend(box.gather(paused(pause))), daemon=True)
     reader.start()
     reader.join(30)
     assert not reader.is_alive()
@@ -65,9 +71,51 @@ def test_tokens_after_the_first_wait_for_the_end_of_the_pause(monkeypatch: pytes
     box.gather()
     box.put([Tokens("a", (2,))])
     box.put([Tokens("never answered", (2,))])
-    until = monotonic() + 0.05
-    assert len(box.gather(until)) == 2
-    assert monotonic() >= until
+    pause = paused(0.05)
+    assert len(box.gather(pause)) == 2
+    assert monotonic() >= pause.longest
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_even_an_urgent_message_waits_for_as_long_as_the_pause_says(first: RecorderMessage) -> None:
+    box = Inbox()
+    box.expect("a")
+    box.put([first])
+    pause = paused(HOUR, 0.05)
+    assert box.gather(pause) == [first]
+    assert pause.urgent <= monotonic() < pause.longest
+
+
+def test_what_comes_while_an_urgent_message_waits_is_in_the_same_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    box = Inbox()
+    box.expect("a")
+    box.put([FIRST[0]])
+    waits: list[float] = []
+
+    def come_meanwhile(seconds: float) -> None:
+        waits.append(seconds)
+        box.put([Tokens("b", (2,))])
+
+    monkeypatch.setattr(inbox, "sleep", come_meanwhile)
+    assert box.gather(paused(HOUR, HOUR)) == [FIRST[0], Tokens("b", (2,))]
+    assert 0 < waits[0] <= HOUR
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_the_first_message_of_a_request_does_not_wait_where_the_last_pause_is_over(
+    first: RecorderMessage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(inbox, "sleep", waits.append)
+    box = Inbox()
+    box.expect("a")
+    for pause in (NO_PAUSE, paused(0.0), paused(HOUR)):
+        box.put([first])
+        assert box.gather(pause) == [first]
+        box.expect("a")
+    assert sum(waits) == 0
 
 
 def test_nothing_is_got_where_nothing_comes_in_time() -> None:
