@@ -256,7 +256,7 @@ class RequestLoop:
         except EngineFault as fault:
             generation.fail("engine_error", str(fault))
             call = None
-        self._collect(generation)
+        self._collect_if_running(generation)
         return call
 
     async def _call(
@@ -273,7 +273,7 @@ class RequestLoop:
             await self._client.generate(endpoint.url, model, call, receive, endpoint.signs)
             if not generation.done:
                 generation.end_call()
-                self._collect(generation)
+                self._collect_if_running(generation)
         except EngineFault as raised:
             fault = raised
             if fault.kind in ("failed", "lost"):
@@ -287,10 +287,15 @@ class RequestLoop:
         generation.receive(chunk)
         # The last tokens are delivered with the end: nobody goes on after them if this process dies between.
         if generation.messages and not generation.awaits_usage:
-            self._collect(generation)
+            self._collect_if_running(generation)
         return not (generation.done or generation.call_over)
 
     # Delivery
+
+    def _collect_if_running(self, generation: Generation) -> None:
+        """The last messages wait for `_end`: when they are delivered, the request's id is free."""
+        if not generation.done:
+            self._collect(generation)
 
     def _collect(self, generation: Generation) -> None:
         """Moves the request's messages to the outbox."""

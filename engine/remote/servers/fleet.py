@@ -176,7 +176,8 @@ class Fleet:
         endpoint = self._router.choose((), "", monotonic())
         if endpoint is None or endpoint.description is None:
             raise EngineFault("overloaded", self.trouble or "every server is busy")
-        request = self._protocol.images.image_request(image, endpoint.description.model)
+        make, model = self._protocol.images.image_request, endpoint.description.model
+        request = await asyncio.to_thread(make, image, model)  # takes 0.2 s for the largest
         status, body = await self._client.fetch(endpoint.url, request, IMAGE_SECONDS)
         if status != 200:
             raise self._protocol.read_error(status, body)

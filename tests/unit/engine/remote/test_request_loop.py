@@ -140,6 +140,8 @@ def test_a_request_that_had_ended_when_the_engine_died_has_one_end(monkeypatch: 
         loop.read_inbox()
         (task,) = loop._tasks.values()
         await task
+        for _ in range(4):  # its callback, and the delivery
+            await asyncio.sleep(0)
 
     async def main() -> RequestLoop:
         loop = loop_of(AtOnce(ends=True), registry, deliveries.append)
@@ -225,3 +227,21 @@ def test_a_request_that_every_server_turns_away_waits_from_its_beginning_for_one
         "engine_dead",
         "no server takes the request; at last: it answered 503",
     )
+
+
+def test_the_id_of_a_request_is_free_when_its_last_message_is_delivered() -> None:
+    registry = RequestRegistry(1, None)
+    free: list[bool] = []
+
+    def deliver(messages: Sequence[Outbound]) -> None:
+        if any(isinstance(message, Finished) for message in messages):
+            free.append(len(registry) == 0)
+
+    async def main() -> None:
+        loop = loop_of(AtOnce(ends=True), registry, deliver)
+        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
+        registry.inbox.put(Close(drain=True))
+        await loop.run()
+
+    asyncio.run(main())
+    assert free == [True]
