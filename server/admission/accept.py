@@ -30,9 +30,9 @@ from server.protocol.responses.request import CreateResponse, Kind
 from server.store.content import idempotency_keys, images, response_insert, responses
 from server.store.content.idempotency_keys import KeyUse
 from server.store.content.images import ImageRemoved
+from server.store.content.item_rows import NewItem
 from server.store.content.response_insert import NewResponse
 from server.store.content.responses import StoredResponse
-from server.store.content.stored_items import NewItem
 from server.store.database import Connection, Database
 from server.store.database_errors import AlreadyThere
 

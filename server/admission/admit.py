@@ -46,8 +46,7 @@ from server.protocol.responses.request import CreateResponse
 from server.quotas.budgets import Budgets
 from server.quotas.rate_limits import RateLimits, Reservation, reserved_tokens
 from server.recording.recorder import Recorder
-from server.store.content.item_rows import stored_items_of
-from server.store.content.stored_items import NewItem
+from server.store.content.item_rows import NewItem, stored_items_of
 from server.store.database import Connection, Database
 from server.store.database_errors import AlreadyThere
 from server.store.disk_space import Disk

@@ -25,8 +25,8 @@ from server.store.content import conversations as store
 from server.store.content import stored_items
 from server.store.content.conversations import StoredConversation
 from server.store.content.images import ImageRemoved, StoredImage
-from server.store.content.item_rows import stored_items_of
-from server.store.content.stored_items import CONVERSATION_LIST, ItemPage, NewItem, measure_conversation
+from server.store.content.item_rows import NewItem, stored_items_of
+from server.store.content.stored_items import CONVERSATION_LIST, ItemPage, measure_conversation
 from server.store.database import Connection, Database
 
 

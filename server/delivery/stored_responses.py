@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import get_args
 from uuid import UUID
@@ -125,6 +126,7 @@ _streams: WeakValueDictionary[tuple[str, UUID], CachedStream] = WeakValueDiction
 """Shared by all readers of the same stream in this process."""
 
 
+@dataclass(eq=False, slots=True)
 class StreamReader:
     """A response's stored stream, read by one client a page at a time.
 
@@ -132,13 +134,12 @@ class StreamReader:
     no more queries. So a stream that a client has begun to read stays complete during a purge.
     """
 
-    def __init__(self, database: Database, tenant: str, response: UUID) -> None:
-        self._database = database
-        self._tenant = tenant
-        self._response = response
-        self._stream: CachedStream | None = None
-        self.background = False
-        """The response runs in the background; set by `find`."""
+    database: Database
+    tenant: str
+    response: UUID
+    background: bool = field(default=False, init=False)
+    """The response runs in the background; set by `find`."""
+    _stream: CachedStream | None = field(default=None, init=False)
 
     @property
     def ended(self) -> bool:
@@ -147,7 +148,7 @@ class StreamReader:
 
     def find(self, first: int) -> FramePage | None:
         """`read`, or None if the tenant has no such response."""
-        return self._database.read(lambda connection: self._find(connection, first))
+        return self.database.read(lambda connection: self._find(connection, first))
 
     def read(self, first: int) -> FramePage:
         """A page of the committed frames from that sequence number on."""
@@ -156,22 +157,22 @@ class StreamReader:
         return self._page_of(self._stream, first)
 
     def _find(self, connection: Connection, first: int) -> FramePage | None:
-        stored = responses.get(connection, self._tenant, self._response)
+        stored = responses.get(connection, self.tenant, self.response)
         if stored is None:
             return None
         self.background = stored.background
         if stored.status in TERMINAL_STATUSES:
             self._stream = self._cached_stream(connection)
             return self._page_of(self._stream, first)
-        logged = log_read.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
-        page = self._page(logged, lambda: log_read.read(connection, self._tenant, self._response, 0))
+        logged = log_read.read(connection, self.tenant, self.response, first, PAGE_EVENTS)
+        page = self._page(logged, lambda: log_read.read(connection, self.tenant, self.response, 0))
         return FramePage(page, ended=False)
 
     def _cached_stream(self, connection: Connection) -> CachedStream:
-        stream = _streams.get((self._tenant, self._response))
+        stream = _streams.get((self.tenant, self.response))
         if stream is None:
-            stream = CachedStream(log_read.read_compacted(connection, self._tenant, self._response))
-            _streams[self._tenant, self._response] = stream
+            stream = CachedStream(log_read.read_compacted(connection, self.tenant, self.response))
+            _streams[self.tenant, self.response] = stream
         return stream
 
     def _page_of(self, stream: CachedStream, first: int) -> FramePage:
@@ -182,7 +183,7 @@ class StreamReader:
         page: list[bytes] = []
         size = 0
         for event in islice(completed_events(stored, from_start), PAGE_EVENTS):
-            page.append(frame(self._response, event))
+            page.append(frame(self.response, event))
             size += len(page[-1])
             if size >= PAGE_BYTES:
                 break

@@ -19,9 +19,8 @@ from server.store.administration.metering import Usage
 from server.store.cluster import claims
 from server.store.content import conversations, deletion, images, responses, stored_items
 from server.store.content.images import ImageUse
-from server.store.content.item_rows import stored_item
+from server.store.content.item_rows import NewItem, stored_item
 from server.store.content.responses import End, Owner, ResponseKey
-from server.store.content.stored_items import NewItem
 from server.store.database import Connection, commit_synchronously
 from server.store.log_append import NewLogRow
 from server.store.webhooks import outbox

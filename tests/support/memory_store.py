@@ -18,6 +18,7 @@ from server.store import log_append, log_read
 from server.store.administration.metering import Usage
 from server.store.cluster import leases
 from server.store.content.idempotency_keys import FirstUse, KeyUse
+from server.store.content.item_rows import NewItem
 from server.store.content.response_insert import NewResponse
 from server.store.content.responses import (
     End,
@@ -26,7 +27,6 @@ from server.store.content.responses import (
     ResponseKey,
     StoredResponse,
 )
-from server.store.content.stored_items import NewItem
 from server.store.database_errors import AlreadyThere
 from server.store.log_append import NewLogRow
 from server.store.log_read import LogProgress, Subscription, SubscriptionUpdate

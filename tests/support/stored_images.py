@@ -9,8 +9,7 @@ from uuid import UUID
 from server.protocol.ids import new_uuid
 from server.protocol.responses.items import ContentPart, InputImage, InputText, Message
 from server.store.content import deletion, images, responses, storage_usage, stored_items
-from server.store.content.item_rows import stored_item
-from server.store.content.stored_items import NewItem
+from server.store.content.item_rows import NewItem, stored_item
 from server.store.database import Connection, Database
 from tests.support.builders import CREATED, TENANT, insert_response, make_ending
 

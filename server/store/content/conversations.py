@@ -13,8 +13,8 @@ from sqlalchemy import Connection, text
 
 from server.store.content import images
 from server.store.content.image_removal import MARK_USES
+from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added, count_removed
-from server.store.content.stored_items import NEW_ITEMS, NewItem, item_columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`stored_item`: the row of an item, whose pictures are stored beside it, with a shorter JSON for prompts.
+"""Rows of items: `stored_item` makes one, whose pictures are stored beside it; `item_columns` are parameters.
 
 Where a row has `for_model`, prompts are made from it: it has no long fields of unsupported items, and no data
 that looks like a picture's but cannot be decoded.
@@ -7,6 +7,7 @@ that looks like a picture's but cannot be decoded.
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from string import ascii_lowercase, digits
 
 import msgspec
@@ -14,8 +15,8 @@ from msgspec import UNSET
 
 from server.protocol.responses.item_images import with_images
 from server.protocol.responses.items import InputImage, Item, Message, OtherItem, encode_item, item_type
+from server.store import arrays
 from server.store.content.images import NewImage, content_of, parse_content
-from server.store.content.stored_items import NewItem
 
 MIN_SHORTENED_BYTES = 4096
 """Smaller items have no copy without image data."""
@@ -25,8 +26,38 @@ _SCHEME = "data:"
 _MAX_MEDIA_TYPE = 64
 _MEDIA_TYPE_CHARACTERS = frozenset(ascii_lowercase + digits + "/.+-")
 
+_ITEM_SEPARATOR = "\x1e"
+"""Stands between items: JSON cannot contain it but escaped."""
+NEW_ITEMS = """
+    unnest(
+        cast(:ids as text[]), cast(:types as text[]), cast(:roles as text[]), cast(:statuses as text[]),
+        cast(:names as text[]), cast(:call_ids as text[]), string_to_array(:payloads, chr(30)),
+        string_to_array(:for_models, chr(30), ''), cast(:seconds as double precision[])
+    ) with ordinality as i (id, type, role, status, name, call_id, payload, for_model, seconds, place)
+    """
+"""The items of `item_columns` as rows, the first at place 1."""
+
 ImagesByUrl = dict[str, NewImage | None]
 """Pictures by data URL; None for one that is no picture's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewItem:
+    """An item to insert; `payload` is its JSON, the other columns are for SQL users."""
+
+    id: str
+    type: str
+    role: str | None
+    status: str
+    name: str | None = None
+    call_id: str | None = None
+    payload: str
+    for_model: str | None = None
+    """The JSON that prompts use, if it is shorter than the payload."""
+    seconds: float | None = None
+    """How long the call took that the server made."""
+    images: Sequence[NewImage] = ()
+    """The pictures that it names, which `insert_items_of` does not insert."""
 
 
 def stored_item(item: Item, decoded: ImagesByUrl | None = None) -> NewItem:
@@ -55,6 +86,24 @@ def stored_items_of(items: Sequence[Item]) -> list[NewItem]:
     """The rows of items; a picture that several of them have is decoded once."""
     decoded: ImagesByUrl = {}
     return [stored_item(item, decoded) for item in items]
+
+
+def item_columns(new: Sequence[NewItem]) -> dict[str, object]:
+    """Items as parameters of one statement; a history may have hundreds.
+
+    Long columns are joined strings, not arrays: escaping array elements would dominate the driver's time.
+    """
+    return {
+        "ids": arrays.literal([item.id for item in new]),
+        "types": arrays.literal([item.type for item in new]),
+        "roles": arrays.literal([item.role for item in new]),
+        "statuses": arrays.literal([item.status for item in new]),
+        "names": arrays.literal([item.name for item in new]),
+        "call_ids": arrays.literal([item.call_id for item in new]),
+        "payloads": _ITEM_SEPARATOR.join([item.payload for item in new]),
+        "seconds": arrays.literal([item.seconds for item in new]),
+        "for_models": _ITEM_SEPARATOR.join([item.for_model or "" for item in new]),
+    }
 
 
 def _stored_image(part: InputImage, decoded: ImagesByUrl, images: list[NewImage]) -> InputImage:

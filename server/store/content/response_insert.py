@@ -10,9 +10,10 @@ from sqlalchemy import Connection, TextClause, text
 from server.protocol.responses.events import Event
 from server.protocol.responses.request import Kind
 from server.store import arrays
+from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.readable import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES
-from server.store.content.stored_items import INPUT, NEW_ITEMS, NewItem, item_columns
+from server.store.content.stored_items import INPUT
 from server.store.database import Database
 from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
 

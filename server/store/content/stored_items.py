@@ -4,15 +4,13 @@ JSON is passed as text.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, select, text
 
 from server.protocol.ids import response_of_item
-from server.store import arrays
-from server.store.content.images import NewImage
+from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.readable import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, count_added
 from server.store.tables import items, responses
@@ -21,35 +19,6 @@ INPUT: Final = 0
 OUTPUT: Final = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewItem:
-    """An item to insert; `payload` is its JSON, the other columns are for SQL users."""
-
-    id: str
-    type: str
-    role: str | None
-    status: str
-    name: str | None = None
-    call_id: str | None = None
-    payload: str
-    for_model: str | None = None
-    """The JSON that prompts use, if it is shorter than the payload."""
-    seconds: float | None = None
-    """How long the call took that the server made."""
-    images: Sequence[NewImage] = ()
-    """The pictures that it names, which `insert_items` does not insert."""
-
-
-_ITEM_SEPARATOR = "\x1e"
-"""Stands between items: JSON cannot contain it but escaped."""
-NEW_ITEMS = """
-    unnest(
-        cast(:ids as text[]), cast(:types as text[]), cast(:roles as text[]), cast(:statuses as text[]),
-        cast(:names as text[]), cast(:call_ids as text[]), string_to_array(:payloads, chr(30)),
-        string_to_array(:for_models, chr(30), ''), cast(:seconds as double precision[])
-    ) with ordinality as i (id, type, role, status, name, call_id, payload, for_model, seconds, place)
-    """
-"""The items of `item_columns` as rows, the first at place 1."""
 _INSERT_ITEMS = text(
     count_added(
         f"""
@@ -76,24 +45,6 @@ def insert_items_of(
         tenants, responses_, indexes, new_items = zip(*rows, strict=True)
         owners = {"tenants": list(tenants), "responses": list(responses_), "indexes": list(indexes)}
         connection.execute(_INSERT_ITEMS, {"side": side, **owners, **item_columns(new_items)})
-
-
-def item_columns(new: Sequence[NewItem]) -> dict[str, object]:
-    """Items as parameters of one statement; a history may have hundreds.
-
-    Long columns are joined strings, not arrays: escaping array elements would dominate the driver's time.
-    """
-    return {
-        "ids": arrays.literal([item.id for item in new]),
-        "types": arrays.literal([item.type for item in new]),
-        "roles": arrays.literal([item.role for item in new]),
-        "statuses": arrays.literal([item.status for item in new]),
-        "names": arrays.literal([item.name for item in new]),
-        "call_ids": arrays.literal([item.call_id for item in new]),
-        "payloads": _ITEM_SEPARATOR.join([item.payload for item in new]),
-        "seconds": arrays.literal([item.seconds for item in new]),
-        "for_models": _ITEM_SEPARATOR.join([item.for_model or "" for item in new]),
-    }
 
 
 def input_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:

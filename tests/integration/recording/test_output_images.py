@@ -8,8 +8,7 @@ from server.protocol.responses.items import InputImage, Item, Message
 from server.recording import persist
 from server.store.content import deletion, images, stored_items
 from server.store.content.images import content_of
-from server.store.content.item_rows import stored_item
-from server.store.content.stored_items import NewItem
+from server.store.content.item_rows import NewItem, stored_item
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.support.builders import TENANT, say
 from tests.support.stored_images import PNG, count, digest_of, picture_item, url_of

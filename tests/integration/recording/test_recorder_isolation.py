@@ -15,7 +15,7 @@ from server.recording import committer, persist, side_writer
 from server.recording.messages import ReleaseRuns
 from server.store import log_append
 from server.store.content import item_rows, responses
-from server.store.content.stored_items import NewItem
+from server.store.content.item_rows import NewItem
 from server.store.database import Database
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.integration.recording.test_recorder_faults import check
