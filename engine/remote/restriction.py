@@ -1,10 +1,7 @@
 """`Restriction`: the tokens that a call for one token may sample, by what is shorter to name. Pure."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-_NOT_EMPTY = re.compile(rb"[^\x00]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,5 +39,6 @@ def restriction_of(
 def _ids(bits: int) -> tuple[int, ...]:
     """The numbers of the bits that are set."""
     data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
-    found = ((match.start() * 8, data[match.start()]) for match in _NOT_EMPTY.finditer(data))
-    return tuple(first + bit for first, byte in found for bit in range(8) if byte >> bit & 1)
+    return tuple(
+        8 * index + bit for index, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1
+    )
