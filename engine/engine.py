@@ -7,6 +7,7 @@ scripted engine, the same class with another executor, starts without it.
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
 from engine.config import EngineConfig, Limits
@@ -49,7 +50,7 @@ class ThreadedEngine:
             limits.kv_blocks, limits.max_running, limits.block_size, executor.model_info.context_length
         )
         self._beam_requests = BeamRequests(
-            self._registry, self._accept_reserved, self._cancel, deliver, limits.block_size
+            self._registry, partial(self._accept, has_place=True), self._cancel, deliver, limits.block_size
         )
         self._supervisor = Supervisor(
             lambda watchdog: EngineCore(
@@ -106,9 +107,6 @@ class ThreadedEngine:
             return
         self._registry.check(request)  # before its blocks are hashed
         self._accept(request, self._digest(request), checked.grammar)
-
-    def _accept_reserved(self, request: EngineRequest, digests: list[bytes]) -> None:
-        self._accept(request, digests, has_place=True)
 
     def _accept(
         self,

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
 from engine.remote.logit_biases import Biases, logit_biases
-from engine.remote.restriction import Restriction, restriction_of
+from engine.remote.restriction import Restriction, restriction_of, token_bits
 from engine.request import (
     Failed,
     FailureCode,
@@ -303,9 +303,8 @@ class Generation:
     def _only_token(self) -> int | None:
         """The only token that may come; None if there are several."""
         mask = self._current_mask()
-        if mask is None or int.from_bytes(mask, "little").bit_count() != 1:
-            return None
-        return int.from_bytes(mask, "little").bit_length() - 1
+        bits = 0 if mask is None else token_bits(mask, self._vocab_size)
+        return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
     def _current_restriction(self) -> Restriction:
         """To the tokens of the current mask, without end tokens that `min_tokens` holds back."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
 from engine.core.beam_search import BeamRequests
@@ -78,7 +79,7 @@ class RemoteEngine:
         self._max_running = config.max_running
         self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
         self._beam_requests = BeamRequests(
-            self._registry, self._accept_reserved, self._cancel, deliver, BLOCK_SIZE
+            self._registry, partial(self._accept, has_place=True), self._cancel, deliver, BLOCK_SIZE
         )
         self._metrics = RemoteMetrics(folder.model_info.context_length)
         if protocol.images is None:
@@ -192,9 +193,6 @@ class RemoteEngine:
         with suppress(AttributeError, TypeError):  # malformed: its call will fail
             extend_chain(chain, request.cache_salt, request.prompt, count, BLOCK_SIZE, request.adapter)
         return chain
-
-    def _accept_reserved(self, request: EngineRequest, digests: list[bytes]) -> None:
-        self._accept(request, digests, has_place=True)
 
     def _accept(
         self,

@@ -25,7 +25,7 @@ def restriction_of(
     Names at most `most_allowed` allowed tokens, else at most `most_banned` banned ones; where both are more,
     all allowed ones. Raises ValueError if no token may come.
     """
-    allowed = int.from_bytes(mask, "little") & ((1 << vocab_size) - 1)
+    allowed = token_bits(mask, vocab_size)
     for token_id in never:
         allowed &= ~(1 << token_id)
     count = allowed.bit_count()
@@ -34,6 +34,11 @@ def restriction_of(
     if count > most_allowed and vocab_size - count <= most_banned:
         return Restriction(banned=_ids(~allowed & ((1 << vocab_size) - 1)))
     return Restriction(allowed=_ids(allowed))
+
+
+def token_bits(mask: bytes, vocab_size: int) -> int:
+    """The mask as a number: bit n is set if token n may come. Bits after the vocabulary are cut."""
+    return int.from_bytes(mask, "little") & ((1 << vocab_size) - 1)
 
 
 def _ids(bits: int) -> tuple[int, ...]:

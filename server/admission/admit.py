@@ -287,7 +287,7 @@ class Admission:
         images = {
             image.digest: len(image.data) for new in prepared for image in new.prepared.engine_request.images
         }
-        self._recorder.capacity.reserve(caller, ids, sum(images.values()), prepared[0].kept_bytes)
+        self._recorder.capacity.reserve(caller, ids, sum(images.values()), prepared[0].retained_input_bytes)
         if reservation.tokens:
             self.rates.keep_until_end(reservation)
         try:

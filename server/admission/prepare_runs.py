@@ -79,7 +79,7 @@ class NewRun:
         return self.resolved.response
 
     @property
-    def kept_bytes(self) -> int:
+    def retained_input_bytes(self) -> int:
         """Bytes of the input, as JSON, that is kept until the response's end for a further turn."""
         if not self.turns.may_have_next_turn:
             return 0

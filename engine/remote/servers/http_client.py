@@ -139,9 +139,8 @@ class EngineClient:
                 count = 2 + (call.request.prompt_logprobs or 0)
                 limit = PROBE_BYTES + len(call.tokens) * count * BYTES_PER_LOGPROB
                 body = await _read(response, limit, heard=watch.hear_chunk)
-                receive(
-                    await asyncio.to_thread(self._protocol.read_answer, body, call)
-                )  # 0.5 s for the longest
+                answer = await asyncio.to_thread(self._protocol.read_answer, body, call)  # takes up to 0.5 s
+                receive(answer)
 
     async def _read_events(
         self,

@@ -223,7 +223,9 @@ def test_what_finds_no_capacity_gives_its_tokens_back(database: Database) -> Non
     prepared = SimpleNamespace(
         echo=SimpleNamespace(background=False), engine_request=SimpleNamespace(images=[])
     )
-    new = cast("Any", SimpleNamespace(caller=who, response=new_uuid(), prepared=prepared, kept_bytes=0))
+    new = cast(
+        "Any", SimpleNamespace(caller=who, response=new_uuid(), prepared=prepared, retained_input_bytes=0)
+    )
 
     def start() -> None:
         with limits.reserving(who) as reservation:

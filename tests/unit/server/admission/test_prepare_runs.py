@@ -124,9 +124,11 @@ def test_a_run_keeps_the_bytes_of_its_input_if_it_may_have_a_further_turn(
     body = b'{"model": "model", "messages": [{"role": "user", "content": "Hello"}]}'
     wanted = decode(body, ChatRequest)
     (new,) = prepare([as_response_request(wanted, 0)], read_messages(wanted.messages))
-    assert new.kept_bytes == 0
+    assert new.retained_input_bytes == 0
     going_on = replace(new, turns=replace(new.turns, model_writes_summary=True))
-    assert going_on.kept_bytes == sum(len(encode_item(item)) for item in new.resolved_input.items) > 0
+    assert (
+        going_on.retained_input_bytes == sum(len(encode_item(item)) for item in new.resolved_input.items) > 0
+    )
 
 
 def test_completions_refer_to_nothing_that_is_stored_and_read_nothing(

@@ -54,14 +54,18 @@ def admission(capacity: UnfinishedResponses, database: NoDatabase) -> Admission:
     )
 
 
-def start(admission: Admission, tenant: str, kept_bytes: int, choices: int = 1) -> None:
+def start(admission: Admission, tenant: str, retained_input_bytes: int, choices: int = 1) -> None:
     caller = Caller(tenant, "key")
     prepared = SimpleNamespace(
         echo=SimpleNamespace(background=False), engine_request=SimpleNamespace(images=[])
     )
     new = [
         SimpleNamespace(
-            caller=caller, response=new_uuid(), prepared=prepared, stored=True, kept_bytes=kept_bytes
+            caller=caller,
+            response=new_uuid(),
+            prepared=prepared,
+            stored=True,
+            retained_input_bytes=retained_input_bytes,
         )
         for _ in range(choices)
     ]
