@@ -161,6 +161,7 @@ responses = Table(
     *origin_columns(),
     Column("root_id", Uuid, comment="the first response of its chain of previous responses"),
     Column("turn", Integer, comment="its place in that chain, the first at 1"),
+    Column("weights", Text, comment="digest of the weights that generate it"),
     CheckConstraint(
         "status in ('queued', 'in_progress', 'completed', 'failed', 'incomplete', 'cancelled')",
         name="status",
@@ -395,5 +396,6 @@ idempotency_keys = Table(
     Column("digest", LargeBinary, nullable=False, comment="SHA-256 of the request that used it first"),
     Column("response_id", Uuid, nullable=False),
     time_column("created_at", required=True),
+    Column("replica_id", Uuid, comment="the replica that claimed it"),
     Index("ix_idempotency_keys_created_at", "created_at"),
 )
