@@ -46,6 +46,8 @@ class RunLog:
     next_seq: int
     events: Sequence[Event]
     first_token_at: datetime | None
+    has_gap: bool = False
+    """Numbers are missing, and with them perhaps tokens: the response cannot go on from it."""
 
     @property
     def token_ids(self) -> list[int]:

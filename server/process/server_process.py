@@ -232,7 +232,7 @@ class ServerProcess:
         return Heartbeat(
             self._database,
             self._replica,
-            produces=self._recorder.produces,
+            produces=self._recorder.answers_for,
             cancel=self._cancel,
             lease_seconds=self._config.lease_seconds,
             read_here=lambda: [one for one in hub.read_here() if not self._recorder.produces(one)],

@@ -1,27 +1,36 @@
 """The recorder's transactions: all runs' updates in one, in groups after a failure, again after an outage.
 
-Also the asynchronous commits that a crash of Postgres may still lose. The recorder's thread only.
+The recorder's thread only.
 """
 
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from math import inf
 from time import monotonic, sleep
+from typing import NamedTuple
 from uuid import UUID
 
 from engine.statistics import Histogram
 from server.crashpoints import crashpoint
 from server.recording.messages import RecorderMessage, RunUpdate
-from server.recording.persist import is_written, log_chunks, write
+from server.recording.persist import is_written, log_chunks, must_reach_disk, write
+from server.recording.recent_commits import RecentCommits
 from server.recording.run_registry import RunRegistry
-from server.store import log_append
+from server.store import commit_probe
 from server.store.cluster import leases
-from server.store.database import Connection, Database, is_responsive, set_timeouts
-from server.store.database_errors import CommitFailure, classify
+from server.store.commit_probe import Acknowledged
+from server.store.database import (
+    Connection,
+    Database,
+    commit_synchronously,
+    is_responsive,
+    set_timeouts,
+)
+from server.store.database_errors import CommitFailure, classify, first_line
 from server.store.log_append import NewLogRow, append_and_commit
 from server.store.timeout_connection import RECORDER_TIMEOUTS
 
@@ -39,10 +48,24 @@ _ISOLATION_SECONDS = 0.5
 together with that, other runs wait for less than a second."""
 _LOCK_MS, _STATEMENT_MS = 50, 600
 """`lock_timeout` and `statement_timeout` of a group commit."""
-_KEEP_SECONDS = 15.0
-"""How long `UnsyncedCommits` keeps commits. Postgres flushes them within three times `wal_writer_delay`:
-0.6 s by default, and 15 s allow for a delay of 5 s."""
 COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class CommitResult(NamedTuple):
+    """The outcome of one `commit`."""
+
+    committed: Sequence[RunUpdate] = ()
+    failed: Sequence[RunUpdate] = ()
+    """Updates that could not be committed with the others."""
+    lost: Sequence[UUID] = ()
+    """Responses of which the database has lost earlier commits."""
+    unapplied: Sequence[RecorderMessage] = ()
+    """Messages that have reached no run, because commits were lost."""
+
+
+class _CommitsLost(Exception):
+    def __init__(self, responses: Sequence[UUID]) -> None:
+        self.responses = responses
 
 
 class Committer:
@@ -53,16 +76,17 @@ class Committer:
     ) -> None:
         self.give_up_at = inf
         """The time from which an outage is not waited out any more."""
-        self.unsynced = UnsyncedCommits()
+        self.recent = RecentCommits(clock)
         self._database = database
         self._replica = replica
         self._registry = registry
         self._clock = clock
         self._connection: Connection | None = None
         self._used_at = 0.0
-        self._unreachable_since: float | None = None
+        self._failing_since: float | None = None
+        self._failure = ""
         self._in_doubt = False
-        """The connection was lost: a try may have been committed, and Postgres may have crashed."""
+        """The connection was lost: a try may have been committed."""
         self.seconds = Histogram(COMMIT_BOUNDS)
         """Durations of commits that succeeded, without earlier tries."""
         self.failures: Counter[CommitFailure] = Counter()
@@ -70,34 +94,43 @@ class Committer:
 
     def trouble(self) -> str | None:
         """Why nothing is committed at the moment; None if all is well. Any thread."""
-        since = self._unreachable_since
+        since = self._failing_since
         if since is None or self._clock() - since < _REPORT_AFTER_SECONDS:
             return None
-        return "the database does not take what is recorded"
+        return f"the database does not take what is recorded: {self._failure}"
 
-    def commit(self, messages: Sequence[RecorderMessage]) -> tuple[list[RunUpdate], list[RunUpdate]]:
-        """Applies messages to their runs once; returns the committed updates and those that could not be.
+    def commit(self, messages: Sequence[RecorderMessage]) -> CommitResult:
+        """Applies messages to their runs once, and commits the updates.
 
-        An outage is waited out, and all runs with it. Any other failure is the fault of some of the updates:
-        they are committed in smaller groups then. Raises Fenced, or the last error after `give_up_at`.
+        An outage is waited out, and so is a schema or a right that is not as this release needs it, and all
+        runs with it. Any other failure is the fault of some of the updates: they are committed in smaller
+        groups then. Raises Fenced, or the last error after `give_up_at`.
 
         A commit whose answer was lost may have happened, so the next try looks before it writes. It may also
-        still be running: then the next try, which waits for it, fails, and the one after that looks.
-        Asynchronous commits that Postgres has lost in a crash are written again first.
+        still be running: then the next try, which waits for it, fails, and the one after that looks. If
+        earlier commits were lost, nothing is written that would follow them.
         """
         self._in_doubt = False
         joint = _Transaction([], messages)
-        error = self._execute(joint, self._commit_all)
+        try:
+            error = self._execute(joint, self._commit_all)
+        except _CommitsLost as lost:
+            rest = () if joint.reached_updates else messages
+            return CommitResult(failed=joint.updates, lost=lost.responses, unapplied=rest)
         if error is None:
-            return joint.updates, []
+            return CommitResult(joint.updates)
         log.warning("commit failed, so runs are committed one by one: %s", type(error).__name__)
         isolation = Isolation(joint.updates, self._clock() + _ISOLATION_SECONDS)
+        responses: Sequence[UUID] = ()
         while (group := isolation.next(self._clock())) is not None:
-            if self._execute(_Transaction(group), self._commit_group) is None:
-                isolation.committed()
+            try:
+                failure = self._execute(_Transaction(group), self._commit_group)
+            except _CommitsLost as lost:
+                responses = lost.responses
+                isolation.give_up()
             else:
-                isolation.failed()
-        return isolation.done, isolation.suspended
+                isolation.committed() if failure is None else isolation.failed()
+        return CommitResult(isolation.done, isolation.suspended, responses)
 
     def _execute(
         self, transaction: "_Transaction", commit: Callable[[Connection, "_Transaction"], None]
@@ -107,7 +140,7 @@ class Committer:
             began = monotonic()
             try:
                 commit(self._connect(), transaction)
-            except leases.Fenced:
+            except (leases.Fenced, _CommitsLost):
                 raise
             except Exception as error:  # noqa: BLE001 - also of our own code: it may concern one run only
                 trouble = classify(error)
@@ -117,32 +150,69 @@ class Committer:
                     return error
                 self._await_database(error, trouble)
             else:
-                self._unreachable_since = None
+                self._failing_since = None
                 self.seconds.observe(monotonic() - began)
-                self.unsynced.committed(transaction.updates)
+                self.recent.committed(transaction.updates, synchronous=transaction.synchronous)
                 return None
 
     def _commit_all(self, connection: Connection, joint: "_Transaction") -> None:
         """Applies the messages of all runs in the first try that passes the fence, and writes their updates.
 
-        Raises Fenced, or any error of writing.
+        Raises Fenced, _CommitsLost, or any error of writing.
         """
-        only_appends = not (joint.reached_updates or self._in_doubt) and self._registry.only_appends(
-            joint.messages
-        )
-        if only_appends and append_and_commit(connection, self._replica, partial(self._log_chunks, joint)):
-            return
+        flush, probes = self.recent.flush_due, self.recent.probes
+        joint.synchronous = self._database.waits_for_disk or flush
+        if not (joint.reached_updates or self._in_doubt) and self._registry.only_appends(joint.messages):
+            make_rows = partial(self._log_chunks, joint)
+            if append_and_commit(connection, self._replica, make_rows, probes=probes, synchronous=flush):
+                return
         with connection.begin():
-            now = leases.fence(connection, self._replica)
+            now = self._fence(connection, joint)
+            if flush:
+                commit_synchronously(connection)
             if self._in_doubt and joint.reached_updates and self._is_written(connection, joint.updates):
                 log.warning(_ALREADY_COMMITTED)
             else:
-                if self._in_doubt:
-                    self.unsynced.restore(connection)
                 if not joint.reached_updates:
                     self._apply(joint, now)
-                write(connection, self._replica, joint.updates)
+                self._write(connection, joint, joint.updates)
             crashpoint("recorder.written")
+
+    def _fence(self, connection: Connection, transaction: "_Transaction") -> datetime:
+        """The database's time. Raises Fenced, or _CommitsLost if what was acknowledged is not there."""
+        recent = self.recent
+        now, match = commit_probe.fence(connection, self._replica, recent.probes)
+        if recent.is_doubted or not match:
+            if lost := commit_probe.lost(connection, self._replica, self._acknowledged(transaction)):
+                raise _CommitsLost(lost)
+            # A probe's row may be deleted with its response; all else has just been seen.
+            recent.probes, recent.is_doubted = (), False
+        return now
+
+    def _acknowledged(self, transaction: "_Transaction") -> list[Acknowledged]:
+        """The state of all runs in progress, and of those that are over, before this transaction."""
+        before = {update.run.facts.id: update.first_seq for update in transaction.updates}
+        runs = {run.facts.id: run for run in [*self.recent.over(), *self._registry.runs]}
+        runs |= {update.run.facts.id: update.run for update in transaction.updates}
+        states = [
+            Acknowledged(
+                run.facts.tenant,
+                response,
+                run.facts.attempt,
+                before.get(response, run.next_seq),
+                is_over=response not in before and self._registry.get(response) is not run,
+                stored=run.stored,
+            )
+            for response, run in runs.items()
+            if response not in self._registry.suspended
+        ]
+        return [state for state in states if state.stored or state.is_over]
+
+    def _write(
+        self, connection: Connection, transaction: "_Transaction", updates: Sequence[RunUpdate]
+    ) -> None:
+        transaction.synchronous |= must_reach_disk(updates)
+        write(connection, self._replica, updates)
 
     def _apply(self, joint: "_Transaction", now: datetime) -> None:
         joint.updates = self._registry.apply(joint.messages, now)
@@ -164,31 +234,30 @@ class Committer:
     def _commit_group(self, connection: Connection, group: "_Transaction") -> None:
         """Writes some updates of a failed joint commit, unless an earlier try did, in a short transaction.
 
-        Raises Fenced, or any error of writing.
+        Raises Fenced, _CommitsLost, or any error of writing.
         """
         group.reached_updates = False
+        group.synchronous = self._database.waits_for_disk
         with connection.begin():
             set_timeouts(connection, lock_ms=_LOCK_MS, statement_ms=_STATEMENT_MS)
-            leases.fence(connection, self._replica)
+            self._fence(connection, group)
             missing = group.updates
             if self._in_doubt:
                 written = [is_written(connection, self._replica, update) for update in missing]
                 missing = [update for update, was in zip(missing, written, strict=True) if not was]
                 if any(written):
                     log.warning(_ALREADY_COMMITTED)
-                # A committed end has compacted its log: nothing may be appended to that again.
-                if False in written:
-                    self.unsynced.restore(connection)
             group.reached_updates = True
-            write(connection, self._replica, missing)
+            self._write(connection, group, missing)
             crashpoint("recorder.written")
 
     def _await_database(self, error: Exception, trouble: CommitFailure) -> None:
         """Waits before the next try where no run is at fault; raises the error after `give_up_at`."""
-        if trouble not in ("unavailable", "timed_out") or self._clock() > self.give_up_at:
+        if trouble not in ("unavailable", "timed_out", "schema_mismatch") or self._clock() > self.give_up_at:
             raise error
         self._in_doubt |= trouble == "unavailable"
-        self._unreachable_since = self._unreachable_since or self._clock()
+        self._failing_since = self._failing_since or self._clock()
+        self._failure = first_line(error)
         log.warning("commit failed, trying again: %s", type(error).__name__)
         sleep(_RETRY_SECONDS)
 
@@ -222,6 +291,8 @@ class _Transaction:
     """Those from which the updates come, if they are not applied yet."""
     reached_updates: bool = False
     """A failure before that is no run's fault."""
+    synchronous: bool = False
+    """The commit waits for the disk."""
 
 
 class Isolation:
@@ -247,8 +318,7 @@ class Isolation:
     def next(self, now: float) -> list[RunUpdate] | None:
         """The next group, for one transaction; None at the end. The first is returned even after `until`."""
         if now > self._until and self._has_tried:
-            self.suspended.extend(update for group in self._groups for update in group)
-            self._groups.clear()
+            self.give_up()
         self._has_tried = True
         return self._groups[0] if self._groups else None
 
@@ -264,43 +334,7 @@ class Isolation:
         else:
             self._groups.extend([update] for update in group)
 
-
-@dataclass(slots=True)
-class UnsyncedCommits:
-    """The updates of the last asynchronous commits, kept so that they can be written again.
-
-    Most commits of tokens run with `synchronous_commit = off`, so a crash of Postgres loses the last of
-    them, although clients have seen them and their runs continue. WAL is written in order: only the last
-    commits can be lost, and one synchronous commit saves all before it.
-    """
-
-    _commits: deque[tuple[float, list[RunUpdate]]] = field(default_factory=deque)
-    """What was committed when."""
-
-    def committed(self, updates: Sequence[RunUpdate]) -> None:
-        """Adds committed updates. If one of them was its run's last, the commit was synchronous and saved
-        all.
-        """
-        if any(update.is_last for update in updates):
-            self._commits.clear()
-            return
-        now = monotonic()
-        self._commits.append((now, [update for update in updates if update.run.stored and update.events]))
-        while self._commits[0][0] < now - _KEEP_SECONDS:
-            self._commits.popleft()
-
-    def restore(self, connection: Connection) -> None:
-        """Appends updates that Postgres has lost in a crash, before anything else is, in the caller's
-        transaction.
-        """
-        next_seqs: dict[UUID, int] = {}
-        lost = []
-        for update in (update for _, updates in self._commits for update in updates):
-            facts = update.run.facts
-            if facts.id not in next_seqs:
-                next_seqs[facts.id] = log_append.next_seq(connection, facts.tenant, facts.id)
-            if update.events[0].sequence_number >= next_seqs[facts.id]:
-                lost.append(update)
-        if lost:
-            log_append.append(connection, log_chunks(lost))
-            log.warning("the database had lost %d updates; they are written again", len(lost))
+    def give_up(self) -> None:
+        """Suspends all that has not been committed."""
+        self.suspended.extend(update for group in self._groups for update in group)
+        self._groups.clear()

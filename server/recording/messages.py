@@ -9,8 +9,11 @@ from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.hosted_tools.offered_tools import ToolResult
 from server.protocol.responses.events import Event
+from server.store.log_append import NewLogRow
 
 SERVER_ERROR = "server_error"
+EVENTS_LOST = "events_lost"
+"""The database has lost events that clients have seen, and so has this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,11 @@ class StopRecorder:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifyCommits:
+    """Has the next commit look whether all that was acknowledged of late is still stored."""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCallFinished:
     """The result of a call that the server made."""
 
@@ -82,6 +90,7 @@ RecorderMessage = (
     | CancelRun
     | ReleaseRuns
     | StopRecorder
+    | VerifyCommits
     | ToolCallFinished
     | StartTurn
     | CancelRequested
@@ -106,6 +115,14 @@ class RunUpdate:
     """The run could not even be ended with the output that it has; there is nothing to write."""
     undecodable: bool = False
     """The run failed because decoding its tokens raised. The engine request has to be cancelled."""
+    log_rows: Sequence[NewLogRow] | None = None
+    """The events as rows of the log, once they are encoded."""
+    earlier_rows: Sequence[NewLogRow] = ()
+    """Rows before the events, which were acknowledged: those that the database has lost are written again."""
+    acknowledged: bool = False
+    """All of the update was committed and published before; it is only stored again."""
+    has_gap: bool = False
+    """Events before it are lost for good: its log is not folded."""
 
     def __post_init__(self) -> None:
         self.first_seq = self.run.next_seq
@@ -145,7 +162,7 @@ def response_hex_of(message: RecorderMessage) -> str:
             return message.request_id.partition(".")[0]
         case StartRun(run):
             return run.facts.id.hex
-        case ReleaseRuns() | StopRecorder():
+        case ReleaseRuns() | StopRecorder() | VerifyCommits():
             return ""
     return message.response_id.hex
 

@@ -3,7 +3,7 @@
 What writes runs within the transaction of the recorder or the side writer, after the fence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
@@ -33,14 +33,27 @@ class Unwritable(Exception):
     """The update of this response has nothing that could be written."""
 
 
-def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -> None:
-    """Writes the updates. The commit is synchronous if a run ends or is released.
+class EventsLost(Exception):
+    """Events before this update are not stored, and this process does not have them any more."""
 
-    Raises Unwritable, OwnershipLost, DatabaseError, or any error of encoding an update.
+
+def must_reach_disk(updates: Sequence[RunUpdate]) -> bool:
+    """Whether the commit of these updates waits for the disk, whatever the durability.
+
+    A run ends or is released, or the record of its tool calls comes before the calls, which have an effect
+    outside.
+    """
+    return any(update.is_last or update.run.next_step_is_tools for update in updates)
+
+
+def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -> None:
+    """Writes the updates. The commit is synchronous if it `must_reach_disk`.
+
+    Raises Unwritable, OwnershipLost, LogGap, DatabaseError, or any error of encoding an update.
     """
     if broken := [update.run.facts.id for update in updates if update.unwritable]:
         raise Unwritable(broken[0])
-    if any(update.is_last for update in updates):
+    if must_reach_disk(updates):
         commit_synchronously(connection)
     if chunks := log_chunks(updates):
         log_append.append(connection, chunks)
@@ -48,7 +61,8 @@ def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -
     outputs = {run.facts.id: _output_rows(run) for run in ended if run.stored}
     images.insert_all(connection, [use for run in ended for use in _uses(run, outputs)])
     if ended:
-        _write_ends(connection, replica, ended, outputs)
+        with_gaps = frozenset(update.run.facts.id for update in updates if update.has_gap)
+        _write_ends(connection, replica, ended, outputs, with_gaps)
         outbox.enqueue(connection, [_key(run) for run in ended if run.stored])
     if released := [update for update in updates if update.released and update.run.ending is None]:
         for engine_died in (False, True):
@@ -63,20 +77,39 @@ def read_log(connection: Connection, tenant: str, response: UUID) -> RunLog:
     """The log of a response that has not ended."""
     progress = log_read.read_progress(connection, tenant, response)
     logged = log_read.read(connection, tenant, response, 0)
-    return RunLog(progress.token_chunks, progress.next_seq, logged, progress.first_token_at)
+    return RunLog(progress.token_chunks, progress.next_seq, logged, progress.first_token_at, progress.has_gap)
+
+
+def log_rows(update: RunUpdate) -> Sequence[NewLogRow]:
+    """The update's events as rows of the event log; none of a response that is not stored."""
+    if update.log_rows is None:
+        facts = update.run.facts
+        at = (facts.tenant, facts.id, facts.attempt)
+        update.log_rows = (
+            log_append.encode_rows(*at, update.events, update.token_ids) if update.run.stored else ()
+        )
+    return update.log_rows
 
 
 def log_chunks(updates: Sequence[RunUpdate]) -> list[NewLogRow]:
-    """The updates as rows of the event log, without those of responses that are not stored."""
-    return [
-        row
-        for update in updates
-        if update.run.stored
-        for facts in [update.run.facts]
-        for row in log_append.encode_rows(
-            facts.tenant, facts.id, facts.attempt, update.events, update.token_ids
-        )
-    ]
+    """`log_rows` of all updates."""
+    return [row for update in updates for row in log_rows(update)]
+
+
+def write_earlier_rows(connection: Connection, update: RunUpdate) -> None:
+    """Appends those of the `earlier_rows` that are not stored any more, so that nothing is missing before the
+    update's events.
+
+    Raises EventsLost if something is missing before the first of these rows.
+    """
+    facts = update.run.facts
+    stored = log_append.next_seq(connection, facts.tenant, facts.id)
+    missing = [row for row in update.earlier_rows if row.first_seq >= stored]
+    end = missing[-1].first_seq + missing[-1].n if missing else stored
+    if end != update.first_seq or (missing and missing[0].first_seq != stored):
+        raise EventsLost(facts.id)
+    if missing:
+        log_append.append(connection, missing)
 
 
 def is_written(connection: Connection, replica: UUID, update: RunUpdate) -> bool | None:
@@ -122,15 +155,25 @@ def _uses(run: Run, outputs: Mapping[UUID, Sequence[NewItem]]) -> list[ImageUse]
 
 
 def _write_ends(
-    connection: Connection, replica: UUID, ended: Sequence[Run], outputs: Mapping[UUID, Sequence[NewItem]]
+    connection: Connection,
+    replica: UUID,
+    ended: Sequence[Run],
+    outputs: Mapping[UUID, Sequence[NewItem]],
+    with_gaps: Collection[UUID],
 ) -> None:
-    """Updates the rows first: if one is locked or another replica's, there is no work to undo yet."""
+    """Updates the rows first: if one is locked or another replica's, there is no work to undo yet.
+
+    The logs of responses in `with_gaps` may have gaps; of all others LogGap is raised for one.
+    """
     ends = [(run, run.ending) for run in ended if run.ending is not None]
     if stored := [(run, ending) for run, ending in ends if run.stored]:
         finished = responses.finish_all(connection, replica, [_end(run, ending) for run, ending in stored])
         items = [(*key, outputs.get(key.id, ())) for key in finished]
         stored_items.insert_items_of(connection, stored_items.OUTPUT, items)
-        log_append.compact_all(connection, list(finished))
+        if whole := [key for key in finished if key.id not in with_gaps]:
+            log_append.compact_all(connection, whole)
+        for key in finished.keys() - whole:
+            log_append.compact_unless_gap(connection, *key)
         for key, row in finished.items():
             if row.deleted:
                 deletion.remove_if_unneeded(connection, *key)

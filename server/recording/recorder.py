@@ -26,7 +26,7 @@ from server.limits import UnfinishedResponses
 from server.protocol.ids import response_id
 from server.protocol.responses.events import frames
 from server.recording.commit_pace import NO_PAUSE, CommitPace, Pause
-from server.recording.committer import Committer
+from server.recording.committer import CommitResult, Committer
 from server.recording.end_log import log_end
 from server.recording.inbox import Inbox
 from server.recording.messages import (
@@ -37,6 +37,7 @@ from server.recording.messages import (
     RunUpdate,
     StartRun,
     StopRecorder,
+    VerifyCommits,
 )
 from server.recording.run_registry import RunRegistry
 from server.recording.side_writer import SideResult, SideWriter
@@ -165,6 +166,19 @@ class Recorder:
         """Whether this process generates the response or is about to. Any thread."""
         return response_id in self.capacity
 
+    def answers_for(self, response_id: UUID) -> bool:
+        """Whether a response that this replica owns is this process's to bring forward. Any thread.
+
+        Of one that has ended or was released here, the row should say so. The database may have lost that
+        commit: then it is written again, and nobody else goes on with the response.
+        """
+        if self.produces(response_id) or response_id in self._registry.suspended:
+            return True
+        if self._committer.recent.is_over(response_id):
+            self.deliver([VerifyCommits()])
+            return True
+        return False
+
     @property
     def load(self) -> int:
         """The number of responses that this process generates or is about to. Any thread."""
@@ -249,6 +263,8 @@ class Recorder:
         """
         if self._fenced:
             raise leases.Fenced
+        if any(isinstance(message, VerifyCommits) for message in messages):
+            self._committer.recent.is_doubted = True
         retained = self._apply_side_results()
         for response in self._registry.suspended.over_limit():
             self._side.give_up(response)
@@ -297,7 +313,7 @@ class Recorder:
         match result.outcome:
             case "doubtful":
                 if self._registry.get(response) is update.run and response not in self._registry.suspended:
-                    self._suspend([update])
+                    self._suspend([RunUpdate(update.run)])  # the run may have gone on since
                 return []
             case "given up":
                 self._give_up(response)
@@ -310,14 +326,20 @@ class Recorder:
         retained = self._registry.suspended.resume(response)
         if result.outcome != "committed":
             self._registry.remove(response)
-        self._after_commit([update])
+        if result.outcome != "left":
+            self._committer.recent.add([update])
+        if not update.acknowledged:
+            self._after_commit([update])
         if result.outcome == "left" and update.run.stored:
             self._hub.release(update.run.facts.tenant, response)
         return retained
 
     def _suspend(self, updates: Sequence[RunUpdate]) -> None:
         """Leaves these updates to the side writer, so that no other run waits for them."""
+        earlier = self._committer.recent.take({update.run.facts.id for update in updates})
         for update in updates:
+            if (before := earlier.get(update.run.facts.id)) is not None:
+                update.earlier_rows = before.earlier_rows
             self._registry.suspended.add(update)
             self._side.write(update)
 
@@ -341,15 +363,30 @@ class Recorder:
     def _commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:
         """Applies messages to their runs; returns the committed updates and suspends the others."""
         if any(self._registry.needs_commit(message) for message in messages):
-            committed, failed = self._committer.commit(messages)
-        else:
-            committed = self._registry.apply(messages, datetime.now(UTC))
-            # If decoding raises, a run ends all the same and has to be metered.
-            failed = [update for update in committed if update.is_last or update.unwritable]
-            if failed:
-                committed = [update for update in committed if update not in failed]
+            result = self._committer.commit(messages)
+            self._suspend([*result.failed, *self._lost_updates(result)])
+            if not result.unapplied:
+                return list(result.committed)
+            return self._commit(self._registry.suspended.divert(result.unapplied))
+        committed = self._registry.apply(messages, datetime.now(UTC))
+        # If decoding raises, a run ends all the same and has to be metered.
+        failed = [update for update in committed if update.is_last or update.unwritable]
+        if failed:
+            committed = [update for update in committed if update not in failed]
         self._suspend(failed)
         return committed
+
+    def _lost_updates(self, result: CommitResult) -> list[RunUpdate]:
+        """Updates that write again what the database has lost, of responses without a failed update."""
+        if not result.lost:
+            return []
+        log.error(
+            "the database has lost what was committed of %d responses; it is written again", len(result.lost)
+        )
+        lost = set(result.lost) - {update.run.facts.id for update in result.failed}
+        taken = self._committer.recent.take(lost)
+        running = {response: run for response in lost if (run := self._registry.get(response))}
+        return [taken.get(response) or RunUpdate(running[response]) for response in lost]
 
     def _publish(self, updates: Sequence[RunUpdate]) -> None:
         self._on_events([update.run.facts.id for update in updates if update.events and update.run.stored])

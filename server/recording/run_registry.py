@@ -27,6 +27,7 @@ from server.recording.messages import (
     StartTurn,
     StopRecorder,
     ToolCallFinished,
+    VerifyCommits,
     coalesce_tokens,
     response_hex_of,
 )
@@ -132,7 +133,7 @@ class RunRegistry:
             case PromptLogprobs():
                 act = partial(Run.add_prompt_logprobs, logprobs=message.logprobs)
                 self._advance(updates, key, now, act)
-            case Tokens() | StopRecorder():
+            case Tokens() | StopRecorder() | VerifyCommits():
                 pass
             case _:
                 self._advance(updates, key, now, _action(message, now))

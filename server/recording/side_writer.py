@@ -18,12 +18,19 @@ from server.generation.event_log import RunLog
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run, RunFacts
 from server.protocol.ids import response_id
-from server.recording.messages import SERVER_ERROR, RunUpdate
-from server.recording.persist import is_owner, is_written, read_log, write
+from server.recording.messages import EVENTS_LOST, SERVER_ERROR, RunUpdate
+from server.recording.persist import (
+    EventsLost,
+    is_owner,
+    is_written,
+    read_log,
+    write,
+    write_earlier_rows,
+)
 from server.store import log_append
 from server.store.cluster import claims, leases
 from server.store.content import responses
-from server.store.content.responses import ResponseKey
+from server.store.content.responses import Owner, ResponseKey
 from server.store.database import Connection, Database, commit_synchronously, set_timeouts
 from server.store.database import clock as database_clock
 from server.store.database_errors import CommitFailure, classify
@@ -33,6 +40,9 @@ from server.supervised_thread import SupervisedThread
 log = logging.getLogger("holdfast.recorder")
 
 NOT_STORED = "The server could not store the rest of this response."
+LOST = (
+    "The database has lost events of this response that were sent before; it has the events up to this one."
+)
 LOCK_MS, STATEMENT_MS = 300, 5000
 """A locked row must not delay the next update for long; statements have the database's usual limit."""
 OWNERSHIP_CHECK_SECONDS = 1.0
@@ -56,6 +66,8 @@ class Retry:
     way: Way = "write"
     tries: int = 0
     """Tries that the database answered, so none during an outage."""
+    has_gap: bool = False
+    """Events are lost, so the response can only end as failed."""
 
     @property
     def response(self) -> UUID:
@@ -107,7 +119,9 @@ class Retries:
             return
         retry.tries += 1
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(retry.tries - 1, 16), MAX_PAUSE_SECONDS)
-        if retry.given_up:
+        if retry.has_gap:
+            retry.way, pause = "fail", pause if retry.given_up else 0.0
+        elif retry.given_up:
             retry.way = "hand back" if retry.way == "fail" else "fail"
         elif trouble != "timed_out" or retry.tries >= MAX_TRIES:
             _give_up(retry, trouble)
@@ -239,6 +253,7 @@ class SideWriter:
     def _note_failure(self, retry: Retry, error: Exception) -> None:
         trouble = classify(error)
         was_given_up = retry.given_up
+        retry.has_gap |= isinstance(error, EventsLost | log_append.LogGap)
         self._retries.failed(retry, trouble, self._clock())
         details = (response_id(retry.response), type(error).__name__, retry.way)
         fields = retry.update.run.facts.log_fields
@@ -249,7 +264,7 @@ class SideWriter:
             log.warning("an update of %s is not stored yet (%s); next: %s", *details, extra=fields)
 
     def _commit(self, connection: Connection, retry: Retry) -> SideResult:
-        """One try. The commit is synchronous, because `UnsyncedCommits` belongs to the recorder's thread."""
+        """One try. The commit is synchronous, so that no later one of the recorder can outlive it."""
         update, facts = retry.update, retry.update.run.facts
         with connection.begin():
             set_timeouts(connection, lock_ms=LOCK_MS, statement_ms=STATEMENT_MS)
@@ -260,6 +275,10 @@ class SideWriter:
             if not update.run.stored:
                 return self._commit_unstored(connection, retry)
             owner = responses.get_owner(connection, facts.tenant, facts.id)
+            if owner == Owner(None, facts.attempt - 1, ended=False) and claims.claim_again(
+                connection, self._replica, ResponseKey(facts.tenant, facts.id), facts.attempt
+            ):
+                owner = Owner(self._replica, facts.attempt, ended=False)
             if not is_owner(owner, self._replica, update.run):
                 log_append.delete_orphaned_log(connection, facts.tenant, facts.id)
                 log.warning(
@@ -270,10 +289,12 @@ class SideWriter:
                 return SideResult(update, "left")
             match retry.way:
                 case "write":
+                    write_earlier_rows(connection, update)
                     write(connection, self._replica, [update])
                     return SideResult(update, "committed")
                 case "fail":
-                    last = _fail(connection, facts, read_log(connection, facts.tenant, facts.id))
+                    stored = read_log(connection, facts.tenant, facts.id)
+                    last = _fail(connection, facts, stored, has_gap=retry.has_gap)
                     write(connection, self._replica, [last])
                     return SideResult(last, "ended")
                 case "hand back":
@@ -307,13 +328,14 @@ class SideWriter:
             self._connection = None
 
 
-def _fail(connection: Connection, facts: RunFacts, log: RunLog) -> RunUpdate:
+def _fail(connection: Connection, facts: RunFacts, log: RunLog, *, has_gap: bool = False) -> RunUpdate:
     """The update that ends a response as failed after its last stored event.
 
     Nothing of its run is used but the facts: the rest may be the reason why it cannot be stored.
     """
     run = Run(facts, no_decoding())
     run.restore_output_only(log)
-    update = RunUpdate(run)
-    update.events += run.fail(SERVER_ERROR, NOT_STORED, database_clock(connection))
+    update = RunUpdate(run, has_gap=has_gap)
+    code, message = (EVENTS_LOST, LOST) if has_gap else (SERVER_ERROR, NOT_STORED)
+    update.events += run.fail(code, message, database_clock(connection))
     return update

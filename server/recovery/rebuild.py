@@ -65,7 +65,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     logged = read_log(connection, stored.tenant, stored.id)
     prepared = None
     try:
-        resolved = _resolve_again(connection, stored, served)
+        resolved = None if logged.has_gap else _resolve_again(connection, stored, served)
         if resolved is not None:
             prepared = _prepare_again(stored, served, resolved)
         if resolved is not None and prepared is not None:

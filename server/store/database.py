@@ -182,6 +182,11 @@ class Database:
         event.listen(self._pool_engine, "checkout", self._ping_on_checkout)
 
     @property
+    def waits_for_disk(self) -> bool:
+        """Whether every commit waits for the disk, not only those that call `commit_synchronously`."""
+        return self._strict
+
+    @property
     def has_sessions(self) -> bool:
         """Whether a dedicated connection is a session of Postgres, in which LISTEN works."""
         return not self._dedicated_pooled

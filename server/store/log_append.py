@@ -13,21 +13,26 @@ meeting another writer learns of it within seconds (`recording/side_writer.py`),
 because `finish` checks the owner.
 """
 
+import logging
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection, text
 
+from server.protocol import ids
 from server.protocol.responses.events import Event, Kind
 from server.store import arrays
 from server.store.cluster.leases import Fenced
+from server.store.commit_probe import Probe, fence_query, read_time
 from server.store.content.storage_usage import count_added
 from server.store.timeout_connection import TimeoutConnection, psycopg_connection
+
+log = logging.getLogger("holdfast.events")
 
 CODECS = (1, 2, 3)
 """How a compacted stream is stored. 1: a JSON array of the log's rows without their attempts, which all
@@ -93,12 +98,6 @@ def encode_rows(
     return rows
 
 
-_FENCE = (
-    "select (extract(epoch from clock_timestamp()) * 1000000)::bigint from replicas"
-    " where id = '%s' and state = 'alive' for key share"
-)
-_QUERY = f"%s; {_FENCE}; {_COPY}; commit"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = struct.pack(">h", -1)
 _BEGIN, _LENGTH = struct.Struct(">hi"), struct.Struct(">i")
@@ -135,20 +134,30 @@ def log_columns(rows: Sequence[NewLogRow]) -> dict[str, object]:
 
 
 def append_and_commit(
-    connection: Connection, replica: UUID, make_rows: Callable[[datetime], Iterable[NewLogRow] | None]
+    connection: Connection,
+    replica: UUID,
+    make_rows: Callable[[datetime], Iterable[NewLogRow] | None],
+    *,
+    probes: Sequence[Probe] = (),
+    synchronous: bool = False,
 ) -> bool:
     """Commits the rows that `make_rows` returns for the database's time, which is read after the fence.
 
-    False, without a change, if it returns None. The connection must not be in a transaction. Raises Fenced or
-    DatabaseError; after these, or an exception of `make_rows`, the connection must be closed.
+    False, without a change, if it returns None, or if a probe does not match, in which case it is not called.
+    A `synchronous` commit waits for the disk whatever the session's setting. The connection must not be in a
+    transaction. Raises Fenced or DatabaseError; after these, or an exception of `make_rows`, the connection
+    must be closed.
     """
     with psycopg_connection(connection) as raw:
-        raw.pgconn.send_query((_QUERY % (raw.begin_command().decode(), replica)).encode())
+        flush = "set local synchronous_commit = on; " if synchronous else ""
+        begin = raw.begin_command().decode()
+        query = f"{begin}; {flush}{fence_query(replica, probes)}; {_COPY}; commit"
+        raw.pgconn.send_query(query.encode())
         *_, fence, _ = raw.read_results()
         microseconds = fence.get_value(0, 0)
         if microseconds is None:
             raise Fenced
-        rows = make_rows(_EPOCH + timedelta(microseconds=int(microseconds)))
+        rows = make_rows(read_time(microseconds)) if fence.get_value(0, 1) == b"t" else None
         if rows is None:
             _abort_copy(raw)
             return False
@@ -206,7 +215,7 @@ _COMPACT = text(
             where h.tenant = e.tenant and h.response_id = e.id
             returning h.*
         ), folded as (
-            select tenant, response_id, modern, max(first_seq + n) - 1 as last_seq,
+            select tenant, response_id, modern, max(first_seq + n) - 1 as last_seq, sum(n) as events,
                 '[' || string_agg(
                     '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body,
                         case when modern then attempt end) || ']',
@@ -218,23 +227,46 @@ _COMPACT = text(
                 case when modern then holdfast_without_echo(f.body, r.request) else f.body end as short
             from folded f left join responses r on r.tenant = f.tenant and r.id = f.response_id)
         """,
+        gives="(select array_agg(response_id) from folded where events <> last_seq + 1)",
     )
 )
 """Replicas of releases before revision 0013 cannot read codecs 2 and 3, which are not written while one
 lives."""
 
 
+class LogGap(Exception):
+    """Events are missing in the log of a response."""
+
+
 def compact(connection: Connection, tenant: str, response_id: UUID) -> None:
-    """Folds an ended response's rows into one, in the caller's transaction."""
+    """Folds an ended response's rows into one, in the caller's transaction. Raises as `compact_all` does."""
     compact_all(connection, [(tenant, response_id)])
 
 
 def compact_all(connection: Connection, ended: Sequence[tuple[str, UUID]]) -> None:
-    """The same for several responses in one statement."""
+    """Folds the rows of each ended response into one, in the caller's transaction.
+
+    Raises LogGap if numbers are missing in one of them; the transaction must then be rolled back.
+    """
     keys = {"tenants": [tenant for tenant, _ in ended], "ids": [response for _, response in ended]}
-    connection.execute(_COMPACT, keys)
+    if with_gaps := connection.execute(_COMPACT, keys).scalar():
+        raise LogGap(with_gaps[0])
 
 
+def compact_unless_gap(connection: Connection, tenant: str, response_id: UUID) -> None:
+    """`compact`, or nothing where numbers are missing: such a log stays, for readers and the audit."""
+    if connection.execute(_HAS_GAP, {"tenant": tenant, "id": response_id}).scalar():
+        log.error("events are missing in the log of %s", ids.response_id(response_id))
+        return
+    compact(connection, tenant, response_id)
+
+
+_HAS_GAP = text(
+    """
+    select sum(n) <> max(first_seq + n) from response_events_hot
+    where tenant = :tenant and response_id = :id
+    """
+)
 _NEXT = text(
     "select max(first_seq + n) from response_events_hot where tenant = :tenant and response_id = :id"
 )

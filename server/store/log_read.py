@@ -93,6 +93,8 @@ class LogProgress(NamedTuple):
     """Tokens that were committed together, after the sequence number of their first event."""
     next_seq: int
     first_token_at: datetime | None
+    has_gap: bool = False
+    """Numbers are missing."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -104,12 +106,14 @@ def read_progress(connection: Connection, tenant: str, response_id: UUID) -> Log
     pieces: list[tuple[int, list[int]]] = []
     next_seq = 0
     first_token_at = None
+    has_gap = False
     for stored, first, end, at in connection.execute(_TOKENS, {"tenant": tenant, "id": response_id}):
         if stored is not None:
             pieces.append((first, array("i", stored).tolist()))
             first_token_at = first_token_at or at
+        has_gap |= first != next_seq
         next_seq = end
-    return LogProgress(pieces, next_seq, first_token_at)
+    return LogProgress(pieces, next_seq, first_token_at, has_gap)
 
 
 class LogRow(NamedTuple):

@@ -120,6 +120,7 @@ class MemoryDatabase:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self.begin = memory.begin
+        self.waits_for_disk = True
 
     def retry(self, work: Callable[[Any], T], seconds: float = 0) -> T:
         for _ in range(TRIES):

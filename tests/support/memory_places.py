@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from server.recording import committer, persist, side_writer
-from server.store import log_append, log_read
+from server.store import commit_probe, log_append, log_read
 from server.store.administration import metering
 from server.store.cluster import claims, leases
 from server.store.content import (
@@ -35,6 +35,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "claim_to_end": memory_store.claim_to_end,
         "claim_waiting": memory_store.claim_waiting,
         "release": memory_store.release,
+        "claim_again": memory_store.claim_again,
         "owned_responses": memory_store.owned_responses,
         "cancel_requested": memory_store.cancel_requested,
         "count_waiting": memory_store.count_waiting,
@@ -44,6 +45,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "append": memory_store.append,
         "compact": memory_store.compact,
         "compact_all": memory_store.compact_all,
+        "compact_unless_gap": memory_store.compact_unless_gap,
         "next_seq": memory_store.next_seq,
         "is_logged": memory_store.is_logged,
         "delete_orphaned_log": memory_store.delete_orphaned_log,
@@ -81,7 +83,9 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "is_responsive": lambda _at: True,
         "append_and_commit": memory_store.append_and_commit,
         "set_timeouts": memory_store.set_timeouts,
+        "commit_synchronously": lambda _at: None,
     },
+    commit_probe: {"fence": memory_store.fence_with_probes, "lost": memory_store.lost},
     side_writer: {"set_timeouts": memory_store.set_timeouts, "commit_synchronously": lambda _at: None},
     persist: {"commit_synchronously": lambda _at: None},
 }

@@ -17,6 +17,7 @@ from server.protocol.responses.response import TERMINAL_STATUSES, Ending, column
 from server.store import log_append, log_read
 from server.store.administration.metering import Usage
 from server.store.cluster import leases
+from server.store.commit_probe import Acknowledged, Probe
 from server.store.content.idempotency_keys import FirstUse, KeyUse
 from server.store.content.item_rows import NewItem
 from server.store.content.response_insert import NewResponse
@@ -112,6 +113,16 @@ def release(
     return handed_back
 
 
+def claim_again(at: Memory, me: UUID, key: ResponseKey, attempt: int) -> bool:
+    row = at.rows[key.id]
+    if row.stored.status in TERMINAL_STATUSES or row.stored.replica_id is not None:
+        return False
+    if row.stored.attempt != attempt - 1:
+        return False
+    at.change(row, status="in_progress", replica_id=me, attempt=attempt)
+    return True
+
+
 def owned_responses(at: Memory, me: UUID) -> list[ResponseKey]:
     return [
         ResponseKey(row.stored.tenant, row.stored.id)
@@ -150,19 +161,61 @@ def append(at: Memory, chunks: Iterable[NewLogRow]) -> None:
 
 
 def append_and_commit(
-    at: MemoryConnection, replica: UUID, make: Callable[[datetime], Iterable[NewLogRow] | None]
+    at: MemoryConnection,
+    replica: UUID,
+    make: Callable[[datetime], Iterable[NewLogRow] | None],
+    *,
+    probes: Sequence[Probe],
+    synchronous: bool,
 ) -> bool:
     with at.memory.begin():
-        rows = make(fence(at.memory, replica))
+        now, match = fence_with_probes(at.memory, replica, probes)
+        rows = make(now) if match else None
         if rows is not None:
             append(at.memory, rows)
         return rows is not None
+
+
+def fence_with_probes(at: Memory, replica: UUID, probes: Sequence[Probe]) -> tuple[datetime, bool]:
+    return fence(at, replica), all(_matches(at, probe) for probe in probes)
+
+
+def _matches(at: Memory, probe: Probe) -> bool:
+    if probe.first_seq is None:
+        return probe.response_id in at.metered
+    row = at.rows.get(probe.response_id)
+    if row is None or row.folded:
+        return False
+    return any(chunk.first_seq == probe.first_seq for chunk, _ in row.log)
+
+
+def lost(at: Memory, replica: UUID, acknowledged: Sequence[Acknowledged]) -> list[UUID]:
+    return [state.response_id for state in acknowledged if _is_lost(at, replica, state)]
+
+
+def _is_lost(at: Memory, replica: UUID, state: Acknowledged) -> bool:
+    if not state.stored:
+        return state.response_id not in at.metered
+    row = at.rows.get(state.response_id)
+    owned = row is not None and (row.stored.replica_id, row.stored.attempt, row.stored.status) == (
+        replica,
+        state.attempt,
+        "in_progress",
+    )
+    if state.is_over or not owned:
+        return owned is state.is_over
+    return state.next_seq > next_seq(at, state.tenant, state.response_id)
 
 
 def compact(at: Memory, tenant: str, response_id: UUID) -> None:
     row = at.rows[response_id]
     row.folded = True
     at.undo.append(lambda: setattr(row, "folded", False))
+
+
+def compact_unless_gap(at: Memory, tenant: str, response_id: UUID) -> None:
+    """`append` lets no gap into a log."""
+    compact(at, tenant, response_id)
 
 
 def compact_all(at: Memory, ended: Sequence[ResponseKey]) -> None:

@@ -77,7 +77,7 @@ class Replica:
         self.keeper = Heartbeat(
             self.database,
             self.id,
-            produces=self.recorder.produces,
+            produces=self.recorder.answers_for,
             cancel=tool_loop.cancel,
             lease_seconds=LEASE_S,
             read_here=lambda: [one for one in self.hub.read_here() if not self.recorder.produces(one)],

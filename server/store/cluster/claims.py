@@ -133,6 +133,25 @@ def release(
     return connection.execute(_RELEASE_UNLOCKED if skip_locked else _RELEASE_ALL, parameters).rowcount
 
 
+_CLAIM_AGAIN = text(
+    """
+    update responses set status = 'in_progress', replica_id = :me, attempt = :attempt,
+        started_at = coalesce(started_at, clock_timestamp())
+    where tenant = :tenant and id = :id and replica_id is null and attempt = :attempt - 1
+      and status in ('queued', 'in_progress')
+    """
+)
+
+
+def claim_again(connection: Connection, me: UUID, key: ResponseKey, attempt: int) -> bool:
+    """Repeats a claim that the database has lost; returns whether it did.
+
+    False if another replica has claimed the response since. Fenced by the caller.
+    """
+    parameters = {"me": me, "tenant": key.tenant, "id": key.id, "attempt": attempt}
+    return connection.execute(_CLAIM_AGAIN, parameters).rowcount == 1
+
+
 _IS_WAITING = text(f"select exists (select 1 from responses where {_UNOWNED})")  # noqa: S608 - a constant of ours
 _OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")
 _CANCEL_REQUESTED = text(

@@ -12,9 +12,8 @@ from sqlalchemy.exc import OperationalError
 from server.generation.run import Run
 from server.protocol.responses.events import is_terminal
 from server.recording.run_registry import RunRegistry
-from server.store import log_append
+from server.store import commit_probe, log_append
 from server.store.administration import metering
-from server.store.cluster import leases
 from server.store.content import deletion, responses, stored_items
 from server.store.database import Connection, Database
 from server.store.timeout_connection import TimeoutConnection
@@ -26,7 +25,7 @@ Fault = Callable[[], None]
 
 #: Where the commit of an end can be hit: before that call of the store, which takes the connection first.
 CALLS: list[tuple[ModuleType, str]] = [
-    (leases, "fence"),
+    (commit_probe, "fence"),
     (log_append, "append"),
     (stored_items, "insert_items_of"),
     (log_append, "compact_all"),
@@ -297,40 +296,3 @@ def test_a_recorder_that_is_stopped_gives_up_what_no_database_takes(
         bench.recorder.stop(0.5)
     assert bench.fenced
     assert "".join(event.body for event in bench.stored(run.facts.id) if event.kind == 1) == "kept"
-
-
-def forget(url: str, commits: int) -> None:
-    """What a crash of Postgres does to commits that were answered before they were on disk."""
-    terminate_recorder(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "delete from response_events_hot where xmin::text::bigint in ("
-            " select xmin::text::bigint from response_events_hot where first_seq > 1"
-            " group by 1 order by 1 desc limit %s)",
-            [commits],
-        )
-
-
-@pytest.mark.parametrize("commits", [1, 2, 3])
-@pytest.mark.parametrize("delivery", [3, 4])
-def test_commits_that_postgres_forgot_in_a_crash_are_made_again(
-    bench: Bench, delivery: int, commits: int
-) -> None:
-    runs = [bench.begin(), bench.begin()]
-    for number, word in enumerate(["Hello", " ", "there", "!"]):
-        if number == delivery:
-            forget(bench.database.url, commits)
-        bench.feed(*(tokens(run, say(word)) for run in runs))
-    if delivery == 4:
-        forget(bench.database.url, commits)
-    bench.feed(*(finished(run) for run in runs))
-    for run in runs:
-        check(bench, run, "Hello there!")
-
-
-def test_what_is_on_disk_is_not_kept_for_a_crash(bench: Bench) -> None:
-    run, ended = bench.begin(), bench.begin()
-    bench.feed(tokens(run, say("Hello")))
-    assert len(bench.recorder._committer.unsynced._commits) == 1
-    bench.feed(tokens(run, say(" there")), finished(ended))
-    assert len(bench.recorder._committer.unsynced._commits) == 0

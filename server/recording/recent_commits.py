@@ -1,0 +1,125 @@
+"""`RecentCommits`: updates that were committed of late, retained so that they can be written again. Pure.
+
+A commit that did not wait for the disk is lost in a crash of Postgres, and any commit in a failover to a
+standby that lags or in a restore in place, although clients have seen it and its run continues.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from server.generation.run import Run
+from server.recording.messages import RunUpdate
+from server.recording.persist import log_rows
+from server.store.commit_probe import Probe
+from server.store.log_append import NewLogRow
+
+RETAIN_SECONDS = 10.0
+"""How long a commit is retained at least: longer than a standby should lag, and longer than Postgres takes to
+flush it (three times `wal_writer_delay`, 0.6 s by default)."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Of retained rows in all. Of more the oldest are dropped: 10 s of 256 streams of 100 tokens/s are 40 MiB."""
+_ROW_BYTES = 400
+"""Memory of a row besides its contents."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Committed:
+    """One response's part of a commit."""
+
+    run: Run
+    rows: Sequence[NewLogRow]
+    released: bool
+    engine_died: bool
+    is_over: bool
+    committed_at: float
+    size: int
+
+
+class RecentCommits:
+    """The recorder's thread only, but for `is_over`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._commits: deque[_Committed] = deque()
+        self._bytes = 0
+        self._flushed_at = clock()
+        """When the last commit was made that waited for the disk, and with it all before it."""
+        self._over: Counter[UUID] = Counter()
+        """How many retained commits ended or released the response."""
+        self.probes: tuple[Probe, ...] = ()
+        """Rows that prove the last commit of the recorder, and those that another session made since."""
+        self.is_doubted = False
+        """The next commit looks at every response, whether or not the probes match."""
+
+    def committed(self, updates: Sequence[RunUpdate], *, synchronous: bool) -> None:
+        """Adds a commit of the recorder, which proves all commits before it."""
+        if synchronous:
+            self._flushed_at = self._clock()
+        before, self.probes = self.probes, ()
+        self.add(updates)
+        self.probes = self.probes[-1:] or before
+        self._drop_old()
+
+    def add(self, updates: Sequence[RunUpdate]) -> None:
+        """Adds updates that another session has committed, at any time before now."""
+        now = self._clock()
+        for update in updates:
+            run, rows = update.run, [*update.earlier_rows, *log_rows(update)]
+            if not rows and not update.is_last:
+                continue
+            size = sum(len(row.body) + _ROW_BYTES for row in rows)
+            part = (run, rows, update.released, update.engine_died, update.is_last, now, size)
+            self._commits.append(_Committed(*part))
+            self._bytes += size
+            if update.is_last:
+                self._over[run.facts.id] += 1
+            if run.ending is not None:
+                self.probes += (Probe(run.facts.tenant, run.facts.id, None),)
+            elif rows:
+                self.probes += (Probe(run.facts.tenant, run.facts.id, rows[-1].first_seq),)
+
+    @property
+    def flush_due(self) -> bool:
+        """Whether the next commit must wait for the disk, because the oldest one has not been flushed yet."""
+        return bool(self._commits) and (
+            self._flushed_at <= self._commits[0].committed_at < self._clock() - RETAIN_SECONDS
+        )
+
+    def is_over(self, response: UUID) -> bool:
+        """Whether a retained commit ended or released the response. Any thread."""
+        return response in self._over
+
+    def over(self) -> list[Run]:
+        """Runs that a retained commit has ended or released."""
+        return [commit.run for commit in self._commits if commit.is_over]
+
+    def take(self, responses: Collection[UUID]) -> dict[UUID, RunUpdate]:
+        """Removes all commits of these responses; returns an update for each that writes them again."""
+        taken = [commit for commit in self._commits if commit.run.facts.id in responses]
+        if not taken:
+            return {}
+        self._commits = deque(commit for commit in self._commits if commit.run.facts.id not in responses)
+        updates: dict[UUID, RunUpdate] = {}
+        for commit in taken:
+            response = commit.run.facts.id
+            rows = updates[response].earlier_rows if response in updates else ()
+            updates[response] = RunUpdate(
+                commit.run,
+                released=commit.released,
+                engine_died=commit.engine_died,
+                earlier_rows=[*rows, *commit.rows],
+                acknowledged=True,
+            )
+            self._bytes -= commit.size
+            self._over.pop(response, None)
+        return updates
+
+    def _drop_old(self) -> None:
+        safe = min(self._clock() - RETAIN_SECONDS, self._flushed_at)
+        while self._commits and (self._commits[0].committed_at < safe or self._bytes > MAX_BYTES):
+            oldest = self._commits.popleft()
+            self._bytes -= oldest.size
+            if oldest.is_over:
+                self._over -= Counter([oldest.run.facts.id])  # drops those without any
