@@ -140,13 +140,17 @@ class Committer:
             began = monotonic()
             try:
                 commit(self._connect(), transaction)
-            except (leases.Fenced, _CommitsLost):
+            except leases.Fenced:
+                raise
+            except _CommitsLost:
+                self._failing_since = None
                 raise
             except Exception as error:  # noqa: BLE001 - also of our own code: it may concern one run only
                 trouble = classify(error)
                 self.failures[trouble] += 1
                 self.close()
                 if transaction.reached_updates and trouble not in ("unavailable", "schema_mismatch"):
+                    self._failing_since = None
                     return error
                 self._await_database(error, trouble)
             else:
