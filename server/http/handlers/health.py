@@ -56,4 +56,4 @@ def unready_reason(services: Services) -> str | None:
         services.database.retry(clock, seconds=0)
     except DatabaseError:
         return "the database does not answer"
-    return services.recorder.trouble()
+    return services.recorder.trouble() or services.claimer.trouble()
