@@ -67,9 +67,15 @@ def in_one_line(error: Exception) -> str:
 
 
 def is_unavailable(error: DatabaseError) -> bool:
-    """Whether Postgres did not answer, or is starting up or shutting down."""
+    """Whether Postgres did not answer, is starting up or shutting down, or takes no writes."""
     sqlstate = _sqlstate(error)
-    return isinstance(error, TransientError) and (sqlstate == "" or sqlstate.startswith(("08", "57P")))
+    away = sqlstate == "" or sqlstate.startswith(("08", "57P")) or is_read_only(error)
+    return isinstance(error, TransientError) and away
+
+
+def is_read_only(error: Exception) -> bool:
+    """Whether the session takes no writes: that of a standby, or one around a switchover."""
+    return _sqlstate(error) == "25006"
 
 
 def is_contention(error: DatabaseError) -> bool:
