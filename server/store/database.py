@@ -354,6 +354,10 @@ class Database:
     def _checked_in(self, connection: TimeoutConnection | None, record: ConnectionPoolEntry) -> None:
         """Closes a connection that was in use when the pool was closed."""
         record.info[_USED_AT] = monotonic()
+        # After a read-only transaction SQLAlchemy has the next ones begin with READ WRITE, whatever the
+        # server's `default_transaction_read_only` says.
+        if connection is not None and connection.read_only is not None and not connection.closed:
+            connection.read_only = None
         if self._closed and connection is not None:
             connection.close()
 

@@ -145,6 +145,12 @@ def test_sessions_that_take_no_writes_are_all_replaced(database: Database) -> No
         assert all(takes_writes(connection) for connection in opened)
 
 
+def test_who_forbids_writes_is_heard_by_sessions_that_have_read_a_snapshot(database: Database) -> None:
+    database.read(clock)
+    make_read_only(database, 1)
+    assert not database.retry(takes_writes)
+
+
 def test_a_statement_of_its_own_meets_no_session_twice_that_takes_no_writes(database: Database) -> None:
     make_read_only(database, 4)
     insert = "insert into conversations values ($1, gen_random_uuid(), '{}') returning tenant"
