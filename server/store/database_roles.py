@@ -14,17 +14,19 @@ Every function raises ConfigError for what the database refuses.
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, LiteralString
 
 import psycopg
 from psycopg import sql
-from psycopg.errors import DuplicateObject, InsufficientPrivilege
+from psycopg.errors import DeadlockDetected, DuplicateObject, InsufficientPrivilege
 from sqlalchemy import Table
 
 from server.errors import ConfigError
 from server.store.administration.operator_tables import ALL_TABLES
+from server.store.database_errors import DatabaseError, first_line
+from server.store.schema import session
 from server.store.timeout_connection import with_network_timeouts
 
 SERVER = "holdfast_server"
@@ -57,6 +59,8 @@ READER_SETTINGS: dict[LiteralString, str] = {
     "idle_in_transaction_session_timeout": "60s",
 }
 MAX_READER_CONNECTIONS = 8
+_MOST_DEADLOCKS = 10
+"""After so many in a row the next one is raised."""
 TEMPORARY_FILES_OF_READER = "1GB"
 """Of a session in an embedded database; elsewhere a superuser may set it."""
 
@@ -74,18 +78,29 @@ class DatabaseUser:
 
 
 def create_roles(url: str) -> None:
-    """Makes the three roles, or gives them what this release's tables need; repeatable beside servers."""
-    with _owner(url) as connection:
-        for role in (SERVER, READER, TENANT_READER):
-            _create_group(connection, role)
-        for table in ALL_TABLES.tables.values():
-            with connection.transaction():
-                _grant(connection, table)
-                if "tenant" in table.columns and table.name not in COPIED_INTO:
-                    _secure_rows(connection, table.name)
+    """Makes the three roles, or gives them what this release's tables need; repeatable beside servers.
+
+    Of several processes one does at a time, and none while another migrates.
+    """
+    with _owner(url) as connection, session.connect(url) as lock, session.migration_lock(lock):
+        for _ in range(_MOST_DEADLOCKS):
+            with suppress(DeadlockDetected):  # with a transaction of a server, which locks in another order
+                _create_roles(connection)
+                return
+        _create_roles(connection)
+
+
+def _create_roles(connection: psycopg.Connection) -> None:
+    for role in (SERVER, READER, TENANT_READER):
+        _create_group(connection, role)
+    for table in ALL_TABLES.tables.values():
         with connection.transaction():
-            _grant_views(connection)
-            _grant_functions(connection)
+            _grant(connection, table)
+            if "tenant" in table.columns and table.name not in COPIED_INTO:
+                _secure_rows(connection, table.name)
+    with connection.transaction():
+        _grant_views(connection)
+        _grant_functions(connection)
 
 
 def create_groups(url: str) -> None:
@@ -195,8 +210,8 @@ def _owner(url: str) -> Iterator[psycopg.Connection]:
             f"The role of the database URL may not do this: {error.diag.message_primary}. It must own the"
             " tables, and needs CREATEROLE to make roles."
         ) from error
-    except psycopg.Error as error:
-        raise ConfigError(f"The database refused: {str(error).strip().splitlines()[0]}") from error
+    except (psycopg.Error, DatabaseError) as error:
+        raise ConfigError(f"The database refused: {first_line(error)}") from error
 
 
 def _create_group(connection: psycopg.Connection, role: str) -> None:

@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from tests.fix_postgres import postgres_folder
-from tests.fix_server import Connect
+from tests.fix_server import SCRIPTED, Connect
 from tests.support.embedded_process import is_running
 from tests.support.eventually import eventually
+from tests.support.rounds import rounds
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
 
@@ -55,3 +56,20 @@ def test_commands_share_the_database_of_a_running_server(server: ServerProcess, 
     assert run_command("psql", "-c", "nonsense", data_dir=data_dir).returncode == 1
     assert run_command("keys", "list", data_dir=data_dir).returncode == 0
     assert httpx.get(f"{server.api}/models").status_code == 200
+
+
+@pytest.mark.parametrize("pair", rounds(few=1, many=10))
+def test_two_servers_that_start_together_on_a_new_data_directory_both_become_ready(pair: int) -> None:
+    parent = postgres_folder()
+    settings = {**SCRIPTED, "data_dir": parent / f"data{pair}"}
+    servers = [ServerProcess(settings=settings) for _ in range(2)]
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.await_ready()
+    finally:
+        for server in servers:
+            server.stop()
+        eventually(lambda: not is_running(parent / f"data{pair}"))
+        shutil.rmtree(parent)

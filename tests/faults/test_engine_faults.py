@@ -96,9 +96,9 @@ def test_an_engine_that_dies_is_told_to_who_waits_and_what_runs_in_the_backgroun
 
 @pytest.mark.parametrize(
     ("fault", "settings"),
-    faults_only(("die@10", {}), ("hang@10", {"hang_seconds": 1}), ("crash@10", {})),
+    faults_only(("die@0", {}), ("hang@0", {"hang_seconds": 1}), ("crash@0", {})),
 )
-def test_a_background_response_of_which_engines_die_is_given_up_at_last(
+def test_a_background_response_of_which_engines_die_before_a_further_token_is_given_up_at_last(
     start_server: StartServer, fault: str, settings: dict[str, object], tally: Tally
 ) -> None:
     server = start_server(scripted_fault=f"{fault}:{UNLUCKY}", max_deaths=LIMIT, **settings, **PACE)
@@ -111,7 +111,6 @@ def test_a_background_response_of_which_engines_die_is_given_up_at_last(
     eventually(lambda: retrieve(server, made)["status"] == "failed", within=PATIENCE_S)
     final = retrieve(server, made)
     assert final["error"] == {"code": "server_error", "message": GIVEN_UP}
-    assert output_text(final)
     assert is_ready(server)
     tally["F5", "engine faults"] += LIMIT
 

@@ -171,6 +171,10 @@ class ServerProcess:
     def start(self, health: int = 200) -> None:
         """Starts the process, which must not be there, and waits until it is ready, or says what it must."""
         self.launch()
+        self.await_ready(health)
+
+    def await_ready(self, health: int = 200) -> None:
+        """Waits until the launched process is ready, or says what it must. Fails when it ends."""
         eventually(lambda: self._answers(health), within=PATIENCE_S)
 
     def launch(self, standard_error: int | None = None) -> None:
