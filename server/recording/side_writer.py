@@ -113,9 +113,11 @@ class Retries:
                 retry.next_at = now
 
     def failed(self, retry: Retry, trouble: CommitFailure, now: float) -> None:
-        """Schedules the next try. Outages and a broken schema are waited out and count as no try."""
-        if trouble in ("unavailable", "schema_mismatch"):
-            retry.next_at = now + AWAY_PAUSE_SECONDS
+        """Schedules the next try. An outage, a broken schema and an operator's limit are waited out and count
+        as no try.
+        """
+        if trouble in ("unavailable", "schema_mismatch", "limited"):
+            retry.next_at = now + (MAX_PAUSE_SECONDS if trouble == "limited" else AWAY_PAUSE_SECONDS)
             return
         retry.tries += 1
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(retry.tries - 1, 16), MAX_PAUSE_SECONDS)

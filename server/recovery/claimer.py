@@ -203,7 +203,7 @@ class Claimer:
         try:
             with self._database.begin() as connection:
                 leases.fence(connection, self._replica)
-                claimed = claim(connection)
+                claimed = self._without_unsettled(connection, claim(connection))
                 for stored in claimed:
                     self._recorder.capacity.add(stored.id, stored.tenant)
                 if claimed:
@@ -216,6 +216,17 @@ class Claimer:
         if taken_over := sum(stored.attempt > 1 for stored in claimed):
             log.warning("took over %d responses that other replicas had begun", taken_over)
         return claimed
+
+    def _without_unsettled(
+        self, connection: Connection, claimed: list[StoredResponse]
+    ) -> list[StoredResponse]:
+        """Puts those back that the recorder has released and still has to forget: nothing of the earlier run
+        may be taken for the new one's.
+        """
+        unsettled = [stored for stored in claimed if stored.id in self._recorder.capacity]
+        keys = [ResponseKey(stored.tenant, stored.id) for stored in unsettled]
+        claims.release(connection, self._replica, keys)
+        return [stored for stored in claimed if stored not in unsettled]
 
     def _release(self, claimed: Iterable[StoredResponse]) -> None:
         """This replica owns these responses but does nothing for them; the heartbeat thread releases them."""

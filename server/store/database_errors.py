@@ -25,9 +25,12 @@ TransientError = (OperationalError, InterfaceError, InternalError)
 AlreadyThere = IntegrityError
 """A row with that key is there, or another constraint does not hold."""
 
-CommitFailure = Literal["unavailable", "timed_out", "rejected", "ownership_lost", "schema_mismatch"]
+CommitFailure = Literal[
+    "unavailable", "timed_out", "limited", "rejected", "ownership_lost", "schema_mismatch"
+]
 """`unavailable`: the database does not answer, or cannot write anything for now.
 `timed_out`: it answers, but these statements did not finish: a lock, their length, a deadlock. A retry may.
+`limited`: these statements exceed a limit of the operator, such as `temp_file_limit`; others may not.
 `rejected`: these statements cannot succeed as they are: data that Postgres does not take, a row that is there
 already, an exception of our own code.
 `ownership_lost`: the response is not this replica's.
@@ -98,6 +101,8 @@ def classify(error: Exception) -> CommitFailure:
     if isinstance(error, OwnershipLost):
         return "ownership_lost"
     sqlstate = _sqlstate(error)
+    if sqlstate == "53400":  # configuration_limit_exceeded
+        return "limited"
     passes = isinstance(error, (*TransientError, psycopg.OperationalError, psycopg.InterfaceError))
     if sqlstate.startswith(_UNAVAILABLE) or (passes and not sqlstate):
         return "unavailable"

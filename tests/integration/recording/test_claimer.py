@@ -284,9 +284,24 @@ def test_what_the_engine_has_no_room_for_is_handed_back(database_url: str, reaso
         check_end(at.bench, run.facts.id, [], "completed")
 
 
+def test_a_released_response_is_claimed_again_only_when_this_process_is_done_with_it(
+    database_url: str,
+) -> None:
+    with taking(database_url) as at:
+        run = accept(at.bench.database, at.bench.replica, background=True)
+        at.bench.recorder.capacity.add(run.facts.id, TENANT)  # its release is committed, but not settled
+        at.claimer.claim_all()
+        assert at.engine.requests == []
+        at.bench.recorder.capacity.discard(run.facts.id)
+        at.claimer.claim_all()
+        assert [request.request_id for request in at.engine.requests] == [run.engine_request_id]
+        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", Usage(3, 0, 0))])
+        check_end(at.bench, run.facts.id, [], "completed")
+
+
 def test_a_background_response_of_which_too_many_died_is_given_up(database_url: str) -> None:
     with taking(database_url, max_deaths=1) as at:
-        run = at.leave([list(say("poison"))], background=True)
+        run = at.leave([], background=True)
         before = at.stream(run)
         at.claimer.claim_all()
         told = check_end(at.bench, run.facts.id, before, "failed")

@@ -45,6 +45,7 @@ def of(kind: type[psycopg.Error]) -> OperationalError:
         (DataError("", None, psycopg.DataError("no NUL")), "rejected"),
         (ValueError("a mistake of ours"), "rejected"),
         (ProgrammingError("", None, errors.UndefinedColumn("Why.")), "schema_mismatch"),
+        (OperationalError("", None, errors.ConfigurationLimitExceeded("Why.")), "limited"),
         (OwnershipLost(), "ownership_lost"),
     ],
 )
