@@ -5,7 +5,7 @@ back, in one list per engine step. All of these are plain data (no tensors, no c
 move to its own process. Prompts and outputs are token ids, not text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -350,6 +350,9 @@ class ModelInfo:
     """Default output limit of generation_config; None is the rest of the context."""
     adapters: tuple[str, ...] = ()
     """Names of the loaded LoRA adapters."""
+    weights: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """A digest, in hexadecimal, of the weights that generate, by adapter; "" is the model without one. Equal
+    digests are the same weights, in another process, too. What is missing is not known."""
     image_placeholder: str | None = None
     """What chat templates write for a picture; None if the model reads text only."""
     image_token_id: int | None = None

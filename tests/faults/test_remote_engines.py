@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from server.recovery.claimer import CHANGED
 from tests.fix_server import StartServer
 from tests.fix_tally import Tally
 from tests.support.attached import (
@@ -293,6 +294,48 @@ def test_engines_are_added_and_removed_by_a_file(
         crowd.finish()
         assert first.state()["disconnected"] == 0
     tally["F20", "tokens compared while engines came and went"] += check_undisturbed(crowd.clients, server)
+
+
+# Other weights
+
+
+def test_an_engine_that_comes_back_with_other_weights_continues_no_response(
+    start_server: StartServer, engines: Engines, tally: Tally
+) -> None:
+    server = start_server(**settings_of(engines, engine_outage_seconds=1))
+    with Crowd(lambda: server) as crowd:
+        begin(crowd, random.Random(3))
+        for engine in engines:
+            engine.restart(root="/other", length=2 * TOKENS)
+        crowd.finish()
+    check_failed_by(crowd.clients, server, engines)
+    said = "Its holdfast-demo is of /other, and that of the other engines of /model"
+    assert said in server.said()
+    tally["F20", "responses that engines with other weights would have continued"] += STREAMS
+
+
+def test_a_replica_whose_engine_has_other_weights_continues_no_response(
+    start_server: StartServer, engines: Engines, tally: Tally
+) -> None:
+    first = start_server(**settings_of(engines))
+    body = greedy(random.Random(4), background=True)
+    made = [HTTP.post(f"{first.api}/responses", json=body).json()["id"] for _ in range(4)]
+    eventually(lambda: all(e.state()["tokens"] > 20 for e in engines if e.running), within=PATIENCE_S)
+    eventually(lambda: all(output_text(retrieve(first, one)) for one in made), within=PATIENCE_S)
+    first.kill()
+    for engine in engines:
+        engine.restart(root="/other")
+    second = start_server(**settings_of(engines))
+    eventually(lambda: all(retrieve(second, one)["status"] == "failed" for one in made), within=PATIENCE_S)
+    assert {retrieve(second, one)["error"]["message"] for one in made} == {CHANGED}
+    assert sum(engine.state()["requests"] for engine in engines) == 0
+    tally["F20", "responses that engines with other weights would have continued"] += len(made)
+
+
+def check_failed_by(clients: list[Attached], server: ServerProcess, engines: Engines) -> None:
+    """Each failed with the text that it had, and no engine was asked for more."""
+    assert [check_whole(client, server)["status"] for client in clients] == ["failed"] * len(clients)
+    assert sum(engine.state()["requests"] for engine in engines) == 0
 
 
 # Replicas
