@@ -5,7 +5,7 @@ back, in one list per engine step. All of these are plain data (no tensors, no c
 move to its own process. Prompts and outputs are token ids, not text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -343,17 +343,18 @@ class ModelInfo:
     """Both: default of generation_config; 0 and 1 if it sets do_sample=False."""
     top_k: int = 0
     min_p: float = 0.0
-    """Both: default of generation_config; 0 if it has none or sets do_sample=False."""
     repetition_penalty: float = 1.0
-    """Default of generation_config, also if it sets do_sample=False."""
+    """All: default of generation_config, the first two 0 if it sets do_sample=False."""
     max_new_tokens: int | None = None
     """Default output limit of generation_config; None is the rest of the context."""
     adapters: tuple[str, ...] = ()
     """Names of the loaded LoRA adapters."""
+    weights: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Digests of the weights by adapter, "" for none, equal in all processes; those missing are not known."""
     image_placeholder: str | None = None
-    """What chat templates write for a picture; None if the model reads text only."""
     image_token_id: int | None = None
-    """The token in place of which the model takes a row of a picture; None if the model reads text only."""
+    """What chat templates write for a picture, and the token in place of which the model takes a row of one;
+    None if the model reads text only."""
     grammar_token_ids: frozenset[int] = frozenset()
     """Tokens that are not special, but that a grammar must name by id, as if they were."""
     attention: str = ""

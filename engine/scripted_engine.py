@@ -99,6 +99,8 @@ class ScriptedConfig(SchedulerSettings):
     token_budget: int = 8192
     adapters: tuple[str, ...] = ()
     """Adapter names; random answers depend on them."""
+    weights: str = ""
+    """`ModelInfo.weights` of the model without an adapter; empty if it is not known."""
     spelling: Vocabulary | None = None
     """The bytes of the ids; without it, stop strings and grammars are refused."""
 
@@ -160,6 +162,7 @@ class _ScriptedExecutor:
             temperature=config.temperature,
             top_p=config.top_p,
             adapters=config.adapters,
+            weights={"": config.weights} if config.weights else {},
         )
 
     def image_text(self, _data: bytes, _digest: bytes, _cache_salt: str) -> ImageText:

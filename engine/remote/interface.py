@@ -4,6 +4,7 @@ An implementation (`vllm_protocol`, `llama_protocol`) writes HTTP requests and r
 sends them, `generation` decides which call comes next, `router` which server gets it.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -144,6 +145,24 @@ class EngineDescription:
     vocabulary: str
     """A digest of what the server says about its vocabulary, such as the text of sampled tokens."""
     adapters: tuple[str, ...] = ()
+    origin: str = ""
+    """What the server says of its weights: the file or repository that it has read, and their size. Empty if
+    it says nothing."""
+    adapter_origins: tuple[str, ...] = ()
+    """The same of each of `adapters`, if the server says it of any."""
+
+    def weights(self) -> dict[str, str]:
+        """`ModelInfo.weights`. Without the length of contexts, in which servers of one model may differ."""
+        of_model = (self.model, self.vocabulary, self.origin)
+        origins = dict(zip(self.adapters, self.adapter_origins, strict=False))
+        by_adapter = {
+            "": of_model,
+            **{name: (*of_model, name, origins.get(name, "")) for name in self.adapters},
+        }
+        return {
+            name: hashlib.sha256(repr(parts).encode(errors="surrogatepass")).hexdigest()
+            for name, parts in by_adapter.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

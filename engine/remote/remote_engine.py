@@ -121,6 +121,7 @@ class RemoteEngine:
             self._model_info,
             context_length=description.context_length,
             adapters=description.adapters,
+            weights=description.weights(),
         )
 
     @property

@@ -37,6 +37,7 @@ from engine.sampling.sampler import PendingSample, SamplingBatches
 from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
+from engine.weights_digest import digests_by_adapter
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,7 @@ class ModelRunner:
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", Limits]:
         """Loads the model and makes its KV cache. Raises `ModelRefused`."""
         with raising_model_refused(config.model):
+            weights = digests_by_adapter(config.model, config.adapters)
             model = load_model(config, progress)
             adapters = install_adapters(model.network, config.adapters, progress)
             attention = choose_attention(
@@ -195,6 +197,7 @@ class ModelRunner:
                 image_token_id=None if images is None else images.token_id,
                 context_length=usable,
                 adapters=adapters.names,
+                weights=weights,
                 attention=attention.name,
                 decode=decoding.name,
             )

@@ -178,6 +178,7 @@ class ResponseWriter:
             trace_parent=new.origin.trace_parent,
             end_user=new.end_user,
             kind=facts.kind,
+            weights=self._served.weights_of(echo.model),
         )
 
 

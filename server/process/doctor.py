@@ -18,6 +18,7 @@ from server.process.connect_engine import check_engine_settings, connect
 from server.process.load_model import engine_config, read_adapters
 from server.process.open_database import OpenDatabase, data_dir
 from server.store.database_errors import DatabaseError
+from server.store.durability_check import STANDBY
 from server.store.schema.compatibility import BEHIND, UNKNOWN
 from server.store.schema.upgrade import schema_state
 
@@ -169,6 +170,8 @@ def examine_database(config: Config) -> Iterator[Finding]:
     try:
         if not opened.is_embedded:
             opened.check_sessions()
+        for sentence in opened.durability_complaints():
+            yield Finding("problem" if sentence == STANDBY else "note", "durability", sentence)
         yield describe_schema(schema_state(opened.url), embedded=opened.is_embedded)
     except ConfigError as error:
         yield Finding("problem", "database", _sentence(str(error)))

@@ -9,7 +9,7 @@ from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError, default_data_dir
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.errors import ConfigError
-from server.store import database_roles, session_check
+from server.store import database_roles, durability_check, session_check
 from server.store.database import Database
 from server.store.database_errors import DatabaseError, in_one_line, is_contention
 from server.store.disk_space import Disk
@@ -99,6 +99,15 @@ class OpenDatabase:
         direct = session_check.probe("database-direct-url", self._direct_url, pooled=False)
         if direct.server != found.server:
             raise ConfigError("database-url and database-direct-url lead to different databases.")
+
+    def durability_complaints(self) -> list[str]:
+        """By what the cluster keeps less than clients have seen, a sentence each. Raises DatabaseError.
+
+        An embedded database has settings of ours.
+        """
+        if self.is_embedded:
+            return []
+        return list(durability_check.complaints(durability_check.probe(self.url, pooled=self._pooled)))
 
     def restore(self) -> None:
         """Restarts an embedded Postgres that has stopped; does nothing for an external one.

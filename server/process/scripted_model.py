@@ -1,5 +1,6 @@
 """Builds the scripted engine with a model folder's vocabulary, so that its tokens decode to text."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from engine.request import Deliver, Engine, EngineRequest, OnEngineDeath
 from engine.scripted_engine import FAULT_KINDS, Fault, Script, ScriptedConfig, ScriptedEngine
 from engine.vocabulary import read_vocabulary
+from engine.weights_digest import weights_digest
 from server.configuration.running_limit import running_limit
 from server.configuration.settings import Config
 from server.errors import ConfigError
@@ -42,6 +44,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
             vocab_size=tokenizer.get_vocab_size(),
             spelling=read_vocabulary(folder, tokenizer.get_vocab_size()),
             script=default,
+            weights=_weights(folder, config.scripted_answers),
             step_seconds=config.scripted_step_seconds,
             max_running=running_limit(config),
             max_waiting=config.max_waiting,
@@ -52,6 +55,12 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
         _with_fault(_script_chooser(config.scripted_answers or "[]", tokenizer, stop_id), default, config),
         on_dead=on_dead,
     )
+
+
+def _weights(folder: Path, answers: str | None) -> str:
+    """A digest of what decides the answers beside the prompt. The folder counts as if its weights did."""
+    content = f"scripted:{weights_digest(folder)}:{answers or ''}"
+    return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
 
 
 def _script_chooser(

@@ -26,6 +26,7 @@ from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess, make_mcp_servers
 from server.store.cluster import installation
 from server.store.database import Database
+from server.store.database_errors import DatabaseError, in_one_line
 from server.webhooks.door import allowed_receivers
 
 log = logging.getLogger("holdfast.serve")
@@ -57,6 +58,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         is_waiting = not opened.is_ready()
         if is_waiting and not await_schema(*waits):
             return 0
+        _warn_of_weak_durability(opened)
         threads = max(config.database_connections, MIN_CONNECTIONS)
         database = opened.connect(threads, strict=config.durability == "strict")
         stack.callback(database.close)
@@ -70,6 +72,16 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         stack.callback(process.stop)
         process.run(runner, listener, connections)
     return process.exit_code
+
+
+def _warn_of_weak_durability(opened: OpenDatabase) -> None:
+    try:
+        complaints = opened.durability_complaints()
+    except DatabaseError as error:  # an outage that has just begun is met by what follows
+        log.warning("the cluster cannot be asked whether it keeps what it confirms: %s", in_one_line(error))
+        return
+    for sentence in complaints:
+        log.warning("%s", sentence)
 
 
 def _with_possible_delivery(config: Config, database: Database) -> Config:

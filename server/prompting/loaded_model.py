@@ -86,6 +86,13 @@ class LoadedModel:
         object.__setattr__(self, "model_info", self.engine.model_info)
         object.__setattr__(self, "names", (self.name, *self.model_info.adapters))
 
+    def weights_of(self, name: str) -> str | None:
+        """The digest of the weights that generate for one of `names`; None if the engine does not know it.
+
+        Equal digests are the same weights, in whichever process.
+        """
+        return self.model_info.weights.get("" if name == self.name else name)
+
     def image_source(self, tenant: str) -> ImageSource | None:
         """What reads a tenant's pictures, for `input_images.SOURCE`; None if the model reads text only."""
         return None if self.images is None else TenantImages(self.images, tenant, self.engine)

@@ -2,7 +2,7 @@
 
 The request is prepared again as when it was accepted, and the run is fed the logged tokens. Both must give
 the same prompt and text as then. If they do not, because a template or a parser has changed, the run can be
-ended but not continued.
+ended but not continued. Nor can it if other weights wrote what is logged: the text would be of two models.
 """
 
 import logging
@@ -33,7 +33,7 @@ from server.protocol.responses.request import CreateResponse, end_user
 from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
 from server.recording.persist import read_log
-from server.store.content import stored_items
+from server.store.content import responses, stored_items
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection
 from server.store.database_errors import DatabaseError
@@ -68,7 +68,8 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
         resolved = None if logged.has_gap else _resolve_again(connection, stored, served)
         if resolved is not None:
             prepared = _prepare_again(stored, served, resolved)
-        if resolved is not None and prepared is not None:
+        same_weights = not _goes_on(stored) or _take_weights(connection, stored, served, logged)
+        if resolved is not None and prepared is not None and same_weights:
             rebuilt = _resume(stored, served, resolved, prepared, logged)
             if rebuilt is not None:
                 return rebuilt
@@ -83,6 +84,35 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     run = Run(_facts(stored, prepared), decoding)
     run.restore_output_only(logged)
     return Rebuilt(stored, run, None)
+
+
+def _goes_on(stored: StoredResponse) -> bool:
+    """Whether the response is to be continued, and not only to be ended."""
+    return stored.background and stored.cancel_requested_at is None
+
+
+def _take_weights(
+    connection: Connection, stored: StoredResponse, served: LoadedModel, logged: RunLog
+) -> bool:
+    """Whether the weights here may continue the response. One without a token begins on them, whatever its
+    row says, which gets their digest.
+    """
+    weights = served.weights_of(stored.model)
+    if logged.token_chunks:
+        if None in (stored.weights, weights) or stored.weights == weights:
+            return True
+        log.error(
+            "%s was begun by weights %.12s of %s, and %.12s are here, so it is not continued",
+            response_id(stored.id),
+            stored.weights,
+            stored.model,
+            weights,
+            extra=stored.log_fields,
+        )
+        return False
+    if stored.weights != weights:
+        responses.set_weights(connection, stored, weights)
+    return True
 
 
 def _resume(

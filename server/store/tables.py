@@ -315,11 +315,7 @@ item_images = Table(
     time_column("removed_at"),
     ForeignKeyConstraint(["tenant", "digest"], ["images.tenant", "images.digest"]),
     Index("ix_item_images_digest", "tenant", "digest"),
-    Index(
-        "ix_item_images_removed_at",
-        "removed_at",
-        postgresql_where=text("removed_at is not null"),
-    ),
+    Index("ix_item_images_removed_at", "removed_at", postgresql_where=text("removed_at is not null")),
 )
 """`removed_at` is the time at which the item was removed. The row stays until it is certain whether it was
 the last that names the picture, which is then removed with it."""

@@ -1,7 +1,9 @@
 """`holdfast doctor` as operators run it: a sentence a line, or an object, and an exit code."""
 
 import json
+from urllib.parse import quote
 
+from tests.fix_server import StartServer
 from tests.support.server_process import run_command
 
 UNREACHABLE = "postgresql://someone:correct-horse@127.0.0.1:1/nothing"
@@ -14,6 +16,28 @@ def test_a_server_that_would_start_is_told_so(database_url: str) -> None:
     assert {"level", "topic", "sentence"} == set(findings[0])
     assert findings[-1]["sentence"] == "The external database answers, and its schema is this release's."
     assert {"device", "attention", "graphs", "ahead", "memory", "steps"} <= {one["topic"] for one in findings}
+
+
+def test_a_cluster_that_may_forget_what_it_confirmed_is_noted(database_url: str) -> None:
+    ended = run_command("doctor", "--json", database_url=database_url, engine="scripted")
+    notes = [one for one in map(json.loads, ended.stdout.splitlines()) if one["topic"] == "durability"]
+    assert ended.returncode == 0
+    assert {one["level"] for one in notes} == {"note"}
+    settings = ("fsync", "full_page_writes", "synchronous_commit")  # as the tests' cluster has them
+    assert [setting in note["sentence"] for setting, note in zip(settings, notes, strict=True)] == [True] * 3
+
+
+def test_a_server_warns_at_its_start_of_a_cluster_that_may_forget(start_server: StartServer) -> None:
+    said = start_server().said()
+    assert "WARNING holdfast.serve: The cluster has fsync = off, so a power cut" in said
+
+
+def test_what_a_database_a_role_or_the_url_sets_counts(database_url: str) -> None:
+    safe = "options=" + quote("-c synchronous_commit=on")
+    url = database_url + ("&" if "?" in database_url else "?") + safe
+    ended = run_command("doctor", database_url=url, engine="scripted")
+    assert "fsync" in ended.stdout
+    assert "synchronous_commit" not in ended.stdout
 
 
 def test_a_database_that_is_behind_is_a_problem(empty_database_url: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from server.recovery.claimer import CHANGED
 from tests.fix_server import StartServer
 from tests.fix_tally import Tally
 from tests.support.attached import (
@@ -293,6 +294,57 @@ def test_engines_are_added_and_removed_by_a_file(
         crowd.finish()
         assert first.state()["disconnected"] == 0
     tally["F20", "tokens compared while engines came and went"] += check_undisturbed(crowd.clients, server)
+
+
+# Other weights
+
+
+def test_an_engine_that_comes_back_with_other_weights_continues_no_response(
+    start_server: StartServer, engines: Engines, tally: Tally
+) -> None:
+    for engine in engines:
+        engine.set(length=5000)
+    server = start_server(**settings_of(engines, engine_outage_seconds=1))
+    body = greedy(random.Random(3), background=True)
+    waiting: str = HTTP.post(f"{server.api}/responses", json=body).json()["id"]
+    eventually(lambda: busiest(engines).state()["tokens"] > 20, within=PATIENCE_S)
+    with Crowd(lambda: server) as crowd:
+        client = Attached(greedy(random.Random(4)))
+        crowd.start(client)
+        eventually(lambda: b"output_text.delta" in client.received, within=PATIENCE_S)
+        for engine in engines:
+            engine.kill()
+        for engine in engines:
+            engine.restart(root="/other")
+        crowd.finish()
+    assert check_whole(client, server)["status"] == "failed"
+    assert retrieve(server, waiting)["status"] in ("queued", "in_progress")
+    assert "is of /other, and that of the other engines of /model" in server.said()
+    server.restart()  # which takes the engines as they are
+    eventually(lambda: retrieve(server, waiting)["status"] == "failed", within=PATIENCE_S)
+    assert retrieve(server, waiting)["error"]["message"] == CHANGED
+    assert sum(engine.state()["requests"] for engine in engines) == 0
+    tally["F20", "responses that engines with other weights did not continue"] += 2
+
+
+def test_a_replica_whose_engine_has_other_weights_continues_no_response(
+    start_server: StartServer, engines: Engines, tally: Tally
+) -> None:
+    for engine in engines:
+        engine.set(length=5000)
+    first = start_server(**settings_of(engines))
+    body = greedy(random.Random(4), background=True)
+    made = [HTTP.post(f"{first.api}/responses", json=body).json()["id"] for _ in range(4)]
+    eventually(lambda: sum(len(engine.running) for engine in engines) == len(made), within=PATIENCE_S)
+    eventually(lambda: all(e.state()["tokens"] > 80 for e in engines if e.running), within=PATIENCE_S)
+    first.kill()
+    for engine in engines:
+        engine.restart(root="/other")
+    second = start_server(**settings_of(engines))
+    eventually(lambda: all(retrieve(second, one)["status"] == "failed" for one in made), within=PATIENCE_S)
+    assert {retrieve(second, one)["error"]["message"] for one in made} == {CHANGED}
+    assert sum(engine.state()["requests"] for engine in engines) == 0
+    tally["F20", "responses that engines with other weights did not continue"] += len(made)
 
 
 # Replicas

@@ -89,6 +89,7 @@ def control(connection: Connection, _method: str, path: str, body: bytes) -> Non
 async def run(options: argparse.Namespace) -> None:
     adapters = tuple(options.adapter or ())
     model = read_model(options.model, options.name, options.length, options.context_length, adapters)
+    model.root = options.root
     engine = FakeEngine(
         model, step_seconds=options.step_seconds, step_tokens=options.step_tokens, api_key=options.api_key
     )
@@ -106,6 +107,7 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--control-port", type=int, required=True)
+    parser.add_argument("--root", default="/model", help="where it says that its weights are")
     parser.add_argument(
         "--model", type=Path, default=Path("demo/holdfast-demo"), help="folder of a tokenizer"
     )

@@ -49,6 +49,8 @@ class FakeModel:
     stop_id: int
     vocab_size: int
     adapters: tuple[str, ...] = ()
+    root: str = "/model"
+    """Where its weights are."""
     shift: int = 0
     """Added to ids before they are decoded: another vocabulary."""
 
@@ -59,7 +61,7 @@ class FakeModel:
     def models(self, created: int) -> bytes:
         base = {"object": "model", "created": created, "owned_by": "vllm"}
         rows = [
-            {"id": name, **base, "root": "/model", "parent": parent, "max_model_len": length}
+            {"id": name, **base, "root": self.root, "parent": parent, "max_model_len": length}
             for name, parent, length in [
                 (self.name, None, self.context_length),
                 *((adapter, self.name, None) for adapter in self.adapters),

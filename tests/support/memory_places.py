@@ -62,6 +62,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "finish": memory_store.finish,
         "finish_all": memory_store.finish_all,
         "get_owner": memory_store.get_owner,
+        "set_weights": memory_store.set_weights,
     },
     metering: {"record_usage": memory_store.record_usage, "is_metered": memory_store.is_metered},
     outbox: {"enqueue": lambda _at, _ended: None},

@@ -329,6 +329,12 @@ def get(at: Memory, tenant: str, response_id: UUID) -> StoredResponse | None:
     return row.stored if row and not row.deleted else None
 
 
+def set_weights(at: Memory, claimed: StoredResponse, weights: str | None) -> None:
+    row = at.rows[claimed.id]
+    if (row.stored.replica_id, row.stored.attempt) == (claimed.replica_id, claimed.attempt):
+        at.change(row, weights=weights)
+
+
 def input_items(at: Memory, tenant: str, response_id: UUID) -> list[str]:
     return at.rows[response_id].items[0]
 

@@ -91,6 +91,8 @@ class _Properties(msgspec.Struct):
 
 class _ModelMeta(msgspec.Struct):
     n_vocab: _Count
+    n_params: int | None = None
+    size: int | None = None
 
 
 class _Model(msgspec.Struct):
@@ -141,12 +143,13 @@ class LlamaProtocol:
         if expected.name not in (None, name, file):
             raise EngineMismatch(f"it serves {one_line(name, 200)}, not {expected.name}")
         models = await _ask(client, HttpRequest("GET", "/v1/models"), _Models)
-        size = models.data[0].meta.n_vocab
+        meta = models.data[0].meta
         return EngineDescription(
             version=one_line(properties.build_info, 60),
             model=name,
             context_length=properties.default_generation_settings.n_ctx,
-            vocabulary=await _compare_vocabulary(client, size, expected),
+            vocabulary=await _compare_vocabulary(client, meta.n_vocab, expected),
+            origin=_origin(properties.model_path, meta),
         )
 
     def generate_request(self, call: GenerateCall, model: str) -> HttpRequest:
@@ -274,6 +277,13 @@ async def _ask(client: ProbeClient, request: HttpRequest, kind: type[_T]) -> _T:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineMismatch(f"its answer to {request.path} is not llama-server's") from error
+
+
+def _origin(path: str, meta: _ModelMeta) -> str:
+    """The file, with the number and the size of its weights, by which a file that replaced it may differ."""
+    sizes = [f"{meta.n_params} parameters"] if meta.n_params is not None else []
+    sizes += [f"{meta.size} bytes"] if meta.size is not None else []
+    return one_line(" with ".join(part for part in (path, " in ".join(sizes)) if part), 1000)
 
 
 def _build_number(info: str) -> int:

@@ -36,6 +36,8 @@ ID_PREFIX = "generate-tokens-"
 """What the server puts before a request's id."""
 OLDEST = (0, 32)
 MAX_ADAPTERS = 1024
+MAX_ORIGIN = 1000
+"""Characters of a `root`, which is a path or the name of a repository."""
 PROBED_TOKENS = 64
 """Token ids whose text is compared with the folder's, evenly over the vocabulary."""
 SERVER_LOGPROBS = 20
@@ -102,6 +104,7 @@ class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
     parent: str | None = None
+    root: str | None = None
 
 
 class _Models(msgspec.Struct):
@@ -164,12 +167,15 @@ class VllmProtocol:
         status, _ = await client.fetch(HttpRequest("POST", GENERATE, b"{}"))
         if status == 404:
             raise EngineMismatch("it has no /inference/v1/generate: start it with --enable-scale-out")
+        adapters = sorted((one.id, one.root or "") for one in models if one.parent is not None)
         return EngineDescription(
             version=version,
             model=model.id,
             context_length=model.max_model_len,
             vocabulary=await _compare_vocabulary(client, model.id, expected),
-            adapters=tuple(sorted(one.id for one in models if one.parent is not None)),
+            adapters=tuple(name for name, _ in adapters),
+            origin=one_line(model.root or "", MAX_ORIGIN),
+            adapter_origins=tuple(one_line(root, MAX_ORIGIN) for _, root in adapters),
         )
 
     def generate_request(self, call: GenerateCall, model: str) -> HttpRequest:

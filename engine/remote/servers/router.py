@@ -269,9 +269,16 @@ def _difference(description: EngineDescription, fleet: EngineDescription) -> str
     """Why a server does not fit the others, as a sentence. Adapters may differ."""
     if description.model != fleet.model:
         return f"It serves {description.model}, and the other engines {fleet.model}."
+    if description.origin != fleet.origin:
+        here, there = description.origin or "an unknown origin", fleet.origin or "an unknown origin"
+        return f"Its {description.model} is of {here}, and that of the other engines of {there}."
     if description.vocabulary != fleet.vocabulary:
         return f"Its {description.model} has another vocabulary than that of the other engines."
     if description.context_length < fleet.context_length:
         shorter, longer = description.context_length, fleet.context_length
         return f"Its context of {shorter} tokens is shorter than the {longer} of the other engines."
+    theirs = dict(zip(fleet.adapters, fleet.adapter_origins, strict=False))
+    for adapter, origin in zip(description.adapters, description.adapter_origins, strict=False):
+        if theirs.get(adapter, origin) != origin:
+            return f"Its {adapter} is of {origin}, and that of the other engines of {theirs[adapter]}."
     return None

@@ -42,6 +42,8 @@ class NewResponse:
     kind: Kind = "response"
     request_id: str | None = None
     trace_parent: str | None = None
+    weights: str | None = None
+    """The digest of the weights that generate it; of a queued one, those of the replica that accepts it."""
     created_at: datetime
     lifetime: timedelta | None
     """Time until it expires; None without expiry."""

@@ -63,6 +63,9 @@ class StoredResponse:
     """None in rows of releases without the column."""
     request_id: str | None = None
     trace_parent: str | None = None
+    weights: str | None = None
+    """The digest of the weights that generate it. None in rows of releases without the column, and if the
+    engine does not know it."""
 
     @property
     def log_fields(self) -> ResponseFields:
@@ -210,6 +213,26 @@ def get_owner(connection: Connection, tenant: str, response_id: UUID) -> Owner |
         )
     ).first()
     return None if row is None else Owner(row.replica_id, row.attempt, row.status in TERMINAL_STATUSES)
+
+
+_SET_WEIGHTS = text(
+    """
+    update responses set weights = :weights
+    where tenant = :tenant and id = :id and replica_id = :replica and attempt = :attempt
+    """
+)
+
+
+def set_weights(connection: Connection, claimed: StoredResponse, weights: str | None) -> None:
+    """Sets the weights of a response that its replica begins; of one that it has lost, nothing."""
+    parameters = {
+        "tenant": claimed.tenant,
+        "id": claimed.id,
+        "replica": claimed.replica_id,
+        "attempt": claimed.attempt,
+        "weights": weights,
+    }
+    connection.execute(_SET_WEIGHTS, parameters)
 
 
 _UPDATE_METADATA = text(

@@ -52,8 +52,10 @@ tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 
 
 def ids(text: str) -> list[int]:
-    found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return found
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+MODEL_INFO = ModelInfo(vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1, top_p=1)
 
 
 @dataclass
@@ -62,9 +64,7 @@ class StillEngine:
 
     requests: list[EngineRequest] = field(default_factory=list)
     refusal: str | None = None
-    model_info: ModelInfo = ModelInfo(
-        vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1.0, top_p=1.0
-    )
+    model_info: ModelInfo = MODEL_INFO
     image_text: Any = None
 
     def check(self, request: Any) -> Any: ...
@@ -157,7 +157,7 @@ class Taking:
 @contextmanager
 def taking(url: str, model_format: ModelFormat | None = None, **limits: Any) -> Iterator[Taking]:
     with recording(url) as bench:
-        engine = StillEngine()
+        engine = StillEngine(model_info=limits.pop("model_info", MODEL_INFO))
         served = LoadedModel(name="model", engine=engine, model_format=model_format or SpelledFormat())
         claimer = Claimer(
             bench.database,

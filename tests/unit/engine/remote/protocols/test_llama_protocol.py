@@ -269,6 +269,15 @@ def test_a_probe_describes_the_server() -> None:
     assert description == probe(server(props={**PROPERTIES, "build_info": "b10800-0"}))
 
 
+def test_a_probe_says_which_file_the_server_has_read() -> None:
+    assert probe(server()).origin == "/models/demo.gguf"
+    meta = {"n_vocab": 6, "n_params": 752, "size": 1504}
+    sized = probe(server(models={"data": [{"meta": meta}]}))
+    assert sized.origin == "/models/demo.gguf with 752 parameters in 1504 bytes"
+    other = probe(server(models={"data": [{"meta": {**meta, "size": 1000}}]}))
+    assert other.weights() != sized.weights()
+
+
 def test_a_probe_compares_tokens_that_every_decoder_leaves_alone() -> None:
     answering = server()
     probe(answering)

@@ -280,6 +280,20 @@ def test_a_probe_says_what_the_server_serves() -> None:
     )
 
 
+def test_a_probe_says_where_the_server_has_its_weights_from() -> None:
+    rows = [
+        {"id": "sql", "parent": "base", "root": "/lora/sql"},
+        {"id": "base", "max_model_len": 4096, "root": "/models/v1"},
+        {"id": "chat", "parent": "base", "root": "/lora/chat"},
+    ]
+    description = asyncio.run(PROTOCOL.probe(Server({"/v1/models": (200, {"data": rows})}), Expected()))
+    assert description.origin == "/models/v1"
+    assert (description.adapters, description.adapter_origins) == (
+        ("chat", "sql"),
+        ("/lora/chat", "/lora/sql"),
+    )
+
+
 @pytest.mark.parametrize(
     ("answers", "name", "words"),
     [

@@ -104,6 +104,10 @@ def test_an_avoided_server_is_chosen_only_if_there_is_no_other() -> None:
             replace(MODEL, context_length=64),
             "Its context of 64 tokens is shorter than the 4096 of the other engines.",
         ),
+        (
+            replace(MODEL, origin="/new"),
+            "Its m is of /new, and that of the other engines of an unknown origin.",
+        ),
     ],
 )
 def test_a_server_with_another_model_is_out_until_a_probe_fits(
@@ -125,6 +129,31 @@ def test_a_version_or_adapters_of_its_own_or_a_longer_context_are_no_mismatch() 
     one, _ = router.needs_probe(5)
     router.probed(one, replace(MODEL, version="2", adapters=(), context_length=8192), None, 5)
     assert one.state == "up"
+
+
+def test_a_server_whose_adapter_has_another_origin_is_out() -> None:
+    router = router_of(0)
+    router.set_urls(["http://a", "http://b", "http://c"])
+    one, second, third = router.needs_probe(5)
+    router.probed(one, replace(MODEL, adapter_origins=("/lora/1",)), None, 5)
+    router.probed(second, replace(MODEL, adapter_origins=("/lora/2",)), None, 5)
+    router.probed(
+        third, replace(MODEL, adapters=("new", "sql"), adapter_origins=("/new", "/lora/1")), None, 5
+    )
+    assert second.trouble == "Its sql is of /lora/2, and that of the other engines of /lora/1."
+    assert (one.state, third.state) == ("up", "up")
+
+
+def test_weights_are_told_apart_by_what_servers_say_of_them_and_not_by_their_contexts() -> None:
+    first = replace(MODEL, origin="/v1", adapter_origins=("/lora/1",))
+    weights = first.weights()
+    assert weights.keys() == {"", "sql"}
+    assert replace(first, version="2", context_length=64).weights() == weights
+    moved = replace(first, adapter_origins=("/lora/2",)).weights()
+    assert (moved[""], moved["sql"] == weights["sql"]) == (weights[""], False)
+    for change in ({"origin": "/v2"}, {"vocabulary": "w"}, {"model": "n"}):
+        other = replace(first, **change).weights()  # type: ignore[arg-type]
+        assert all(other[name] != weights[name] for name in weights)
 
 
 def test_a_mismatch_is_said_in_a_sentence() -> None:

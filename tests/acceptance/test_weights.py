@@ -1,0 +1,78 @@
+"""Kill -9 in the middle of a background response, and a next start on a folder of the same name."""
+
+import shutil
+from pathlib import Path
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from server.configuration.shipped_files import demo_model_folder
+from server.protocol.responses.response import TERMINAL_STATUSES
+from server.recovery.claimer import CHANGED
+from tests.fix_server import PACED, StartServer
+from tests.support.attached import HTTP, PATIENCE_S, Body, output_text, retrieve, status
+from tests.support.eventually import eventually
+from tests.support.server_process import MODEL
+from tests.support.sse import create, text_of
+
+ASK = {"model": MODEL, "input": "Go on.", "background": True, "max_output_tokens": 200}
+
+
+def copied(folder: Path) -> Path:
+    """The demo model in another place, under its name."""
+    return shutil.copytree(demo_model_folder(), folder / MODEL)
+
+
+def with_other_weights(folder: Path) -> Path:
+    """The same with weights that differ in one byte of the header."""
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)[0]
+        file.seek(1000)
+        file.write(bytes([byte ^ 1]))
+    return folder
+
+
+def ended(start_server: StartServer, before: Path, after: Path) -> tuple[Body, str]:
+    """A response that the first folder began and the second one ended, and its text until the kill."""
+    first = start_server(**PACED, model=before)
+    with create(first.url, ASK) as stream:
+        seen = stream.take(20)
+        first.kill()
+    response_id = seen[0].json["response"]["id"]
+    second = start_server(**PACED, model=after)
+    eventually(lambda: status(second, response_id) in TERMINAL_STATUSES, within=PATIENCE_S)
+    return retrieve(second, response_id), text_of(seen)
+
+
+def test_other_weights_under_the_same_name_do_not_continue_a_response(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    first, second = copied(tmp_path / "first"), with_other_weights(copied(tmp_path / "second"))
+    final, seen = ended(start_server, first, second)
+    assert (final["status"], final["error"]) == ("failed", {"code": "server_error", "message": CHANGED})
+    assert output_text(final).startswith(seen)
+
+
+def test_the_same_weights_in_another_place_continue_a_response(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    final, seen = ended(start_server, copied(tmp_path / "first"), copied(tmp_path / "second"))
+    assert final["status"] == "incomplete"
+    assert final["usage"]["output_tokens"] == 200
+    assert output_text(final).startswith(seen)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_response_is_stored_with_the_digest_of_its_weights(
+    start_server: StartServer, database_url: str, background: bool
+) -> None:
+    server = start_server()
+    answer = HTTP.post(f"{server.api}/responses", json={**ASK, "background": background}).json()
+    with psycopg.connect(database_url) as connection:
+        (weights,) = connection.execute(
+            "select weights from responses where id = %s", (UUID(answer["id"].removeprefix("resp_")),)
+        ).fetchone() or (None,)
+    assert weights is not None
+    assert len(bytes.fromhex(weights)) == 32
