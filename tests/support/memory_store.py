@@ -350,7 +350,14 @@ def find(at: Memory, tenant: str, key: str) -> FirstUse | None:
     return at.keys.get(key)
 
 
-def claim(at: Memory, tenant: str, key: str, digest: bytes, response: UUID) -> bool:
+def claim(
+    at: Memory,
+    tenant: str,
+    key: str,
+    digest: bytes,
+    response: UUID,
+    replica: UUID | None = None,
+) -> bool:
     before = at.keys.get(key)
     if before is not None and before.response_id != response:
         return False
