@@ -182,10 +182,12 @@ class ResponseWriter:
         )
 
 
-def claim_key(connection: Connection, new: NewRun) -> None:
-    """Claim the idempotency key, if there is one. Raises KeyTaken."""
-    key = new.idempotency_key
-    if key and not idempotency_keys.claim(connection, new.caller.tenant, key.key, key.digest, new.response):
+def claim_key(connection: Connection, new: NewRun, replica: UUID | None = None) -> None:
+    """Claim the idempotency key, if there is one, for `replica` if there is no row. Raises KeyTaken."""
+    if (key := new.idempotency_key) is None:
+        return
+    use = (new.caller.tenant, key.key, key.digest, new.response)
+    if not idempotency_keys.claim(connection, *use, replica):
         raise KeyTaken
 
 

@@ -90,7 +90,7 @@ class Admission:
         self._preparation = RunPreparation(served, database, tool_loop.servers, self.history, queue)
         self.storage = StorageQuota(database, config.max_stored_bytes_of_tenant)
         self.rates = RateLimits(database) if rates is None else rates
-        self.key_claims = KeyClaims(database)
+        self.key_claims = KeyClaims(database, replica)
         self._submission = RunSubmission(
             served,
             recorder,

@@ -32,8 +32,9 @@ class _Unused:
 class KeyClaims:
     """The keys that this process claims for responses without a row. Thread-safe."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, replica: UUID) -> None:
         self._database = database
+        self._replica = replica
         self._lock = threading.Lock()
         self._unused: dict[UUID, _Unused] = {}
         """By the response that did not begin, the oldest first."""
@@ -41,7 +42,7 @@ class KeyClaims:
     def claim(self, new: NewRun) -> None:
         """Claim the key of a response, if it has one. Raises KeyTaken or DatabaseError."""
         try:
-            self._database.retry(partial(claim_key, new=new))
+            self._database.retry(partial(claim_key, new=new, replica=self._replica))
         except KeyTaken:
             raise
         except Exception:

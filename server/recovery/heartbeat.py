@@ -147,7 +147,7 @@ class Heartbeat:
             connection, self._replica
         )
 
-    def _heartbeats(self) -> dict[UUID, float]:
+    def _heartbeats(self) -> dict[UUID, leases.HeartbeatTime]:
         """Commits this replica's heartbeat; returns the other replicas'."""
         try:
             with self._database.begin() as connection:
@@ -192,7 +192,7 @@ class HeartbeatWatch:
         self._lease = lease_seconds
         self._max_step = lease_seconds / _OBSERVATIONS_PER_LEASE
         self._observed_at: float | None = None
-        self._silent: dict[UUID, tuple[float, float]] = {}
+        self._silent: dict[UUID, tuple[leases.HeartbeatTime, float]] = {}
         """By replica: its last heartbeat, and the seconds for which it has not changed."""
 
     def failed(self) -> None:
@@ -200,7 +200,9 @@ class HeartbeatWatch:
         self._observed_at = None
         self._silent.clear()
 
-    def observe(self, now: float, heartbeats: Mapping[UUID, float]) -> dict[UUID, float]:
+    def observe(
+        self, now: float, heartbeats: Mapping[UUID, leases.HeartbeatTime]
+    ) -> dict[UUID, leases.HeartbeatTime]:
         """The replicas that have been silent for a lease, with their last heartbeats.
 
         `now` is in seconds of this replica's monotonic clock. After a gap longer than a lease the observation

@@ -20,7 +20,7 @@ from typing import Literal, LiteralString
 
 import psycopg
 from psycopg import sql
-from psycopg.errors import DeadlockDetected, DuplicateObject, InsufficientPrivilege
+from psycopg.errors import DeadlockDetected, DuplicateObject, InsufficientPrivilege, UniqueViolation
 from sqlalchemy import Table
 
 from server.errors import ConfigError
@@ -216,7 +216,8 @@ def _owner(url: str) -> Iterator[psycopg.Connection]:
 
 def _create_group(connection: psycopg.Connection, role: str) -> None:
     if connection.execute("select 1 from pg_roles where rolname = %s", [role]).rowcount == 0:
-        connection.execute(sql.SQL("create role {} nologin").format(sql.Identifier(role)))
+        with suppress(DuplicateObject, UniqueViolation):  # another database of the cluster was first
+            connection.execute(sql.SQL("create role {} nologin").format(sql.Identifier(role)))
     connection.execute(sql.SQL("grant usage on schema public to {}").format(sql.Identifier(role)))
 
 

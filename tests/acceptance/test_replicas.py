@@ -39,6 +39,21 @@ def test_streams_of_killed_replica_are_ended_by_the_one_that_is_left(start_serve
     assert frames[-1].event == "response.failed"
 
 
+def test_key_of_an_unstored_response_is_free_when_its_replica_has_died(start_server: StartServer) -> None:
+    one, other = start_server(**PACED), start_server()
+    body = {**LONG, "max_output_tokens": 3000, "store": False, "stream": True}
+    key = {"Idempotency-Key": "order-4711"}
+
+    def send_again() -> int:
+        return httpx.post(f"{other.api}/responses", json=body, headers=key, timeout=60).status_code
+
+    with httpx.stream("POST", f"{one.api}/responses", json=body, headers=key) as lost:
+        assert next(lost.iter_bytes())
+        assert send_again() == 409
+        one.kill()
+    eventually(lambda: send_again() == 200, within=30)
+
+
 def test_running_response_is_stopped_when_it_is_deleted_through_another_replica(
     start_server: StartServer, database_url: str
 ) -> None:

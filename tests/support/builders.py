@@ -230,7 +230,8 @@ def kill(database: Database, replica: UUID) -> None:
     """Has a replica declared dead and what it left abandoned."""
     with database.begin() as connection:
         connection.exec_driver_sql("update replicas set heartbeat_at = 'epoch' where id = %s", (replica,))
-        leases.expire_replicas(connection, {replica: 0.0}, 10.0)
+        seen = leases.other_heartbeats(connection, ids.new_uuid())
+        leases.expire_replicas(connection, {replica: seen[replica]}, 10.0)
         leases.release_orphans(connection)
 
 

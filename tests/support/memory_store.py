@@ -53,12 +53,12 @@ def remotely_read(at: Memory, replica: UUID, responses: Sequence[UUID]) -> list[
     return [one for one in responses if any(one in reading for reading in others)]
 
 
-def other_heartbeats(at: Memory, replica: UUID) -> dict[UUID, float]:
-    return {other: beaten for other, beaten in at.alive.items() if other != replica}
+def other_heartbeats(at: Memory, replica: UUID) -> dict[UUID, str]:
+    return {other: str(beaten) for other, beaten in at.alive.items() if other != replica}
 
 
-def expire_replicas(at: Memory, silent: Mapping[UUID, float], ttl_seconds: float) -> int:
-    for replica in (expired := [one for one, seen in silent.items() if at.alive.get(one) == seen]):
+def expire_replicas(at: Memory, silent: Mapping[UUID, str], ttl_seconds: float) -> int:
+    for replica in (expired := [one for one, seen in silent.items() if str(at.alive.get(one)) == seen]):
         before = at.alive.pop(replica)
         at.undo.append(lambda replica=replica, before=before: at.alive.update({replica: before}))  # type: ignore[misc]
     return len(expired)
@@ -409,7 +409,14 @@ def find(at: Memory, tenant: str, key: str) -> FirstUse | None:
     return at.keys.get(key)
 
 
-def claim(at: Memory, tenant: str, key: str, digest: bytes, response: UUID) -> bool:
+def claim(
+    at: Memory,
+    tenant: str,
+    key: str,
+    digest: bytes,
+    response: UUID,
+    replica: UUID | None = None,
+) -> bool:
     before = at.keys.get(key)
     if before is not None and before.response_id != response:
         return False

@@ -103,15 +103,17 @@ def recorder_application_name(replica: UUID) -> str:
     return f"recorder {replica.hex}"
 
 
+HeartbeatTime = str
+"""A heartbeat's time, in decimal seconds of the epoch: exact however floats are rounded; or 'Infinity'."""
+
 _HEARTBEATS = text(
-    "select id, cast(extract(epoch from heartbeat_at) as float8) from replicas"
+    "select id, cast(extract(epoch from heartbeat_at) as text) from replicas"
     " where state = 'alive' and id <> :id"
 )
-"""Heartbeats as floats of epoch seconds, which can represent 'infinity', too."""
 _SILENT = """
     r.state = 'alive' and exists (
-        select 1 from unnest(cast(:ids as uuid[]), cast(:heartbeats as float8[])) as seen (id, heartbeat)
-        where seen.id = r.id and seen.heartbeat = cast(extract(epoch from r.heartbeat_at) as float8))
+        select 1 from unnest(cast(:ids as uuid[]), cast(:heartbeats as text[])) as seen (id, heartbeat)
+        where seen.id = r.id and seen.heartbeat = cast(extract(epoch from r.heartbeat_at) as text))
 """
 _EXPIRE = text(
     f"""
@@ -176,12 +178,12 @@ _RELEASE_ORPHANS = text(
 claimed row against them again, so a living replica's claim is kept."""
 
 
-def other_heartbeats(connection: Connection, replica: UUID) -> dict[UUID, float]:
-    """The last heartbeat of every other living replica, by id, in epoch seconds."""
+def other_heartbeats(connection: Connection, replica: UUID) -> dict[UUID, HeartbeatTime]:
+    """The last heartbeat of every other living replica, by id."""
     return {row[0]: row[1] for row in connection.execute(_HEARTBEATS, {"id": replica})}
 
 
-def expire_replicas(connection: Connection, silent: Mapping[UUID, float], ttl_seconds: float) -> int:
+def expire_replicas(connection: Connection, silent: Mapping[UUID, HeartbeatTime], ttl_seconds: float) -> int:
     """Declares replicas dead whose heartbeat is still the one in `silent`; returns how many.
 
     A replica with a commit in flight holds a row lock and is skipped (SKIP LOCKED) until the next call. A

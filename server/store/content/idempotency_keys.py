@@ -38,10 +38,11 @@ _FIND = text(
 )
 _CLAIM = text(
     """
-    insert into idempotency_keys as k (tenant, key, digest, response_id)
-    values (:tenant, :key, :digest, :response)
+    insert into idempotency_keys as k (tenant, key, digest, response_id, replica_id)
+    values (:tenant, :key, :digest, :response, :replica)
     on conflict (tenant, key) do update
-        set digest = excluded.digest, response_id = excluded.response_id, created_at = clock_timestamp()
+        set digest = excluded.digest, response_id = excluded.response_id, replica_id = excluded.replica_id,
+            created_at = clock_timestamp()
         where k.created_at <= clock_timestamp() - cast(:lifetime as interval)
             or k.response_id = excluded.response_id
     returning response_id
@@ -56,7 +57,9 @@ _RELEASE_LOST = text(
       and not exists (select 1 from responses r where r.tenant = k.tenant and r.id = k.response_id)
       and not exists (
         select 1 from usage_ledger l where l.tenant = k.tenant and l.response_id = k.response_id)
-      and not exists (select 1 from replicas p where p.state = 'alive' and p.started_at <= k.created_at)
+      and not exists (
+        select 1 from replicas p
+        where p.state = 'alive' and coalesce(p.id = k.replica_id, p.started_at <= k.created_at))
     """
 )
 
@@ -64,8 +67,8 @@ _RELEASE_LOST = text(
 def release_lost(connection: Connection, tenant: str, key: str, response: UUID) -> bool:
     """Deletes a key whose unstored response was lost with its process; returns whether it did.
 
-    Such a response has neither a row nor a ledger entry, and every replica that could be generating it has
-    ended. While a replica is alive that is as old as the key, the response may still run.
+    Such a response has neither a row nor a ledger entry, and the replica that claimed its key is not alive
+    any more. Of a key that names none, every replica that is as old as the key may be generating it.
     """
     parameters = {"tenant": tenant, "key": key, "response": response}
     return connection.execute(_RELEASE_LOST, parameters).rowcount == 1
@@ -96,8 +99,12 @@ def find(connection: Connection, tenant: str, key: str) -> FirstUse | None:
     return FirstUse(row.digest, row.response_id) if row else None
 
 
-def claim(connection: Connection, tenant: str, key: str, digest: bytes, response: UUID) -> bool:
+def claim(
+    connection: Connection, tenant: str, key: str, digest: bytes, response: UUID, replica: UUID | None = None
+) -> bool:
     """Assigns the key to a response; False if it was used for another one within its lifetime.
+
+    `replica` generates a response without a row: with its lease the key ends, too.
 
     Waits for a concurrent transaction that claims the same key.
     """
@@ -106,6 +113,7 @@ def claim(connection: Connection, tenant: str, key: str, digest: bytes, response
         "key": key,
         "digest": digest,
         "response": response,
+        "replica": replica,
         "lifetime": KEY_LIFETIME,
     }
     return connection.execute(_CLAIM, parameters).first() is not None

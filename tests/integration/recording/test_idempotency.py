@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from uuid import UUID
 
 import pytest
 
@@ -33,10 +34,11 @@ def hub() -> Iterator[Hub]:
     loop.close()
 
 
-def claim(database: Database) -> None:
+def claim(database: Database, replica: UUID | None = None) -> None:
     """As of a response that is not stored."""
     with database.begin() as connection:
-        assert idempotency_keys.claim(connection, CALLER.tenant, SENT.key, SENT.digest, new_uuid())
+        use = (CALLER.tenant, SENT.key, SENT.digest, new_uuid())
+        assert idempotency_keys.claim(connection, *use, replica)
 
 
 def again(database: Database, hub: Hub) -> list[AcceptedResponse] | None:
@@ -62,6 +64,18 @@ def test_response_that_another_replica_may_be_generating_is_not_begun_twice(
     kill(database, replicas[0])
     with pytest.raises(Conflict):
         again(database, hub)
+
+
+def test_response_of_a_dead_replica_is_begun_anew_by_one_that_is_older_than_its_key(
+    database: Database, hub: Hub
+) -> None:
+    owner, _other = register(database), register(database)
+    claim(database, owner)
+    with pytest.raises(Conflict):
+        again(database, hub)
+    kill(database, owner)
+    assert again(database, hub) is None
+    claim(database, register(database))  # which finds the key free
 
 
 def test_response_that_ended_is_not_begun_again(database: Database, hub: Hub) -> None:

@@ -347,6 +347,18 @@ def test_a_burial_spares_who_has_beaten_since_it_was_seen_silent(database: Datab
     assert [state(database, one) for one in (me, silent, woken)] == ["alive", "dead", "alive"]
 
 
+def test_a_silent_replica_is_recognised_in_sessions_that_round_what_they_show(database: Database) -> None:
+    me, silent = register(database), register(database)
+    with database.begin() as connection:
+        connection.exec_driver_sql("set local extra_float_digits = 0")
+        connection.exec_driver_sql(
+            "update replicas set heartbeat_at = '2026-01-02 03:04:05.678912Z' where id = %s", (silent,)
+        )
+        seen = leases.other_heartbeats(connection, me)
+        leases.expire_replicas(connection, seen, 10)
+    assert state(database, silent) == "dead"
+
+
 def test_a_heartbeat_that_is_no_time_is_read_like_any_other(database: Database) -> None:
     me, odd = register(database), register(database)
     with database.begin() as connection:

@@ -23,7 +23,7 @@ def standing_by(url: str, replica: UUID) -> Iterator[StandbyHeartbeat]:
         standby.stop()
 
 
-def heartbeat(database: Database, replica: UUID) -> float:
+def heartbeat(database: Database, replica: UUID) -> str:
     with database.begin() as connection:
         return leases.other_heartbeats(connection, UUID(int=0))[replica]
 

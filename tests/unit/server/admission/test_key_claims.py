@@ -42,7 +42,7 @@ def given_up(claims: KeyClaims, *responses: UUID, stored: bool = False) -> None:
 
 @pytest.fixture
 def claims() -> KeyClaims:
-    return KeyClaims(cast("Any", SimpleNamespace(begin=nullcontext)))
+    return KeyClaims(cast("Any", SimpleNamespace(begin=nullcontext)), new_uuid())
 
 
 def test_a_claim_whose_commit_was_still_under_way_is_found_later(
