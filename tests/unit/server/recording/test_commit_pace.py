@@ -1,5 +1,8 @@
 """How long the recorder waits between commits."""
 
+import random
+import statistics
+
 import pytest
 
 from server.recording.commit_pace import CommitPace
@@ -57,6 +60,27 @@ def test_an_urgent_commit_waits_as_long_as_the_last_one_computed_and_never_longe
     pace.pause(0.0, computed, computed, tokens)
     pause = pace.pause(1.0, computed, computed, tokens)
     assert pause.urgent == min(computed, pause.longest)
+
+
+def waits_of_first_tokens(flush: float) -> list[float]:
+    """Seconds from a first token to the begin of its commit, where eight streams have 100 tokens/s each."""
+    chance, pace, now, urgent = random.Random(1), CommitPace(), 0.0, 0.0
+    made = longest = 0.0
+    first, waits = chance.expovariate(12), list[float]()
+    while len(waits) < 2000:
+        begin = now + urgent if first <= now else min(now + longest, max(first, now + urgent))
+        while first <= begin:
+            waits.append(begin - first)
+            first += chance.expovariate(12)
+        tokens, made = int(begin / 0.01 - made), begin / 0.01
+        longest, urgent = pace.pause(begin, flush + COMMIT_S, COMPUTED_S, [tokens] * 8)
+        now = begin + flush + COMMIT_S
+    return waits
+
+
+def test_a_first_token_waits_two_milliseconds_at_most_besides_its_own_flush_of_five() -> None:
+    assert statistics.median(waits_of_first_tokens(0.0)) < 0.0005
+    assert statistics.median(waits_of_first_tokens(0.005)) < 0.002
 
 
 def test_a_slow_disk_delays_no_urgent_commit_beyond_its_own_flush() -> None:
