@@ -10,6 +10,7 @@ BENCHES = (
     "model_format_harmony",
     "model_format_parsers",
     "stored",
+    "durability",
     "chat",
     "many_responses",
     "partition_drop",

@@ -70,7 +70,7 @@ class OpenDatabase:
             )
         return self._direct_url or self.url
 
-    def connect(self, pool_size: int, *, strict: bool = False) -> Database:
+    def connect(self, pool_size: int, *, strict: bool = True) -> Database:
         """Connections to it; the caller closes them."""
         return Database(
             self.url,

@@ -23,8 +23,10 @@ class Pause(NamedTuple):
 
     longest: float
     urgent: float
-    """Where an answer begins or ends: as long as the commit took, but not longer than `longest`. Where that
-    happens in every step of the engine, commits still take half of the time at most."""
+    """Where an answer begins or ends: as long as the thread computed for the commit, but not longer than
+    `longest`. Where that happens in every step of the engine, the recorder still has the GIL for half of the
+    time at most. The commit's wait for the disk does not count: it holds no GIL, and a client waits longer
+    for a slow disk already."""
 
 
 NO_PAUSE = Pause(-inf, -inf)
@@ -37,11 +39,11 @@ class CommitPace:
         self._began_at = -inf
         """When the last commit began."""
 
-    def pause(self, began_at: float, took: float, tokens: Sequence[int]) -> Pause:
+    def pause(self, began_at: float, took: float, computed: float, tokens: Sequence[int]) -> Pause:
         """The pause after a commit, in seconds.
 
-        `began_at` is its begin on any clock, `took` its duration in seconds, `tokens` how many tokens it has
-        of each run.
+        `began_at` is its begin on any clock, `took` its duration in seconds, `computed` the seconds of CPU
+        that the thread spent on it, `tokens` how many tokens it has of each run.
         """
         rate = sum(tokens) / max(began_at - self._began_at, 1e-6)
         self._began_at = began_at
@@ -49,4 +51,4 @@ class CommitPace:
             MAX_PAUSE * rate / BUSY_TOKENS_PER_SECOND, BUSY_SECONDS_PER_RUN * len(tokens), MAX_BUSY_PAUSE
         )
         longest = max(min(PAUSE_FACTOR * took, MAX_PAUSE), busy)
-        return Pause(longest, min(took, longest))
+        return Pause(longest, min(computed, longest))

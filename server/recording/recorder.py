@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
-from time import monotonic
+from time import monotonic, thread_time
 from uuid import UUID
 
 import msgspec
@@ -269,7 +269,7 @@ class Recorder:
         for response in self._registry.suspended.over_limit():
             self._side.give_up(response)
             self._give_up(response)
-        began = monotonic()
+        began, computed_before = monotonic(), thread_time()
         updates = self._commit([*retained, *self._registry.suspended.divert(messages)])
         took = monotonic() - began
         crashpoint("recorder.committed")
@@ -278,7 +278,8 @@ class Recorder:
         self._after_commit(updates, took)
         self._resume_engine()
         self._set_idle()
-        pause, now = self._pace.pause(began, took, [len(update.token_ids) for update in updates]), monotonic()
+        computed, tokens = thread_time() - computed_before, [len(update.token_ids) for update in updates]
+        pause, now = self._pace.pause(began, took, computed, tokens), monotonic()
         return Pause(now + pause.longest, now + pause.urgent)
 
     def _after_commit(self, updates: Sequence[RunUpdate], seconds: float = 0.0) -> None:

@@ -35,6 +35,7 @@ from server.store.timeout_connection import (
     as_database_error,
     connect,
     psycopg_connection,
+    synchronous,
 )
 
 log = logging.getLogger("holdfast.database")
@@ -58,6 +59,9 @@ _RESERVED_CONNECTIONS = 5
 
 ASYNCHRONOUS: SessionSettings = {"synchronous_commit": "off"}
 """Commits do not wait for the disk."""
+_COMMIT_SYNCHRONOUSLY = text(
+    "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off'"
+)
 POOL_WAIT_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 _DISK_FULL_S = 10.0
 """Seconds that readiness reports a full disk after the error; probes of load balancers are more frequent."""
@@ -146,13 +150,14 @@ class Database:
         url: str,
         *,
         pool_size: int,
-        strict: bool = False,
+        strict: bool = True,
         pooled: bool = False,
         direct_url: str | None = None,
     ) -> None:
         """`pool_size` is the number of threads that serve requests.
 
-        With `strict` every commit waits for the disk, not only those that call `commit_synchronously`.
+        Every commit waits for the disk; without `strict`, those of dedicated connections only where they call
+        `commit_synchronously`.
         `pooled`: the URL leads to a pooler in transaction mode. Dedicated connections use `direct_url` then,
         if there is one.
         """
@@ -164,7 +169,7 @@ class Database:
         self._outage = SharedOutage()
         self._pool_engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: connect(url, "holdfast", REQUEST_TIMEOUTS, pooled=pooled),
+            creator=lambda: connect(url, "holdfast", {**synchronous(url), **REQUEST_TIMEOUTS}, pooled=pooled),
             pool_size=pool_size + _RESERVED_CONNECTIONS,
             max_overflow=0,
             pool_timeout=5,
@@ -334,12 +339,12 @@ class Database:
     ) -> Connection:
         """A connection outside the pool; the caller closes it.
 
-        `limits` are the server's timeouts, or other settings of the session. Its commits do not wait for the
-        disk, unless the database is strict or they call `commit_synchronously`: a crash of Postgres may lose
-        the last ones, which the caller must repeat. With `autocommit`, the caller still surrounds statements
-        with `begin`, which is a transaction only where a pooler is between.
+        `limits` are the server's timeouts, or other settings of the session. If the database is not strict,
+        its commits do not wait for the disk, unless they call `commit_synchronously`: a crash of Postgres may
+        lose the last ones, which the caller must repeat. With `autocommit`, the caller still surrounds
+        statements with `begin`, which is a transaction only where a pooler is between.
         """
-        settings = limits if self._strict else {**limits, **ASYNCHRONOUS}
+        settings = {**(synchronous(self.dedicated_url) if self._strict else ASYNCHRONOUS), **limits}
         pooled = self._dedicated_pooled
         engine = create_engine(
             "postgresql+psycopg://",
@@ -398,8 +403,8 @@ def clock(connection: Connection) -> datetime:
 
 
 def commit_synchronously(connection: Connection) -> None:
-    """Makes this transaction's commit wait for the disk, whatever the session's setting."""
-    connection.execute(text("set local synchronous_commit = on"))
+    """Makes this transaction's commit wait for the disk, if the session's setting is `off`."""
+    connection.execute(_COMMIT_SYNCHRONOUSLY)
 
 
 def is_responsive(connection: Connection) -> bool:

@@ -8,6 +8,7 @@ client gives up on a result after `RESPONSE_TIMEOUT_S`, and the server ends a se
 transaction, so that no lock outlives its owner.
 """
 
+import re
 import select
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ RECORDER_TIMEOUTS: SessionSettings = {
 }
 """Timeouts of the recorder's session, whose commits all streams of a process share. Together with the
 commits of single runs that follow a failure, a locked row delays other streams by a second at most."""
+
+_SYNCHRONOUS_COMMIT = re.compile(r"synchronous[-_]commit\s*=\s*'?(\w+)")
 
 RESPONSE_TIMEOUT_S = 6.0
 """Seconds for a result: more than `statement_timeout`, so that the server's error arrives first."""
@@ -273,6 +276,15 @@ class _TimeLoader(TimestamptzLoader):
             text = bytes(data)
             past = text.startswith(b"-") or text.endswith(b"BC")
             return _FIRST_TIME if past else _LAST_TIME
+
+
+def synchronous(url: str) -> SessionSettings:
+    """The setting with which commits wait for the disk: `on`, or the value that the URL's `options` name.
+
+    Sessions set it themselves, since it may be off by default in the cluster, the database or the role.
+    """
+    named = _SYNCHRONOUS_COMMIT.findall(str(conninfo_to_dict(url).get("options") or ""))
+    return {"synchronous_commit": named[-1] if named else "on"}
 
 
 def with_network_timeouts(url: str) -> str:

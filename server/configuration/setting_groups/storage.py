@@ -38,8 +38,9 @@ class DatabaseSettings:
         16, "database connections, and threads, for requests; at least 5 are used", low=1, high=1000
     )
     durability: Literal["normal", "strict"] = setting(
-        "normal",
-        "commits that wait for the disk: `strict` all, `normal` those that start or end a response",
+        "strict",
+        "commits that wait for the disk: `strict` all, `normal` not those of the tokens between a response's "
+        "start and its end",
     )
     delivery: Literal["notify", "poll"] = setting(
         "notify",

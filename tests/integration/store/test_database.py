@@ -1,11 +1,14 @@
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import text
 
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.protocol.ids import new_uuid
 from server.store import arrays
 from server.store import database as database_module
@@ -15,10 +18,21 @@ from server.store.timeout_connection import psycopg_connection
 
 
 @pytest.fixture
-def strict(database_url: str) -> Iterator[Database]:
-    opened = Database(database_url, pool_size=1, strict=True)
+def normal(database_url: str) -> Iterator[Database]:
+    opened = Database(database_url, pool_size=1, strict=False)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def careless_url(cluster: EmbeddedPostgres, database_url: str) -> Iterator[str]:
+    """The database as a role whose commits do not wait for the disk by default."""
+    with psycopg.connect(database_url, autocommit=True) as administrator:
+        administrator.execute("create role careless login superuser")
+        administrator.execute("alter role careless set synchronous_commit = off")
+    yield make_conninfo(database_url, user="careless")
+    with psycopg.connect(cluster.url_of("postgres"), autocommit=True) as administrator:
+        administrator.execute("drop role careless")
 
 
 def show(connection: Connection, setting: str) -> str:
@@ -48,8 +62,50 @@ def test_every_session_has_time_limits(database: Database) -> None:
     own.close()
 
 
-def test_a_dedicated_connection_waits_for_the_disk_when_it_says_durable(database: Database) -> None:
-    own = database.dedicated_connection("test")
+def commits_of_each(database: Database) -> set[str]:
+    """`synchronous_commit` of each kind of transaction."""
+    pooled = [
+        work(lambda connection: show(connection, "synchronous_commit"))
+        for work in (database.retry, database.read, database.autocommit)
+    ]
+    with closing(database.dedicated_connection("test")) as own, own.begin():
+        return {*pooled, show(own, "synchronous_commit")}
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_commits_wait_for_the_disk_though_the_role_says_that_they_need_not(
+    careless_url: str, pooled: bool
+) -> None:
+    with psycopg.connect(careless_url) as connection:
+        assert connection.execute("show synchronous_commit").fetchone() == ("off",)
+    with closing(Database(careless_url, pool_size=1, pooled=pooled)) as database:
+        assert commits_of_each(database) == {"on"}
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ("-c work_mem=8MB -c synchronous_commit=off", "off"),
+        ("-csynchronous_commit=remote_apply", "remote_apply"),
+        ("--synchronous-commit=local", "local"),
+    ],
+)
+def test_the_url_may_say_for_what_commits_wait(database_url: str, options: str, value: str) -> None:
+    with closing(Database(make_conninfo(database_url, options=options), pool_size=1)) as database:
+        assert commits_of_each(database) == {value}
+
+
+def test_a_commit_that_must_wait_for_the_disk_weakens_no_setting(database_url: str) -> None:
+    url = make_conninfo(database_url, options="-c synchronous_commit=remote_apply")
+    with closing(Database(url, pool_size=1)) as database, database.begin() as connection:
+        commit_synchronously(connection)
+        assert show(connection, "synchronous_commit") == "remote_apply"
+
+
+def test_a_dedicated_connection_of_a_database_that_is_not_strict_waits_where_it_says_so(
+    normal: Database,
+) -> None:
+    own = normal.dedicated_connection("test")
     with own.begin():
         assert show(own, "synchronous_commit") == "off"
         commit_synchronously(own)
@@ -57,14 +113,7 @@ def test_a_dedicated_connection_waits_for_the_disk_when_it_says_durable(database
     with own.begin():
         assert show(own, "synchronous_commit") == "off"
     own.close()
-
-
-def test_a_strict_database_leaves_the_servers_own_setting(strict: Database, database_url: str) -> None:
-    with psycopg.connect(database_url) as connection:
-        expected = connection.execute("show synchronous_commit").fetchone()
-    own = strict.dedicated_connection("test")
-    assert (show(own, "synchronous_commit"),) == expected
-    own.close()
+    assert normal.scalar("select current_setting('synchronous_commit')") == "on"
 
 
 def test_a_pooled_connection_that_was_killed_is_replaced(database: Database, database_url: str) -> None:

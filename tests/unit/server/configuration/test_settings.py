@@ -45,7 +45,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "tls_certificate": ("/etc/server.pem", Path("/etc/server.pem")),
     "tls_key": ("/etc/server.key", Path("/etc/server.key")),
     "role": ("worker", "worker"),
-    "durability": ("strict", "strict"),
+    "durability": ("normal", "normal"),
     "delivery": ("poll", "poll"),
     "log_level": ("debug", "debug"),
     "log_format": ("json", "json"),
@@ -140,6 +140,10 @@ def test_a_setting_that_was_removed_is_passed_over_unless_it_asked_for_something
     assert load({}, {variable: default}) == load({}, {variable: ""}) == Config()
     assert caplog.text.count(f"{variable} is no longer a setting and is ignored") == 2
     assert refuse({}, {variable: "2"}) == f"{variable} is no longer a setting: {reason}"
+
+
+def test_what_a_client_has_seen_is_on_disk_unless_the_operator_chooses_otherwise() -> None:
+    assert Config().durability == "strict"
 
 
 def test_an_empty_value_means_the_default() -> None:
