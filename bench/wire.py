@@ -280,7 +280,7 @@ def _events() -> None:
         emitter = EventEmitter(RESPONSE, CREATED, plain_echo())
         for number in range(DELTAS):
             for event in emitter.delta(TextDelta(" word")):
-                frame(RESPONSE, event)
+                frame(RESPONSE, event, 1)
             assert emitter.numbers.next_seq > number
 
     def items(_: int) -> None:
@@ -290,7 +290,7 @@ def _events() -> None:
                 begun = CallStart("shell", f"call_{number}")
                 for delta in (begun, CallDelta("{}"), CallEnd()):
                     for event in emitter.delta(delta):
-                        frame(RESPONSE, event)
+                        frame(RESPONSE, event, 1)
             assert emitter.numbers.next_seq == 400
 
     times = take_times({"deltas": deltas, "items": items}, ROUNDS)

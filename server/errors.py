@@ -54,6 +54,29 @@ class InvalidRequest(ApiError, status=400):
     """The caller must change the request."""
 
 
+class StreamForked(InvalidRequest, code="stream_forked"):
+    """The database has lost events that a client has, and their numbers may be of others now."""
+
+    def __init__(self, number: int, param: str | None = None) -> None:
+        super().__init__(
+            f"Event {number} of this response is not the one any more that you were sent: the database has "
+            "lost that one, and the response went on from before it. Read the stream again from the start.",
+            param=param,
+        )
+
+
+class EventNotStored(InvalidRequest, code="event_not_stored"):
+    """A stream is to be resumed after an event that the response does not have."""
+
+    def __init__(self, number: int, last: int, param: str) -> None:
+        stored = f"the last one that is stored is event {last}" if last >= 0 else "none is stored"
+        super().__init__(
+            f"Event {number} of this response is not stored: {stored}. Resume after a stored event, or read "
+            "the stream again from the start.",
+            param=param,
+        )
+
+
 class UnknownModel(InvalidRequest, status=404, code="model_not_found"):
     def __init__(self, model: str, served: Sequence[str]) -> None:
         there = ", ".join(f"'{name}'" for name in served)

@@ -273,9 +273,8 @@ class Admission:
 
     def _watch(self, run: Run, first_events: Sequence[Event], channel: Channel) -> AcceptedResponse:
         self._hub.begin_at(channel, len(first_events))
-        return AcceptedResponse(
-            run.facts.id, channel, begun=FramePage(frames(run.facts.id, first_events), ended=False)
-        )
+        begun = FramePage(frames(run.facts.id, first_events, run.facts.attempt), ended=False)
+        return AcceptedResponse(run.facts.id, channel, begun=begun)
 
     def _accept_here(self, prepared: Sequence[NewRun], reservation: Reservation) -> list[StoredStart]:
         """Accept foreground responses, which this replica runs, if it has capacity for all of them.

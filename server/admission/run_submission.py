@@ -12,7 +12,7 @@ from server.delivery.hub import Abandonment, Channel, Hub
 from server.generation.run import Run
 from server.prompting.engine_request import refusal
 from server.prompting.loaded_model import LoadedModel
-from server.protocol.responses.events import Event
+from server.protocol.responses.events import Event, frames
 from server.quotas.rate_limits import RateLimits
 from server.recording.recorder import Recorder
 from server.tool_loop import ToolLoop
@@ -66,7 +66,8 @@ class RunSubmission:
     def _submit(self, new: NewRun, run: Run, first_events: Sequence[Event]) -> AcceptedResponse:
         waits_for_calls = run.awaiting_tools  # read before the recorder's thread owns the run
         try:
-            channel = self._open(new, first_events)
+            attempt = run.facts.attempt if run.stored else None
+            channel = self._open(new, frames(new.response, first_events, attempt))
             self._recorder.start_run(run, reserved=True)
         except Exception:
             self._leave(new)
@@ -86,7 +87,7 @@ class RunSubmission:
         found = new.resolved_input
         return AcceptedResponse(new.response, channel, found.items, found.read_bytes)
 
-    def _open(self, new: NewRun, first_events: Sequence[Event]) -> Channel:
+    def _open(self, new: NewRun, first_frames: Sequence[bytes]) -> Channel:
         response = new.response
         if (new.resolved.tools or new.prepared.compaction) and new.turns.may_have_next_turn:
             self._tool_loop.register(new.turns)
@@ -96,7 +97,7 @@ class RunSubmission:
             stored=new.stored,
             grace=self._grace_seconds,
             on_abandoned=partial(on_abandoned, response),
-            first_events=first_events,
+            first_frames=first_frames,
         )
 
     def _leave(self, new: NewRun) -> None:

@@ -21,6 +21,7 @@ from server.protocol.responses.events import (
     OutputItemAdded,
     OutputTextDelta,
     ReasoningTextDelta,
+    StreamError,
     TokenIdsEvent,
     split_frame,
 )
@@ -76,6 +77,7 @@ ChoiceEvent = (
     | ReasoningTextDelta
     | FunctionCallArgumentsDelta
     | CustomToolCallInputDelta
+    | StreamError
 )
 _EVENT_TYPES: dict[bytes, type[ChoiceEvent]] = {
     b"response.in_progress": ChoiceStarted,
@@ -91,6 +93,7 @@ _EVENT_TYPES: dict[bytes, type[ChoiceEvent]] = {
             ReasoningTextDelta,
             FunctionCallArgumentsDelta,
             CustomToolCallInputDelta,
+            StreamError,
         )
     },
 }
@@ -188,11 +191,16 @@ class ChunkStream:
                 choice.add_tokens(event)
                 return []
             case _ChoiceFailed(FinalChoice(error=ResponseError(message=message))):
-                code = "server_error"
-                return [{"error": {"message": message, "type": code, "param": None, "code": code}}]
+                return [_error_chunk(message, "server_error")]
+            case StreamError(code=code, message=message):
+                return [_error_chunk(message, code)]
             case ChoiceEnded():
                 choice.final = event.response
         return self._shape.chunks(choice, event)
+
+
+def _error_chunk(message: str, code: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
 
 
 def _data_frame(value: msgspec.Struct | dict[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ from server.generation.event_log import decode_added
 from server.protocol.earlier_releases import with_logprobs, with_name
 from server.protocol.responses.events import Event, Kind, event_type
 from server.protocol.responses.items import FunctionCall
+from server.store.log_read import LoggedEvent
 
 _EVENT = b"event: "
 _OPENAI = b"response.reasoning_text."
@@ -19,6 +20,15 @@ class FramePage:
 
     frames: Sequence[bytes]
     ended: bool
+    before: bytes | None = None
+    """The frame of the event before them, if it is stored."""
+    missing: int = 0
+    """Sequence numbers among theirs of which no event is stored."""
+
+    @property
+    def length(self) -> int:
+        """How far the sequence number goes on with them."""
+        return len(self.frames) + self.missing
 
 
 class OpenResponsesNames:
@@ -44,7 +54,9 @@ def to_open_responses(frame: bytes) -> bytes:
     return frame.replace(_OPENAI, _OPEN_RESPONSES, 2)
 
 
-def completed_events(events: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> Iterator[Event]:
+def completed_events(
+    events: Iterable[LoggedEvent], from_start: Callable[[], Iterable[LoggedEvent]]
+) -> Iterator[LoggedEvent]:
     """Stored events with what earlier releases left out: `logprobs` of texts, and the function's name in each
     `response.function_call_arguments.done`.
 
@@ -52,15 +64,16 @@ def completed_events(events: Iterable[Event], from_start: Callable[[], Iterable[
     releases, where the names are in `response.output_item.added` alone.
     """
     names: dict[int, str] | None = None
-    for event in events:
+    for logged in events:
+        event, attempt = logged
         if event.kind is not Kind.WHOLE:
-            yield event
+            yield logged
         elif _lacks_name(event):
             if names is None:
                 names = dict(_names(from_start()))
-            yield event._replace(body=with_name(event.body, names))
+            yield LoggedEvent(event._replace(body=with_name(event.body, names)), attempt)
         else:
-            yield event._replace(body=with_logprobs(event.body))
+            yield LoggedEvent(event._replace(body=with_logprobs(event.body)), attempt)
 
 
 def _lacks_name(event: Event) -> bool:
@@ -69,8 +82,8 @@ def _lacks_name(event: Event) -> bool:
     return named and '"name":' not in event.body
 
 
-def _names(events: Iterable[Event]) -> Iterator[tuple[int, str]]:
-    for event in events:
+def _names(events: Iterable[LoggedEvent]) -> Iterator[tuple[int, str]]:
+    for event, _ in events:
         if event.kind is Kind.WHOLE and event_type(event) == "response.output_item.added":
             added = decode_added(event.body)
             if isinstance(added.item, FunctionCall):

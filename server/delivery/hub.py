@@ -21,7 +21,7 @@ from typing import NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from server.protocol.responses.events import Event, frames
+from server.protocol.responses.event_ids import same_event
 from server.store.log_read import Subscription
 
 SubscriptionKey = tuple[str, UUID]
@@ -69,6 +69,9 @@ class Channel:
         """
         self.final: bytes | None = None
         self.gone = False
+        self.forks = 0
+        """How often numbers of frames that it had came again with others. Its readers then compare what they
+        have with the store. Any thread."""
         self.ends_unread = False
         """The response is in the foreground: the replica that runs it cancels it without readers."""
         self.next_seq = start
@@ -148,10 +151,14 @@ class Channel:
             self.next_seq = position
 
     def add(self, published: Published) -> None:
-        """Adds frames that are new. After a gap, which only the store can fill, the tail starts over."""
+        """Adds frames that are new. After a gap, which only the store can fill, and after a fork, the tail
+        starts over.
+        """
         if self.ended:
             return
-        if self.next_seq is None or published.first > self.next_seq:
+        forked = self._is_forked_by(published)
+        self.forks += forked
+        if self.next_seq is None or forked or published.first > self.next_seq:
             self._frames.clear()
             self.next_seq = published.first
         skipped = self.next_seq - published.first
@@ -163,6 +170,20 @@ class Channel:
         self.final, self.gone = published.final, published.gone
         for waker in self._wakers:
             waker.set()
+
+    def _is_forked_by(self, published: Published) -> bool:
+        """Whether a frame that is here differs from the one with its number, or the response has ended with
+        fewer events: the database has lost some.
+        """
+        if self.next_seq is None or (overlap := self.next_seq - published.first) <= 0 or published.gone:
+            return False
+        if published.final is not None and len(published.frames) < overlap:
+            return True
+        # From the end, both without what the tail has no more.
+        ours = islice(reversed(self._frames), overlap)
+        theirs = reversed((*published.frames[:overlap], *[None] * (overlap - len(published.frames))))
+        pairs = zip(ours, theirs, strict=False)
+        return any(new is not None and not same_event(old, new) for old, new in pairs)
 
 
 class Hub:
@@ -189,9 +210,9 @@ class Hub:
         stored: bool,
         grace: float,
         on_abandoned: Callable[[], None],
-        first_events: Sequence[Event] = (),
+        first_frames: Sequence[bytes] = (),
     ) -> Channel:
-        """The channel of a foreground response that is about to run here, with its first events.
+        """The channel of a foreground response that is about to run here, with its first frames.
 
         Without readers the response is cancelled. Any thread, before the next `publish`. Background responses
         use `watch` instead. If a reader already subscribed through `watch`, that channel object is reused.
@@ -204,8 +225,8 @@ class Hub:
         channel.end_without_readers(on_abandoned, grace)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.await_first_reader)
-        if first_events:
-            self.publish([Published(response_id, 0, frames(response_id, first_events), None)])
+        if first_frames:
+            self.publish([Published(response_id, 0, tuple(first_frames), None)])
         return channel
 
     def prepare(self, response_id: UUID) -> None:

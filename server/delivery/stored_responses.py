@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from datetime import datetime
+from functools import partial
 from typing import get_args
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -13,22 +14,23 @@ import msgspec
 from server.delivery.frames import FramePage, completed_events
 from server.delivery.hub import TAIL_FRAMES, Published
 from server.delivery.image_urls import page_with_image_urls, with_image_urls, without_image_urls
-from server.errors import InvalidRequest
+from server.errors import ApiError, EventNotStored, InvalidRequest, StreamForked
 from server.generation.response_builder import build_response, restore_token_dump, wants_token_dump
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
-from server.protocol.responses.events import Event, frame, frames
+from server.protocol.responses.event_ids import EventId, frame_id, same_event
+from server.protocol.responses.events import frame
 from server.protocol.responses.items import Compaction, HostedCall
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo, Ending, Response, read_turns
-from server.store import log_read
+from server.store import log_append, log_read
 from server.store.content import response_pages, responses, stored_items
 from server.store.content.response_pages import Filters, PageCursor
 from server.store.content.responses import StoredResponse
 from server.store.content.stored_items import INPUT_LIST, ItemPage
 from server.store.database import Connection, Database
-from server.store.log_read import CachedStream
+from server.store.log_read import CachedStream, LoggedEvent
 
 log = logging.getLogger("holdfast.read")
 
@@ -59,9 +61,9 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
 
 def with_last_event(connection: Connection, stored: StoredResponse, response: Response) -> Response:
     """An ended response with the fields that only its last event has."""
-    stream = CachedStream(log_read.read_compacted(connection, stored.tenant, stored.id))
+    stream = CachedStream(log_read.read_ended(connection, stored.tenant, stored.id))
     (last,) = stream.read(stream.end - 1)
-    return restore_token_dump(response, last.body)
+    return restore_token_dump(response, last.event.body)
 
 
 def with_turns(
@@ -122,8 +124,9 @@ def final_responses(database: Database, tenant: str, wanted: Sequence[UUID]) -> 
     return [msgspec.json.encode(response) for response in existing]
 
 
-_streams: WeakValueDictionary[tuple[str, UUID], CachedStream] = WeakValueDictionary()
-"""Shared by all readers of the same stream in this process."""
+_streams: WeakValueDictionary[tuple[str, UUID, datetime | None], CachedStream] = WeakValueDictionary()
+"""Shared by all readers of the same stream in this process. With the time of its end, because a response
+whose end a database has lost ends once more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -140,6 +143,8 @@ class StreamReader:
     background: bool = field(default=False, init=False)
     """The response runs in the background; set by `find`."""
     _stream: CachedStream | None = field(default=None, init=False)
+    _end: int = field(default=0, init=False)
+    """The sequence number after the last event, where the one before a page is not stored."""
 
     @property
     def ended(self) -> bool:
@@ -147,14 +152,46 @@ class StreamReader:
         return self._stream is not None
 
     def find(self, first: int) -> FramePage | None:
-        """`read`, or None if the tenant has no such response."""
+        """A page of the committed frames from that sequence number on; None without such a response."""
         return self.database.read(lambda connection: self._find(connection, first))
 
-    def read(self, first: int) -> FramePage:
-        """A page of the committed frames from that sequence number on."""
+    def resume(self, last: EventId | None, param: str) -> FramePage | None:
+        """The page after that event, or the first one without one; None if the tenant has no such response.
+
+        Raises StreamForked or EventNotStored about `param`.
+        """
+        page = self.find(0 if last is None else last.number + 1)
+        if page is None or last is None:
+            return page
+        stored = None if page.before is None else frame_id(page.before)
+        if stored is None:
+            raise self._not_stored(last, page, param)
+        if not stored.may_be(last):
+            raise StreamForked(last.number, param)
+        return page
+
+    def _not_stored(self, last: EventId, page: FramePage, param: str) -> ApiError:
+        """An event after which others are stored was stored itself."""
+        if page.frames:
+            return StreamForked(last.number, param)
+        return EventNotStored(last.number, self._end - 1, param)
+
+    def read(self, first: int, last: bytes | None = None) -> FramePage:
+        """A page of the committed frames from that sequence number on, for a client that has `last`.
+
+        Without frames and ended, if the response was deleted. Raises StreamForked if the event before them is
+        another one than the client has.
+        """
         if self._stream is None:
-            return self.find(first) or FramePage([], ended=True)
-        return self._page_of(self._stream, first)
+            page = self.find(first)
+            if page is None:
+                return FramePage([], ended=True)
+        else:
+            page = self._page_of(self._stream, first)
+        if last is not None and (page.before is None or not same_event(page.before, last)):
+            log.warning("the log of %s has forked before event %d", ids.response_id(self.response), first)
+            raise StreamForked(first - 1)
+        return page
 
     def _find(self, connection: Connection, first: int) -> FramePage | None:
         stored = responses.get(connection, self.tenant, self.response)
@@ -162,53 +199,70 @@ class StreamReader:
             return None
         self.background = stored.background
         if stored.status in TERMINAL_STATUSES:
-            self._stream = self._cached_stream(connection)
+            self._stream = self._cached_stream(connection, stored.finished_at)
+            self._end = self._stream.end
             return self._page_of(self._stream, first)
-        logged = log_read.read(connection, self.tenant, self.response, first, PAGE_EVENTS)
-        page = self._page(logged, lambda: log_read.read(connection, self.tenant, self.response, 0))
-        return FramePage(page, ended=False)
+        read = partial(log_read.read_logged, connection, self.tenant, self.response)
+        page = self._page(read(max(0, first - 1), PAGE_EVENTS + 1), partial(read, 0), first, None)
+        if first > 0 and page.before is None:
+            self._end = log_append.next_seq(connection, self.tenant, self.response)
+        return page
 
-    def _cached_stream(self, connection: Connection) -> CachedStream:
-        stream = _streams.get((self.tenant, self.response))
+    def _cached_stream(self, connection: Connection, finished_at: datetime | None) -> CachedStream:
+        key = self.tenant, self.response, finished_at
+        stream = _streams.get(key)
         if stream is None:
-            stream = CachedStream(log_read.read_compacted(connection, self.tenant, self.response))
-            _streams[self.tenant, self.response] = stream
+            stream = CachedStream(log_read.read_ended(connection, self.tenant, self.response))
+            _streams[key] = stream
         return stream
 
     def _page_of(self, stream: CachedStream, first: int) -> FramePage:
-        page = self._page(stream.read(first), lambda: stream.read(0))
-        return FramePage(page, ended=first + len(page) >= stream.end)
+        return self._page(stream.read(max(0, first - 1)), lambda: stream.read(0), first, stream.end)
 
-    def _page(self, stored: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> list[bytes]:
+    def _page(
+        self,
+        stored: Iterable[LoggedEvent],
+        from_start: Callable[[], Iterable[LoggedEvent]],
+        first: int,
+        end: int | None,
+    ) -> FramePage:
+        """The page from `first` on. `stored` may begin with the event before. A running one has no `end`."""
         page: list[bytes] = []
-        size = 0
-        for event in islice(completed_events(stored, from_start), PAGE_EVENTS):
-            page.append(frame(self.response, event))
-            size += len(page[-1])
-            if size >= PAGE_BYTES:
+        before, size, next_seq = None, 0, first
+        for event, attempt in completed_events(stored, from_start):
+            encoded = frame(self.response, event, attempt)
+            if event.sequence_number < first:
+                before = encoded
+                continue
+            page.append(encoded)
+            next_seq = event.sequence_number + 1
+            size += len(encoded)
+            if size >= PAGE_BYTES or len(page) >= PAGE_EVENTS:
                 break
-        return page
+        ended = end is not None and next_seq >= end
+        return FramePage(page, ended, before, next_seq - first - len(page))
 
 
 def read_update(connection: Connection, update: log_read.SubscriptionUpdate) -> Published:
     """The frames that the readers of a response lack, and if it has ended the final response.
 
-    At most the last TAIL_FRAMES: a reader that lacks more reads the store.
+    With the frame before them, by which its channel notices a fork. At most the last TAIL_FRAMES: a reader
+    that lacks more reads the store.
     """
     tenant, response = update.subscription.tenant, update.subscription.response_id
     position = update.subscription.next_seq or 0
     logged, final = update.events, None
     if update.state == "ended":
-        logged = log_read.read(connection, tenant, response, position)
+        logged = log_read.read_logged(connection, tenant, response, max(0, position - 1))
         final = read_response(connection, tenant, response)
         if final is None:
             return Published(response, position, (), None, gone=True)
     tail = logged[-TAIL_FRAMES:]
-    end = update.end if update.state == "running" else position
-    first = tail[0].sequence_number if tail else end
-    completed = completed_events(tail, lambda: log_read.read(connection, tenant, response, 0))
+    first = tail[0].event.sequence_number if tail else update.end
+    completed = completed_events(tail, lambda: log_read.read_logged(connection, tenant, response, 0))
     encoded = None if final is None else msgspec.json.encode(final)
-    return Published(response, first, frames(response, completed), encoded)
+    made = tuple([frame(response, event, attempt) for event, attempt in completed])
+    return Published(response, first, made, encoded)
 
 
 def list_responses(

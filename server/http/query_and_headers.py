@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from msgspec import Meta
 from starlette.requests import HTTPConnection, Request
@@ -13,11 +13,13 @@ from server.http.openapi import Parameter
 from server.logs.context import CURRENT
 from server.protocol.administration.requests import MAX_UNIX_SECONDS
 from server.protocol.ids import is_request_id
+from server.protocol.responses.event_ids import EventId, parse_event_id
 
 V = TypeVar("V", bound=str)
 
 MAX_PAGE_SIZE = 100
 DEFAULT_PAGE_SIZE = 20
+_STARTING_AFTER, _LAST_EVENT_ID = "starting_after", "Last-Event-ID"
 _METADATA = re.compile(r"metadata\[(?P<key>.*)\]", re.DOTALL)
 
 PAGE = (
@@ -90,22 +92,50 @@ def unix_seconds(request: Request, name: str) -> int | None:
 def whole_number(request: Request, name: str, default: int) -> int:
     """Raises InvalidRequest for what is not a whole number of at least 0."""
     value = request.query_params.get(name)
-    return default if value is None else _number(value, name, "a whole number of at least 0")
+    if value is None:
+        return default
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise InvalidRequest(f"{name} must be a whole number of at least 0.", param=name)
+    return int(value)
 
 
-def last_event_id(request: Request) -> int:
-    """The sequence number of the last event that an EventSource has seen; -1 without one.
+class ResumeAfter(NamedTuple):
+    """The last event that a client has of a stream, None if it has none, and the parameter that names it."""
+
+    event: EventId | None
+    param: str
+
+    @property
+    def position(self) -> int:
+        """The number of the first event to send."""
+        return 0 if self.event is None else self.event.number + 1
+
+    @property
+    def is_event_source(self) -> bool:
+        """The client is an EventSource that connects again, which a 204 stops."""
+        return self.event is not None and self.param == _LAST_EVENT_ID
+
+
+def resume_after(request: Request) -> ResumeAfter:
+    """`starting_after` or Last-Event-ID, whichever is later: an EventSource connects to the same address
+    again, whatever was in it.
 
     Raises InvalidRequest for what was never the id of an event.
     """
-    value = request.headers.get("last-event-id")
-    return _number(value, "Last-Event-ID", "the number of an event") if value else -1
+    asked = _event_id(request.query_params.get(_STARTING_AFTER), _STARTING_AFTER)
+    seen = _event_id(request.headers.get("last-event-id") or None, _LAST_EVENT_ID)
+    if seen is not None and (asked is None or seen.number >= asked.number):
+        return ResumeAfter(seen, _LAST_EVENT_ID)
+    return ResumeAfter(asked, _STARTING_AFTER)
 
 
-def _number(value: str, name: str, expected: str) -> int:
-    if not (value.isascii() and value.isdigit() and len(value) < 10):
-        raise InvalidRequest(f"{name} must be {expected}.", param=name)
-    return int(value)
+def _event_id(value: str | None, name: str) -> EventId | None:
+    if value is None:
+        return None
+    event = parse_event_id(value)
+    if event is None:
+        raise InvalidRequest(f"{name} must be the number or the id of an event.", param=name)
+    return event
 
 
 def metadata(request: Request) -> dict[str, str]:

@@ -52,6 +52,7 @@ from server.protocol.completions.requests import (
 )
 from server.protocol.error_object import ErrorBody
 from server.protocol.responses import response
+from server.protocol.responses.event_ids import EVENT_ID
 from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CountInput, CreateResponse
@@ -124,12 +125,13 @@ ROUTES: list[Operation[Handler]] = [
             Parameter("stream", bool, "Tell its events, and those to come."),
             Parameter(
                 "starting_after",
-                Annotated[int, Meta(ge=0, lt=10**9)],
-                "The sequence number after which the events begin.",
+                Annotated[int, Meta(ge=0, lt=10**9)] | Annotated[str, Meta(pattern=EVENT_ID)],
+                "The sequence number or the `id:` of the event after which the events begin. With an `id:`, "
+                "it is an error (`stream_forked`) if the database has lost that event.",
             ),
             Parameter(
                 "Last-Event-ID",
-                Annotated[int, Meta(ge=0, lt=10**9)],
+                Annotated[int, Meta(ge=0, lt=10**9)] | Annotated[str, Meta(pattern=EVENT_ID)],
                 "The same, as a browser's EventSource sends it; 204 once there is nothing after it.",
                 place="header",
             ),

@@ -403,7 +403,8 @@ class Recorder:
         if not self._hub.has_channel(response):
             return None
         try:
-            encoded = frames(response, update.events)
+            attempt = update.run.facts.attempt if update.run.stored else None
+            encoded = frames(response, update.events, attempt)
             final = msgspec.json.encode(update.run.final) if update.run.final is not None else None
         except Exception:
             log.exception(

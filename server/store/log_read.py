@@ -20,6 +20,13 @@ from server.protocol.responses.events import Event, Kind
 log = logging.getLogger("holdfast.events")
 
 
+class LoggedEvent(NamedTuple):
+    """An event of the log, and the attempt that wrote it; None in streams of codec 1."""
+
+    event: Event
+    attempt: int | None
+
+
 def decode_row(first_seq: int, kind: int, output_index: int, content_index: int, body: bytes) -> list[Event]:
     """The events of one row."""
     if kind == Kind.WHOLE:
@@ -33,10 +40,20 @@ def decode_row(first_seq: int, kind: int, output_index: int, content_index: int,
 
 _HOT = text(
     """
-    select first_seq, kind, output_index, content_index, body from response_events_hot
+    select first_seq, kind, output_index, content_index, attempt, body from response_events_hot
     where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
     """
 )
+_HOT_AS_STREAM = text(
+    """
+    select '[' || string_agg(
+        '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body, attempt) || ']',
+        ',' order by first_seq) || ']'
+    from response_events_hot where tenant = :tenant and response_id = :id
+    """
+)
+NO_ROWS: Final = "[]"
+"""A stream without events."""
 STREAM_BODY: Final = "case s.codec when 3 then holdfast_with_echo(s.body, r.request) else s.body end"
 """SQL of a compacted stream's rows as JSON: of `response_streams s` left joined to its `responses r`."""
 _STREAM = text(
@@ -57,7 +74,14 @@ _TOKENS = text(
 def read(
     connection: Connection, tenant: str, response_id: UUID, first: int, limit: int | None = None
 ) -> list[Event]:
-    """The committed events from sequence number `first` on, at most `limit`.
+    """The committed events from sequence number `first` on, at most `limit`."""
+    return [logged.event for logged in read_logged(connection, tenant, response_id, first, limit)]
+
+
+def read_logged(
+    connection: Connection, tenant: str, response_id: UUID, first: int, limit: int | None = None
+) -> list[LoggedEvent]:
+    """`read` with the attempts that wrote the events.
 
     Hot rows are read before the compacted stream. Compaction moves them in one transaction, so a reader that
     finds no hot rows finds the compacted stream.
@@ -66,22 +90,31 @@ def read(
     rows = connection.execute(_HOT, {**place, "first": first, "limit": limit}).all()
     if rows:
         events = [
-            event
-            for seq, kind, output, content, body in rows
+            LoggedEvent(event, attempt)
+            for seq, kind, output, content, attempt, body in rows
             for event in decode_row(seq, kind, output, content, body.encode())
         ]
     else:
         events = decode_compacted(read_compacted(connection, tenant, response_id), first)
-    return [event for event in events if event.sequence_number >= first][:limit]
+    return [logged for logged in events if logged.event.sequence_number >= first][:limit]
 
 
 def read_compacted(connection: Connection, tenant: str, response_id: UUID) -> str:
     """An ended response's compacted stream, for `decode_compacted`; an empty JSON array without one."""
     packed: str | None = connection.execute(_STREAM, {"tenant": tenant, "id": response_id}).scalar()
-    return packed if packed is not None else "[]"
+    return packed if packed is not None else NO_ROWS
 
 
-def decode_compacted(packed: str, first: int) -> list[Event]:
+def read_ended(connection: Connection, tenant: str, response_id: UUID) -> str:
+    """An ended response's stream as `read_compacted` returns it, also where its log was not compacted."""
+    packed = read_compacted(connection, tenant, response_id)
+    if packed != NO_ROWS:
+        return packed
+    hot: str | None = connection.execute(_HOT_AS_STREAM, {"tenant": tenant, "id": response_id}).scalar()
+    return hot if hot is not None else NO_ROWS
+
+
+def decode_compacted(packed: str, first: int) -> list[LoggedEvent]:
     """The events of a compacted stream from sequence number `first` on."""
     return list(decode_rows(parse_compacted(packed), first))
 
@@ -135,7 +168,7 @@ def parse_compacted(body: str | bytes) -> list[LogRow]:
     return decode_as(body, list[LogRow])
 
 
-def decode_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:
+def decode_rows(rows: Sequence[LogRow], first: int) -> Iterator[LoggedEvent]:
     """The events of a compacted stream's rows from sequence number `first` on, decoded lazily."""
     start = bisect_left(rows, first, key=lambda row: row.first_seq + row.n - 1)
     for row in rows[start:]:
@@ -143,7 +176,7 @@ def decode_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:
             row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body)
         ):
             if event.sequence_number >= first:
-                yield event
+                yield LoggedEvent(event, row.attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +196,9 @@ class SubscriptionUpdate:
     state: Literal["running", "ended", "gone", "unreadable"]
     end: int
     """The sequence number after the last event of a running response."""
-    events: list[Event]
-    """Events of a running response from `next_seq` on; none if that is not known."""
+    events: list[LoggedEvent]
+    """Events of a running response from `next_seq` on, with the one before them, by which a fork is noticed;
+    none if there are none from `next_seq` on or that is not known."""
 
 
 _READ_UPDATES = text(
@@ -173,13 +207,20 @@ _READ_UPDATES = text(
            case when w.next_seq is null then (
                select first_seq + n from response_events_hot e
                where e.tenant = w.tenant and e.response_id = w.id order by first_seq desc limit 1) end,
-           h.first_seq, h.kind, h.output_index, h.content_index, h.body
+           p.first_seq, p.kind, p.output_index, p.content_index, p.attempt, p.body,
+           h.first_seq, h.kind, h.output_index, h.content_index, h.attempt, h.body
     from unnest(:tenants, :ids, :next_seqs) with ordinality as w (tenant, id, next_seq, place)
     left join responses r on r.tenant = w.tenant and r.id = w.id and r.deleted_at is null
     left join lateral (
-        select first_seq, kind, output_index, content_index, body from response_events_hot e
+        select first_seq, kind, output_index, content_index, attempt, body from response_events_hot e
         where e.tenant = w.tenant and e.response_id = w.id and e.first_seq >= w.next_seq
     ) h on true
+    left join lateral (
+        select first_seq, kind, output_index, content_index, attempt, body from response_events_hot e
+        where h.first_seq = w.next_seq
+          and e.tenant = w.tenant and e.response_id = w.id and e.first_seq < w.next_seq
+        order by e.first_seq desc limit 1
+    ) p on true
     where h.first_seq is not null or w.next_seq is null or r.status is null
        or r.status not in ('queued', 'in_progress')
     order by w.place, h.first_seq
@@ -217,19 +258,25 @@ def _update_of(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> Subscr
     if status not in ("queued", "in_progress"):
         return SubscriptionUpdate(watched, "ended", 0, [])
     try:
-        found = [
-            event
-            for _, _, first_seq, kind, output_index, content_index, body in rows
-            if first_seq is not None
-            for event in decode_row(first_seq, kind, output_index, content_index, body.encode())
-        ]
+        found = [logged for row in rows for logged in _decode_hot(row[8:])]
+        if found:
+            found[:0] = _decode_hot(rows[0][2:8])[-1:]
     except ValueError:  # msgspec's errors among them
         fields = response_fields(watched.response_id, watched.tenant)
         log.exception("the events of %s cannot be decoded", fields["response_id"], extra=fields)
         return SubscriptionUpdate(watched, "unreadable", 0, [])
     if found:
-        return SubscriptionUpdate(watched, "running", found[-1].sequence_number + 1, found)
+        return SubscriptionUpdate(watched, "running", found[-1].event.sequence_number + 1, found)
     return SubscriptionUpdate(watched, "running", end or 0, [])
+
+
+def _decode_hot(columns: Sequence[Any]) -> list[LoggedEvent]:
+    """The events of a hot row; none if there is no row."""
+    first_seq, kind, output_index, content_index, attempt, body = columns
+    if first_seq is None:
+        return []
+    events = decode_row(first_seq, kind, output_index, content_index, body.encode())
+    return [LoggedEvent(event, attempt) for event in events]
 
 
 SEGMENT_ROWS = 256
@@ -249,7 +296,7 @@ class CachedStream:
         self.end = last.first_seq + last.n if last else 0
         """The sequence number after the last event."""
 
-    def read(self, first: int) -> Iterator[Event]:
+    def read(self, first: int) -> Iterator[LoggedEvent]:
         """The events from sequence number `first` on, decoded lazily."""
         for piece in self._pieces[max(0, bisect_right(self._starts, first) - 1) :]:
             yield from decode_rows(parse_compacted(piece), first)

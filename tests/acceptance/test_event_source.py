@@ -1,5 +1,7 @@
 """What a browser's EventSource does by itself: it connects again with the last id, until there is nothing."""
 
+import zlib
+
 import httpx
 import pytest
 
@@ -25,14 +27,23 @@ def reconnect(address: str, last: object) -> httpx.Response:
     return httpx.get(address, headers=headers, timeout=60)
 
 
-def test_every_event_has_its_number_as_id(scripted_server: ServerProcess) -> None:
+def test_every_stored_event_has_its_number_the_attempt_and_a_digest_as_id(
+    scripted_server: ServerProcess,
+) -> None:
     _, frames = stored(scripted_server)
-    assert all(frame.raw.startswith(b"id: %d\n" % frame.number) for frame in frames)
+    for frame in frames:
+        assert frame.id == f"{frame.number}-1.{zlib.crc32(frame.data.encode()):08x}"
+
+
+def test_event_that_is_not_stored_has_its_number_as_id(scripted_server: ServerProcess) -> None:
+    with create(scripted_server.url, {**HELLO, "store": False}) as stream:
+        assert all(frame.id == str(frame.number) for frame in stream)
 
 
 def test_stream_goes_on_after_the_last_event_that_was_seen(scripted_server: ServerProcess) -> None:
     address, frames = stored(scripted_server)
     assert reconnect(address, 3).content == join(frames[4:])
+    assert reconnect(address, frames[3].id).content == join(frames[4:])
 
 
 def test_last_event_seen_counts_where_the_address_began_earlier(scripted_server: ServerProcess) -> None:
@@ -43,8 +54,9 @@ def test_last_event_seen_counts_where_the_address_began_earlier(scripted_server:
 
 def test_there_is_nothing_after_the_end(scripted_server: ServerProcess) -> None:
     address, frames = stored(scripted_server)
-    answer = reconnect(address, frames[-1].number)
-    assert (answer.status_code, answer.content) == (204, b"")
+    for last in (frames[-1].number, frames[-1].id):
+        answer = reconnect(address, last)
+        assert (answer.status_code, answer.content) == (204, b"")
     assert answer.headers["x-request-id"].startswith("req_")
 
 
@@ -65,7 +77,9 @@ def test_running_response_is_followed_from_the_last_event(
     assert frames[-1].event == "response.incomplete"
 
 
-@pytest.mark.parametrize("last", ["x", "-1", "1.5", "1" * 10, "٣".encode().decode("latin-1")])
+@pytest.mark.parametrize(
+    "last", ["x", "-1", "1.5", "1" * 10, "1-", "1-1.0", "1-x.0123abcd", "٣".encode().decode("latin-1")]
+)
 def test_id_that_no_event_has_is_refused(scripted_server: ServerProcess, last: str) -> None:
     address, _ = stored(scripted_server)
     answer = httpx.get(address, headers={b"last-event-id": last.encode("latin-1")})

@@ -1,5 +1,6 @@
 """Replays: the same bytes as the first stream, from any point, while it runs and after."""
 
+import itertools
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -74,9 +75,10 @@ def test_replay_after_any_event_is_the_rest_byte_for_byte(demo_server: ServerPro
             assert rest == join(frames[frame.number + 1 :])
 
 
-def test_replay_after_more_than_there_was_is_done_at_once(scripted_server: ServerProcess) -> None:
+def test_replay_after_the_last_event_is_done_at_once(scripted_server: ServerProcess) -> None:
     response_id, raw = first_stream(scripted_server, SHORT)
-    for after in (parse(raw)[-1].number + 1, 1000, 999_999_999):
+    last = parse(raw)[-1]
+    for after in (last.number, last.id):
         with replay(scripted_server.url, response_id, after) as stream:
             assert stream.read() == DONE
 
@@ -117,20 +119,21 @@ def test_client_reads_events_when_it_resumes(paced_server: ServerProcess, connec
 def test_readers_see_the_same_bytes_after_any_event_when_they_join_while_it_runs(
     paced_server: ServerProcess, background: bool
 ) -> None:
-    def follow(response_id: str, after: int | None) -> bytes:
+    def follow(response_id: str, after: int | str | None) -> bytes:
         with replay(paced_server.url, response_id, after) as reader:
             return reader.read()
 
     body = {**LONG, "max_output_tokens": 40, "background": background}
     with create(paced_server.url, body) as stream, ThreadPoolExecutor(50) as pool:
-        response_id = stream.take(1)[0].json["response"]["id"]
-        positions = [None, *range(49)]
-        readers = [(after, pool.submit(follow, response_id, after)) for after in positions]
-        first = stream.read()
-        frames = parse(first)
+        seen = stream.take(1)
+        response_id = seen[0].json["response"]["id"]
+        readers = [(0, pool.submit(follow, response_id, None))]
+        for frame in itertools.chain(seen, stream):
+            after = frame.number if frame.number % 2 else frame.id
+            readers.append((frame.number + 1, pool.submit(follow, response_id, after)))
+        frames = parse(stream.raw)
         assert 20 < len(frames) <= 49
-        for after, reader in readers:
-            start = 0 if after is None else after + 1
+        for start, reader in readers:
             assert reader.result() == join(frames[start:])
 
 

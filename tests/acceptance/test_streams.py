@@ -119,7 +119,7 @@ def test_bytes_are_whole_frames_and_end_with_done(scripted_server: ServerProcess
     with create(scripted_server.url, request_body) as stream:
         raw = stream.read()
     assert raw.endswith(b"\n\n" + DONE)
-    assert raw.startswith(b"id: 0\n")
+    assert raw.startswith((b"id: 0-1.", b"id: 0\n"))
     assert b"\r" not in raw
     assert stream.writes
     assert all(written.endswith(b"\n\n") for written in stream.writes), "an event came in two pieces"

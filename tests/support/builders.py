@@ -47,6 +47,7 @@ from server.store.content import response_insert
 from server.store.content.item_rows import stored_item
 from server.store.content.response_insert import NewResponse
 from server.store.database import Connection, Database, clock
+from server.store.schema.upgrade import newest_revision
 from tests.support.eventually import eventually
 from tests.support.rounds import example_count
 
@@ -223,7 +224,15 @@ def make_message(response: UUID, index: int, text: str) -> Message:
 def register(database: Database, model: str = "model", role: str = "all") -> UUID:
     """A replica that is alive."""
     with database.begin() as connection:
-        return leases.register_replica(connection, host="here", pid=1, version="0", role=role, models=[model])
+        return leases.register_replica(
+            connection,
+            host="here",
+            pid=1,
+            version="0",
+            role=role,
+            models=[model],
+            revision=newest_revision(),
+        )
 
 
 def kill(database: Database, replica: UUID) -> None:

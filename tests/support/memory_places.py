@@ -51,7 +51,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "delete_orphaned_log": memory_store.delete_orphaned_log,
     },
     log_read: {
-        "read": memory_store.read_log,
+        "read_logged": memory_store.read_log,
         "read_compacted": memory_store.read_compacted,
         "read_progress": memory_store.read_progress,
         "read_updates": memory_store.read_updates,

@@ -30,7 +30,7 @@ from server.store.content.responses import (
 )
 from server.store.database_errors import AlreadyThere
 from server.store.log_append import NewLogRow
-from server.store.log_read import LogProgress, Subscription, SubscriptionUpdate
+from server.store.log_read import LoggedEvent, LogProgress, Subscription, SubscriptionUpdate
 from tests.support.memory import Memory, MemoryConnection, MemoryDatabase, Row
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---
@@ -230,7 +230,9 @@ def compact_all(at: Memory, ended: Sequence[ResponseKey]) -> None:
         compact(at, *key)
 
 
-def read_log(at: Memory, tenant: str, response_id: UUID, first: int, limit: int | None = None) -> list[Event]:
+def read_log(
+    at: Memory, tenant: str, response_id: UUID, first: int, limit: int | None = None
+) -> list[LoggedEvent]:
     return log_read.decode_compacted(read_compacted(at, tenant, response_id), first)[:limit]
 
 
@@ -238,7 +240,7 @@ def read_compacted(at: Memory, tenant: str, response_id: UUID) -> str:
     row = at.rows.get(response_id)
     rows = [] if row is None or (row.deleted and row.folded) else row.log
     return msgspec.json.encode(
-        [[*chunk[2:7], moment, msgspec.Raw(chunk.body)] for chunk, moment in rows]
+        [[*chunk[2:7], moment, msgspec.Raw(chunk.body), chunk.attempt] for chunk, moment in rows]
     ).decode()
 
 
@@ -278,7 +280,8 @@ def read_updates(at: Memory, watched: Sequence[Subscription]) -> list[Subscripti
         elif one.next_seq is None:
             found.append(SubscriptionUpdate(one, "running", next_seq(at, one.tenant, one.response_id), []))
         elif new := read_log(at, one.tenant, one.response_id, one.next_seq):
-            found.append(SubscriptionUpdate(one, "running", new[-1].sequence_number + 1, new))
+            before = read_log(at, one.tenant, one.response_id, max(0, one.next_seq - 1))
+            found.append(SubscriptionUpdate(one, "running", new[-1].event.sequence_number + 1, before))
     return found
 
 

@@ -18,12 +18,13 @@ from tests.support.simulation import World
 def check(world: World) -> None:
     """Fails with what does not hold. Numbers, attempts and statuses were checked as they were written."""
     for response, row in world.memory.rows.items():
-        log = [
-            event
+        logged = [
+            (event, chunk.attempt)
             for chunk, _ in row.log
             for event in log_read.decode_row(*chunk[2:3], *_place(chunk), chunk.body)
         ]
-        frames = [frame(response, event) for event in log]
+        log = [event for event, _ in logged]
+        frames = [frame(response, event, attempt) for event, attempt in logged]
         _check_end(world, row, log)
         _check_text(world, response, log)
         for client in world.clients:

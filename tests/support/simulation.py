@@ -167,7 +167,7 @@ class World:
         position = len(client.frames)
         if (begun := reader.find(position)) is not None:
             client.reader, client.replica, client.begun = reader, replica, begun
-            client.channel = subscribe(replica.hub, TENANT, client.response, reader, position, begun)
+            client.channel = subscribe(replica.hub, reader, position, begun)
             client.waker = client.channel.join() if client.channel else None
 
     def is_cut_off(self, client: Client) -> bool:

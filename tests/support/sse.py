@@ -7,6 +7,8 @@ client. A `Stream` may be read to its end or left in the middle, as clients do.
 import http.client
 import itertools
 import json
+import re
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +26,13 @@ PATIENCE_S = 60.0
 class Frame:
     """One event: its bytes with the blank line, its `event:` line and its `data:` line.
 
-    Before them may be an `id:` line, which is then the event's number.
+    Before them may be an `id:` line, which is then the event's number, with a mark if the event is stored.
     """
 
     raw: bytes
     event: str
     data: str
+    id: str | None = None
 
     @property
     def json(self) -> dict[str, Any]:
@@ -79,9 +82,12 @@ def parse_frame(block: bytes) -> Frame:
     event, data = lines
     assert event.startswith("event: "), block
     assert data.startswith("data: "), block
-    frame = Frame(block, event.removeprefix("event: "), data.removeprefix("data: "))
+    name = None if number is None else number.removeprefix("id: ")
+    frame = Frame(block, event.removeprefix("event: "), data.removeprefix("data: "), name)
     assert frame.json["type"] == frame.event
-    assert number in (None, f"id: {frame.number}")
+    assert name is None or re.fullmatch(
+        rf"{frame.number}(-[0-9]+\.{zlib.crc32(data[6:].encode()):08x})?", name
+    )
     return frame
 
 
@@ -188,7 +194,7 @@ def create(url: str, body: Mapping[str, object], *, key: str | None = None) -> S
     return Stream(url, "/v1/responses", {**body, "stream": True}, key=key)
 
 
-def replay(url: str, response_id: str, after: int | None = None, *, key: str | None = None) -> Stream:
-    """A stored response's stream, from the start or after a sequence number."""
+def replay(url: str, response_id: str, after: int | str | None = None, *, key: str | None = None) -> Stream:
+    """A stored response's stream, from the start or after the event of that number or id."""
     suffix = "" if after is None else f"&starting_after={after}"
     return Stream(url, f"/v1/responses/{response_id}?stream=true{suffix}", key=key)

@@ -11,9 +11,10 @@ from server.console.contents.timeline import timeline
 from server.console.pages.response import find_facts, not_found
 from server.delivery.stored_responses import StreamReader
 from server.errors import InvalidRequest
-from server.http.asgi.answers import Answer, EventStream, StreamPosition
+from server.http.asgi.answers import Answer, EventStream
+from server.http.asgi.stream_position import StreamPosition
 from server.http.handlers.responses import subscribe, timing_of
-from server.http.query_and_headers import last_event_id, whole_number
+from server.http.query_and_headers import resume_after, whole_number
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.console import response_detail, response_events
 from server.store.console.response_events import MAX_ROWS, LogPage
@@ -45,18 +46,17 @@ def stream(console: ConsoleRequest) -> Answer:
     """
     services, response = console.services, console.response_id()
     facts = find_facts(console)
-    last_seen = last_event_id(console.request)
-    position = max(whole_number(console.request, "starting_after", -1), last_seen) + 1
+    after = resume_after(console.request)
     reader = StreamReader(services.database, facts["tenant"], response)
-    begun = reader.find(position)
+    begun = reader.resume(*after)
     if begun is None:
         raise not_found(console)
     headers = {**HEADERS, "x-request-id": console.request.state.request_id}
-    if last_seen >= 0 and begun.ended and not begun.frames:
+    if after.is_event_source and begun.ended and not begun.frames:
         return HttpResponse(status_code=204, headers=headers)
-    channel = subscribe(services.hub, facts["tenant"], response, reader, position, begun)
+    channel = subscribe(services.hub, reader, after.position, begun)
     return EventStream(
-        StreamPosition(channel, reader.read, position, begun),
+        StreamPosition(channel, reader.read, after.position, begun),
         timing=timing_of(services),
         headers={name: value for name, value in headers.items() if name != "cache-control"},
         transform=MessageEvents(),
@@ -74,8 +74,8 @@ class MessageEvents:
 
 
 def _without_type(frame: bytes) -> bytes:
-    number, _, rest = frame.partition(b"\nevent: ")
-    return number + b"\n" + rest.partition(b"\n")[2]
+    head, _, rest = frame.partition(b"event: ")  # an error has no id before it
+    return head + rest.partition(b"\n")[2]
 
 
 def _read(console: ConsoleRequest, first: int, limit: int) -> tuple[Mapping[str, Any], LogPage]:

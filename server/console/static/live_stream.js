@@ -5,37 +5,62 @@ import { fromStream } from "./event_log.js";
 const RETRY_MS = 1500;
 const DONE = "[DONE]";
 
+// Whether the server refuses to go on after that event, which it does not have any more.
+export async function isForked(address, lastId) {
+  const abort = new AbortController();
+  try {
+    const headers = lastId ? { "last-event-id": lastId } : {};
+    return (await fetch(address, { headers, redirect: "error", signal: abort.signal })).status === 400;
+  } catch {
+    return false; // the network; the stream is tried again
+  } finally {
+    abort.abort();
+  }
+}
+
 export class LiveStream {
   // `clock` gives the milliseconds since the response was created.
-  constructor(log, clock, { onEvent, onEnd, onBreak }) {
-    Object.assign(this, { log, clock, onEvent, onEnd, onBreak });
+  // `onFork` is called when the database has lost events that are shown; nothing is called after it.
+  constructor(log, clock, { onEvent, onEnd, onBreak, onFork }) {
+    Object.assign(this, { log, clock, onEvent, onEnd, onBreak, onFork });
     this.source = null;
+    this.lastId = null;
     this.connect();
   }
 
   connect() {
     const last = this.log.events.length - 1;
-    const after = last >= 0 ? `?starting_after=${last}` : "";
-    this.source = new EventSource(`${this.log.address}/stream${after}`);
-    this.source.addEventListener("message", (message) => this.take(message.data));
+    const after = last >= 0 ? `?starting_after=${this.lastId ?? last}` : "";
+    this.address = `${this.log.address}/stream${after}`;
+    this.source = new EventSource(this.address);
+    this.source.addEventListener("message", (message) => this.take(message));
     this.source.addEventListener("error", () => this.onError());
   }
 
-  take(data) {
+  take({ data, lastEventId }) {
     if (data === DONE) {
       this.source.close();
       this.onEnd();
       return;
     }
     const payload = JSON.parse(data);
-    if (this.log.append(fromStream(payload, this.clock()))) this.onEvent();
-    else if (payload.sequence_number > this.log.events.length) this.connectAgain(0);
+    if (payload.type === "error") {
+      this.source.close();
+      this.onFork();
+    } else if (this.log.append(fromStream(payload, this.clock()))) {
+      this.lastId = lastEventId;
+      this.onEvent();
+    } else if (payload.sequence_number > this.log.events.length) {
+      this.connectAgain(0);
+    }
   }
 
   // An EventSource that lost its connection tries again by itself; one that was refused does not.
-  onError() {
+  async onError() {
     this.onBreak();
-    if (this.source.readyState === EventSource.CLOSED) this.connectAgain(RETRY_MS);
+    if (this.source.readyState !== EventSource.CLOSED) return;
+    if (await isForked(this.address, this.lastId)) this.onFork();
+    else this.connectAgain(RETRY_MS);
   }
 
   connectAgain(milliseconds) {

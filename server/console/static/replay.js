@@ -203,6 +203,7 @@ async function begin() {
     },
     onEnd,
     onBreak: () => say("The connection was lost; it is tried again."),
+    onFork: () => location.reload(),
   });
 }
 

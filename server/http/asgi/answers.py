@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.crashpoints import die, is_last_pass
-from server.delivery.frames import FramePage
 from server.delivery.hub import Channel
 from server.errors import Overloaded, TooManyRequests
 from server.http.asgi.body_writer import BodyWriter, body_writer
+from server.http.asgi.stream_position import StreamPosition
 from server.http.asgi.thread_pools import RunInThread, store_reader
 from server.http.json_responses import on_error
 from server.store.database_errors import DatabaseError
@@ -105,61 +105,6 @@ async def _waker(channels: Iterable[Channel | None], receive: Receive) -> AsyncI
 async def _receive_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-class StreamPosition:
-    """The position of one reader in one response's events."""
-
-    def __init__(
-        self,
-        channel: Channel | None,
-        read: Callable[[int], FramePage],
-        position: int = 0,
-        first_page: FramePage | None = None,
-    ) -> None:
-        """`channel` is None if the response has ended. `read` gives the stored frames from a sequence number
-        on and is called in a thread. `first_page` are frames that were read from `position` on already.
-        """
-        self.ended = False
-        self.channel = channel
-        self._read = read
-        self._position = position
-        self._first_page = first_page
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the next events are in the store only, not in the channel."""
-        return not self.ended and (self.channel is None or self.channel.after(self._position) is None)
-
-    async def next_frames(self, run: RunInThread) -> Sequence[bytes]:
-        """The frames since the last call; sets `ended` with the last ones. `run` runs reads of the store."""
-        page, self._first_page = self._first_page or await self._read_page(run), None
-        self._position += len(page.frames)
-        self.ended = page.ended
-        return page.frames
-
-    def new_frames(self) -> Sequence[bytes] | None:
-        """The channel's frames since the last call of `next_frames`.
-
-        None if that has to be called: the store has to be read, or the response has ended.
-        """
-        if self.ended:
-            return ()
-        return None if self.channel is None or self.channel.ended else self.channel.after(self._position)
-
-    def advance(self, count: int) -> None:
-        """The next so many frames have been sent."""
-        self._position += count
-
-    async def _read_page(self, run: RunInThread) -> FramePage:
-        if self.channel:
-            frames = self.channel.after(self._position)
-            if frames is not None:
-                return FramePage(frames, self.channel.ended)
-        try:
-            return await run(self._read, self._position)
-        except (DatabaseError, Overloaded, TooManyRequests):
-            return FramePage([], False)  # the stream polls again
 
 
 class FrameTransform(Protocol):
@@ -262,7 +207,7 @@ class EventStream:
             )
             ready = [frame for frames in rewritten for frame in frames]
         for position, frames in zip(self._positions, news, strict=True):
-            position.advance(len(frames))
+            position.advance(frames)
         if block := b"".join(ready):
             if is_last_pass("stream.frame"):
                 writer.write(block[: len(block) // 2 + 1])

@@ -26,7 +26,8 @@ from server.delivery.stored_responses import (
 )
 from server.errors import Conflict, InvalidRequest, NotFound
 from server.http import query_and_headers
-from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition, Timing
+from server.http.asgi.answers import Answer, EventStream, FinalResponse, Timing
+from server.http.asgi.stream_position import StreamPosition
 from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
@@ -88,21 +89,18 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
         if SEALED_REASONING in query_and_headers.include_values(request):
             found = seal_reasoning(found, services.model.seal, caller.tenant)
         return json_response(request, found)
-    last_seen = query_and_headers.last_event_id(request)
-    position = max(query_and_headers.whole_number(request, "starting_after", -1), last_seen) + 1
+    after = query_and_headers.resume_after(request)
     reader = StreamReader(services.database, caller.tenant, response)
-    begun = reader.find(position)
+    begun = reader.resume(*after)
     if begun is None:
         raise response_not_found(request)
-    if last_seen >= 0 and begun.ended and not begun.frames:
+    if after.is_event_source and begun.ended and not begun.frames:
         return HttpResponse(status_code=204, headers={"x-request-id": request.state.request_id})
-    channel = subscribe(services.hub, caller.tenant, response, reader, position, begun)
-    return event_stream(services, request, channel, reader, position, begun)
+    channel = subscribe(services.hub, reader, after.position, begun)
+    return event_stream(services, request, channel, reader, after.position, begun)
 
 
-def subscribe(
-    hub: Hub, tenant: str, response: UUID, reader: StreamReader, position: int, begun: FramePage
-) -> Channel | None:
+def subscribe(hub: Hub, reader: StreamReader, position: int, begun: FramePage) -> Channel | None:
     """The channel of a response of which `begun` has been read from `position` on; None if it has ended.
 
     The store is asked once more, because a commit after the first read was published before the channel
@@ -110,9 +108,9 @@ def subscribe(
     """
     if reader.ended:
         return None
-    channel = hub.watch(tenant, response, ends_unread=not reader.background)
+    channel = hub.watch(reader.tenant, reader.response, ends_unread=not reader.background)
     if begun.frames:
-        end = position + len(begun.frames)
+        end = position + begun.length
         more = reader.read(end)
         if not more.frames and not more.ended:
             hub.begin_at(channel, end)

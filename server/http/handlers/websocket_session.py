@@ -55,9 +55,9 @@ class _FinalFields(msgspec.Struct):
 
 
 class _TerminalEvent(msgspec.Struct):
-    """The last event of a stream."""
+    """The last event of a stream; an `error` has no response."""
 
-    response: _FinalFields
+    response: _FinalFields | None = None
 
 
 class SocketSession:
@@ -136,7 +136,7 @@ class SocketSession:
     def end(self, wanted: PendingResponse, last: bytes) -> None:
         """Retains the items of an unstored response for the next message."""
         ended = decode_as(last, _TerminalEvent).response
-        if ended.status == "failed":
+        if ended is None or ended.status == "failed":
             self._retained.drop_input()
             self._forget(wanted)
         elif not ended.store:

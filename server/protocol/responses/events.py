@@ -7,10 +7,11 @@ stream.
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
+from zlib import crc32
 
 import msgspec
 
@@ -160,6 +161,14 @@ class CustomToolCallInputDone(_ItemEvent, frozen=True, tag="response.custom_tool
     input: str
 
 
+class StreamError(_Event, frozen=True, tag="error"):
+    """The stream cannot go on."""
+
+    code: str
+    message: str
+    param: None = None
+
+
 class CompactionCompacting(_ItemEvent, frozen=True, tag="response.compaction.compacting"): ...
 
 
@@ -301,12 +310,18 @@ def is_terminal(event: Event) -> bool:
     return event.kind is Kind.WHOLE and event_type(event) in TERMINAL
 
 
+@lru_cache(maxsize=4096)
+def _item_id(kind: Kind, response: UUID, index: int) -> str:
+    """The id of the item that a delta belongs to. Cached, because it takes as long to make as the JSON."""
+    return ids.item_id(ITEM_PREFIX[kind], response, "o", index)
+
+
 def render(response: UUID, event: Event) -> bytes:
     """The event's JSON that clients receive."""
     if event.kind is Kind.WHOLE:
         return event.body.encode()
     number, index = event.sequence_number, event.output_index
-    item = ids.item_id(ITEM_PREFIX[event.kind], response, "o", index)
+    item = _item_id(event.kind, response, index)
     if event.kind is Kind.OUTPUT_TEXT_DELTA:  # by far the most
         return _encode(OutputTextDelta(number, item, index, event.content_index, event.body))
     if event.kind in _CALL_DELTAS:
@@ -317,22 +332,32 @@ def render(response: UUID, event: Event) -> bytes:
     return _encode(OutputTextDelta(number, item, index, event.content_index, text, logprobs))
 
 
-def frame(response: UUID, event: Event) -> bytes:
+def frame(response: UUID, event: Event, attempt: int | None = None) -> bytes:
     """`id:`, `event:` and `data:` lines and the blank line, with LF.
 
-    The id is the sequence number, which a browser's EventSource sends as Last-Event-ID when it reconnects.
-    It comes first, so that clients that split at `data: ` find nothing after the JSON.
+    A browser's EventSource sends the id as Last-Event-ID when it reconnects. It has a mark (`event_ids`) if
+    `attempt` says which attempt wrote the event to the log. It comes first, so that clients that split at
+    `data: ` find nothing after the JSON.
     """
     kind = _DELTA_TYPE_BYTES.get(event.kind) or event_type(event).encode()
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, render(response, event))
+    data = render(response, event)
+    if attempt is None:
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, data)
+    number = event.sequence_number
+    return b"id: %d-%d.%08x\nevent: %b\ndata: %b\n\n" % (number, attempt, crc32(data), kind, data)
 
 
-def frames(response: UUID, events: Iterable[Event]) -> tuple[bytes, ...]:
+def frames(response: UUID, events: Iterable[Event], attempt: int | None = None) -> tuple[bytes, ...]:
     """`frame` of each event."""
-    return tuple([frame(response, event) for event in events])
+    return tuple([frame(response, event, attempt) for event in events])
+
+
+def error_frame(number: int, code: str, message: str) -> bytes:
+    """An `error` event, which ends a stream and is not stored. It has no id: a browser keeps the last one."""
+    return b"event: error\ndata: %b\n\n" % _encode(StreamError(number, code, message))
 
 
 def split_frame(frame: bytes) -> tuple[bytes, bytes]:
     """The type and the JSON of a frame: the inverse of `frame`."""
-    _, head, data, *_ = frame.split(b"\n", 3)
+    *_, head, data = frame[:-2].rsplit(b"\n", 2)
     return head.removeprefix(b"event: "), data.removeprefix(b"data: ")

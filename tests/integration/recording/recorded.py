@@ -69,8 +69,9 @@ class Bench:
             return log_read.read(connection, tenant, response, 0)
 
     def frames(self, response: UUID, tenant: str = TENANT) -> list[bytes]:
-        stored = self.stored(response, tenant)
-        return [frame(response, event) for event in stored]
+        with self.database.begin() as connection:
+            stored = log_read.read_logged(connection, tenant, response, 0)
+        return [frame(response, event, attempt) for event, attempt in stored]
 
     def counts(self) -> dict[str, int]:
         """How many rows each table has."""

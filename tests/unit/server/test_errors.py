@@ -25,6 +25,8 @@ def leaves(kind: type[ApiError]) -> Iterator[type[ApiError]]:
 EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.InvalidRequest("No."), 400, None),
     (errors.ConversationLocked(), 400, "conversation_locked"),
+    (errors.StreamForked(57), 400, "stream_forked"),
+    (errors.EventNotStored(57, 3, "starting_after"), 400, "event_not_stored"),
     (errors.UnknownModel("x", ["y"]), 404, "model_not_found"),
     (errors.NotAuthenticated("No."), 401, "invalid_api_key"),
     (errors.MissingScope("write"), 403, "insufficient_scope"),

@@ -8,7 +8,7 @@ from server.completions.chunk_stream import ChunkFormat, ChunkStream
 from server.completions.legacy import LegacyFormat
 from server.generation.event_emitter import EventEmitter
 from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, ReasoningDelta, TextDelta
-from server.protocol.responses.events import frame
+from server.protocol.responses.events import error_frame, frame
 from tests.support.builders import CREATED, RESPONSE, make_echo, make_ending
 
 CHAT = ChatFormat(id="chatcmpl-1", created=1, model="m", include_usage=True)
@@ -74,6 +74,18 @@ def test_a_failed_choice_is_told_as_an_error(shape: ChunkFormat) -> None:
     ending = {"status": "failed", "error_code": "server_error", "error_message": "It broke."}
     (*_, last) = chunks(ChunkStream(shape).rewrite(0, frames_of([], **ending)))
     assert last["error"]["message"] == "It broke."
+
+
+@pytest.mark.parametrize("shape", [CHAT, LEGACY])
+def test_error_that_ends_the_stream_is_an_error_object(shape: ChunkFormat) -> None:
+    (chunk,) = ChunkStream(shape).rewrite(0, [error_frame(7, "stream_forked", "Read it again.")])
+    error = json.loads(chunk.removeprefix(b"data: "))["error"]
+    assert error == {
+        "message": "Read it again.",
+        "type": "server_error",
+        "param": None,
+        "code": "stream_forked",
+    }
 
 
 @pytest.mark.parametrize("shape", [CHAT, LEGACY])

@@ -53,7 +53,10 @@ class Store:
         self.frames += frames
         publish(self.hub, self.loop, published)
 
-    def find(self, first: int) -> FramePage:
+    def resume(self, _after: object, _param: str) -> FramePage:
+        return self.read(0, None)
+
+    def read(self, first: int, _last: bytes | None = None) -> FramePage:
         found = self.frames[first:]
         self.reads += 1
         if self.commit_after_read:
@@ -63,7 +66,14 @@ class Store:
 
 def retrieve(store: Store, monkeypatch: pytest.MonkeyPatch) -> Answer:
     """A stream of the response from its beginning, as a GET asks for it."""
-    reader = SimpleNamespace(find=store.find, read=store.find, ended=False, background=True)
+    reader = SimpleNamespace(
+        resume=store.resume,
+        read=store.read,
+        ended=False,
+        background=True,
+        tenant=TENANT,
+        response=store.response,
+    )
     monkeypatch.setattr(responses, "StreamReader", lambda *_: reader)
     config = SimpleNamespace(keep_alive_seconds=1000.0, send_seconds=30.0, event_names="openai")
     services = SimpleNamespace(hub=store.hub, config=config, database=None)
@@ -117,14 +127,14 @@ def test_frames_of_who_claims_a_new_response_at_once_are_not_missed(monkeypatch:
     async def main() -> list[bytes] | None:
         loop = asyncio.get_running_loop()
         hub, response = Hub(loop), uuid4()
-        facts = SimpleNamespace(id=response, tenant=TENANT)
+        facts = SimpleNamespace(id=response, tenant=TENANT, attempt=0)
         claimed = Published(response, 2, (FRAMES[2],), None)
 
         def accept(_new: object) -> list[Any]:
             publish(hub, loop, claimed)  # another thread claims it as soon as it is committed
             return [(SimpleNamespace(facts=facts), ["created", "queued"])]
 
-        monkeypatch.setattr(admit, "frames", lambda _id, _events: tuple(FRAMES[:2]))
+        monkeypatch.setattr(admit, "frames", lambda _id, _events, _attempt: tuple(FRAMES[:2]))
         admission = object.__new__(Admission)
         vars(admission).update(_hub=hub, _accept=accept, _on_queued=lambda: None)
         echo = SimpleNamespace(store=True, background=True)

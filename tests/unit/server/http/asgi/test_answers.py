@@ -12,7 +12,8 @@ from server.delivery import hub as hub_module
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Published
 from server.errors import NotFound
-from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, FinalResponse, StreamPosition, Timing
+from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, FinalResponse, Timing
+from server.http.asgi.stream_position import StreamPosition
 from server.store.database_errors import DatabaseError
 from tests.support.builders import examples
 from tests.unit.server.http.asgi.asgi_messages import Client, inline_to_thread, now, run
@@ -27,7 +28,7 @@ def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncio.to_thread", inline_to_thread)
 
 
-def never(_first: int) -> FramePage:
+def never(_first: int, _last: bytes | None) -> FramePage:
     raise AssertionError("the store was asked for nothing")
 
 
@@ -43,13 +44,13 @@ class Stream:
         self.channel.add(Published(uuid4(), self.channel.next_seq or 0, frames, b"{}" if end else None))
 
     def follow(
-        self, position: int = 0, read: Callable[[int], FramePage] = never
+        self, position: int = 0, read: Callable[[int, bytes | None], FramePage] = never
     ) -> tuple[Client, "asyncio.Task[None]"]:
         return follow(self.channel, position, read)
 
 
 def follow(
-    channel: Channel | None, position: int, read: Callable[[int], FramePage]
+    channel: Channel | None, position: int, read: Callable[[int, bytes | None], FramePage]
 ) -> tuple[Client, "asyncio.Task[None]"]:
     client = Client()
     headers = {"x-request-id": "req_1"}
@@ -126,7 +127,7 @@ def test_a_reader_that_falls_behind_the_tail_goes_on_from_the_store(monkeypatch:
     monkeypatch.setattr(hub_module, "TAIL_FRAMES", 3)
     asked: list[int] = []
 
-    def read(first: int) -> FramePage:
+    def read(first: int, _last: bytes | None) -> FramePage:
         asked.append(first)
         return FramePage(FRAMES[first:8], False)
 
@@ -153,7 +154,7 @@ def test_a_response_that_runs_elsewhere_is_read_from_the_store_and_then_from_its
 ) -> None:
     asked: list[int] = []
 
-    def read(first: int) -> FramePage:
+    def read(first: int, _last: bytes | None) -> FramePage:
         asked.append(first)
         return FramePage(FRAMES[first:5], False)
 
@@ -169,12 +170,13 @@ def test_a_response_that_runs_elsewhere_is_read_from_the_store_and_then_from_its
         return client
 
     assert run(main).body.replace(KEEP_ALIVE_LINE, b"") == b"".join(FRAMES[position:]) + DONE
-    assert asked == ([0, 5] if position == 0 else [2, 5] if position == 2 else [position])
+    # After its silence the channel may go on from other events than the store had.
+    assert asked == ([position, 5, 5] if position < 5 else [position])
 
 
 def test_a_response_that_has_ended_is_replayed_at_once() -> None:
     async def main() -> tuple[Client, float]:
-        client, task = follow(None, 0, lambda first: FramePage(FRAMES[first:], True))
+        client, task = follow(None, 0, lambda first, _last: FramePage(FRAMES[first:], True))
         await task
         return client, now()
 
@@ -199,7 +201,7 @@ def test_a_response_that_is_deleted_ends_its_readers() -> None:
         await asyncio.gather(*tasks)
         return [stream, deferred]
 
-    def there_is_nothing(_first: int) -> FramePage:
+    def there_is_nothing(_first: int, _last: bytes | None) -> FramePage:
         return FramePage([], False)
 
     def refuse() -> Response:
@@ -212,7 +214,7 @@ def test_a_response_that_is_deleted_ends_its_readers() -> None:
 
 def test_a_store_that_does_not_answer_is_asked_again() -> None:
     async def main() -> tuple[Client, float]:
-        def read(first: int) -> FramePage:
+        def read(first: int, _last: bytes | None) -> FramePage:
             if now() < 20:
                 raise DatabaseError("down")
             return FramePage(FRAMES[first:], True)
@@ -230,9 +232,12 @@ def test_a_long_replay_is_sent_in_blocks_of_whole_frames() -> None:
     many = [b"event: e\ndata: %s\n\n" % (b"x" * 1000)] * 500
 
     async def main() -> Client:
-        client, task = follow(None, 0, lambda first: FramePage(many[first : first + 200], first == 400))
+        client, task = follow(None, 0, read)
         await task
         return client
+
+    def read(first: int, _last: bytes | None) -> FramePage:
+        return FramePage(many[first : first + 200], first == 400)
 
     client = run(main)
     assert client.body == b"".join(many) + DONE
@@ -300,7 +305,7 @@ def test_a_client_that_leaves_in_a_long_replay_is_heard() -> None:
     async def main() -> int:
         reads = 0
 
-        def read(_first: int) -> FramePage:
+        def read(_first: int, _last: bytes | None) -> FramePage:
             nonlocal reads
             reads += 1
             if reads == 3:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Published
-from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, StreamPosition, Timing
+from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, Timing
 from server.http.asgi.body_writer import BODY_WRITER
+from server.http.asgi.stream_position import StreamPosition
 from tests.support.builders import examples
 from tests.unit.server.http.asgi.asgi_messages import Client, Writer, run
 
@@ -18,7 +19,7 @@ FRAMES = [b"event: e%d\ndata: {}\n\n" % n for n in range(12)]
 TIMING = Timing(keep_alive=15.0, send=30.0)
 
 
-def never(_first: int) -> FramePage:
+def never(_first: int, _last: bytes | None) -> FramePage:
     raise AssertionError("the store was asked for nothing")
 
 
