@@ -6,9 +6,8 @@ that are to be ended: a fleet without workers can still cancel what is queued, a
 """
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from uuid import UUID
@@ -19,6 +18,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.protocol.ids import response_id
 from server.recording.messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recording.recorder import Recorder
+from server.recovery.claim_counts import ClaimCounts
 from server.recovery.claim_pauses import ClaimPauses
 from server.recovery.rebuild import Rebuilt, rebuild
 from server.recovery.unserved_queue import UnservedQueue
@@ -48,29 +48,6 @@ class _NoRoom(Exception):
 
 class _Unreadable(Exception):
     """What is queued cannot be read at the moment, whichever response it is of."""
-
-
-@dataclass(slots=True)
-class ClaimCounts:
-    """Responses that this replica has claimed. The claimer's thread writes."""
-
-    new: int = 0
-    """That no replica had begun."""
-    after_death: int = 0
-    """That another replica, or an engine, had begun before it died."""
-    handed_over: int = 0
-    """That another replica had begun and released."""
-    given_up: Counter[bool] = field(default_factory=Counter)
-    """That ended as failed because their replica died, by whether they were background responses."""
-
-    def count_start(self, stored: StoredResponse) -> None:
-        """Counts one that goes on here."""
-        if stored.deaths:
-            self.after_death += 1
-        elif stored.attempt > 1:
-            self.handed_over += 1
-        else:
-            self.new += 1
 
 
 class Claimer:

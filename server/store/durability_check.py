@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from server.store.timeout_connection import REQUEST_TIMEOUTS, as_database_error, connect
+from server.store.timeout_connection import REQUEST_TIMEOUTS, as_database_error, connect, synchronous
 
 _PROBE = """
     select current_setting('fsync', true), current_setting('full_page_writes', true),
            current_setting('synchronous_commit', true), current_setting('synchronous_standby_names', true),
            pg_is_in_recovery()
 """
-"""As a request's session has them: of the cluster, the database, the role and the URL."""
+"""As a session of a server has them: of the cluster, the database, the role and the URL."""
 
 
 STANDBY = (
@@ -29,7 +29,7 @@ STANDBY = (
 
 @dataclass(frozen=True, slots=True)
 class DurabilitySettings:
-    """Settings of a request's session; None where Postgres does not know one."""
+    """Settings of a server's session; None where Postgres does not know one."""
 
     fsync: str | None
     full_page_writes: str | None
@@ -43,7 +43,8 @@ class DurabilitySettings:
 def probe(url: str, *, pooled: bool) -> DurabilitySettings:
     """The settings behind a URL. Raises DatabaseError."""
     try:
-        with closing(connect(url, "holdfast", REQUEST_TIMEOUTS, pooled=pooled)) as connection:
+        settings = {**synchronous(url), **REQUEST_TIMEOUTS}
+        with closing(connect(url, "holdfast", settings, pooled=pooled)) as connection:
             row = connection.execute(_PROBE).fetchone()
     except psycopg.Error as error:
         raise as_database_error("probe", error) from error
@@ -73,9 +74,8 @@ def complaints(settings: DurabilitySettings) -> Iterator[str]:
         )
     if settings.synchronous_commit == "off":
         yield (
-            "Sessions have synchronous_commit = off, so a crash of Postgres can lose responses that clients "
-            "have been told of, with strict durability too: set it to on for the cluster, the database "
-            "and the role."
+            "The database URL has synchronous_commit = off, so a crash of Postgres can lose responses that "
+            "clients have been told of: leave it out of the URL."
         )
     if settings.hosts > 1 and not settings.in_recovery and settings.synchronous_standby_names == "":
         yield (

@@ -1,6 +1,4 @@
-"""Tables of replicas, responses, conversations and event logs.
-
-`migrations/` makes them; a test holds the two equal.
+"""Tables of replicas, responses, conversations and event logs, as `migrations/` makes them.
 
 Payloads are `json`, not `jsonb`: jsonb reorders keys and refuses NUL escapes, and a replay must give the
 bytes that were sent. Statuses are text with a CHECK, so that a new one is an ordinary migration. Nothing

@@ -127,7 +127,9 @@ REACH = {
     "server/protocol/decode.py:_decode_failure": HEADER,
     "server/protocol/ids.py:_OUTPUT_ID": TEXT,
     "server/protocol/ids.py:_RESPONSE_ITEM": TEXT,
+    "server/store/timeout_connection.py:_SYNCHRONOUS_COMMIT": OPERATOR,
     "server/store/schema/partitions.py": OPERATOR,  # bounds, as Postgres writes them
+    "server/protocol/responses/event_ids.py:_ID": HEADER,
     "server/protocol/ids.py:_TAGGED_ID": TEXT,
     "server/protocol/responses/prompt_templates.py:_VARIABLE": TEXT,
 }

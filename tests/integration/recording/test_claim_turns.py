@@ -3,7 +3,7 @@
 import pytest
 
 from server.recovery import claimer
-from tests.integration.recording.test_claimer import taking
+from tests.integration.recording.claiming import taking
 from tests.support.eventually import eventually
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.request import ModelInfo
 from server.recovery.claimer import CHANGED, STOPPED
-from tests.integration.recording.test_claimer import MODEL_INFO, Taking, check_end, taking
+from tests.integration.recording.claiming import MODEL_INFO, Taking, check_end, taking
 from tests.support.builders import accept, say
 
 

@@ -1,5 +1,5 @@
+from tests.integration.recording.claiming import taking
 from tests.integration.recording.recorded import finished
-from tests.integration.recording.test_claimer import taking
 from tests.support.builders import say
 
 

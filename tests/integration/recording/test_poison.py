@@ -9,8 +9,8 @@ import pytest
 
 from engine.request import EngineRequest, Finished, Usage
 from server.recovery.claimer import CANNOT_GO_ON
+from tests.integration.recording.claiming import check_end, taking
 from tests.integration.recording.recorded import Bench
-from tests.integration.recording.test_claimer import check_end, taking
 from tests.support.builders import accept
 from tests.support.eventually import eventually
 

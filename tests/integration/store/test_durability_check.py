@@ -1,6 +1,4 @@
-import psycopg
 import pytest
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from server.store.database_errors import DatabaseError
@@ -9,12 +7,8 @@ from server.store.durability_check import complaints, probe
 
 @pytest.mark.parametrize("pooled", [False, True])
 def test_the_settings_are_those_of_a_session_of_that_url(database_url: str, pooled: bool) -> None:
-    name = conninfo_to_dict(database_url)["dbname"]
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(
-            sql.SQL("alter database {} set synchronous_commit = 'local'").format(sql.Identifier(str(name)))
-        )
-    settings = probe(database_url, pooled=pooled)
+    url = make_conninfo(database_url, options="-c synchronous_commit=local")
+    settings = probe(url, pooled=pooled)
     assert (settings.fsync, settings.synchronous_commit, settings.in_recovery) == ("off", "local", False)
     assert len(list(complaints(settings))) == 2
 
