@@ -24,8 +24,7 @@ from server.store.database import Connection, Database
 from server.store.database_errors import (
     DatabaseError,
     TransientError,
-    is_contention,
-    is_statement_timeout,
+    classify_read,
     is_unavailable,
 )
 from server.store.log_read import Subscription, SubscriptionUpdate
@@ -221,17 +220,17 @@ class Follower:
         return bool(updates)
 
     def _publish_alone(self, connection: Connection, watched: Subscription) -> bool:
-        """`_publish_together` of one. If Postgres refuses, its readers are told that there is nothing more;
-        if it took too long, it is tried again with the next read.
+        """`_publish_together` of one. If what is stored cannot be decoded, its readers are told that there is
+        nothing more; if it took too long, it is tried again with the next read.
         """
         try:
             return self._publish_together(connection, [watched])
         except DatabaseError as error:
-            if is_unavailable(error):
+            if is_unavailable(error) or classify_read(error) == "environment":
                 raise
             fields = response_fields(watched.response_id, watched.tenant)
             log.exception("the events of %s cannot be read", fields["response_id"], extra=fields)
-            if not (is_statement_timeout(error) or is_contention(error)):
+            if classify_read(error) == "undecodable":
                 self._hub.publish([_unreadable(watched)])
             return True
 

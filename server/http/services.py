@@ -21,6 +21,7 @@ from server.metrics.exposition import Metrics
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
+from server.recovery.heartbeat import Heartbeat
 from server.store.cluster.notifications import Notifier
 from server.store.database import Database
 from server.store.disk_space import Disk
@@ -43,6 +44,7 @@ class Services:
     notifier: Notifier
     admission: Admission
     claimer: Claimer
+    heartbeat: Heartbeat
     tool_loop: ToolLoop
     metrics: Metrics
     events: Events

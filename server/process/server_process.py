@@ -216,6 +216,7 @@ class ServerProcess:
             notifier=self._notifier,
             admission=self._admission,
             claimer=self._claimer,
+            heartbeat=self._heartbeat,
             tool_loop=self._tool_loop,
             metrics=self._metrics.metrics,
             events=self._events,

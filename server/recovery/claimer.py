@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from uuid import UUID
 
 from engine.request import RequestRefused
@@ -18,12 +19,13 @@ from server.prompting.loaded_model import LoadedModel
 from server.protocol.ids import response_id
 from server.recording.messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recording.recorder import Recorder
+from server.recovery.claim_pauses import ClaimPauses
 from server.recovery.rebuild import Rebuilt, rebuild
 from server.recovery.unserved_queue import UnservedQueue
 from server.store.cluster import claims, leases
-from server.store.content.responses import StoredResponse
+from server.store.content.responses import ResponseKey, StoredResponse
 from server.store.database import Connection, Database
-from server.store.database_errors import DatabaseError, TransientError, is_unavailable
+from server.store.database_errors import DatabaseError, classify_read, first_line, is_unavailable
 from server.supervised_thread import SupervisedThread
 from server.tool_loop import ToolLoop
 
@@ -42,6 +44,10 @@ CANNOT_GO_ON = "The server could not go on with this response."
 
 class _NoRoom(Exception):
     """The engine refuses new requests at the moment."""
+
+
+class _Unreadable(Exception):
+    """What is queued cannot be read at the moment, whichever response it is of."""
 
 
 @dataclass(slots=True)
@@ -104,6 +110,9 @@ class Claimer:
         """The first claim is thorough: responses may have waited for a replica to start."""
         self._is_first = False
         self._polls = 0
+        self._pauses = ClaimPauses()
+        self._postponed: list[StoredResponse] = []
+        """Claimed responses that cannot be read now; the round ends with their release."""
         self.counts = ClaimCounts()
         self.thread = SupervisedThread("claimer", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
@@ -130,12 +139,16 @@ class Claimer:
         """Whether this replica is the one that looks for responses to be ended at every poll."""
         self._is_first = is_first
 
+    def trouble(self) -> str | None:
+        """Why nothing is claimed at the moment, for /health/ready; None if all is well. Any thread."""
+        return self._pauses.trouble
+
     def stop(self) -> None:
         """Claims nothing more; returns when the claimed responses are started. Idempotent."""
         self.thread.stop()
 
     def _turn(self) -> None:
-        if self.thread.wait(POLL_SECONDS):
+        if self.thread.wait(POLL_SECONDS) or self._pauses.is_on(monotonic()):
             return
         self._polls += 1
         queued, self._has_queued = self._has_queued, False
@@ -145,20 +158,32 @@ class Claimer:
                 thorough = ends or self._is_first or self._polls % THOROUGH_POLLS == 0
                 if self.claim_all(ends=thorough) and queued:
                     self._on_left_over()
+            else:
+                self._pauses.succeeded()
             self._unserved_queue.check()
         except DatabaseError as error:
             self._has_queued |= queued
             self._has_ends |= ends
-            log.warning("nothing can be claimed at the moment: %s", type(error).__name__)
+            if is_unavailable(error) or not self._note_failure(error):
+                log.warning("nothing can be claimed at the moment: %s", first_line(error))
 
     def claim_all(self, *, ends: bool = True) -> bool:
         """Claims until nothing is left that this replica can run; returns whether others may find more.
 
-        Raises Fenced or DatabaseError.
+        Raises Fenced or DatabaseError. Ends early, with a pause before the next round, where nothing can be
+        read.
 
         With `ends`, responses that are only to be ended come first. To find them, the whole queue is read,
         so of all replicas one does that every time, and the others from time to time.
         """
+        try:
+            return self._claim_round(ends=ends)
+        except _Unreadable:
+            return True
+        finally:
+            self._release_postponed()
+
+    def _claim_round(self, *, ends: bool) -> bool:
         while ends and (claimed := self._claim(self._claim_to_end)):
             self._handle(claimed, self._end)
         if self._room <= 0:
@@ -198,7 +223,12 @@ class Claimer:
             self._recorder.capacity.discard(stored.id)
 
     def _claim_to_end(self, connection: Connection) -> list[StoredResponse]:
-        return claims.claim_to_end(connection, self._replica, most_deaths=self._max_deaths, limit=MAX_BATCH)
+        return claims.claim_to_end(connection, self._replica, most_deaths=self._max_deaths, limit=self._batch)
+
+    @property
+    def _batch(self) -> int:
+        """The most responses to claim together: one, as long as the last one could not be read."""
+        return 1 if self._pauses.trouble else MAX_BATCH
 
     @property
     def _room(self) -> int:
@@ -208,7 +238,7 @@ class Claimer:
         return self._max_running - self._recorder.load
 
     def _claim_waiting(self, connection: Connection, full: set[str]) -> list[StoredResponse]:
-        if (room := min(self._room, MAX_BATCH)) <= 0:
+        if (room := min(self._room, self._batch)) <= 0:
             return []
         return claims.claim_waiting(
             connection, self._replica, models=self._served.names, full=full, limit=room
@@ -224,32 +254,67 @@ class Claimer:
                 if rebuilt is not None:
                     self._call(rebuilt, act)
                 self.thread.progress()
+        except (_Unreadable, DatabaseError):
+            self._postponed += remaining
+            raise
         except BaseException:
             self._release(remaining)
             raise
 
     def _rebuild(self, claimed: StoredResponse) -> Rebuilt | None:
-        """The rebuilt run; None if that fails, after which nothing is left to do. Raises DatabaseError."""
+        """The rebuilt run; None if that fails, after which nothing is left to do for this response now.
+
+        What is stored of it ends it only if it is undecodable itself. Raises _Unreadable if others cannot be
+        read either, or DatabaseError while the database does not answer.
+        """
         try:
             with self._database.begin() as connection:
-                return rebuild(connection, claimed, self._served)
-        except TransientError as error:
-            if is_unavailable(error):
+                rebuilt = rebuild(connection, claimed, self._served)
+        except Exception as error:
+            if isinstance(error, DatabaseError) and is_unavailable(error):
                 raise
-            log.warning(
-                "%s cannot be read now: %s",
-                response_id(claimed.id),
-                type(error).__name__,
-                extra=claimed.log_fields,
-            )
-            self._release([claimed])  # perhaps a time-out: the next ones need not wait for it
+            self._cannot_read(claimed, error)
             return None
-        except Exception:
-            log.exception("%s cannot be read", response_id(claimed.id), extra=claimed.log_fields)
-        self._end_unreadable(claimed)
-        return None
+        self._pauses.succeeded()
+        return rebuilt
 
-    def _end_unreadable(self, claimed: StoredResponse) -> None:
+    def _cannot_read(self, claimed: StoredResponse, error: Exception) -> None:
+        """Ends or postpones a response that cannot be read. Raises _Unreadable or DatabaseError."""
+        name, failure = response_id(claimed.id), classify_read(error)
+        if failure == "undecodable":
+            log.error("%s cannot be read", name, exc_info=error, extra=claimed.log_fields)
+            self._end_undecodable(claimed)
+        elif failure == "passing":
+            log.warning("%s cannot be read now: %s", name, first_line(error), extra=claimed.log_fields)
+            self._postponed.append(claimed)
+        if self._note_failure(error):
+            raise _Unreadable from error
+
+    def _note_failure(self, error: Exception) -> bool:
+        """Counts that something could not be read; returns whether claiming pauses now."""
+        failure = classify_read(error)
+        # What a decoder says may quote content.
+        reason = type(error).__name__ if failure == "undecodable" else first_line(error)
+        pauses = self._pauses.failed(failure, reason, monotonic())
+        if pauses:
+            log.error("%s; claiming pauses", self._pauses.trouble)
+        return pauses
+
+    def _release_postponed(self) -> None:
+        """Puts responses back that were claimed and cannot be read now. What fails, the heartbeat repeats."""
+        postponed, self._postponed = self._postponed, []
+        if not postponed:
+            return
+        self._release(postponed)
+        keys = [ResponseKey(stored.tenant, stored.id) for stored in postponed]
+        try:
+            with self._database.begin() as connection:
+                leases.fence(connection, self._replica)
+                claims.release(connection, self._replica, keys, skip_locked=True)
+        except DatabaseError as error:
+            log.warning("%d claimed responses are released later: %s", len(keys), first_line(error))
+
+    def _end_undecodable(self, claimed: StoredResponse) -> None:
         name = response_id(claimed.id)
         try:
             if claims.fail_undecodable(self._database, self._replica, claimed):
@@ -257,18 +322,23 @@ class Claimer:
                     "%s ends as failed: what is stored of it cannot be read", name, extra=claimed.log_fields
                 )
         except DatabaseError as error:
-            log.error("%s cannot even be ended: %s", name, type(error).__name__, extra=claimed.log_fields)
+            log.error("%s cannot even be ended: %s", name, first_line(error), extra=claimed.log_fields)
             if is_unavailable(error):
                 raise
         finally:
             self._recorder.capacity.discard(claimed.id)
 
     def _call(self, rebuilt: Rebuilt, act: Callable[[Rebuilt], None]) -> None:
-        """Calls `act`; an unexpected exception ends this response only."""
+        """Calls `act`; an unexpected exception ends this response only, the environment's releases it."""
         try:
             act(rebuilt)
         except _NoRoom:
             raise
+        except (OSError, MemoryError) as error:
+            name = response_id(rebuilt.stored.id)
+            log.warning("%s cannot begin now: %s", name, error, extra=rebuilt.stored.log_fields)
+            release = ReleaseRuns(frozenset({rebuilt.stored.id}))
+            self._recorder.deliver([StartRun(rebuilt.run, starts=False), release])
         except Exception:
             log.exception("%s cannot go on", response_id(rebuilt.stored.id), extra=rebuilt.stored.log_fields)
             end = FailRun(rebuilt.stored.id, SERVER_ERROR, CANNOT_GO_ON)

@@ -59,8 +59,8 @@ class Rebuilt:
 def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel) -> Rebuilt:
     """Reads a claimed response's log, history and request.
 
-    Raises DatabaseError, and any exception if the stored data cannot be decoded even as far as ending the
-    run needs.
+    Raises DatabaseError, OSError or MemoryError for faults of the environment, and any exception if the
+    stored data cannot be decoded even as far as ending the run needs.
     """
     logged = read_log(connection, stored.tenant, stored.id)
     prepared = None
@@ -72,7 +72,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
             rebuilt = _resume(stored, served, resolved, prepared, logged)
             if rebuilt is not None:
                 return rebuilt
-    except DatabaseError:
+    except (DatabaseError, OSError, MemoryError, ImportError):
         raise
     except (ApiError, DecodeFailure) as error:
         log.error("%s cannot be prepared again: %s", response_id(stored.id), error, extra=stored.log_fields)

@@ -25,6 +25,7 @@ from server.store.database_errors import (
     first_line,
     is_contention,
     is_disk_full,
+    is_read_only,
     is_unavailable,
 )
 from server.store.timeout_connection import (
@@ -49,6 +50,9 @@ _RECENT_USE_S = 1.0
 _READING_S = 2.0
 """Seconds for which a reading of the database's clock is used; more often than clocks are set."""
 _USED_AT = "used_at"
+_BEGAN_AT = "began_at"
+_REPLACEMENT_S = 1.0
+"""Seconds between two replacements of all pooled connections while the database takes no writes."""
 _RESERVED_CONNECTIONS = 5
 """Pooled connections for the process' own threads, so that requests cannot delay a heartbeat."""
 
@@ -178,6 +182,9 @@ class Database:
         self._pool_wait = Histogram(POOL_WAIT_BOUNDS)
         self._lost_at = 0.0
         """When a connection was lost: those that were last used before are pinged first."""
+        self._read_only_at = 0.0
+        """When a session took no writes: sessions that began before are replaced before their next use."""
+        event.listen(self._pool_engine, "connect", _note_beginning)
         event.listen(self._pool_engine, "checkin", self._checked_in)
         event.listen(self._pool_engine, "checkout", self._ping_on_checkout)
 
@@ -253,10 +260,20 @@ class Database:
             raise
 
     def _note_failure(self, began: float, error: DatabaseError) -> None:
-        if is_unavailable(error):
+        if is_read_only(error):
+            self._note_read_only(error)
+        elif is_unavailable(error):
             self._outage.report_failure(began, error)
         if is_disk_full(error):
             self._disk_full_at = monotonic()
+
+    def _note_read_only(self, error: DatabaseError) -> None:
+        """After a switchover open sessions may lead to a server that is a standby now: new ones may not."""
+        if (now := monotonic()) - self._read_only_at >= _REPLACEMENT_S:
+            self._read_only_at = now
+            log.warning(
+                "the database takes no writes, so connections are opened again: %s", first_line(error)
+            )
 
     def retry(self, work: Callable[[Connection], T], seconds: float = RETRY_S) -> T:
         """The result of `work` in a transaction, which is retried after transient errors.
@@ -349,13 +366,25 @@ class Database:
         self, connection: TimeoutConnection, record: ConnectionPoolEntry, _proxy: Any
     ) -> None:
         """Pings a connection that was not used recently, or not since another one was lost, or that has
-        unread input. New ones are not pinged.
+        unread input. New ones are not pinged. One that began before writes were refused is replaced.
         """
         now = monotonic()
+        if record.info.get(_BEGAN_AT, now) <= self._read_only_at:
+            raise InvalidatePoolError
         used_at = record.info.get(_USED_AT, now)
         is_recent = now - used_at < _RECENT_USE_S and used_at > self._lost_at
         if not (is_recent and connection.has_no_input()) and not connection.responds():
             raise InvalidatePoolError
+
+
+def _note_beginning(_connection: TimeoutConnection, record: ConnectionPoolEntry) -> None:
+    record.info[_BEGAN_AT] = monotonic()
+
+
+def takes_writes(connection: Connection) -> bool:
+    """Whether a transaction may write: not on a standby, nor where sessions are read-only."""
+    setting = connection.execute(text("select current_setting('transaction_read_only')")).scalar_one()
+    return bool(setting == "off")
 
 
 def clock(connection: Connection) -> datetime:

@@ -1,13 +1,17 @@
-"""Postgres errors by SQLSTATE: unavailable, contention, disk full, time-out; `classify` for commits."""
+"""Postgres errors by SQLSTATE: unavailable, contention, disk full, time-out; `classify` for commits,
+`classify_read` for what is read of one response.
+"""
 
 from typing import Literal
 
 import psycopg
 from sqlalchemy.exc import (
+    DataError,
     DBAPIError,
     IntegrityError,
     InterfaceError,
     InternalError,
+    NoResultFound,
     OperationalError,
     SQLAlchemyError,
 )
@@ -29,11 +33,21 @@ already, an exception of our own code.
 `ownership_lost`: the response is not this replica's.
 `schema_mismatch`: the schema, or a right to it, is not what this release needs, whatever is written."""
 
+ReadFailure = Literal["undecodable", "passing", "environment"]
+"""`undecodable`: the row's own content is at fault, and stays so.
+`passing`: this row cannot be read now, perhaps for its size; others may be.
+`environment`: a right, a column, the session or the server is at fault, whichever row is read."""
+
 _RETRYABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
 _UNAVAILABLE = ("08", "53", "57P", "58", "25006", "25P03")
 """SQLSTATEs, or how they begin: connection exceptions; disk full, out of memory, too many connections; the
 server stops, starts or has crashed; system errors; a standby; a transaction that was silent for too long."""
+_OF_ONE_STATEMENT = ("40", "53100", "53200", "53400", "54", "55", "57014", "25P03", "XX")
+"""SQLSTATEs of reading, or how they begin, that one row may cause: rollbacks, locks and time limits;
+temporary files, memory and limits that one long history exceeds; a damaged page."""
+_DECODING_ERRORS = (DataError, psycopg.DataError, NoResultFound)
+"""Errors without an SQLSTATE that the driver raises for values, and for a row that is missing."""
 
 
 class OwnershipLost(Exception):
@@ -53,9 +67,15 @@ def in_one_line(error: Exception) -> str:
 
 
 def is_unavailable(error: DatabaseError) -> bool:
-    """Whether Postgres did not answer, or is starting up or shutting down."""
+    """Whether Postgres did not answer, is starting up or shutting down, or takes no writes."""
     sqlstate = _sqlstate(error)
-    return isinstance(error, TransientError) and (sqlstate == "" or sqlstate.startswith(("08", "57P")))
+    away = sqlstate == "" or sqlstate.startswith(("08", "57P")) or is_read_only(error)
+    return isinstance(error, TransientError) and away
+
+
+def is_read_only(error: Exception) -> bool:
+    """Whether the session takes no writes: that of a standby, or one around a switchover."""
+    return _sqlstate(error) == "25006"
 
 
 def is_contention(error: DatabaseError) -> bool:
@@ -86,6 +106,18 @@ def classify(error: Exception) -> CommitFailure:
     if passes and not sqlstate.startswith("54"):  # program_limit_exceeded: larger than Postgres can take
         return "timed_out"
     return "rejected"
+
+
+def classify_read(error: Exception) -> ReadFailure:
+    """The kind of an exception of reading and decoding one response's rows."""
+    if isinstance(error, OSError | MemoryError | ImportError):
+        return "passing"
+    if not isinstance(error, SQLAlchemyError | psycopg.Error):
+        return "undecodable"
+    sqlstate = _sqlstate(error)
+    if sqlstate.startswith("22") or (not sqlstate and isinstance(error, _DECODING_ERRORS)):
+        return "undecodable"
+    return "passing" if sqlstate.startswith(_OF_ONE_STATEMENT) else "environment"
 
 
 def _sqlstate(error: Exception) -> str:

@@ -276,11 +276,14 @@ class _TimeLoader(TimestamptzLoader):
 
 
 def with_network_timeouts(url: str) -> str:
-    """The connection string with keepalives and timeouts for TCP."""
+    """The connection string with keepalives and timeouts for TCP; of several hosts, the one that takes writes
+    is used.
+    """
     given = conninfo_to_dict(url)
-    return make_conninfo(
-        url, **{name: value for name, value in _CLIENT_KEEPALIVES.items() if name not in given}
-    )
+    parameters = dict(_CLIENT_KEEPALIVES)
+    if "," in f"{given.get('host', '')}{given.get('hostaddr', '')}":
+        parameters["target_session_attrs"] = "read-write"
+    return make_conninfo(url, **{name: value for name, value in parameters.items() if name not in given})
 
 
 def _json_text(document: str | bytes) -> str:

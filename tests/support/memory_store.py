@@ -69,8 +69,15 @@ def release_orphans(at: Memory) -> dict[UUID, int]:
     left = [row for row in left if row.stored.replica_id not in at.alive]
     found = Counter(row.stored.replica_id for row in left if row.stored.replica_id is not None)
     for row in left:
-        at.change(row, replica_id=None, deaths=row.stored.deaths + 1)
+        at.change(row, replica_id=None, deaths=row.stored.deaths + _counted_death(row))
     return dict(found)
+
+
+def _counted_death(row: Row) -> int:
+    """1 unless the attempt stored tokens, or as a further one anything."""
+    attempt = row.stored.attempt
+    written = [chunk for chunk, _ in row.log if chunk.attempt == attempt]
+    return int(not any(attempt > 1 or chunk.token_ids is not None for chunk in written))
 
 
 def _unfinished(at: Memory) -> list[Row]:
@@ -108,7 +115,7 @@ def release(
         at.lock(place.id)
         row = at.rows[place.id]
         if row.stored.replica_id == me and row.stored.status == "in_progress":
-            at.change(row, replica_id=None, deaths=row.stored.deaths + died)
+            at.change(row, replica_id=None, deaths=row.stored.deaths + (died and _counted_death(row)))
             handed_back += 1
     return handed_back
 

@@ -37,7 +37,10 @@ class CapacitySettings:
         low=1,
     )
     max_deaths: int = setting(
-        3, "crashes of replicas or engines after which a background response fails", low=1
+        3,
+        "crashes of replicas or engines, before a further token was stored, after which a background "
+        "response fails",
+        low=1,
     )
 
 

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from server.http.json_responses import json_response
 from server.http.services import Services
-from server.store.database import clock
+from server.store.database import takes_writes
 from server.store.database_errors import DatabaseError
 from server.version import VERSION
 
@@ -39,7 +39,7 @@ def version(_services: Services, request: Request, _body: bytes) -> Response:
 
 
 def unready_reason(services: Services) -> str | None:
-    """Why new requests cannot be served; None if they can. Pings the database."""
+    """Why new requests cannot be served; None if they can. Asks the database whether it takes writes."""
     if services.stopping.is_set():
         return "shutting down"
     stats = services.model.engine.stats()
@@ -53,7 +53,10 @@ def unready_reason(services: Services) -> str | None:
     if services.database.disk_is_full:
         return "the database's disk is full"
     try:
-        services.database.retry(clock, seconds=0)
+        if not services.database.retry(takes_writes, seconds=0):
+            return "the database takes no writes: its sessions are read-only"
     except DatabaseError:
         return "the database does not answer"
-    return services.recorder.trouble()
+    if (age := services.heartbeat.age) > services.config.lease_seconds:
+        return f"this replica's heartbeat was last written {age:.0f} s ago"
+    return services.recorder.trouble() or services.claimer.trouble()

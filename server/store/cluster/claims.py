@@ -100,15 +100,15 @@ def claim_waiting(
     )
 
 
-_RELEASE = """
+_RELEASE = f"""
     with chosen as materialized (
         select tenant, id from responses
         where replica_id = :me and status = 'in_progress'
           and (tenant, id) in (select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))
-        for update {skip_locked})
-    update responses r set replica_id = null, deaths = deaths + :deaths
+        for update {{skip_locked}})
+    update responses r set replica_id = null, deaths = deaths + :deaths * {leases.COUNTED_DEATH}
     from chosen c where r.tenant = c.tenant and r.id = c.id
-"""
+"""  # noqa: S608 - a constant of ours
 _RELEASE_ALL = text(_RELEASE.format(skip_locked=""))
 _RELEASE_UNLOCKED = text(_RELEASE.format(skip_locked="skip locked"))
 
@@ -123,7 +123,8 @@ def release(
 ) -> int:
     """Puts responses of this replica back into the queue; returns how many. Fenced by the caller.
 
-    `died` counts one more death, of which `claim_to_end` allows a limited number. Responses that this replica
+    `died` counts one more death of each response whose attempt made no progress; `claim_to_end` allows a
+    limited number. Responses that this replica
     no longer owns stay unchanged, and with `skip_locked` locked ones.
     """
     if not keys:

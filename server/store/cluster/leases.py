@@ -148,17 +148,29 @@ _DEAD_OWNERS = text(
     """
 )
 """A loose index scan: it steps from one owner to the next, so its cost grows with owners, not responses."""
+COUNTED_DEATH = """
+    case when (case when r.attempt > 1
+        then r.attempt = (
+            select e.attempt from response_events_hot e
+            where e.tenant = r.tenant and e.response_id = r.id order by e.first_seq desc limit 1)
+        else exists (
+            select from response_events_hot e
+            where e.tenant = r.tenant and e.response_id = r.id and e.token_ids is not null)
+    end) then 0 else 1 end
+"""
+"""1 for a response `r` whose attempt dies without progress, else 0. An attempt that stored tokens, or as a
+further one anything, did not die of this response at once; the next one goes on from there."""
 _RELEASE_ORPHANS = text(
-    """
+    f"""
     with left_over as materialized (
         select tenant, id, replica_id from responses
         where status = 'in_progress' and replica_id = any(:owners)
         for update skip locked)
-    update responses r set replica_id = null, deaths = deaths + 1
+    update responses r set replica_id = null, deaths = deaths + {COUNTED_DEATH}
     from left_over l
     where r.tenant = l.tenant and r.id = l.id and r.status = 'in_progress' and r.replica_id = any(:owners)
     returning l.replica_id
-    """
+    """  # noqa: S608 - a constant of ours
 ).bindparams(bindparam("owners", type_=ARRAY(Uuid)))
 """The owners are parameters, not a subquery: READ COMMITTED checks the newest version of a concurrently
 claimed row against them again, so a living replica's claim is kept."""

@@ -67,6 +67,66 @@ def test_a_damaged_row_that_is_in_the_ledger_already_is_ended_all_the_same(datab
         assert metered == [(bad.id, 7)]
 
 
+BROKEN = {
+    "a column": ("items rename payload to payload_", "items rename payload_ to payload"),
+    "a table": ("items rename to items_", "items_ rename to items"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_column_or_a_table_that_is_missing_ends_nothing(database_url: str, broken: str) -> None:
+    broke, mended = BROKEN[broken]
+    with taking(database_url) as at, psycopg.connect(database_url, autocommit=True) as connection:
+        runs = [accept(at.bench.database, at.bench.replica, background=True) for _ in range(4)]
+        connection.execute(f"alter table {broke}")
+        at.claimer.claim_all()
+        assert "does not exist" in (at.claimer.trouble() or "")
+        assert at.engine.requests == []
+        assert at.bench.recorder.load == 0
+        owned = connection.execute("select count(*) from responses where replica_id is not null").fetchone()
+        assert owned == (0,), "the claim is released at once"
+        connection.execute(f"alter table {mended}")
+        at.claimer.claim_all()
+        assert at.claimer.trouble() is None
+        assert len(at.engine.requests) == len(runs)
+        ends = [Finished(run.engine_request_id, "stop", Usage(3, 0, 0)) for run in runs]
+        at.bench.recorder.deliver(ends)
+        for run in runs:
+            check_end(at.bench, run.facts.id, [], "completed")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(24, "Too many open files")])
+def test_a_process_without_memory_or_files_ends_nothing(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    with taking(database_url) as at:
+        run = accept(at.bench.database, at.bench.replica, background=True)
+
+        def refuse(*_arguments: object) -> None:
+            raise error
+
+        with monkeypatch.context() as broken:
+            broken.setattr("server.recovery.rebuild.prepare", refuse)
+            for _ in range(3):
+                at.claimer.claim_all()
+        assert at.claimer.trouble() is not None
+        at.claimer.claim_all()
+        assert at.claimer.trouble() is None
+        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", Usage(3, 0, 0))])
+        check_end(at.bench, run.facts.id, [], "completed")
+
+
+def test_after_three_undecodable_rows_in_a_row_claiming_pauses(database_url: str) -> None:
+    with taking(database_url) as at, psycopg.connect(database_url, autocommit=True) as connection:
+        bad = [accept(at.bench.database, at.bench.replica, background=True).facts.id for _ in range(5)]
+        connection.execute("update responses set request = '17'")
+        at.claimer.claim_all()
+        assert [status_of(connection, response) for response in bad].count("failed") == 3
+        assert at.claimer.trouble() is not None
+        at.claimer.claim_all()
+        assert [status_of(connection, response) for response in bad].count("failed") == 4
+
+
 def status_of(connection: psycopg.Connection, response: UUID) -> str:
     row = connection.execute("select status from responses where id = %s", (response,)).fetchone()
     assert row is not None

@@ -7,12 +7,15 @@ import msgspec
 import pytest
 
 from server.protocol.ids import new_uuid
+from server.protocol.responses.events import Event, Kind
 from server.recording.recorder import Recorder
-from server.store.cluster import leases
+from server.store import log_append
+from server.store.cluster import claims, leases
+from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database
 from server.store.log_append import append_and_commit
 from server.store.timeout_connection import psycopg_connection
-from tests.support.builders import SpyHub, accept, kill, register
+from tests.support.builders import TENANT, SpyHub, accept, kill, register
 from tests.support.eventually import eventually
 
 
@@ -274,6 +277,36 @@ def test_what_dead_stopped_and_unknown_replicas_left_is_abandoned_and_nothing_el
         assert leases.release_orphans(connection) == {}
     owners = {owner: _owner(database, run) for owner, run in runs.items()}
     assert owners == {dead: (None, 1), stopped: (None, 1), unknown: (None, 1), living: (living, 0)}
+
+
+@pytest.mark.parametrize(
+    ("attempt", "wrote", "written_by", "deaths"),
+    [
+        (1, [], 1, 1),
+        (1, [7], 1, 0),
+        (2, [7], 1, 1),
+        (2, [7], 2, 0),
+        (2, [], 2, 0),
+        (2, None, 0, 1),
+    ],
+    ids=str,
+)
+def test_a_death_counts_where_the_attempt_has_stored_nothing_new(
+    database: Database, attempt: int, wrote: list[int] | None, written_by: int, deaths: int
+) -> None:
+    dead, engine_died = register(database), register(database)
+    left, released = (accept(database, owner).facts.id for owner in (dead, engine_died))
+    with database.begin() as connection:
+        for response in (left, released):
+            connection.exec_driver_sql("update responses set attempt = %s where id = %s", (attempt, response))
+            if wrote is not None:
+                event = Event(100, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")
+                rows = log_append.encode_rows(TENANT, response, written_by, [event], wrote)
+                log_append.append(connection, rows)
+        claims.release(connection, engine_died, [ResponseKey(TENANT, released)], died=True)
+        leases.mark_stopped(connection, dead)
+        leases.release_orphans(connection)
+    assert [_owner(database, response) for response in (left, released)] == [(None, deaths)] * 2
 
 
 def test_looking_for_lost_owners_reads_as_many_rows_as_there_are_owners(database: Database) -> None:

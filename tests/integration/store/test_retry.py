@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import text
 
-from server.store.database import Connection, Database, clock
+from server.store.database import Connection, Database, clock, takes_writes
 from server.store.database_errors import DatabaseError
 from tests.support.eventually import eventually
 
@@ -127,6 +128,28 @@ def test_no_time_is_spent_on_an_outage_that_has_lasted(database: Database) -> No
     with pytest.raises(DatabaseError):
         database.retry(work, seconds=0.5)
     assert work.runs == 1
+
+
+def make_read_only(database: Database, sessions: int) -> None:
+    """What a switchover that keeps sessions leaves in the pool."""
+    with ExitStack() as stack:
+        for connection in [stack.enter_context(database.begin()) for _ in range(sessions)]:
+            connection.exec_driver_sql("set session characteristics as transaction read only")
+
+
+def test_sessions_that_take_no_writes_are_all_replaced(database: Database) -> None:
+    make_read_only(database, 4)
+    assert database.retry(Work("select 1", runs=0)) == 2
+    with ExitStack() as stack:
+        opened = [stack.enter_context(database.begin()) for _ in range(4)]
+        assert all(takes_writes(connection) for connection in opened)
+
+
+def test_a_statement_of_its_own_meets_no_session_twice_that_takes_no_writes(database: Database) -> None:
+    make_read_only(database, 4)
+    insert = "insert into conversations values ($1, gen_random_uuid(), '{}') returning tenant"
+    assert database.scalar(insert, ["t"]) == "t"
+    assert rows(database) == 1
 
 
 def test_requests_leave_connections_for_our_own_threads(database_url: str) -> None:

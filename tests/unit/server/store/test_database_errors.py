@@ -1,11 +1,21 @@
 """What an exception of a commit says: about the database, about one response, or about our own code."""
 
+import msgspec
 import psycopg
 import pytest
 from psycopg import errors
-from sqlalchemy.exc import DataError, IntegrityError, InternalError, OperationalError, ProgrammingError
+from sqlalchemy.exc import (
+    DataError,
+    IntegrityError,
+    InternalError,
+    NoResultFound,
+    NotSupportedError,
+    OperationalError,
+    ProgrammingError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from server.store.database_errors import CommitFailure, OwnershipLost, classify
+from server.store.database_errors import CommitFailure, OwnershipLost, ReadFailure, classify, classify_read
 
 
 def of(kind: type[psycopg.Error]) -> OperationalError:
@@ -40,3 +50,37 @@ def of(kind: type[psycopg.Error]) -> OperationalError:
 )
 def test_a_failure_is_told_by_its_sqlstate(error: Exception, trouble: CommitFailure) -> None:
     assert classify(error) == trouble
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (ValueError("no such role"), "undecodable"),
+        (msgspec.DecodeError("truncated"), "undecodable"),
+        (KeyError("type"), "undecodable"),
+        (DataError("", None, errors.InvalidTextRepresentation("Why.")), "undecodable"),
+        (DataError("", None, psycopg.DataError("a time that never was")), "undecodable"),
+        (NoResultFound(), "undecodable"),
+        (ProgrammingError("", None, errors.InsufficientPrivilege("Why.")), "environment"),
+        (ProgrammingError("", None, errors.UndefinedColumn("Why.")), "environment"),
+        (ProgrammingError("", None, errors.UndefinedTable("Why.")), "environment"),
+        (NotSupportedError("", None, errors.FeatureNotSupported("Why.")), "environment"),
+        (InternalError("", None, errors.ReadOnlySqlTransaction("Why.")), "environment"),
+        (of(errors.AdminShutdown), "environment"),
+        (of(errors.TooManyConnections), "environment"),
+        (OperationalError("", None, psycopg.OperationalError("the connection is lost")), "environment"),
+        (psycopg.OperationalError("the connection is lost"), "environment"),
+        (PoolTimeout(), "environment"),
+        (of(errors.QueryCanceled), "passing"),
+        (of(errors.LockNotAvailable), "passing"),
+        (of(errors.SerializationFailure), "passing"),
+        (of(errors.DiskFull), "passing"),
+        (InternalError("", None, errors.InternalError_("invalid page in block 1")), "passing"),
+        (MemoryError(), "passing"),
+        (OSError(24, "Too many open files"), "passing"),
+    ],
+)
+def test_only_what_is_stored_of_a_response_is_a_reason_to_end_it(
+    error: Exception, failure: ReadFailure
+) -> None:
+    assert classify_read(error) == failure

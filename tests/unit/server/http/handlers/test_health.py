@@ -10,13 +10,16 @@ from server.supervised_thread import SupervisedThread
 from tests.support.eventually import eventually
 
 
-def services(*threads: SupervisedThread) -> Any:
+def services(*threads: SupervisedThread, takes_writes: bool = True, age: float = 0.0) -> Any:
     return SimpleNamespace(
         stopping=SimpleNamespace(is_set=lambda: False),
         model=SimpleNamespace(engine=SimpleNamespace(stats=lambda: SimpleNamespace(alive=True))),
         disk=SimpleNamespace(shortage=lambda: None),
-        database=SimpleNamespace(retry=lambda *_, **__: None, disk_is_full=False),
+        database=SimpleNamespace(retry=lambda *_, **__: takes_writes, disk_is_full=False),
         recorder=SimpleNamespace(trouble=lambda: None),
+        claimer=SimpleNamespace(trouble=lambda: None),
+        heartbeat=SimpleNamespace(age=age),
+        config=SimpleNamespace(lease_seconds=10.0),
         threads=threads,
     )
 
@@ -51,3 +54,13 @@ def test_a_thread_whose_turn_does_not_end_is_named() -> None:
     now[0] = 61.0
     assert health.unready_reason(services(thread)) == "the keeper thread has been at one turn for 61 s"
     thread.stop()
+
+
+def test_a_server_whose_database_takes_no_writes_is_not_ready() -> None:
+    reason = health.unready_reason(services(takes_writes=False))
+    assert reason == "the database takes no writes: its sessions are read-only"
+
+
+def test_a_server_that_wrote_no_heartbeat_for_a_lease_is_not_ready() -> None:
+    assert health.unready_reason(services(age=9.0)) is None
+    assert health.unready_reason(services(age=10.4)) == "this replica's heartbeat was last written 10 s ago"
