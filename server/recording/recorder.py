@@ -179,6 +179,11 @@ class Recorder:
             return True
         return False
 
+    def remembers(self, response_id: UUID) -> bool:
+        """Whether the response runs here, or its last update is retained. Any thread."""
+        runs = self.produces(response_id) or response_id in self._registry.suspended
+        return runs or self._committer.recent.is_over(response_id)
+
     @property
     def load(self) -> int:
         """The number of responses that this process generates or is about to. Any thread."""
