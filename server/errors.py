@@ -251,6 +251,13 @@ class SchemaBehind(ApiError, status=503, code="schema_behind", retry=True):
         )
 
 
+class DatabaseAwaited(ApiError, status=503, code="overloaded", retry=True):
+    """This server waits for its database; another replica may answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The database does not answer; this server begins to serve by itself when it does.")
+
+
 class ToolServerDown(ApiError, status=503, code="tool_server_unavailable", retry=True):
     """The tool server of a requested OpenAI tool is unavailable."""
 
@@ -301,3 +308,7 @@ class NotReady(Exception):
 
 class ConfigError(Exception):
     """A wrong setting; the message is a sentence for the operator."""
+
+
+class DatabaseAway(ConfigError):
+    """The database takes no connections; it may later."""

@@ -68,6 +68,11 @@ class ToolLoop:
         self._cancelled: set[UUID] = set()
         self._turn_pool = ThreadPoolExecutor(TURN_THREADS, "turns")
         self._closed = False
+        self._holds_background = False
+
+    def hold_background_turns(self) -> None:
+        """Has background responses released where their next turn would begin: another replica begins it."""
+        self._holds_background = True
 
     def register(self, turns: TurnBuilder) -> None:
         """Adds a response before its run starts; `on_committed` removes it at its end."""
@@ -105,7 +110,11 @@ class ToolLoop:
                 self._deliver([ToolCallFinished(response, due.index, failed_result(STOPPED))])
             else:
                 self._begin_call(turns, due)
-        if not tool_work.calls:
+        if tool_work.calls:
+            return
+        if self._holds_background and turns.resolved.request.background:
+            self._deliver([ReleaseRuns(frozenset({response}))])
+        else:
             self._submit(self._begin_turn, turns, tool_work)
 
     def _submit(self, act: Callable[..., None], *arguments: object) -> None:

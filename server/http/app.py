@@ -98,7 +98,7 @@ def _build_worker(services: Services, threads: ThreadPools, connections: int) ->
         ],
     )
     app.router.redirect_slashes = False
-    app.router.default = RefuseAll(WorkerReplica(), context.lingering_close)
+    app.router.default = RefuseAll(WorkerReplica, context.lingering_close)
     return app
 
 

@@ -1,4 +1,6 @@
-"""`build_waiting`: the application of a server that waits for its database's schema: health, and 503 else."""
+"""`build_waiting`: the application of a server that waits for its database: health, and 503 else."""
+
+from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -7,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.configuration.origins import read_cors_origins
-from server.errors import SchemaBehind
+from server.errors import ApiError
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
 from server.http.asgi.endpoint import PublicEndpoint, RefuseAll
 from server.http.asgi.request_body import LingeringClose
@@ -19,15 +21,18 @@ from server.version import VERSION
 READINESS = (("GET", "/health/ready"), ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"))
 
 
-def build_waiting() -> Starlette:
-    """The ASGI application, which authenticates nobody and asks no database."""
-    error = SchemaBehind()
+def build_waiting(reason: Callable[[], ApiError]) -> Starlette:
+    """The ASGI application, which authenticates nobody and asks no database.
+
+    `reason` returns what is waited for, as the answer to every request.
+    """
     lingering = LingeringClose()
 
     def live(request: Request) -> Response:
         return json_response(request, Health("live"))
 
     def ready(request: Request) -> Response:
+        error = reason()
         return json_response(request, Health("unavailable", str(error)), error.status)
 
     def version(request: Request) -> Response:
@@ -43,5 +48,5 @@ def build_waiting() -> Starlette:
         middleware=[Middleware(RequestLog), Middleware(CorsAndSlashes, read_cors_origins(None))],
     )
     app.router.redirect_slashes = False
-    app.router.default = RefuseAll(error, lingering)
+    app.router.default = RefuseAll(reason, lingering)
     return app

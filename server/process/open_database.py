@@ -25,10 +25,6 @@ def data_dir(config: Config) -> Path:
     return config.data_dir or default_data_dir(Path.home(), xdg_data_home())
 
 
-class DatabaseAway(ConfigError):
-    """The database does not answer; it may later."""
-
-
 class OpenDatabase:
     """A running database; closing it stops Postgres if this process started it."""
 
@@ -38,6 +34,7 @@ class OpenDatabase:
         self._embedded: EmbeddedPostgres | None = None
         self._pooled = config.database_pooler == "transaction"
         self._direct_url = config.database_direct_url
+        self._sessions_are_sound = False
         if config.database_url is not None:
             self.url = config.database_url
         elif self._pooled or self._direct_url is not None:
@@ -134,6 +131,16 @@ class OpenDatabase:
         if not self.is_ready():
             raise ConfigError(BEHIND)
 
+    def can_serve(self) -> bool:
+        """`is_ready`, after `check_sessions` has succeeded once.
+
+        Raises DatabaseAway while an external database takes no connections, and ConfigError as both do.
+        """
+        if not self._sessions_are_sound:
+            self.check_sessions()
+            self._sessions_are_sound = True
+        return self.is_ready()
+
     def is_ready(self) -> bool:
         """Whether this release can serve on the schema; migrates an embedded database whose schema is behind.
 
@@ -170,7 +177,7 @@ class OpenDatabase:
         try:
             state = schema_state(self.url)
         except DatabaseError as error:
-            raise DatabaseAway(f"The database does not answer: {in_one_line(error)}.") from error
+            raise session_check.no_answer(self.url, in_one_line(error)) from error
         if state == "unknown":
             raise ConfigError(UNKNOWN)
         return state

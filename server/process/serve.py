@@ -19,7 +19,7 @@ from server.errors import ConfigError
 from server.http.asgi.listener import connection_limit, raise_file_limit
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.asgi.tls import ServerCertificate
-from server.process.await_schema import await_schema
+from server.process.await_database import await_database, find_awaited
 from server.process.key_required import require_key
 from server.process.load_model import model_name, read_adapters
 from server.process.open_database import OpenDatabase
@@ -52,11 +52,11 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         stack.callback(opened.close)
         listener = stack.enter_context(listening_socket(config))
         runner = stack.enter_context(asyncio.Runner())
-        opened.check_sessions()
         connections = connection_limit(config.max_connections, files, config.database_connections)
         waits = (config, opened, listener, runner, certificate, connections)
-        is_waiting = not opened.is_ready()
-        if is_waiting and not await_schema(*waits):
+        awaited = find_awaited(opened)
+        is_waiting = awaited is not None
+        if awaited is not None and not await_database(*waits, awaited):
             return 0
         _warn_of_weak_durability(opened)
         threads = max(config.database_connections, MIN_CONNECTIONS)

@@ -245,6 +245,7 @@ class ServerProcess:
             on_database_gone=opened.restore,
             on_beat_done=self._standby.signal_alive,
             on_database_here=self._admission.key_claims.free,
+            stores=lambda: self._recorder.trouble() is None,
         )
 
     def _make_follower(self, hub: Hub) -> Follower:

@@ -2,8 +2,9 @@
 
 At the signal `/health/ready` says 503 and every answer closes its connection, so that balancers and pools of
 connections turn to other replicas; for `shutdown_delay_seconds` requests are still accepted. Then the server
-drains: it refuses new work, releases background responses to other replicas, waits for running ones and for
-readers of responses that run elsewhere, and ends the rest as failed.
+drains: it refuses new work, releases background responses to other replicas (in the middle of tool calls with
+the results of these), waits for running ones and for readers of responses that run elsewhere, and ends the
+rest as failed.
 """
 
 import asyncio
@@ -12,11 +13,14 @@ from time import monotonic, sleep
 
 from server.http.asgi.listener import Listener
 from server.http.services import Services
+from server.recording.messages import ReleaseRuns
 from server.store.cluster.leases import other_heartbeats
 from server.store.database_errors import DatabaseError
 
 ANSWERS_SECONDS = 0.1
 """Between two looks at whether answers are still being sent."""
+HAND_OVER_SECONDS = 0.1
+"""Between two looks at what can be handed over."""
 FINAL_COMMIT_SECONDS = 5.0
 """For the commits that end what did not end by itself."""
 
@@ -55,22 +59,38 @@ class Shutdown:
     def _drain(self) -> None:
         services, seconds = self._services, self._services.config.drain_seconds
         until = monotonic() + seconds
-        recorder = services.recorder
         services.claimer.stop()
-        background = [run.facts.id for run in recorder.active_runs() if run.facts.echo.background]
-        recorder.release_background_runs()
-        for response in background:
-            services.tool_loop.cancel(response)  # stops the engine; the recorder no longer records this one
+        services.tool_loop.hold_background_turns()
+        self._hand_over(keep_calls=True)
         services.admission.wait_settled(seconds)  # what is being accepted begins to run
-        if not recorder.wait_idle(max(0.0, until - monotonic())):
-            for run in recorder.active_runs():
+        while not services.recorder.wait_idle(min(HAND_OVER_SECONDS, max(0.0, until - monotonic()))):
+            if monotonic() >= until:
+                self._end_rest()
+                break
+            self._hand_over(keep_calls=True)
+        self._wait_for_answers(until)
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _hand_over(self, *, keep_calls: bool) -> None:
+        """Releases background runs, with `keep_calls` only those that are not in the middle of tool calls."""
+        runs = [run for run in self._services.recorder.active_runs() if run.facts.echo.background]
+        released = [run.facts.id for run in runs if not (keep_calls and run.awaiting_tools)]
+        if not released:
+            return
+        self._services.recorder.deliver([ReleaseRuns(frozenset(released))])
+        for response in released:
+            self._services.tool_loop.cancel(response)  # stops the engine; the recorder records it no more
+
+    def _end_rest(self) -> None:
+        recorder = self._services.recorder
+        self._hand_over(keep_calls=False)
+        for run in recorder.active_runs():
+            if not run.facts.echo.background:
                 recorder.fail_run(
                     run.facts.id, "The server was stopped while it was generating this response."
                 )
-            services.model.engine.close(drain=False)
-            recorder.wait_idle(FINAL_COMMIT_SECONDS)
-        self._wait_for_answers(until)
-        self._loop.call_soon_threadsafe(self._ended.set)
+        self._services.model.engine.close(drain=False)
+        recorder.wait_idle(FINAL_COMMIT_SECONDS)
 
     def _wait_for_answers(self, until: float) -> None:
         """Until nobody reads here what other replicas generate; without others nothing more will come."""

@@ -132,6 +132,18 @@ class Committer:
                 isolation.committed() if failure is None else isolation.failed()
         return CommitResult(isolation.done, isolation.suspended, responses)
 
+    def take_lost(self, result: CommitResult) -> list[RunUpdate]:
+        """Updates that write again what the database has lost, of responses without a failed update."""
+        if not result.lost:
+            return []
+        log.error(
+            "the database has lost what was committed of %d responses; it is written again", len(result.lost)
+        )
+        lost = set(result.lost) - {update.run.facts.id for update in result.failed}
+        taken = self.recent.take(lost)
+        running = {response: run for response in lost if (run := self._registry.get(response))}
+        return [taken.get(response) or RunUpdate(running[response]) for response in lost]
+
     def _execute(
         self, transaction: "_Transaction", commit: Callable[[Connection, "_Transaction"], None]
     ) -> Exception | None:

@@ -8,25 +8,20 @@ model formats.
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
 from time import monotonic, thread_time
 from uuid import UUID
 
-import msgspec
-
-from engine.statistics import Distribution
 from server.crashpoints import crashpoint
 from server.delivery.hub import Hub, Published
 from server.generation.run import Run
 from server.limits import UnfinishedResponses
 from server.protocol.ids import response_id
-from server.protocol.responses.events import frames
 from server.recording.commit_pace import NO_PAUSE, CommitPace, Pause
-from server.recording.committer import CommitResult, Committer
+from server.recording.committer import Committer
 from server.recording.end_log import log_end
 from server.recording.inbox import Inbox
 from server.recording.messages import (
@@ -39,11 +34,12 @@ from server.recording.messages import (
     StopRecorder,
     VerifyCommits,
 )
+from server.recording.publication import published
+from server.recording.recorder_stats import RecorderStats
 from server.recording.run_registry import RunRegistry
 from server.recording.side_writer import SideResult, SideWriter
 from server.store.cluster import leases
 from server.store.database import Database
-from server.store.database_errors import CommitFailure
 from server.supervised_thread import Retry, SupervisedThread
 from server.tracing.response_traces import ResponseTraces
 
@@ -55,19 +51,6 @@ each running response, so the memory that waits for an unreachable database stay
 _POLL_SECONDS = 0.1
 _MAX_DRAIN_SECONDS = 60.0
 """For the side writer's retries at shutdown; an outage may be waited for longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecorderStats:
-    """What the recorder has done and has to do."""
-
-    commit_seconds: Distribution
-    commit_failures: Mapping[CommitFailure, int]
-    queued: int
-    """Deliveries in the inbox."""
-    suspended: int
-    """Runs whose last update is written beside the others."""
-    engine_paused: bool
 
 
 class Recorder:
@@ -178,6 +161,11 @@ class Recorder:
             self.deliver([VerifyCommits()])
             return True
         return False
+
+    def remembers(self, response_id: UUID) -> bool:
+        """Whether the response runs here, or its last update is retained. Any thread."""
+        runs = self.produces(response_id) or response_id in self._registry.suspended
+        return runs or self._committer.recent.is_over(response_id)
 
     @property
     def load(self) -> int:
@@ -365,7 +353,7 @@ class Recorder:
         """Applies messages to their runs; returns the committed updates and suspends the others."""
         if any(self._registry.needs_commit(message) for message in messages):
             result = self._committer.commit(messages)
-            self._suspend([*result.failed, *self._lost_updates(result)])
+            self._suspend([*result.failed, *self._committer.take_lost(result)])
             if not result.unapplied:
                 return list(result.committed)
             return self._commit(self._registry.suspended.divert(result.unapplied))
@@ -376,18 +364,6 @@ class Recorder:
             committed = [update for update in committed if update not in failed]
         self._suspend(failed)
         return committed
-
-    def _lost_updates(self, result: CommitResult) -> list[RunUpdate]:
-        """Updates that write again what the database has lost, of responses without a failed update."""
-        if not result.lost:
-            return []
-        log.error(
-            "the database has lost what was committed of %d responses; it is written again", len(result.lost)
-        )
-        lost = set(result.lost) - {update.run.facts.id for update in result.failed}
-        taken = self._committer.recent.take(lost)
-        running = {response: run for response in lost if (run := self._registry.get(response))}
-        return [taken.get(response) or RunUpdate(running[response]) for response in lost]
 
     def _publish(self, updates: Sequence[RunUpdate]) -> None:
         self._on_events([update.run.facts.id for update in updates if update.events and update.run.stored])
@@ -403,9 +379,7 @@ class Recorder:
         if not self._hub.has_channel(response):
             return None
         try:
-            attempt = update.run.facts.attempt if update.run.stored else None
-            encoded = frames(response, update.events, attempt)
-            final = msgspec.json.encode(update.run.final) if update.run.final is not None else None
+            return published(update)
         except Exception:
             log.exception(
                 "events of response %s cannot be encoded",
@@ -415,4 +389,3 @@ class Recorder:
             update.unwritable = True
             self._suspend([update])
             return None
-        return Published(response, update.events[0].sequence_number, encoded, final)

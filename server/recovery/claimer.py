@@ -90,6 +90,8 @@ class Claimer:
         self._pauses = ClaimPauses()
         self._postponed: list[StoredResponse] = []
         """Claimed responses that cannot be read now; the round ends with their release."""
+        self._attempts: dict[UUID, int] = {}
+        """Of the responses that were claimed here and that the recorder still answers for."""
         self.counts = ClaimCounts()
         self.thread = SupervisedThread("claimer", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
@@ -180,7 +182,8 @@ class Claimer:
         try:
             with self._database.begin() as connection:
                 leases.fence(connection, self._replica)
-                claimed = self._without_unsettled(connection, claim(connection))
+                claimed = [stored for stored in claim(connection) if not self._has_run(stored)]
+                claimed = self._without_unsettled(connection, claimed)
                 for stored in claimed:
                     self._recorder.capacity.add(stored.id, stored.tenant)
                 if claimed:
@@ -190,6 +193,7 @@ class Claimer:
             raise
         if claimed:
             crashpoint("claim.committed")
+            self._note_attempts(claimed)
         if taken_over := sum(stored.attempt > 1 for stored in claimed):
             log.warning("took over %d responses that other replicas had begun", taken_over)
         return claimed
@@ -204,6 +208,19 @@ class Claimer:
         keys = [ResponseKey(stored.tenant, stored.id) for stored in unsettled]
         claims.release(connection, self._replica, keys)
         return [stored for stored in claimed if stored not in unsettled]
+
+    def _has_run(self, stored: StoredResponse) -> bool:
+        """Whether a claim of the same attempt was made here before, and lost by the database.
+
+        Its run goes on, or the recorder writes its end again: another run would write the same numbers.
+        """
+        before = self._attempts.get(stored.id, 0)
+        return before >= stored.attempt and self._recorder.answers_for(stored.id)
+
+    def _note_attempts(self, claimed: Sequence[StoredResponse]) -> None:
+        before, remembers = self._attempts, self._recorder.remembers
+        self._attempts = {response: before[response] for response in before if remembers(response)}
+        self._attempts |= {stored.id: stored.attempt for stored in claimed}
 
     def _release(self, claimed: Iterable[StoredResponse]) -> None:
         """This replica owns these responses but does nothing for them; the heartbeat thread releases them."""

@@ -21,6 +21,8 @@ log = logging.getLogger("holdfast.heartbeat")
 
 ORPHAN_BEATS = 5
 """Every so many beats a replica looks for responses of others that are gone, even if an older one should."""
+MOST_LEASES_WITHOUT_STORING = 3
+"""For so many leases a replica renews its lease although nothing that it records is stored."""
 _OBSERVATIONS_PER_LEASE = 4
 """A gap between two observations counts for at most this part of a lease, so that a replica has had several
 turns to beat before it is declared dead."""
@@ -46,6 +48,7 @@ class Heartbeat:
         on_beat_done: Callable[[], None] = lambda: None,
         on_database_here: Callable[[], None] = lambda: None,
         on_first: Callable[[bool], None] = lambda _is_first: None,
+        stores: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`produces` returns whether a response runs here; `cancel` ends one that does.
@@ -55,7 +58,8 @@ class Heartbeat:
         released, `on_other_replicas` with every beat and how many other replicas are alive, `on_first` with
         every beat and whether this is the oldest of them, which does at every beat what one replica can do
         for all, `on_fenced` when this process must end, and `on_beat_done` after every turn, also after a
-        failed one. `on_database_here` ends every beat that did not fail; it may raise DatabaseError.
+        failed one. `on_database_here` ends every beat that did not fail; it may raise DatabaseError. `stores`
+        returns whether what this replica records is stored, or it records nothing.
         """
         self._database = database
         self._replica = replica
@@ -70,6 +74,8 @@ class Heartbeat:
         self._on_beat_done = on_beat_done
         self._on_database_here = on_database_here
         self._on_first = on_first
+        self._stores = stores
+        self._storing = StoringWatch(lease_seconds)
         self._beats = 0
         self._clock = clock
         self._watch = HeartbeatWatch(lease_seconds)
@@ -111,7 +117,17 @@ class Heartbeat:
 
     def beat(self) -> None:
         """One turn. Raises leases.Fenced if this replica was declared dead, or DatabaseError."""
+        stores = self._stores()
+        if not self._storing.may_beat(self._clock(), stores=stores):
+            log.error(
+                "this replica could store nothing for %d leases: others may take its work",
+                MOST_LEASES_WITHOUT_STORING,
+            )
+            self._watch.failed()
+            return
         heartbeats = self._heartbeats()
+        if not stores:  # the others may be in the same trouble, and their silence no death
+            self._watch.failed()
         silent = self._watch.observe(self._clock(), heartbeats)
         if silent:
             with self._database.begin() as connection:
@@ -176,6 +192,27 @@ class Heartbeat:
         if released:
             log.warning("%d responses of this replica are not produced by it; released", released)
         return released
+
+
+class StoringWatch:
+    """Decides whether a replica that stores nothing renews its lease. Pure; seconds of a monotonic clock.
+
+    Without it the responses of such a replica would stand still, although others could go on with them. Where
+    no replica can store anything none of them beats, and none judges the others, so nobody dies of it.
+    """
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._patience = MOST_LEASES_WITHOUT_STORING * lease_seconds
+        self._since: float | None = None
+
+    def may_beat(self, now: float, *, stores: bool) -> bool:
+        """Whether to renew the lease now."""
+        if stores:
+            self._since = None
+            return True
+        if self._since is None:
+            self._since = now
+        return now - self._since < self._patience
 
 
 class HeartbeatWatch:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import psycopg
 
-from server.errors import ConfigError
-from server.store.timeout_connection import REQUEST_TIMEOUTS, connect
+from server.errors import ConfigError, DatabaseAway
+from server.store.timeout_connection import REQUEST_TIMEOUTS, connect, with_network_timeouts
 
 _PROBE = """
     select current_setting('statement_timeout'), pg_backend_pid(), current_database(),
@@ -17,6 +17,8 @@ _PROBE = """
 """
 _REFUSALS = ("unsupported startup parameter", "command-line options")
 """What PgBouncer and Amazon's RDS Proxy say to the settings of a session, or to another startup parameter."""
+_PASSING_REFUSALS = ("too many", "connection slots", "not currently accepting connections")
+"""What Postgres says that accepts connections, and this one not now. A refused login has no SQLSTATE."""
 _STATEMENT_MODE = "statement pooling mode"
 _ADVICE = (
     "set HOLDFAST_DATABASE_POOLER=transaction, and HOLDFAST_DATABASE_DIRECT_URL to the URL of Postgres itself"
@@ -36,21 +38,48 @@ class SessionProbe:
 
 
 def probe(setting: str, url: str, *, pooled: bool) -> SessionProbe:
-    """What is behind the URL of that setting. Raises ConfigError unless its time limits hold."""
+    """What is behind the URL of that setting.
+
+    Raises ConfigError unless its time limits hold, DatabaseAway if it takes no connections at the moment.
+    """
     try:
         with closing(connect(url, "holdfast", REQUEST_TIMEOUTS, pooled=pooled)) as connection:
             row = connection.execute(_PROBE).fetchone()
             backend = connection.info.backend_pid
     except psycopg.Error as error:
         said = str(error).strip()
-        wrong = refusal(setting, said, pooled=pooled)
-        raise ConfigError(wrong or f"The database does not answer: {said.rstrip('.')}") from error
+        if wrong := refusal(setting, said, pooled=pooled):
+            raise ConfigError(wrong) from error
+        raise no_answer(url, said) from error
     assert row is not None
     limit, pid, name, started = row
     found = SessionProbe(limit == REQUEST_TIMEOUTS["statement_timeout"], pid == backend, (name, started))
     if wrong := complaint(setting, found):
         raise ConfigError(wrong)
     return found
+
+
+def no_answer(url: str, message: str) -> ConfigError:
+    """The error for a connection that failed: a DatabaseAway, unless trying again would not help.
+
+    A wrong password or a database that does not exist are answers.
+    """
+    passes = any(said in message for said in _PASSING_REFUSALS)
+    kind = DatabaseAway if passes or not accepts_connections(url) else ConfigError
+    return kind(f"The database does not answer: {' '.join(message.split()).rstrip('.')}.")
+
+
+def accepts_connections(url: str) -> bool:
+    """Whether Postgres accepts connections there. True for a URL that cannot be used: connecting says why.
+
+    Postgres is asked as `pg_isready` does: without a login.
+    """
+    try:
+        given = with_network_timeouts(url)
+    except psycopg.Error:
+        return True
+    answer = psycopg.pq.PGconn.ping(given.encode())
+    return answer not in (psycopg.pq.Ping.REJECT, psycopg.pq.Ping.NO_RESPONSE)
 
 
 def refusal(setting: str, message: str, *, pooled: bool) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.server_process import (
     MODEL,
@@ -35,7 +36,6 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"grace_seconds": "soon"}, "HOLDFAST_GRACE_SECONDS must be a number, not 'soon'."),
     ({"token_budget": 8, "max_running": 9}, "token-budget must be at least max-running"),
     ({"model": "/nowhere"}, "/nowhere is not a model folder: it has no config.json."),
-    ({}, "The database does not answer"),
 ]
 
 
@@ -46,6 +46,25 @@ def test_server_refuses_to_start_with_a_sentence(settings: dict[str, object], se
     assert sentence in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "correct-horse" not in ended.stderr + ended.stdout
+
+
+@pytest.mark.parametrize("wrong", [{"password": "correct-horse", "user": "nobody"}, {"dbname": "nothing"}])
+def test_server_refuses_to_start_where_the_database_refuses_it(
+    database_url: str, wrong: dict[str, str]
+) -> None:
+    ended = run_command("serve", database_url=_with(database_url, **wrong), engine="scripted", port=0)
+    assert ended.returncode == 1
+    assert "The database does not answer" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "correct-horse" not in ended.stderr
+
+
+def _with(database_url: str, *, user: str = "postgres", password: str = "", dbname: str = "") -> str:
+    """The same URL with another user or database."""
+    about = conninfo_to_dict(database_url)
+    login = f"{user}:{password}" if password else user
+    host, port = about["host"], about.get("port", 5432)
+    return f"postgresql://{login}@/{dbname or about['dbname']}?host={host}&port={port}"
 
 
 def test_database_url_of_another_kind_is_refused_with_a_sentence() -> None:

@@ -5,9 +5,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.acceptance.error_object import check_error
-from tests.fix_server import PACED, StartServer
+from tests.fix_proxy import Proxy
+from tests.fix_server import PACED, SCRIPTED, StartServer
 from tests.support.eventually import eventually
-from tests.support.server_process import MODEL
+from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import create, parse, replay
 
 HELLO = {"model": MODEL, "input": "Hello"}
@@ -32,6 +33,32 @@ def test_stream_goes_on_when_its_database_connections_are_cut(
     assert frames[-1].json["response"]["usage"]["output_tokens"] == 200
     with replay(server.url, response_id) as again:
         assert parse(again.read()) == frames
+
+
+def test_a_server_that_starts_while_its_database_is_away_waits_live_but_not_ready(
+    proxy: Proxy,
+) -> None:
+    server = ServerProcess(proxy.url, settings=SCRIPTED)
+
+    def status() -> int:
+        try:
+            return httpx.get(f"{server.url}/health/ready", timeout=60).status_code
+        except httpx.TransportError:
+            return 0
+
+    try:
+        with proxy.down():
+            server.launch()
+            eventually(lambda: status() == 503, within=60)
+            assert httpx.get(f"{server.url}/health/live").status_code == 200
+            refused = httpx.post(f"{server.api}/responses", json=HELLO)
+            check_error(refused, 503, "server_error")
+            assert refused.json()["error"]["code"] == "overloaded"
+            eventually(lambda: server.said().count("this server begins to serve by itself when it does") == 1)
+        server.await_ready()
+        assert httpx.post(f"{server.api}/responses", json=HELLO, timeout=60).status_code == 200
+    finally:
+        server.stop()
 
 
 def test_requests_are_told_to_try_again_while_database_takes_no_connections(

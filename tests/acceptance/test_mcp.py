@@ -375,18 +375,30 @@ def test_background_response_killed_during_its_call_is_finished_after_a_restart(
 
 
 @pytest.mark.faults
-def test_server_that_is_asked_to_end_during_a_call_hands_the_response_over(
-    server: ServerProcess, mcp: Mcp
+@pytest.mark.parametrize("ends_in_time", [True, False])
+def test_server_that_is_asked_to_end_during_a_call_hands_the_response_over_with_its_result(
+    start_server: StartServer, mcp: Mcp, ends_in_time: bool
 ) -> None:
+    server = start_server(
+        engine="model", tool_server=f"city={mcp.url}", drain_seconds=20 if ends_in_time else 1
+    )
     asked = httpx.post(f"{server.api}/responses", json=ask(TIME, background=True), timeout=60).json()
     eventually(lambda: len(mcp.calls) == 1, within=60)
     server.ask_to_end()
+    if ends_in_time:
+        eventually(lambda: not is_ready(server), within=60)
+        mcp.does("go")
     assert server.wait() == 0
     mcp.does("go")
     server.start()
     address = f"{server.api}/responses/{asked['id']}"
     eventually(lambda: httpx.get(address).json()["status"] == "completed", within=60)
-    assert len(mcp.calls) == 2
+    assert len(mcp.calls) == (1 if ends_in_time else 2)
+    assert call_of(httpx.get(address).json())["output"] == "It is noon."
+
+
+def is_ready(server: ServerProcess) -> bool:
+    return httpx.get(f"{server.url}/health/ready", timeout=60).status_code == 200
 
 
 def test_response_is_cancelled_during_its_call(server: ServerProcess, mcp: Mcp) -> None:

@@ -1,4 +1,5 @@
-"""F21: simulated worlds: replicas that die, freeze and hand over, commits that fail, readers that wander.
+"""F21: simulated worlds: replicas that die, freeze and hand over, readers that wander, commits that fail or
+are lost, sessions and rights that go wrong.
 
 A failure names its seed, which `simulated()` runs again, the same. Seeds that failed once are kept in
 `seeds.txt`.
@@ -55,6 +56,9 @@ def test_nothing_is_lost_doubled_or_told_too_early_whatever_happens_when(
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         world = run_and_check(run, seed)
         tally["F21", "tokens told"] += sum(ending.output_tokens for ending in world.memory.metered.values())
+        tally["F21", "lost rows that were committed again"] += world.memory.journal.made_again
+        for fault, times in world.faults.counts.items():
+            tally["F21", fault] += times
     tally["F21", "worlds simulated"] += BLOCK
 
 

@@ -20,7 +20,7 @@ from server.store.content import (
     stored_items,
 )
 from server.store.webhooks import outbox
-from tests.support import memory_images, memory_store
+from tests.support import memory_images, memory_log, memory_store
 
 PLACES: dict[ModuleType, dict[str, Any]] = {
     leases: {
@@ -40,21 +40,22 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "cancel_requested": memory_store.cancel_requested,
         "count_waiting": memory_store.count_waiting,
         "request_cancel": memory_store.request_cancel,
+        "fail_undecodable": memory_store.fail_undecodable,
     },
     log_append: {
-        "append": memory_store.append,
-        "compact": memory_store.compact,
-        "compact_all": memory_store.compact_all,
-        "compact_unless_gap": memory_store.compact_unless_gap,
-        "next_seq": memory_store.next_seq,
-        "is_logged": memory_store.is_logged,
-        "delete_orphaned_log": memory_store.delete_orphaned_log,
+        "append": memory_log.append,
+        "compact": memory_log.compact,
+        "compact_all": memory_log.compact_all,
+        "compact_unless_gap": memory_log.compact_unless_gap,
+        "next_seq": memory_log.next_seq,
+        "is_logged": memory_log.is_logged,
+        "delete_orphaned_log": memory_log.delete_orphaned_log,
     },
     log_read: {
-        "read_logged": memory_store.read_log,
-        "read_compacted": memory_store.read_compacted,
-        "read_progress": memory_store.read_progress,
-        "read_updates": memory_store.read_updates,
+        "read_logged": memory_log.read_log,
+        "read_compacted": memory_log.read_compacted,
+        "read_progress": memory_log.read_progress,
+        "read_updates": memory_log.read_updates,
     },
     response_insert: {"insert": memory_store.insert, "insert_and_commit": memory_store.insert_and_commit},
     responses: {
@@ -81,14 +82,18 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "free": memory_store.free,
     },
     committer: {
-        "is_responsive": lambda _at: True,
-        "append_and_commit": memory_store.append_and_commit,
+        "is_responsive": lambda at: not at.is_cut,
+        "append_and_commit": memory_log.append_and_commit,
         "set_timeouts": memory_store.set_timeouts,
-        "commit_synchronously": lambda _at: None,
+        "commit_synchronously": memory_store.commit_synchronously,
     },
-    commit_probe: {"fence": memory_store.fence_with_probes, "lost": memory_store.lost},
-    side_writer: {"set_timeouts": memory_store.set_timeouts, "commit_synchronously": lambda _at: None},
-    persist: {"commit_synchronously": lambda _at: None},
+    commit_probe: {"fence": memory_log.fence_with_probes, "lost": memory_log.lost},
+    side_writer: {
+        "set_timeouts": memory_store.set_timeouts,
+        "commit_synchronously": memory_store.commit_synchronously,
+        "database_clock": lambda at: at.now,
+    },
+    persist: {"commit_synchronously": memory_store.commit_synchronously},
 }
 
 

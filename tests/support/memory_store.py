@@ -1,23 +1,20 @@
 """What the store's SQL means, over a database in memory.
 
-`memory_places.installed` puts these functions in the place of those that send SQL. Rows of the log are held
-against those before them: numbers without a gap, attempts that never go back, nothing after the end.
+`memory_places.installed` puts these functions in the place of those that send SQL. That of the log is in
+`memory_log`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from server.protocol.responses.events import Event
 from server.protocol.responses.response import TERMINAL_STATUSES, Ending, columns_of
-from server.store import log_append, log_read
+from server.store import log_append
 from server.store.administration.metering import Usage
 from server.store.cluster import leases
-from server.store.commit_probe import Acknowledged, Probe
 from server.store.content.idempotency_keys import FirstUse, KeyUse
 from server.store.content.item_rows import NewItem
 from server.store.content.response_insert import NewResponse
@@ -28,10 +25,9 @@ from server.store.content.responses import (
     ResponseKey,
     StoredResponse,
 )
-from server.store.database_errors import AlreadyThere
-from server.store.log_append import NewLogRow
-from server.store.log_read import LoggedEvent, LogProgress, Subscription, SubscriptionUpdate
+from server.store.database_errors import AlreadyThere, OwnershipLost
 from tests.support.memory import Memory, MemoryConnection, MemoryDatabase, Row
+from tests.support.memory_journal import Change, Commit
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---
 
@@ -39,7 +35,17 @@ from tests.support.memory import Memory, MemoryConnection, MemoryDatabase, Row
 def fence(at: Memory, replica: UUID) -> datetime:
     if replica not in at.alive:
         raise leases.Fenced
+    at.wrote(lambda: None)  # the lock
     return at.now
+
+
+def register_replica(memory: Memory, replica: UUID) -> None:
+    memory.alive[replica] = memory.seconds
+    memory.journal.add(Commit([Change(lambda: memory.alive.pop(replica, None))], waited=True, actor=None))
+
+
+def commit_synchronously(at: MemoryConnection) -> None:
+    at.memory.synchronous = True
 
 
 def write_heartbeat(at: Memory, replica: UUID, reading: Sequence[UUID] = ()) -> None:
@@ -60,7 +66,7 @@ def other_heartbeats(at: Memory, replica: UUID) -> dict[UUID, str]:
 def expire_replicas(at: Memory, silent: Mapping[UUID, str], ttl_seconds: float) -> int:
     for replica in (expired := [one for one, seen in silent.items() if str(at.alive.get(one)) == seen]):
         before = at.alive.pop(replica)
-        at.undo.append(lambda replica=replica, before=before: at.alive.update({replica: before}))  # type: ignore[misc]
+        at.wrote(lambda replica=replica, before=before: at.alive.update({replica: before}))  # type: ignore[misc]
     return len(expired)
 
 
@@ -81,6 +87,7 @@ def _counted_death(row: Row) -> int:
 
 
 def _unfinished(at: Memory) -> list[Row]:
+    at.uses("responses")
     return [row for row in at.rows.values() if row.stored.status not in TERMINAL_STATUSES]
 
 
@@ -112,17 +119,18 @@ def release(
     for place in places:
         if skip_locked and place.id in at.locked:
             continue
+        at.uses("responses")
         at.lock(place.id)
-        row = at.rows[place.id]
-        if row.stored.replica_id == me and row.stored.status == "in_progress":
+        row = at.rows.get(place.id)
+        if row is not None and row.stored.replica_id == me and row.stored.status == "in_progress":
             at.change(row, replica_id=None, deaths=row.stored.deaths + (died and _counted_death(row)))
             handed_back += 1
     return handed_back
 
 
 def claim_again(at: Memory, me: UUID, key: ResponseKey, attempt: int) -> bool:
-    row = at.rows[key.id]
-    if row.stored.status in TERMINAL_STATUSES or row.stored.replica_id is not None:
+    row = at.rows.get(key.id)
+    if row is None or row.stored.status in TERMINAL_STATUSES or row.stored.replica_id is not None:
         return False
     if row.stored.attempt != attempt - 1:
         return False
@@ -156,133 +164,10 @@ def request_cancel(at: Memory, tenant: str, response_id: UUID) -> None:
         at.change(row, cancel_requested_at=row.stored.cancel_requested_at or at.now)
 
 
-def append(at: Memory, chunks: Iterable[NewLogRow]) -> None:
-    for chunk in chunks:
-        row = at.rows[chunk.response_id]
-        end = row.log[-1][0].first_seq + row.log[-1][0].n if row.log else 0
-        assert not row.folded, "an event after the end"
-        assert chunk.first_seq == end, f"event {chunk.first_seq} where {end} comes next"
-        assert not row.log or chunk.attempt >= row.log[-1][0].attempt, "an event of an earlier attempt"
-        row.log.append((chunk, at.now.timestamp()))
-        at.undo.append(lambda row=row: row.log.pop())  # type: ignore[misc]
-
-
-def append_and_commit(
-    at: MemoryConnection,
-    replica: UUID,
-    make: Callable[[datetime], Iterable[NewLogRow] | None],
-    *,
-    probes: Sequence[Probe],
-    synchronous: bool,
-) -> bool:
-    with at.memory.begin():
-        now, match = fence_with_probes(at.memory, replica, probes)
-        rows = make(now) if match else None
-        if rows is not None:
-            append(at.memory, rows)
-        return rows is not None
-
-
-def fence_with_probes(at: Memory, replica: UUID, probes: Sequence[Probe]) -> tuple[datetime, bool]:
-    return fence(at, replica), all(_matches(at, probe) for probe in probes)
-
-
-def _matches(at: Memory, probe: Probe) -> bool:
-    if probe.first_seq is None:
-        return probe.response_id in at.metered
-    row = at.rows.get(probe.response_id)
-    if row is None or row.folded:
-        return False
-    return any(chunk.first_seq == probe.first_seq for chunk, _ in row.log)
-
-
-def lost(at: Memory, replica: UUID, acknowledged: Sequence[Acknowledged]) -> list[UUID]:
-    return [state.response_id for state in acknowledged if _is_lost(at, replica, state)]
-
-
-def _is_lost(at: Memory, replica: UUID, state: Acknowledged) -> bool:
-    if not state.stored:
-        return state.response_id not in at.metered
-    row = at.rows.get(state.response_id)
-    owned = row is not None and (row.stored.replica_id, row.stored.attempt, row.stored.status) == (
-        replica,
-        state.attempt,
-        "in_progress",
-    )
-    if state.is_over or not owned:
-        return owned is state.is_over
-    return state.next_seq > next_seq(at, state.tenant, state.response_id)
-
-
-def compact(at: Memory, tenant: str, response_id: UUID) -> None:
-    row = at.rows[response_id]
-    row.folded = True
-    at.undo.append(lambda: setattr(row, "folded", False))
-
-
-def compact_unless_gap(at: Memory, tenant: str, response_id: UUID) -> None:
-    """`append` lets no gap into a log."""
-    compact(at, tenant, response_id)
-
-
-def compact_all(at: Memory, ended: Sequence[ResponseKey]) -> None:
-    for key in ended:
-        compact(at, *key)
-
-
-def read_log(
-    at: Memory, tenant: str, response_id: UUID, first: int, limit: int | None = None
-) -> list[LoggedEvent]:
-    return log_read.decode_compacted(read_compacted(at, tenant, response_id), first)[:limit]
-
-
-def read_compacted(at: Memory, tenant: str, response_id: UUID) -> str:
-    row = at.rows.get(response_id)
-    rows = [] if row is None or (row.deleted and row.folded) else row.log
-    return msgspec.json.encode(
-        [[*chunk[2:7], moment, msgspec.Raw(chunk.body), chunk.attempt] for chunk, moment in rows]
-    ).decode()
-
-
-def read_progress(at: Memory, tenant: str, response_id: UUID) -> LogProgress:
-    row = at.rows[response_id]
-    if row.folded or not row.log:
-        return LogProgress([], 0, None)
-    given = [(chunk, moment) for chunk, moment in row.log if chunk.token_ids is not None]
-    pieces = [(chunk.first_seq, memoryview(chunk.token_ids or b"").cast("i").tolist()) for chunk, _ in given]
-    first = datetime.fromtimestamp(given[0][1], UTC) if given else None
-    return LogProgress(pieces, row.log[-1][0].first_seq + row.log[-1][0].n, first)
-
-
-def next_seq(at: Memory, tenant: str, response_id: UUID) -> int:
-    return read_progress(at, tenant, response_id).next_seq
-
-
-def is_logged(at: Memory, tenant: str, response_id: UUID, seq: int, attempt: int) -> bool:
-    row = at.rows.get(response_id)
-    written = [] if row is None or row.folded else row.log
-    return any((chunk.first_seq, chunk.attempt) == (seq, attempt) for chunk, _ in written)
-
-
-def delete_orphaned_log(at: Memory, tenant: str, response_id: UUID) -> None:
-    """No row is ever deleted here under its run."""
-    assert response_id in at.rows
-
-
-def read_updates(at: Memory, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
-    found = []
-    for one in watched:
-        row = at.rows.get(one.response_id)
-        if row is None or row.deleted:
-            found.append(SubscriptionUpdate(one, "gone", 0, []))
-        elif row.stored.status in TERMINAL_STATUSES:
-            found.append(SubscriptionUpdate(one, "ended", 0, []))
-        elif one.next_seq is None:
-            found.append(SubscriptionUpdate(one, "running", next_seq(at, one.tenant, one.response_id), []))
-        elif new := read_log(at, one.tenant, one.response_id, one.next_seq):
-            before = read_log(at, one.tenant, one.response_id, max(0, one.next_seq - 1))
-            found.append(SubscriptionUpdate(one, "running", new[-1].event.sequence_number + 1, before))
-    return found
+def fail_undecodable(database: MemoryDatabase, _replica: UUID, _claimed: StoredResponse) -> bool:
+    """All that is stored here can be decoded."""
+    database.memory.must(False, "a response ended as undecodable")
+    return False
 
 
 def insert(
@@ -299,7 +184,8 @@ def insert(
     else:
         _insert(at, new, status="in_progress", replica_id=replica, attempt=1)
     insert_items_of(at, 0, [(new.tenant, new.id, input_items)])
-    append(at, log_append.encode_rows(new.tenant, new.id, 0 if replica is None else 1, first_events, ()))
+    rows = log_append.encode_rows(new.tenant, new.id, 0 if replica is None else 1, first_events, ())
+    log_append.append(at, rows)  # type: ignore[arg-type]  # that of `memory_log`
     return True
 
 
@@ -316,18 +202,21 @@ def _insert(at: Memory, new: NewResponse, **more: Any) -> None:
     fields: dict[str, Any] = dict.fromkeys(StoredResponse.__dataclass_fields__)
     known = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__ if name in fields}
     stored = StoredResponse(**{**fields, "deaths": 0, **known, **more})
-    assert new.id not in at.rows
+    at.uses("responses")
+    at.must(new.id not in at.rows, "a response is accepted twice")
     at.put(at.rows, new.id, Row(stored))
 
 
 def insert_items_of(at: Memory, side: int, of: Iterable[tuple[str, UUID, Sequence[NewItem]]]) -> None:
+    at.uses("items")
     for _tenant, response_id, new in of:
         items = at.rows[response_id].items
-        assert not items[side] or not new, "items are written twice"
+        at.must(not items[side] or not new, "items are written twice")
         at.put(items, side, [item.payload for item in new])
 
 
 def get(at: Memory, tenant: str, response_id: UUID) -> StoredResponse | None:
+    at.uses("responses")
     row = at.rows.get(response_id)
     return row.stored if row and not row.deleted else None
 
@@ -339,10 +228,12 @@ def set_weights(at: Memory, claimed: StoredResponse, weights: str | None) -> Non
 
 
 def input_items(at: Memory, tenant: str, response_id: UUID) -> list[str]:
+    at.uses("items")
     return at.rows[response_id].items[0]
 
 
 def output_items(at: Memory, tenant: str, response_id: UUID) -> list[str]:
+    at.uses("items")
     return at.rows[response_id].items[1]
 
 
@@ -355,11 +246,12 @@ def finish(
     ending: Ending,
     lifetime: timedelta | None = None,
 ) -> FinishedRow:
-    assert lifetime is None, "every response here is stored for good"
+    at.must(lifetime is None, "every response here is stored for good")
+    at.uses("responses")
     at.lock(response_id)
-    row = at.rows[response_id]
-    stored = row.stored
-    assert (stored.replica_id, stored.attempt, stored.status) == (replica, attempt, "in_progress"), stored
+    row = at.rows.get(response_id)
+    if row is None or get_owner(at, tenant, response_id) != Owner(replica, attempt, ended=False):
+        raise OwnershipLost
     fields = StoredResponse.__dataclass_fields__
     at.change(row, **{name: value for name, value in columns_of(ending).items() if name in fields})
     return FinishedRow(row.deleted, None)
@@ -373,17 +265,22 @@ def finish_all(at: Memory, replica: UUID, ends: Sequence[End]) -> dict[ResponseK
 
 
 def get_owner(at: Memory, tenant: str, response_id: UUID) -> Owner | None:
-    stored = at.rows[response_id].stored
+    at.uses("responses")
+    if (row := at.rows.get(response_id)) is None:
+        return None
+    stored = row.stored
     return Owner(stored.replica_id, stored.attempt, stored.status in TERMINAL_STATUSES)
 
 
 def record_usage(at: Memory, entries: Sequence[tuple[Usage, Ending]]) -> None:
+    at.uses("usage")
     for usage, ending in entries:
-        assert usage.response_id not in at.metered, "metered twice"
+        at.must(usage.response_id not in at.metered, "metered twice")
         at.put(at.metered, usage.response_id, ending)
 
 
 def is_metered(at: Memory, tenant: str, response_id: UUID) -> bool:
+    at.uses("usage")
     return response_id in at.metered
 
 
@@ -393,7 +290,7 @@ def delete(at: Memory, tenant: str, response_id: UUID) -> bool | None:
         return None
     request_cancel(at, tenant, response_id)
     row.deleted = True
-    at.undo.append(lambda: setattr(row, "deleted", False))
+    at.wrote(lambda: setattr(row, "deleted", False))
     return row.stored.status not in TERMINAL_STATUSES
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from server.admission.admit import Admission
 from server.configuration.settings import Config
@@ -22,6 +22,7 @@ from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
 from tests.support.builders import SpelledFormat
 from tests.support.memory import MemoryDatabase
+from tests.support.memory_store import register_replica
 from tests.support.simulated_parts import PlayedEngine, SimulatedLoop
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ class Replica:
         self.id = world.new_id()
         self.gone = self.draining = False
         self.frozen_until = 0.0
-        world.memory.alive[self.id] = world.memory.seconds
+        self.is_recording = False
+        """Its recorder's thread is at work, and perhaps asleep there."""
+        register_replica(world.memory, self.id)
         self.database: Database = MemoryDatabase(world.memory)  # type: ignore[assignment]
         self.loop = SimulatedLoop(world.memory)
         self.hub = Hub(self.loop)  # type: ignore[arg-type]
@@ -92,6 +95,7 @@ class Replica:
 
     def die(self) -> None:
         self.gone = True
+        self.world.faults.note_death(self)
 
     @property
     def moves(self) -> bool:
@@ -99,25 +103,35 @@ class Replica:
 
     def act(self, what: Callable[[], object]) -> None:
         """Something that one of its threads does."""
-        self.world.acting = self
+        before, self.world.acting = self.world.acting, self
         try:
             what()
         except (Killed, Fenced):
             self.world.last_words(self)
             self.die()
-        except OperationalError:
+        except (OperationalError, ProgrammingError):
             pass  # the thread tries again later
         finally:
-            self.world.acting = None
+            self.world.acting = before
 
     def record(self) -> None:
         """A turn of the recorder's thread, and one of the thread beside it."""
+        if self.is_recording:
+            return
         self.recorder._side.retry_due()
-        if self.recorder._inbox:
+        self.recorder._side.check_ownership()
+        if not self.recorder._inbox:
+            return
+        self.is_recording = True
+        try:
             self.recorder.process(self.recorder._inbox.gather())
+        except (OperationalError, ProgrammingError) as error:
+            self.world.memory.must(False, f"a recorder's thread ends: {error}")
+        finally:
+            self.is_recording = False
 
     def take(self) -> None:
-        if not self.draining:
+        if not self.draining and not self.taker._pauses.is_on(self.world.memory.seconds):
             self.taker.claim_all()
 
     def drain(self) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from unittest import mock
 from uuid import UUID
 
+from sqlalchemy.exc import ProgrammingError
+
 from server.admission import admit, prepare_runs
 from server.admission.prepare_runs import IdempotencyKey
 from server.caller import Caller
@@ -26,13 +28,14 @@ from server.errors import ApiError
 from server.http.handlers.responses import subscribe
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import TERMINAL_STATUSES
-from server.recording import committer, persist, recorder
+from server.recording import committer, persist, recent_commits, recorder
 from server.recovery import claimer, heartbeat
 from server.store.cluster import claims
 from server.store.content import deletion
 from tests.support import memory_places
 from tests.support.builders import TENANT
-from tests.support.memory import Memory, Trouble
+from tests.support.memory import Memory
+from tests.support.simulated_faults import DatabaseFaults
 from tests.support.simulated_parts import Client, SimulatedLoop
 from tests.support.simulated_replica import LEASE_S, Killed, Replica
 
@@ -48,18 +51,14 @@ class World:
         self.dice = random.Random(seed)
         self.faulty = True
         self.acting: Replica | None = None
-        self.memory = Memory(trouble=self.trouble)
+        self.memory = Memory(actor=lambda: self.acting)
+        self.faults = DatabaseFaults(self.memory, self.dice)
         self.replicas = [Replica(self) for _ in range(self.dice.randint(1, 3))]
         self.clients: list[Client] = []
         self.keyed: dict[str, set[UUID]] = {}
 
     def new_id(self) -> UUID:
         return UUID(int=self.dice.getrandbits(128), version=4)
-
-    def trouble(self) -> Trouble:
-        if not self.faulty or self.dice.random() > 0.08:
-            return ""
-        return self.dice.choice(("undone", "unanswered"))
 
     def crashpoint(self, _name: str) -> None:
         if self.faulty and self.acting is not None and self.dice.random() < 0.02:
@@ -71,14 +70,15 @@ class World:
             replica.loop.turn()
             for client in self.clients:
                 if client.replica is replica and client.channel is not None:
-                    client.take()
+                    self.read(client)
 
     # --- what may happen ---
 
     def run(self) -> None:
         happenings = [
             (self.create, 10),
-            (self.thread, 60),
+            (self.thread, 52),
+            (self.stream, 8),
             (self.take, 14),
             (self.leave, 3),
             (self.come_back, 4),
@@ -93,7 +93,10 @@ class World:
         ]
         acts, weights = zip(*happenings, strict=True)
         for act in self.dice.choices(acts, weights, k=STEPS):
+            self.faults.step()
             act()
+            if self.faults.crashed and self.dice.random() < 0.3:
+                self.kill()
         self.settle()
 
     def living(self) -> list[Replica]:
@@ -139,10 +142,25 @@ class World:
             others = (replica.look, replica.take, replica.keeper.beat)
             replica.act(self.dice.choice((*ways, *ways, *ways, *others)))
 
+    def stream(self) -> None:
+        """A replica commits some steps of its engine in a row."""
+        replica = self.any_replica()
+        for _ in range(self.dice.randint(2, 4)):
+            if replica is not None and replica.moves:
+                replica.act(replica.engine.step)
+                replica.act(replica.record)
+
     def take(self) -> None:
         reading = [client for client in self.clients if client.replica and client.replica.moves]
         if reading:
-            self.dice.choice(reading).take()
+            self.read(self.dice.choice(reading))
+
+    def read(self, client: Client) -> None:
+        try:
+            client.take()
+        except ProgrammingError:  # of the environment: its stream breaks off
+            self.acting_loop(client)
+            client.leave()
 
     def leave(self) -> None:
         reading = [client for client in self.clients if client.replica]
@@ -165,7 +183,10 @@ class World:
         client.leave()
         reader = StreamReader(replica.database, TENANT, client.response)
         position = len(client.frames)
-        if (begun := reader.find(position)) is not None:
+        begun = None
+        with suppress(ProgrammingError):
+            begun = reader.find(position)
+        if begun is not None:
             client.reader, client.replica, client.begun = reader, replica, begun
             client.channel = subscribe(replica.hub, reader, position, begun)
             client.waker = client.channel.join() if client.channel else None
@@ -234,6 +255,17 @@ class World:
         if self.memory.rows:
             self.memory.locked ^= {self.dice.choice(list(self.memory.rows))}
 
+    def sleep(self, seconds: float) -> None:
+        """A recorder's thread waits for the database; others have their turns meanwhile."""
+        asleep = self.acting
+        self.memory.seconds += seconds * self.dice.choice((1, 1, 4))
+        self.acting = None
+        if self.dice.random() < 0.5:
+            self.thread()
+        self.acting = asleep
+        if asleep is not None and asleep.gone:
+            raise Killed
+
     def wait(self) -> None:
         self.memory.seconds += self.dice.choice((0.1, 1.0, 4.0, LEASE_S + 1))
 
@@ -242,6 +274,7 @@ class World:
     def settle(self) -> None:
         """No more faults: everybody goes on until everything has ended and is read."""
         self.faulty = False
+        self.faults.stop()
         self.memory.locked.clear()
         for _ in range(SETTLING):
             self.memory.seconds += 4.0
@@ -253,7 +286,7 @@ class World:
                 replica.gone |= replica.draining and replica.recorder.load == 0
             for client in self.clients:
                 if client.replica and client.replica.moves:
-                    client.take()
+                    self.read(client)
             if self.rests():
                 return
         raise AssertionError("it never came to rest")
@@ -285,18 +318,25 @@ def simulated() -> Iterator[Callable[[int], World]]:
     def seconds() -> float:
         return now[0].memory.seconds
 
+    def sleep(seconds: float) -> None:
+        now[0].sleep(seconds)
+
     def new_uuid() -> UUID:
         return now[0].new_id()
 
     def run(seed: int) -> World:
-        now[:] = [World(seed)]
-        now[0].run()
-        return now[0]
+        world = World(seed)
+        now[:] = [world]
+        most_bytes = 0 if world.faults.retains_nothing else recent_commits.MAX_BYTES
+        with mock.patch.object(recent_commits, "MAX_BYTES", most_bytes):
+            world.run()
+        return world
 
     asyncio_of_hub = mock.Mock(Event=asyncio.Event, get_running_loop=running_loop)
     patches: list[Any] = [
         mock.patch.object(hub, "asyncio", asyncio_of_hub),
-        mock.patch.object(committer, "sleep", mock.Mock()),
+        mock.patch.object(committer, "sleep", sleep),
+        mock.patch.object(claimer, "monotonic", seconds),
         mock.patch.object(hub, "monotonic", seconds),
         mock.patch.object(prepare_runs, "new_uuid", new_uuid),
         *(

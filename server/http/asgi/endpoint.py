@@ -242,16 +242,17 @@ class RouterRefusal:
 class RefuseAll:
     """An ASGI app that answers each request and WebSocket with one error, and reads no request's body."""
 
-    def __init__(self, error: ApiError, lingering: LingeringClose) -> None:
-        self._error = error
+    def __init__(self, reason: Callable[[], ApiError], lingering: LingeringClose) -> None:
+        """`reason` returns the error at the time of a request."""
+        self._reason = reason
         self._lingering = lingering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             websocket = WebSocket(scope, receive, send)
-            await websocket.send_denial_response(on_error(websocket, self._error))
+            await websocket.send_denial_response(on_error(websocket, self._reason()))
         elif scope["type"] == "http":
-            answer = on_error(HTTPConnection(scope), self._error)
+            answer = on_error(HTTPConnection(scope), self._reason())
             await RouterRefusal(answer, self._lingering)(scope, receive, send)
 
 

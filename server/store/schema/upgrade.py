@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, sleep
 
-import psycopg
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -16,7 +15,7 @@ from sqlalchemy import Connection
 from server.configuration.shipped_files import migrations_folder
 from server.store.schema.compatibility import SchemaState, compare, read_recorded
 from server.store.schema.session import connect, try_for_locks
-from server.store.timeout_connection import with_network_timeouts
+from server.store.session_check import accepts_connections
 
 UPGRADE_S = 60.0
 """Seconds that an upgrade or downgrade tries to lock the tables."""
@@ -93,21 +92,11 @@ def wait_for_connections(url: str, seconds: float, on_wait: Callable[[], None]) 
     """
     deadline = monotonic() + seconds
     waits = False
-    while not _accepts_connections(url) and monotonic() < deadline:
+    while not accepts_connections(url) and monotonic() < deadline:
         if not waits:
             waits = True
             on_wait()
         sleep(_PAUSE_S)
-
-
-def _accepts_connections(url: str) -> bool:
-    """Whether Postgres accepts connections there. True for a URL that cannot be used: connecting says why."""
-    try:
-        given = with_network_timeouts(url)
-    except psycopg.Error:
-        return True
-    answer = psycopg.pq.PGconn.ping(given.encode())
-    return answer not in (psycopg.pq.Ping.REJECT, psycopg.pq.Ping.NO_RESPONSE)
 
 
 def _run(url: str, seconds: float, act: Callable[[Config], None]) -> None:

@@ -87,6 +87,31 @@ def test_a_replica_that_has_just_started_judges_nobody_for_a_lease(database: Dat
     assert tuple(row) == (None, 1)
 
 
+def test_a_replica_that_stores_nothing_judges_nobody_and_is_judged_itself(database: Database) -> None:
+    me, other, clock = register(database), register(database), Clock()
+    troubled = heartbeat_of(database, me, clock, stores=lambda: False)
+    assert judged_at(database, troubled, clock, other, int(10 * LEASE)) is None
+    sound = heartbeat_of(database, other, clock)
+    started = int(clock.now)
+    while state(database, me) == "alive":
+        troubled.beat()
+        sound.beat()
+        clock.now += 1
+    assert int(clock.now) - started <= LEASE + 1
+
+
+def test_a_fleet_that_stores_nothing_dies_of_it_on_no_replica(database: Database) -> None:
+    clock = Clock()
+    replicas, stores = [register(database) for _ in range(3)], [False]
+    fleet = [heartbeat_of(database, each, clock, stores=lambda: stores[0]) for each in replicas]
+    while clock.now < 10 * LEASE:
+        stores[0] = clock.now > 8 * LEASE
+        for heartbeat in fleet:
+            heartbeat.beat()
+        clock.now += 1
+    assert [state(database, each) for each in replicas] == ["alive"] * 3
+
+
 def test_after_an_outage_of_many_leases_nobody_is_declared_dead_who_beats_again_in_time(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,11 +11,13 @@ import psycopg
 import pytest
 
 from server.generation.run import Run
+from server.protocol.responses.events import event_type
 from server.recording import recent_commits
 from server.store.timeout_connection import TimeoutConnection
+from tests.integration.recording.claiming import taking
 from tests.integration.recording.recorded import Bench, finished, terminate_recorder, tokens
 from tests.integration.recording.test_recorder_faults import Once, before_exchange, check
-from tests.support.builders import say
+from tests.support.builders import accept, say
 from tests.support.eventually import eventually
 from tests.support.invariants import find
 
@@ -200,3 +202,29 @@ def test_a_right_that_is_missing_for_a_while_is_waited_for(database_url: str, be
     bench.feed(finished(run))
     check(bench, run, "Hello there!")
     assert not bench.fenced
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_claim_that_the_database_has_lost_is_no_second_run_of_the_response(
+    database_url: str, ended: bool
+) -> None:
+    with taking(database_url) as at:
+        run = accept(at.bench.database, at.bench.replica, background=True)
+        at.claimer.claim_all()
+        assert len(at.engine.requests) == 1
+        if ended:
+            with end_is_forgotten(at.bench, run):
+                at.bench.feed(tokens(run, say("Hello")), finished(run))
+        with at.bench.database.begin() as connection:
+            connection.exec_driver_sql(
+                "update responses set status = 'queued', replica_id = null, attempt = 0 where id = %s",
+                (run.facts.id,),
+            )
+        at.claimer.claim_all()
+        assert len(at.engine.requests) == 1
+        if not ended:
+            at.bench.feed(tokens(run, say("Hello")), finished(run))
+        eventually(lambda: at.bench.counts()["usage_ledger"] == 1)
+        stored = at.bench.stored(run.facts.id)
+        assert [event.sequence_number for event in stored] == list(range(len(stored)))
+        assert event_type(stored[-1]) == "response.completed"

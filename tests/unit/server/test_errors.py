@@ -48,6 +48,7 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.Overloaded("No."), 503, "overloaded"),
     (errors.WorkerReplica(), 503, "worker_replica"),
     (errors.SchemaBehind(), 503, "schema_behind"),
+    (errors.DatabaseAwaited(), 503, "overloaded"),
     (errors.ToolServerDown("code_interpreter", "python", "gone."), 503, "tool_server_unavailable"),
     (errors.StorageFull(), 503, "storage_full"),
     (errors.StorageQuotaExceeded(1000), 429, "storage_quota_exceeded"),

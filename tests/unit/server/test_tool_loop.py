@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
+from server.recording.messages import ReleaseRuns
 from server.tool_loop import ToolLoop
 
 
@@ -26,4 +27,19 @@ def test_a_response_that_ends_while_its_next_turn_is_prepared_leaves_nothing_beh
     loop.register(turns)
     loop._begin_turn(turns, cast("Any", SimpleNamespace(output=(), turn=1, output_tokens=0)))
     assert (loop._engine_requests, submitted, delivered) == ({}, [], [])
+    loop.close()
+
+
+def test_a_background_response_is_released_where_its_next_turn_would_begin_once_turns_are_held() -> None:
+    delivered: list[object] = []
+    engine = SimpleNamespace(submit=None, cancel=lambda _request: None)
+    loop = ToolLoop(cast("Any", engine), McpServers(RegisteredServers(), 1), delivered.extend)
+    response = uuid4()
+    request = SimpleNamespace(background=True)
+    turns: Any = SimpleNamespace(response=response, resolved=SimpleNamespace(request=request))
+    loop.register(turns)
+    loop.hold_background_turns()
+    run: Any = SimpleNamespace(facts=SimpleNamespace(id=response))
+    loop.begin(run, cast("Any", SimpleNamespace(calls=())))
+    assert delivered == [ReleaseRuns(frozenset({response}))]
     loop.close()

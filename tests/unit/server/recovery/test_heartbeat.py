@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from server.recovery.heartbeat import HeartbeatWatch
+from server.recovery.heartbeat import HeartbeatWatch, StoringWatch
 
 LEASE = 10.0
 ONE, OTHER = UUID(int=1), UUID(int=2)
@@ -52,3 +52,10 @@ def test_a_replica_that_came_later_is_observed_for_a_whole_lease_too() -> None:
     look_every_second(watch, 0, 20)
     found = [now for now in range(20, 40) if OTHER in watch.observe(now, {ONE: "0", OTHER: "5"})]
     assert found[0] in (30, 31)
+
+
+def test_a_replica_that_stores_nothing_renews_its_lease_three_times_as_long_as_that_is() -> None:
+    watch = StoringWatch(LEASE)
+    assert [now for now in range(0, 60, 5) if not watch.may_beat(now, stores=now < 10)] == [40, 45, 50, 55]
+    assert watch.may_beat(60, stores=True)
+    assert watch.may_beat(61, stores=False), "its patience begins anew"

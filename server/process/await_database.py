@@ -1,4 +1,4 @@
-"""`await_schema`: a server whose database has an older schema waits for the upgrade, live but not ready."""
+"""`await_database`: a server waits for its database, or for its schema's upgrade, live but not ready."""
 
 import asyncio
 import logging
@@ -10,38 +10,50 @@ from contextlib import contextmanager
 from time import monotonic
 
 from server.configuration.settings import Config
-from server.errors import SchemaBehind
+from server.errors import ApiError, DatabaseAwaited, DatabaseAway, SchemaBehind
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener, hypercorn_settings
 from server.http.asgi.tls import ServerCertificate
 from server.http.waiting_app import build_waiting
-from server.process.open_database import DatabaseAway, OpenDatabase
+from server.process.open_database import OpenDatabase
 
 log = logging.getLogger("holdfast.serve")
 
 POLL_SECONDS = 1.0
-"""Between two looks at the schema."""
+"""Between two looks."""
 LOG_SECONDS = 60.0
 
 
-def await_schema(
+def find_awaited(opened: OpenDatabase) -> ApiError | None:
+    """What a server on this database waits for; None if it can serve. Raises ConfigError."""
+    try:
+        return None if opened.can_serve() else SchemaBehind()
+    except DatabaseAway as error:
+        if opened.is_embedded:
+            raise
+        log.info("%s", error)
+        return DatabaseAwaited()
+
+
+def await_database(
     config: Config,
     opened: OpenDatabase,
     listener: socket.socket,
     runner: asyncio.Runner,
     certificate: ServerCertificate | None,
     connections: int,
+    awaited: ApiError,
 ) -> bool:
-    """Serves health until this release can serve on the schema; False after SIGTERM or SIGINT.
+    """Serves health until this release can serve on the database; False after SIGTERM or SIGINT.
 
-    At most `connections` are open at a time. Raises ConfigError if a newer release has made the schema for
-    itself alone. A database that does not answer meanwhile is waited for, too.
+    At most `connections` are open at a time. Raises ConfigError for what no waiting helps against, such as a
+    schema that a newer release has made for itself alone.
     """
     install_patches()
     settings = hypercorn_settings(config)
     settings.keep_alive_max_requests = 0  # no connection outlives its answer, so that the end waits for none
-    server = Listener(build_waiting(), settings, connections, certificate)
-    wait = _Wait(opened, runner.get_loop())
+    wait = _Wait(opened, runner.get_loop(), awaited)
+    server = Listener(build_waiting(lambda: wait.reason), settings, connections, certificate)
     with _stopping_at_signals(wait):
         wait.start()
         runner.run(server.serve(listener.dup(), wait.ended.wait))
@@ -52,15 +64,17 @@ def await_schema(
 
 
 class _Wait:
-    """The thread that looks at the schema, and how it ended."""
+    """The thread that looks at the database, and how it ended."""
 
-    def __init__(self, opened: OpenDatabase, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, opened: OpenDatabase, loop: asyncio.AbstractEventLoop, awaited: ApiError) -> None:
         self._opened, self.loop = opened, loop
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="await schema", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="await database", daemon=True)
         self.ended = asyncio.Event()
         """Set when there is nothing to wait for any more. Of the loop."""
         self.is_ready = False
+        self.reason = awaited
+        """What is waited for, as the answer to every request."""
         self.error: Exception | None = None
 
     def start(self) -> None:
@@ -76,11 +90,11 @@ class _Wait:
         self._thread.join()
 
     def _run(self) -> None:
-        logged_at = -LOG_SECONDS
+        logged, logged_at = "", 0.0
         while not self._stopped.is_set():
-            if monotonic() - logged_at >= LOG_SECONDS:
-                logged_at = monotonic()
-                log.warning("%s", SchemaBehind())
+            if str(self.reason) != logged or monotonic() - logged_at >= LOG_SECONDS:
+                logged, logged_at = str(self.reason), monotonic()
+                log.warning("%s", logged)
             if self._look():
                 self.loop.call_soon_threadsafe(self.ended.set)
                 return
@@ -89,12 +103,13 @@ class _Wait:
     def _look(self) -> bool:
         """Whether the wait is over."""
         try:
-            self.is_ready = self._opened.is_ready()
-        except DatabaseAway as error:
-            log.info("%s", error)
+            awaited = find_awaited(self._opened)
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self.error = error
-        return self.is_ready or self.error is not None
+            return True
+        self.is_ready = awaited is None
+        self.reason = awaited or self.reason
+        return self.is_ready
 
 
 @contextmanager
