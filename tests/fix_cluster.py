@@ -8,6 +8,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.store.schema.upgrade import upgrade
 from tests.fix_postgres import postgres_folder
 from tests.support.eventually import eventually
+from tests.support.postgres_deaths import LOSSY, base_backup, kill_at_once, put_in_place
 
 PATIENCE_S = 60.0
 Mode = Literal["fast", "immediate"]
@@ -53,6 +55,27 @@ class Cluster:
         assert postmaster is not None
         os.kill(postmaster.pid, SIGNALS[mode])
         eventually(lambda: running_postmaster(self._directory) is None, within=PATIENCE_S)
+
+    def crash(self, *groups: int) -> None:
+        """Kill -9 of all its processes at one instant, and of these process groups."""
+        kill_at_once(self._directory, *groups)
+
+    def new_database(self) -> str:
+        """The URL of a new database with the schema."""
+        name = f"test_{uuid.uuid4().hex}"
+        with psycopg.connect(self.postgres.url_of("postgres"), autocommit=True) as connection:
+            copy = sql.SQL("create database {} template holdfast strategy file_copy")
+            connection.execute(copy.format(sql.Identifier(name)))
+        return self.postgres.url_of(name)
+
+    def back_up(self, home: Path, *, follows: bool = False) -> "Cluster":
+        """A copy of what it has now, not started; with `follows`, a standby."""
+        base_backup(self._directory, home, follows=follows)
+        return Cluster(home)
+
+    def restore(self, backup: "Cluster") -> None:
+        """Puts a backup in the place of its data. It must be stopped."""
+        put_in_place(backup._directory, self._directory)
 
     def end(self) -> None:
         self.postgres.stop()
@@ -110,8 +133,21 @@ def small_disk() -> Iterator[SmallDisk]:
 @pytest.fixture(scope="module")
 def own_cluster() -> Iterator[Cluster]:
     """A cluster of this module's own."""
+    with _cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def lossy_cluster() -> Iterator[Cluster]:
+    """As `own_cluster`, but an asynchronous commit is in memory alone until a later one is flushed."""
+    with _cluster(**LOSSY) as cluster:
+        yield cluster
+
+
+@contextmanager
+def _cluster(**options: str) -> Iterator[Cluster]:
     home = postgres_folder()
-    cluster = Cluster(home)
+    cluster = Cluster(home, **options)
     try:
         cluster.start()
         upgrade(cluster.url)
@@ -125,9 +161,4 @@ def own_cluster() -> Iterator[Cluster]:
 def own_database_url(own_cluster: Cluster) -> str:
     """The URL of a database of this test's own on that cluster."""
     own_cluster.start()
-    name = f"test_{uuid.uuid4().hex}"
-    with psycopg.connect(own_cluster.postgres.url_of("postgres"), autocommit=True) as connection:
-        connection.execute(
-            sql.SQL("create database {} template holdfast strategy file_copy").format(sql.Identifier(name))
-        )
-    return own_cluster.postgres.url_of(name)
+    return own_cluster.new_database()

@@ -58,6 +58,10 @@ class Proxy:
         """How many there are."""
         return len(self._links)
 
+    def lead_to(self, database_url: str) -> None:
+        """New connections lead there, as a name does after a failover."""
+        self._target = conninfo_to_dict(database_url)
+
     def delay(self, seconds: float) -> None:
         """Every answer arrives that much later, so that a round trip takes as long."""
         self._latency = seconds

@@ -90,6 +90,10 @@ class Attached:
     torn: int = 0
     """How many answers broke off, in a frame or without HTTP's end."""
     ended_at: float | None = None
+    by_id: bool = False
+    """It resumes by the id of its last event instead of the number."""
+    again: frozenset[int] = frozenset({503})
+    """Status codes after which it tries again."""
 
     @property
     def frames(self) -> list[Frame]:
@@ -119,7 +123,7 @@ class Attached:
 
     def _attach(self, api: str) -> None:
         with self._open(api) as answer:
-            if answer.status_code == 503:
+            if answer.status_code in self.again:
                 raise httpx.TransportError("not now")
             assert answer.status_code == 200, answer.read()
             self.torn += 1
@@ -135,7 +139,7 @@ class Attached:
     @contextmanager
     def _open(self, api: str) -> Iterator[httpx.Response]:
         if self.received:
-            last = self.received.count(b"\n\n") - 1
+            last = self.frames[-1].id if self.by_id else self.received.count(b"\n\n") - 1
             address = f"{api}/responses/{self.response_id}?stream=true&starting_after={last}"
             with HTTP.stream("GET", address, timeout=SILENCE_S) as answer:
                 yield answer

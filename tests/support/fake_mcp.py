@@ -5,7 +5,7 @@ It speaks streamable HTTP, JSON only, and has two tools: `find`, and `add` that 
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -40,6 +40,8 @@ class FakeMcp:
         self.structured: dict[str, Any] | None = None
         """The structured content of its results."""
         self.calls: list[dict[str, Any]] = []
+        self.on_call: Callable[[], None] = lambda: None
+        """Called when a call has arrived, before it is answered."""
         self.ended = threading.Event()
         fake = self
 
@@ -105,6 +107,7 @@ class FakeMcp:
                 return {"tools": self.tools}
             case "tools/call":
                 self.calls.append(dict(params))
+                self.on_call()
                 result: dict[str, Any] = {"content": [{"type": "text", "text": "Found it."}]}
                 return result if self.structured is None else {**result, "structuredContent": self.structured}
         return {}

@@ -59,12 +59,15 @@ class WebSocket:
         self._accepted = False
         self._refused: Refused | None = None
         extra = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        self._write(self._connection.send(Request(host or address.netloc, path, extra_headers=extra)))
-        while not self._accepted:
-            if not self._receive():
-                self._socket.close()
-                assert self._refused is not None, "no answer to the handshake"
-                raise self._refused
+        try:
+            self._write(self._connection.send(Request(host or address.netloc, path, extra_headers=extra)))
+            while not self._accepted:
+                if not self._receive():
+                    assert self._refused is not None, "no answer to the handshake"
+                    raise self._refused
+        except BaseException:
+            self._socket.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -79,9 +82,11 @@ class WebSocket:
 
     def close(self) -> None:
         """Hangs up as a client that ends orderly."""
-        if self._connection.state is ConnectionState.OPEN:
-            self._write(self._connection.send(CloseConnection(1000)))
-        self._socket.close()
+        try:
+            if self._connection.state is ConnectionState.OPEN:
+                self._write(self._connection.send(CloseConnection(1000)))
+        finally:
+            self._socket.close()
 
     def send(self, message: Mapping[str, object]) -> None:
         self.send_text(json.dumps(message))
