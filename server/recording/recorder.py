@@ -149,23 +149,24 @@ class Recorder:
         """Whether this process generates the response or is about to. Any thread."""
         return response_id in self.capacity
 
+    def remembers(self, response_id: UUID) -> bool:
+        """Whether the response runs here, or its last update is retained. Any thread."""
+        return self._is_running(response_id) or self._committer.recent.is_over(response_id)
+
     def answers_for(self, response_id: UUID) -> bool:
         """Whether a response that this replica owns is this process's to bring forward. Any thread.
 
         Of one that has ended or was released here, the row should say so. The database may have lost that
         commit: then it is written again, and nobody else goes on with the response.
         """
-        if self.produces(response_id) or response_id in self._registry.suspended:
-            return True
-        if self._committer.recent.is_over(response_id):
+        if not self.remembers(response_id):
+            return False
+        if not self._is_running(response_id):
             self.deliver([VerifyCommits()])
-            return True
-        return False
+        return True
 
-    def remembers(self, response_id: UUID) -> bool:
-        """Whether the response runs here, or its last update is retained. Any thread."""
-        runs = self.produces(response_id) or response_id in self._registry.suspended
-        return runs or self._committer.recent.is_over(response_id)
+    def _is_running(self, response_id: UUID) -> bool:
+        return self.produces(response_id) or response_id in self._registry.suspended
 
     @property
     def load(self) -> int:

@@ -182,8 +182,10 @@ class Claimer:
         try:
             with self._database.begin() as connection:
                 leases.fence(connection, self._replica)
-                claimed = [stored for stored in claim(connection) if not self._has_run(stored)]
-                claimed = self._without_unsettled(connection, claimed)
+                every = claim(connection)
+                run_before = [stored for stored in every if self._has_run(stored)]
+                new = [stored for stored in every if stored not in run_before]
+                claimed = self._without_unsettled(connection, new)
                 for stored in claimed:
                     self._recorder.capacity.add(stored.id, stored.tenant)
                 if claimed:
@@ -191,6 +193,8 @@ class Claimer:
         except BaseException:
             self._release(claimed)
             raise
+        for stored in run_before:
+            self._recorder.answers_for(stored.id)  # which verifies it, now that the claim is committed
         if claimed:
             crashpoint("claim.committed")
             self._note_attempts(claimed)
@@ -215,7 +219,7 @@ class Claimer:
         Its run goes on, or the recorder writes its end again: another run would write the same numbers.
         """
         before = self._attempts.get(stored.id, 0)
-        return before >= stored.attempt and self._recorder.answers_for(stored.id)
+        return before >= stored.attempt and self._recorder.remembers(stored.id)
 
     def _note_attempts(self, claimed: Sequence[StoredResponse]) -> None:
         before, remembers = self._attempts, self._recorder.remembers

@@ -1,4 +1,4 @@
-"""F47: a right, a column or the writes of a session are missing for a while, under a queue and runs.
+"""F52: a right, a column or the writes of a session are missing for a while, under a queue and runs.
 
 Nothing that is stored ends for it, no process ends, readiness says why, and everything completes afterwards.
 """
@@ -93,7 +93,7 @@ def check_completes(served: Served, tally: Tally, fault: str) -> None:
     eventually(lambda: served.readiness() is None, within=PATIENCE_S)
     assert not served.server.has_ended
     assert served.owner.execute("select sum(deaths) from responses").fetchone() == (0,)
-    tally["F47", f"responses that completed after {fault}"] += RUNNING + QUEUED
+    tally["F52", f"responses that completed after {fault}"] += RUNNING + QUEUED
 
 
 @pytest.mark.faults
@@ -151,5 +151,5 @@ def test_twenty_kills_in_a_row_end_none_of_two_thousand_queued_responses(
             eventually(busy, within=PATIENCE_S)
             server.restart()
         eventually(lambda: served.statuses() == {"incomplete": MANY_QUEUED}, within=600.0)
-    tally["F47", "kills in a row under a long queue"] += KILLS
-    tally["F47", "queued responses that completed after them"] += MANY_QUEUED
+    tally["F52", "kills in a row under a long queue"] += KILLS
+    tally["F52", "queued responses that completed after them"] += MANY_QUEUED

@@ -1,4 +1,4 @@
-"""F47: kill -9 in the middle of background responses, and a next start on other weights of the same name."""
+"""F53: kill -9 in the middle of background responses, and a next start on other weights of the same name."""
 
 import random
 import shutil
@@ -75,8 +75,8 @@ def test_other_weights_under_the_same_name_splice_nothing(
             assert own.startswith(said)
         else:
             spliced += said not in (own, other)
-        tally["F47", "responses with other weights under the same name"] += 1
-        tally["F47", "of them not continued"] += final["status"] == "failed"
-    tally["F47", "of them spliced"] += spliced
+        tally["F53", "responses with other weights under the same name"] += 1
+        tally["F53", "of them not continued"] += final["status"] == "failed"
+    tally["F53", "of them spliced"] += spliced
     assert spliced == 0
     assert any(final["status"] == "failed" for final in finals)
