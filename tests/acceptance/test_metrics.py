@@ -139,9 +139,8 @@ def test_a_metrics_port_in_use_is_said_in_a_sentence(start_server: StartServer, 
         "serve", database_url=database_url, engine="scripted", port=free_port(), metrics_port=server.port
     )
     assert refused.returncode == 1
-    assert refused.stderr.strip().endswith(
-        f"Cannot listen on 127.0.0.1 port {server.port}: Address already in use."
-    )
+    sentence = f"holdfast: Cannot listen on 127.0.0.1 port {server.port}: Address already in use."
+    assert sentence in refused.stderr.splitlines()
 
 
 def test_only_keys_with_the_scope_metrics_may_scrape_once_a_key_exists(

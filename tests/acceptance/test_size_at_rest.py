@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import httpx
@@ -87,7 +88,8 @@ def test_an_agents_response_is_small_and_replayed_byte_by_byte(
         finally:
             connection.execute("delete from replicas where host = 'older'")
         again = httpx.get(f"{scripted_server.api}/responses/{response}?stream=true", timeout=60).text
-        assert again == sent
+        # What a release without marks could read says of no event which attempt wrote it.
+        assert again == (re.sub(r"(?m)^id: (\d+)-.*$", r"id: \1", sent) if beside_an_older_replica else sent)
         frames = [json.loads(part.split("\n")[0]) for part in sent.split("data: ")[1:-1]]
         shown = connection.execute(
             "select payload from v_events where response_id = %s and payload is not null", [response]
