@@ -48,7 +48,10 @@ def test_key_of_an_unstored_response_is_free_when_its_replica_has_died(start_ser
         return httpx.post(f"{other.api}/responses", json=body, headers=key, timeout=60).status_code
 
     with httpx.stream("POST", f"{one.api}/responses", json=body, headers=key) as lost:
-        assert next(lost.iter_bytes())
+        pieces = (
+            lost.iter_bytes()
+        )  # without the iterator the connection is closed, and the response cancelled
+        assert next(pieces)
         assert send_again() == 409
         one.kill()
     eventually(lambda: send_again() == 200, within=30)
