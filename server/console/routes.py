@@ -33,15 +33,16 @@ from server.console.session import COOKIE, PATH, is_form_token
 from server.console.sign_in_cookie import with_key_of_cookie
 from server.errors import InvalidRequest, MissingScope, WrongOrigin
 from server.http.asgi.answers import Answer
-from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
+from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, address_share
 from server.http.asgi.thread_pools import ThreadShare
 from server.http.services import Services
+from server.limits import UNBOUNDED, SharedLimit
 
 ConsoleHandler = Callable[[ConsoleRequest], Answer]
 MAX_FORM_BYTES = 256 * 1024
 _MAX_UNUSED_BODY_BYTES = 4096
-_SIGNING_IN = ThreadShare("")
-"""The queue of those who have not signed in."""
+_SIGN_IN_SECONDS = 5.0
+"""For a form of that size to arrive, of somebody who has no key yet."""
 
 
 class Page(NamedTuple):
@@ -121,10 +122,15 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         known_caller=lambda _request: None,
         on_error=error_pages.on_error,
     )
+    uncounted = SharedLimit("sign-ins", total=UNBOUNDED, per_tenant=UNBOUNDED)
     anonymous = replace(
         signed_in,
-        authenticate=lambda _request: Caller("", None, scopes=frozenset()),
-        expected_share=lambda _request: _SIGNING_IN,
+        authenticate=lambda request: Caller(address_share(request).tenant, None, scopes=frozenset()),
+        authenticates=False,
+        expected_share=address_share,
+        share_of=lambda caller: ThreadShare(caller.tenant),
+        requests=uncounted,  # their connections are what bounds them
+        bodies=uncounted,
     )
     return [
         *(_route(services, signed_in, page, state) for page in PAGES),
@@ -185,7 +191,7 @@ def _sign_in(
         context.threads.auth,
         authorize=lambda _caller: None,
         max_body=_MAX_UNUSED_BODY_BYTES,
-        body_seconds=services.config.body_seconds,
+        body_seconds=min(services.config.body_seconds, _SIGN_IN_SECONDS),
     )
     return Route(f"{PATH}/sign-in", endpoint, methods=[method])
 

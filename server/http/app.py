@@ -22,6 +22,7 @@ from server.http.asgi.endpoint import (
     PublicEndpoint,
     RefuseAll,
     RouterRefusal,
+    address_share,
 )
 from server.http.asgi.measure_requests import MeasureRequests
 from server.http.asgi.request_body import LingeringClose
@@ -40,8 +41,6 @@ from server.protocol import input_images
 
 MAX_UNUSED_BODY_BYTES = 4096
 """Bytes that are read of the body of a request that needs none."""
-_UNKNOWN_KEYS = ThreadShare("")
-"""The queue of requests whose key is not cached: they wait for one another, not for known tenants."""
 
 
 MoreRoutes = Callable[[Services, EndpointContext[Caller]], Sequence[BaseRoute]]
@@ -111,7 +110,7 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
 
     def expected_share(request: HTTPConnection) -> ThreadShare:
         tenant = services.authenticator.expected_tenant(request)
-        return _UNKNOWN_KEYS if tenant is None else ThreadShare(tenant, unlimited=True)
+        return address_share(request) if tenant is None else ThreadShare(tenant, unlimited=True)
 
     body = services.config.max_body_bytes
     memory = max(services.config.body_memory, 2 * body)

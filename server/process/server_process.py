@@ -263,7 +263,9 @@ class ServerProcess:
         """Serves at most `connections` on the listener until shutdown."""
         settings = hypercorn_settings(self._config)
         app = build(self._services, connections, console_routes)
-        server = Listener(app, settings, connections, self._certificate)
+        server = Listener(
+            app, settings, connections, self._certificate, send_seconds=self._config.send_seconds
+        )
         shutdown = Shutdown(self._services, server, self._loop, self._ended)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, shutdown.request)

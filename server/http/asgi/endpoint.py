@@ -19,6 +19,7 @@ from starlette.websockets import WebSocket
 
 from server.errors import ApiError, ClientGone, NotAuthenticated, NotReady, Overloaded
 from server.http.asgi.answers import Answer
+from server.http.asgi.client_connections import set_authenticated
 from server.http.asgi.measure_requests import SentStatus
 from server.http.asgi.open_connections import KeyEnded, OpenConnections
 from server.http.asgi.request_body import LingeringClose, RequestBody, read_content_encoding
@@ -40,6 +41,11 @@ _SHARED_ANSWER_S = 1.0
 """Seconds for which a public endpoint repeats its last answer."""
 _SHUTDOWN_ANSWER_S = 1.0
 """Seconds for sending a 503 to a request that shutdown interrupts."""
+
+
+def address_share(request: HTTPConnection) -> ThreadShare:
+    """The queue of requests without a key that is known here: their addresses take turns."""
+    return ThreadShare(f"address {request.client.host if request.client else ''}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +71,19 @@ class EndpointContext(Generic[C]):
     raises as `expected_share` does."""
     key_of: Callable[[C], str | None] = lambda _caller: None
     """The API key of a caller."""
+    authenticates: bool = True
+    """Whether a caller has shown a valid key; if not, a connection with none goes on to be closed first."""
     connections: OpenConnections = field(default_factory=OpenConnections)
     on_error: Callable[[HTTPConnection, Exception], Response] = on_error
     """The answer to an exception of authentication, of the limits or of a handler."""
 
     async def identify_caller(self, request: HTTPConnection) -> C:
-        """The caller. Raises ApiError."""
+        """The caller, whose connection from now on counts as one with a key. Raises ApiError."""
         share = self.expected_share(request)
-        return await retry_until_ready(partial(self.threads.auth.run, share, self.authenticate, request))
+        caller = await retry_until_ready(partial(self.threads.auth.run, share, self.authenticate, request))
+        if self.authenticates:
+            set_authenticated(request.scope)
+        return caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,9 @@ class Endpoint(Generic[C]):
                 run = partial(self.threads.run, share, handle, request, caller, content)
                 caller, answer = await retry_until_ready(run)
                 del content, run
+            except NotAuthenticated:
+                set_authenticated(request.scope, valid=False)
+                raise
             finally:
                 body.release()
             set_store_reader(request.scope, self.context.threads.stream.bind(share))
@@ -152,6 +166,7 @@ class Endpoint(Generic[C]):
         with suppress(ApiError):
             if caller is not None:
                 self.authorize(caller)
+                set_authenticated(request.scope)
                 return caller
         return None
 

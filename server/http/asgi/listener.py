@@ -1,4 +1,4 @@
-"""Listener: accepts client connections up to a limit, beyond which the longest idle connection is closed.
+"""Listener: accepts client connections up to a limit, beyond which one is closed for each new one.
 
 Hypercorn serves each connection. They are accepted here because asyncio's server has no limit, and once file
 descriptors have run out it retries and logs once for every pending connection.
@@ -11,17 +11,19 @@ import resource
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
-from hypercorn.events import Closed, Event, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
 from server.configuration.settings import Config
+from server.http.asgi.client_connections import CLIENT, ClientConnection, ClientConnections
 from server.http.asgi.hypercorn_patches import TRANSPORT
 from server.http.asgi.tls import HANDSHAKE_SECONDS, ServerCertificate
 
@@ -29,7 +31,9 @@ log = logging.getLogger("holdfast.listener")
 
 DEFAULT_CONNECTIONS = 4096
 _SPARE = 32
-"""Connections beyond the limit, for health checks and for requests that are refused."""
+"""Connections beyond the limit, which those with a key leave to health checks and to who comes next."""
+_ACCEPTED_AT_ONCE = 64
+"""Connections that are accepted before the event loop turns to what else is to do."""
 _RESERVED_FILES = 96
 """File descriptors for everything except client and database connections."""
 _MAX_FILES = 65536
@@ -80,17 +84,21 @@ class Listener:
         settings: HypercornConfig,
         max_connections: int,
         certificate: ServerCertificate | None = None,
+        *,
+        send_seconds: float = 30.0,
     ) -> None:
-        """With a certificate every connection is TLS."""
+        """With a certificate every connection is TLS. A client has `send_seconds` to take `_BLOCK_BYTES`."""
         self._certificate = certificate
-        self._handshakes: dict[asyncio.Task[None], None] = {}
-        """TLS handshakes, oldest first. They are not connections yet, but count as such."""
         self._app = wrap_app(app, settings.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
         self._settings = settings
-        self._max_connections = max_connections
-        self._connections = OpenConnections()
+        self._send_seconds = send_seconds
+        self._connections = ClientConnections(max_connections + _SPARE, _SPARE)
         self._context = WorkerContext(None)
+        self._attaching: set[asyncio.Task[None]] = set()
+        """Connections that are not served yet, most of them in the TLS handshake."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._changed = asyncio.Event()
+        """Set when a connection closes or its request ends."""
         self._warned_at = -_LOG_INTERVAL_S
 
     async def serve(self, listener: socket.socket, ended: Callable[[], Awaitable[object]]) -> None:
@@ -106,13 +114,13 @@ class Listener:
             ending.cancel()
             listener.close()
             await self._context.terminated.set()
-            while self._handshakes:
-                self._close_idle()
+            for task in self._attaching:
+                task.cancel()
             await self._finish()
 
     @property
     def busy(self) -> bool:
-        """Whether a request is in progress. Any thread."""
+        """Whether a request with a key is in progress. Any thread."""
         return self._connections.busy
 
     def close_after_answers(self) -> None:
@@ -133,60 +141,40 @@ class Listener:
 
     async def _accept_all(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        count = 0
         while True:
-            await self._make_room()
+            while self._connections.is_full and not self._connections.close_one():
+                self._changed.clear()
+                await self._changed.wait()
             try:
-                accepted, _ = await loop.sock_accept(listener)
+                accepted, _ = await loop.sock_accept(listener)  # which yields only where there is none
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     await self._recover(error)
                 continue  # otherwise the client has disconnected already
-            if self._certificate is not None:
-                task = asyncio.ensure_future(self._attach(accepted))
-                self._handshakes[task] = None
-                task.add_done_callback(self._forget_handshake)
-            else:
-                await self._attach(accepted)
-
-    async def _make_room(self) -> None:
-        """Closes the longest idle connection at the limit; waits at the hard limit if none is idle."""
-        while self._open() >= self._max_connections + _SPARE:
-            if not self._close_idle():
-                await self._connections.changed()
-            else:
+            task = asyncio.ensure_future(self._attach(accepted, self._connections.add(accepted.close)))
+            self._attaching.add(task)
+            task.add_done_callback(self._attaching.discard)
+            count += 1
+            if count % _ACCEPTED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        if self._open() >= self._max_connections:
-            self._close_idle()
-
-    def _open(self) -> int:
-        return self._connections.open + len(self._handshakes)
-
-    def _close_idle(self) -> bool:
-        """Closes an idle connection, or the oldest handshake; False where there is neither."""
-        if self._connections.close_idle():
-            return True
-        if not self._handshakes:
-            return False
-        task = next(iter(self._handshakes))
-        del self._handshakes[task]
-        task.cancel()
-        return True
-
-    def _forget_handshake(self, task: asyncio.Task[None]) -> None:
-        self._handshakes.pop(task, None)
 
     async def _recover(self, error: OSError) -> None:
         if monotonic() - self._warned_at >= _LOG_INTERVAL_S:
             self._warned_at = monotonic()
             log.error("no connection can be accepted: %s", error.strerror)
-        self._close_idle()
+        self._connections.close_one()
         await asyncio.sleep(_PAUSE_S)
 
-    async def _attach(self, accepted: socket.socket) -> None:
+    async def _attach(self, accepted: socket.socket, client: ClientConnection) -> None:
         """Begins to serve a connection, after its TLS handshake. Closes one that is lost before."""
         loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        if task is None or accepted.fileno() < 0:  # it was closed for another one already
+            return
+        client.abort = task.cancel
         reader = asyncio.StreamReader(loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, self._run, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, partial(self._run, client), loop=loop)
         try:
             # asyncio sets it only on sockets that were made with IPPROTO_TCP. Without it a small write waits
             # until the client has acknowledged the one before, for up to 40 ms.
@@ -200,101 +188,55 @@ class Listener:
                     ssl=self._certificate.context(),
                     ssl_handshake_timeout=HANDSHAKE_SECONDS,
                 )
-        except OSError:  # ssl.SSLError and a time-out are OSErrors
+        except (OSError, asyncio.CancelledError):  # ssl.SSLError and a time-out are OSErrors
             accepted.close()
+            self._remove(client)
 
-    async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _remove(self, client: ClientConnection) -> None:
+        self._connections.remove(client)
+        self._changed.set()
+
+    async def _run(
+        self, client: ClientConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        client.abort, client.close = writer.transport.abort, writer.close
         loop = asyncio.get_running_loop()
-        state = {TRANSPORT: writer.transport}
+        state = {TRANSPORT: writer.transport, CLIENT: client}
         connection = Connection(self._app, loop, self._settings, self._context, state, reader, writer)
-        connection.track(self._connections)
+        connection.client, connection.send_seconds = client, self._send_seconds
+        connection.on_idle = self._changed.set
         try:
             await connection.run()
         finally:
-            self._connections.remove(connection)
+            self._remove(client)
 
 
 WRITE_BUFFER_BYTES = 16 * 1024
 """Bytes of an answer that are buffered beyond the kernel's own buffer before `send` waits."""
-
-
-class OpenConnections:
-    """The open connections, and which of them are idle: between two requests, or before the first."""
-
-    def __init__(self) -> None:
-        self.open = 0
-        self._idle: dict[Connection, None] = {}
-        """In order: the one that has been idle for longest is first."""
-        self._changed = asyncio.Event()
-        self._keeps_idle = True
-
-    @property
-    def busy(self) -> bool:
-        """Whether any is not idle. Any thread."""
-        return self.open > len(self._idle)
-
-    def add(self, connection: "Connection") -> None:
-        """Adds a connection, which is idle until its first request."""
-        self.open += 1
-        self._idle[connection] = None
-
-    def remove(self, connection: "Connection") -> None:
-        self.open -= 1
-        self._idle.pop(connection, None)
-        self._changed.set()
-
-    def set_idle(self, connection: "Connection", idle: bool) -> None:
-        self._idle.pop(connection, None)
-        if idle and not self._keeps_idle:
-            connection.writer.close()  # sends what is left of an answer
-        elif idle:
-            self._idle[connection] = None
-            self._changed.set()
-
-    def close_idle(self) -> bool:
-        """Closes the connection that has been idle for longest; False when none is."""
-        if not self._idle:
-            return False
-        connection = next(iter(self._idle))
-        del self._idle[connection]
-        connection.writer.transport.abort()
-        return True
-
-    def close_between_requests(self) -> None:
-        """From now on closes connections after their requests; the first one of others may be on its way."""
-        self._keeps_idle = False
-        for connection in [one for one in self._idle if one.had_request]:
-            self.set_idle(connection, True)
-
-    async def changed(self) -> None:
-        """Waits until a connection closes or becomes idle."""
-        self._changed.clear()
-        await self._changed.wait()
+_BLOCK_BYTES = 32 * 1024
+"""Bytes of an answer for which a client has the send time: at 30 s, one that takes 1 kB/s is waited for."""
 
 
 class Connection(TCPServer):
-    """One client's connection. Differs from Hypercorn's in three ways:
+    """One client's connection. Differs from Hypercorn's in four ways:
 
     - It is closed as soon as the client closes it. Hypercorn 0.18 waits for its keep-alive timer, a minute in
       which each client costs a file descriptor.
+    - It is closed when the client does not take a block of an answer within the send time.
     - A timeout of the kernel while writing counts as a disconnect and is not logged as an error.
-    - It reports to OpenConnections when it is idle.
+    - It reports when it is idle.
     """
 
-    _connections: OpenConnections | None = None
-    had_request = False
-
-    def track(self, connections: OpenConnections) -> None:
-        """Registers with the open connections and reports to them when it is idle."""
-        self._connections = connections
-        connections.add(self)
+    client: ClientConnection
+    send_seconds: float
+    on_idle: Callable[[], object]
 
     async def run(self) -> None:
-        self.writer.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        self.writer.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES)
         await super().run()
 
     async def _read_data(self) -> None:
@@ -302,13 +244,31 @@ class Connection(TCPServer):
         await self.idle_task.stop()
 
     async def protocol_send(self, event: Event) -> None:
-        if isinstance(event, Updated) and self._connections is not None:
-            self.had_request = True
-            self._connections.set_idle(self, event.idle)
+        if isinstance(event, RawData):
+            async with self.send_lock:
+                await self._send(event.data)
+            return
+        if isinstance(event, Updated):
+            self.client.set_idle(event.idle)
+            self.on_idle()
+        await super().protocol_send(event)
+
+    async def _send(self, data: bytes) -> None:
         try:
-            await super().protocol_send(event)
-        except TimeoutError:
+            for start in range(0, len(data), _BLOCK_BYTES):
+                self.writer.write(data[start : start + _BLOCK_BYTES])
+                await self._drain()
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, TimeoutError):
+                self.writer.transport.abort()
             await self.protocol.handle(Closed())
+
+    async def _drain(self) -> None:
+        if self.writer.transport.get_write_buffer_size() <= WRITE_BUFFER_BYTES:
+            await self.writer.drain()  # at once: it raises what has gone wrong
+            return
+        async with asyncio.timeout(self.send_seconds):
+            await self.writer.drain()
 
     async def _close(self) -> None:
         with suppress(TimeoutError):
