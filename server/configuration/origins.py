@@ -9,12 +9,15 @@ against both, because pages do not have it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from string import ascii_letters, digits
 
 from server.errors import ApiError, ConfigError, WrongHost, WrongOrigin
 
 SAME_SITE_VALUES = frozenset({"same-origin", "none"})
 """Values of Sec-Fetch-Site that pages of other sites cannot cause; `none` is typed into the address bar."""
+
+_NAME_CHARACTERS = frozenset(f"{ascii_letters}{digits}-._*")
+"""Of names and IPv4 addresses; the star is of listed hosts only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +88,26 @@ def read_cors_origins(text: str | None) -> AllowedOrigins:
 
 def read_host(text: str) -> Host | None:
     """The host of a Host header; None if it is not `host` or `host:port`."""
+    name, bracket, after = text.rpartition("]")
+    if not bracket:
+        name, colon, port = text.partition(":")
+        after = colon + port
+    if after not in ("", ":") and not (after.startswith(":") and _is_port(after[1:])):
+        return None
+    is_host = _is_ipv6(name) if bracket else bool(name) and _NAME_CHARACTERS.issuperset(name)
+    return Host(name.removeprefix("[").lower(), int(after[1:]) if after[1:] else None) if is_host else None
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) < 65536
+
+
+def _is_ipv6(text: str) -> bool:
+    """Whether a text is `[` and an IPv6 address, without a zone, which is no part of a Host header."""
     try:
-        parts = urlsplit(f"//{text}")
-        name, port = parts.hostname, parts.port
+        return text.startswith("[") and "%" not in text and ip_address(text[1:]).version == 6
     except ValueError:
-        return None
-    if not name or parts.netloc != text or "@" in text or not text.isprintable() or " " in text:
-        return None
-    return Host(name, port)
+        return False
 
 
 def origin_error(

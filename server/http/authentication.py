@@ -95,6 +95,10 @@ class Authenticator:
             _key_id(key)
         return self._valid.get(digest_of(key))
 
+    def is_known(self, authorization: str) -> bool:
+        """Whether this header was valid when it was last used here; any one, while none is needed."""
+        return not self._key_required.is_set() or digest_of(_bearer_text(authorization)) in self._valid
+
     def authenticate(self, request: HTTPConnection) -> Caller:
         """The caller of a request or of a WebSocket.
 
@@ -191,7 +195,11 @@ def caller_of(key: StoredKey) -> Caller:
 
 def _bearer_token(request: HTTPConnection) -> str:
     """The request's bearer token; empty without one."""
-    scheme, _, text = request.headers.get("authorization", "").partition(" ")
+    return _bearer_text(request.headers.get("authorization", ""))
+
+
+def _bearer_text(authorization: str) -> str:
+    scheme, _, text = authorization.partition(" ")
     return text.strip() if scheme.lower() == "bearer" else ""
 
 

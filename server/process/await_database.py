@@ -53,13 +53,8 @@ def await_database(
     settings = hypercorn_settings(config)
     settings.keep_alive_max_requests = 0  # no connection outlives its answer, so that the end waits for none
     wait = _Wait(opened, runner.get_loop(), awaited)
-    server = Listener(
-        build_waiting(lambda: wait.reason),
-        settings,
-        connections,
-        certificate,
-        send_seconds=config.send_seconds,
-    )
+    app = build_waiting(lambda: wait.reason)
+    server = Listener(app, settings, connections, certificate, send_seconds=config.send_seconds)
     with _stopping_at_signals(wait):
         wait.start()
         runner.run(server.serve(listener.dup(), wait.ended.wait))

@@ -11,8 +11,9 @@ from server.maintenance.retention import Retention
 from server.metrics.cluster_series import ClusterSampler
 from server.metrics.engine_series import EngineSeries
 from server.metrics.events import Events
-from server.metrics.exposition import BuildInfo, Metrics, MetricsListener
+from server.metrics.exposition import BuildInfo, Metrics
 from server.metrics.server_series import Observed, ServerSeries
+from server.process.metrics_listener import MetricsListener
 from server.prompting.loaded_model import LoadedModel
 from server.recovery.heartbeat import Heartbeat
 from server.store.schema.upgrade import newest_revision
@@ -74,7 +75,7 @@ class ProcessMetrics:
         )
         self._sampler.start()
         if scraped is not None:
-            self._listener = MetricsListener(scraped, self.metrics)
+            self._listener = MetricsListener(scraped, self.metrics, self._config)
             self._listener.start()
 
     def stop(self) -> None:

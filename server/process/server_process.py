@@ -24,6 +24,7 @@ from server.errors import ConfigError
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens
 from server.http.app import build
+from server.http.asgi.client_connections import is_health
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener, hypercorn_settings
 from server.http.asgi.open_connections import OpenConnections
@@ -264,7 +265,12 @@ class ServerProcess:
         settings = hypercorn_settings(self._config)
         app = build(self._services, connections, console_routes)
         server = Listener(
-            app, settings, connections, self._certificate, send_seconds=self._config.send_seconds
+            app,
+            settings,
+            connections,
+            self._certificate,
+            send_seconds=self._config.send_seconds,
+            goes_first=self._goes_first,
         )
         shutdown = Shutdown(self._services, server, self._loop, self._ended)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -277,6 +283,11 @@ class ServerProcess:
         gc.freeze()  # a model has a million permanent objects, which collections then skip
         install_patches()
         runner.run(server.serve(listener, self._ended.wait))
+
+    def _goes_first(self, target: bytes, authorization: bytes) -> bool:
+        """Whether a request is health, or has a key that was valid when it was last used here."""
+        key = authorization.decode("latin-1")
+        return is_health(target) or self._services.authenticator.is_known(key)
 
     def stop(self) -> None:
         """Ends the threads and marks the replica as stopped."""

@@ -17,6 +17,7 @@ from wsproto.frame_protocol import CloseReason
 
 from server.errors import Overloaded, TooManyRequests
 from server.http.asgi.body_writer import BODY_WRITER, BodyWriter
+from server.http.asgi.client_connections import CLIENT
 from server.limits import SharedLimit
 
 TRANSPORT = "transport"
@@ -68,6 +69,8 @@ class Http1(H11Protocol):
 
     async def _create_stream(self, request: h11.Request) -> None:
         assert isinstance(self.connection, h11.Connection)
+        authorization = next((value for name, value in request.headers if name == b"authorization"), b"")
+        await self.connection_state[CLIENT].wait_for_turn(request.target, authorization)
         transport = self.connection_state[TRANSPORT]
         self.connection_state[BODY_WRITER] = BodyWriter(self.connection, transport)
         await super()._create_stream(request)

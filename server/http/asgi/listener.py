@@ -23,7 +23,14 @@ from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
 from server.configuration.settings import Config
-from server.http.asgi.client_connections import CLIENT, ClientConnection, ClientConnections
+from server.http.asgi.arrival import Arrival
+from server.http.asgi.client_connections import (
+    CLIENT,
+    ClientConnection,
+    ClientConnections,
+    GoesFirst,
+    is_health,
+)
 from server.http.asgi.hypercorn_patches import TRANSPORT
 from server.http.asgi.tls import HANDSHAKE_SECONDS, ServerCertificate
 
@@ -34,8 +41,8 @@ _SPARE = 32
 """Connections beyond the limit, which those with a key leave to health checks and to who comes next."""
 _ACCEPTED_AT_ONCE = 64
 """Connections that are accepted before the event loop turns to what else is to do."""
-_RESERVED_FILES = 96
-"""File descriptors for everything except client and database connections."""
+_RESERVED_FILES = 160
+"""File descriptors for everything except client and database connections; 64 are the metrics listener's."""
 _MAX_FILES = 65536
 """The soft limit is not raised further: some child processes close or scan every possible descriptor."""
 _PAUSE_S = 1.0
@@ -86,16 +93,17 @@ class Listener:
         certificate: ServerCertificate | None = None,
         *,
         send_seconds: float = 30.0,
+        goes_first: GoesFirst = is_health,
     ) -> None:
         """With a certificate every connection is TLS. A client has `send_seconds` to take `_BLOCK_BYTES`."""
         self._certificate = certificate
         self._app = wrap_app(app, settings.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
         self._settings = settings
         self._send_seconds = send_seconds
-        self._connections = ClientConnections(max_connections + _SPARE, _SPARE)
+        self._connections = ClientConnections(max_connections + _SPARE, _SPARE, goes_first)
         self._context = WorkerContext(None)
         self._attaching: set[asyncio.Task[None]] = set()
-        """Connections that are not served yet, most of them in the TLS handshake."""
+        """Connections between their arrival and their service, most of them in the TLS handshake."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._changed = asyncio.Event()
         """Set when a connection closes or its request ends."""
@@ -114,8 +122,7 @@ class Listener:
             ending.cancel()
             listener.close()
             await self._context.terminated.set()
-            for task in self._attaching:
-                task.cancel()
+            self._connections.close_before_requests()
             await self._finish()
 
     @property
@@ -152,9 +159,7 @@ class Listener:
                 if error.errno in _EXHAUSTED:
                     await self._recover(error)
                 continue  # otherwise the client has disconnected already
-            task = asyncio.ensure_future(self._attach(accepted, self._connections.add(accepted.close)))
-            self._attaching.add(task)
-            task.add_done_callback(self._attaching.discard)
+            self._receive(accepted)
             count += 1
             if count % _ACCEPTED_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -166,14 +171,39 @@ class Listener:
         self._connections.close_one()
         await asyncio.sleep(_PAUSE_S)
 
-    async def _attach(self, accepted: socket.socket, client: ClientConnection) -> None:
+    def _receive(self, accepted: socket.socket) -> None:
+        """Has a connection's first request read; it is served when that has come and has its turn."""
+        client = self._connections.add(accepted.close)
+        is_encrypted = self._certificate is not None
+
+        def begin(turn: "asyncio.Future[None] | None" = None) -> None:
+            if turn is None or not turn.cancelled():
+                client.has_turn = not is_encrypted
+                task = asyncio.ensure_future(self._attach(arrival, client))
+                self._attaching.add(task)
+                task.add_done_callback(self._attaching.discard)
+
+        def arrive(arrival: Arrival) -> None:
+            if is_encrypted or self._connections.goes_first(client, *arrival.target_and_key()):
+                begin()
+            else:
+                self._connections.turn(client).add_done_callback(begin)
+
+        arrival = Arrival(
+            accepted, is_encrypted=is_encrypted, on_whole=arrive, on_lost=lambda _: self._remove(client)
+        )
+        client.abort = client.close = arrival.close
+        arrival.read()
+
+    async def _attach(self, arrival: Arrival, client: ClientConnection) -> None:
         """Begins to serve a connection, after its TLS handshake. Closes one that is lost before."""
-        loop = asyncio.get_running_loop()
+        loop, accepted = asyncio.get_running_loop(), arrival.socket
         task = asyncio.current_task()
         if task is None or accepted.fileno() < 0:  # it was closed for another one already
             return
         client.abort = task.cancel
         reader = asyncio.StreamReader(loop=loop)
+        reader.feed_data(arrival.head)
         protocol = asyncio.StreamReaderProtocol(reader, partial(self._run, client), loop=loop)
         try:
             # asyncio sets it only on sockets that were made with IPPROTO_TCP. Without it a small write waits

@@ -1,19 +1,15 @@
-"""The registry of a process and its listener: bounded, and undisturbed by clients that say nothing."""
+"""The registry of a process: its series and their text."""
 
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.request import ModelInfo
 from engine.statistics import Distribution, RequestStats, ServerStats, Stats
 from server.metrics.engine_series import EngineSeries
-from server.metrics.exposition import MAX_CONNECTIONS, BuildInfo, Metrics, MetricsListener
+from server.metrics.exposition import BuildInfo, Metrics
 from server.metrics.samples import histogram
-from tests.support.eventually import eventually
 
 MODEL_INFO = ModelInfo(
     vocab_size=10,
@@ -28,15 +24,6 @@ MODEL_INFO = ModelInfo(
 @pytest.fixture
 def metrics() -> Metrics:
     return Metrics()
-
-
-@pytest.fixture
-def url(metrics: Metrics) -> Iterator[str]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    listener = MetricsListener(listening, metrics)
-    listener.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
-    listener.stop()
 
 
 def _samples(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -92,28 +79,6 @@ def test_a_remote_engine_shows_its_servers_without_passwords_and_no_cache_of_its
     assert found["holdfast_engine_server_running"] == [(first, 3), (second, 0)]
     assert "vllm:kv_cache_usage_perc" not in found
     assert b"secret" not in metrics.render()
-
-
-def test_the_listener_serves_metrics_and_nothing_else(url: str) -> None:
-    assert "process_cpu_seconds_total" in httpx.get(url).text
-    assert httpx.get(f"{url}?name=x").status_code == 200
-    assert httpx.get(url.replace("/metrics", "/other")).status_code == 404
-    assert httpx.post(url).status_code == 501
-
-
-def test_silent_clients_take_no_more_than_their_connections_and_give_them_back(url: str) -> None:
-    host, _, port = url.removeprefix("http://").removesuffix("/metrics").partition(":")
-    with ExitStack() as stack:
-        for _ in range(2 * MAX_CONNECTIONS):
-            stack.enter_context(socket.create_connection((host, int(port))))
-        eventually(lambda: not _answers(url))
-    eventually(lambda: _answers(url))
-
-
-def _answers(url: str) -> bool:
-    with suppress(httpx.TransportError):
-        return httpx.get(url).status_code == 200
-    return False
 
 
 NO_REQUESTS = RequestStats()

@@ -31,6 +31,7 @@ def test_small_writes_do_not_wait_for_acknowledgements_of_those_before(
         listener = Listener(_no_app, HypercornConfig(), 8)
         serving = asyncio.ensure_future(listener.serve(listening, ended.wait))
         reader, writer = await asyncio.open_connection(*listening.getsockname()[:2])
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
         assert await reader.read() == b""
         writer.close()
         ended.set()

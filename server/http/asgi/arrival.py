@@ -1,0 +1,76 @@
+"""Arrival: an accepted connection until the head of its first request is whole: a socket and some bytes.
+
+A client that is silent, or sends a head byte by byte, costs no more. The head of a malformed request may be
+whole earlier than it seems, or never; Hypercorn refuses it.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+_MAX_HEAD_BYTES = 16 * 1024
+"""Of a head that is waited for; Hypercorn refuses a longer one."""
+
+
+class Arrival:
+    """Reads a socket without blocking until there is a head, or of a TLS connection until anything comes."""
+
+    def __init__(
+        self,
+        accepted: socket.socket,
+        *,
+        is_encrypted: bool,
+        on_whole: Callable[["Arrival"], object],
+        on_lost: Callable[["Arrival"], object],
+    ) -> None:
+        """`on_whole` is called when there is a head, `on_lost` when the client has closed before."""
+        self.socket = accepted
+        self.head = bytearray()
+        """What was read; nothing of a TLS connection."""
+        self._loop = asyncio.get_running_loop()
+        self._flags = socket.MSG_PEEK if is_encrypted else 0
+        self._on_whole, self._on_lost = on_whole, on_lost
+        self._has_reader = False
+
+    def read(self) -> None:
+        """Reads what has come; again whenever more comes."""
+        try:
+            data = self.socket.recv(_MAX_HEAD_BYTES, self._flags)
+        except (BlockingIOError, InterruptedError):
+            data = None
+        except OSError:
+            data = b""
+        if data == b"":
+            self.close()
+            self._on_lost(self)
+        elif data is not None and self._is_whole(data):
+            self._stop_reading()
+            self._on_whole(self)
+        elif not self._has_reader:
+            self._has_reader = True
+            self._loop.add_reader(self.socket.fileno(), self.read)
+
+    def _is_whole(self, data: bytes) -> bool:
+        if self._flags:
+            return True
+        self.head += data
+        last = self.head[-len(data) - 3 :]
+        is_no_request = not self.head[:1].isalpha() or len(self.head) > _MAX_HEAD_BYTES
+        return is_no_request or b"\n\r\n" in last or b"\n\n" in last
+
+    def target_and_key(self) -> tuple[bytes, bytes]:
+        """The request's target and its Authorization header; empty where there is none."""
+        first, *lines = bytes(self.head).split(b"\n")
+        headers = (line.partition(b":") for line in lines)
+        keys = (value.strip() for name, _, value in headers if name.lower() == b"authorization")
+        return first.partition(b" ")[2].partition(b" ")[0], next(keys, b"")
+
+    def _stop_reading(self) -> None:
+        if self._has_reader:
+            self._has_reader = False
+            self._loop.remove_reader(self.socket.fileno())
+
+    def close(self) -> None:
+        """Closes the connection. Idempotent."""
+        self._stop_reading()
+        self.socket.close()

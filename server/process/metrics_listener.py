@@ -1,0 +1,65 @@
+"""MetricsListener: serves GET /metrics without a key, on a thread and an event loop of its own.
+
+It answers while the server's own event loop is busy, and its connections are bounded as the server's are.
+"""
+
+import asyncio
+import socket
+import threading
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from server.configuration.settings import Config
+from server.http.asgi.endpoint import PublicEndpoint
+from server.http.asgi.hypercorn_patches import install_patches
+from server.http.asgi.listener import Listener, hypercorn_settings
+from server.http.asgi.request_body import LingeringClose
+from server.metrics.exposition import CONTENT_TYPE, Metrics
+
+MAX_CONNECTIONS = 32
+"""Connections of the metrics listener at a time, beside the spare ones."""
+
+
+class MetricsListener:
+    """The listener of one process."""
+
+    def __init__(self, listening: socket.socket, metrics: Metrics, config: Config) -> None:
+        """`listening` is a bound, listening socket, which this owns from now on."""
+        install_patches()
+        listening.setblocking(False)
+        self._listening = listening
+        self._ended = asyncio.Event()
+        self._runner = asyncio.Runner()
+        settings = hypercorn_settings(config)
+        settings.graceful_timeout = 0.0
+        self._listener = Listener(
+            _application(metrics), settings, MAX_CONNECTIONS, send_seconds=config.send_seconds
+        )
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Closes the socket; answers that are under way are not waited for. Idempotent."""
+        if self._thread.is_alive():
+            self._runner.get_loop().call_soon_threadsafe(self._ended.set)
+            self._thread.join()
+        self._listening.close()
+
+    def _serve(self) -> None:
+        with self._runner:
+            self._runner.run(self._listener.serve(self._listening, self._ended.wait))
+
+
+def _application(metrics: Metrics) -> Starlette:
+    def render(_request: Request) -> Response:
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    endpoint = PublicEndpoint(render, None, LingeringClose())
+    app = Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path in ("/metrics", "/metrics/")])
+    app.router.redirect_slashes = False
+    return app

@@ -1,0 +1,96 @@
+"""`python -m tests.support.flood KIND PORT COUNT`: connections without a key, opened again when closed.
+
+Prints a line when all of them were opened once; at the end of its input, how many were opened again.
+"""
+
+import itertools
+import select
+import socket
+import sys
+from contextlib import suppress
+from time import monotonic
+
+UPGRADE = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+    b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n"
+)
+SENT = {
+    "readers": b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 8,
+    "trickles": b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 8,
+    "forms": b"POST /console/sign-in HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\nkey=",
+    "scrapes": b"GET /metrics HTTP/1.1\r\nx: ",
+    "whole scrapes": b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n",
+    "upgrades": UPGRADE,
+    "handshakes": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "silent": b"",
+}
+"""What a connection sends at once. None of them reads, but for the trickles, a byte a second."""
+_GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_ADDRESSES = 200
+
+
+class Flood:
+    """`count` connections to one port, from many addresses of this machine."""
+
+    def __init__(self, kind: str, port: int, count: int) -> None:
+        self.kind, self.port, self.count = kind, port, count
+        self.opened = 0
+        self._open: dict[int, socket.socket] = {}
+        self._epoll = select.epoll()
+        self._sources = itertools.cycle(f"127.0.1.{number}" for number in range(1, _ADDRESSES + 1))
+
+    def open(self) -> None:
+        """Begins to connect; what it sends follows."""
+        client = socket.socket()
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
+        client.bind((next(self._sources), 0))
+        with suppress(BlockingIOError):
+            client.connect(("127.0.0.1", self.port))
+        self._open[client.fileno()] = client
+        self._epoll.register(client.fileno(), select.EPOLLOUT | _GONE)
+        self.opened += 1
+
+    def turn(self) -> None:
+        """Sends where a connection was made, and opens again where one was closed."""
+        for number, events in self._epoll.poll(0.2):
+            if events & _GONE:
+                self._epoll.unregister(number)
+                self._open.pop(number).close()
+                self.open()
+            elif events & select.EPOLLOUT:
+                with suppress(OSError):
+                    self._open[number].send(SENT[self.kind])
+                self._epoll.modify(number, _GONE)
+
+    def drip(self) -> None:
+        """A byte more of what is sent, or of what is read."""
+        if self.kind not in ("forms", "scrapes", "trickles"):
+            return
+        for client in self._open.values():
+            with suppress(OSError):
+                client.recv(1) if self.kind == "trickles" else client.send(b"a")
+
+
+def main() -> None:
+    """Floods until its input ends."""
+    flood = Flood(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    ended = select.poll()
+    ended.register(sys.stdin, select.POLLIN | select.POLLHUP)
+    dripped = monotonic()
+    while not ended.poll(0):
+        for _ in range(min(200, flood.count - flood.opened)):
+            flood.open()
+            if flood.opened == flood.count:
+                sys.stdout.write("all are open\n")
+                sys.stdout.flush()
+        flood.turn()
+        if monotonic() - dripped > 1:
+            dripped = monotonic()
+            flood.drip()
+    sys.stdout.write(f"{flood.opened - flood.count}\n")
+
+
+if __name__ == "__main__":
+    main()
