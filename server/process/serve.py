@@ -35,8 +35,6 @@ FIRST_KEY_SECONDS = 15.0
 """How long a key is waited for after the schema: who has just made the schema makes a first key next."""
 BACKLOG = 4096
 """Connections that wait to be accepted; the kernel's `net.core.somaxconn` bounds it."""
-SEND_BUFFER_BYTES = 128 * 1024
-"""SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
 
 
 def serve(config: Config, say: Callable[[str], None]) -> int:
@@ -132,7 +130,6 @@ def _arm_crashpoint(config: Config) -> None:
 def listening_socket(config: Config) -> socket.socket:
     """The listening socket, bound before the model is loaded, so that a port in use is reported early."""
     listener = bind(config.host, config.port)
-    _limit_send_buffer(listener, config.send_seconds)
     listener.setblocking(False)
     return listener
 
@@ -145,10 +142,3 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise ConfigError(f"Cannot listen on {host} port {port}: {reason}.") from error
-
-
-def _limit_send_buffer(listener: socket.socket, seconds: float) -> None:
-    """Limits unsent bytes of a client that does not read, and the time to close; connections inherit both."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(seconds * 1000), 2**31 - 1))

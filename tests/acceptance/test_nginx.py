@@ -85,7 +85,7 @@ def test_what_is_the_operators_is_not_to_be_had_outside(
     start_server: StartServer, behind_nginx: Behind
 ) -> None:
     url = behind_nginx(start_server(**SCRIPTED, **NAMED))
-    for path in ("/metrics", "/admin/v1/keys"):
+    for path in ("/metrics", "/admin/v1/keys", "/console", "/console/sign-in"):
         answer = httpx.get(f"{url}{path}")
         assert (answer.status_code, "nginx" in answer.text) == (404, True)
 
