@@ -336,8 +336,8 @@ def test_the_widest_wishes_are_met(bench: Bench) -> None:
 def test_a_top_k_beyond_every_vocabulary_is_no_limit(bench: Bench) -> None:
     some = {"temperature": 1.0, "seed": 4}
     free, wide = bench.run(
-        make_request("free", prompt_of(20), 12, **some),
-        make_request("wide", prompt_of(20), 12, top_k=2**70, **some),
+        make_request("no top_k", prompt_of(20), 12, **some),
+        make_request("wide top_k", prompt_of(20), 12, top_k=2**70, **some),
     )
     assert wide.tokens == free.tokens
 
