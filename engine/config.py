@@ -113,7 +113,8 @@ class EngineConfig(QueueSettings):
     device: DeviceName = "auto"
     """`auto` is the current CUDA device if there is one, else the CPU."""
     dtype: DtypeName = "auto"
-    """`auto` is the checkpoint's dtype on a GPU and float32 on a CPU."""
+    """`auto` is the checkpoint's dtype on a GPU. On a CPU it is bfloat16 where the checkpoint has it and the
+    CPU has instructions for it, else float32."""
     kv_memory: int | None = None
     """Bytes for the KV cache; None chooses by model and free memory (`engine.kv_cache.count_blocks`)."""
     kv_blocks: int | None = None

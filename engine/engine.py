@@ -20,6 +20,7 @@ from engine.executor import Executor
 from engine.grammar.compiler import CompiledGrammar, check_grammar
 from engine.request import (
     Cancel,
+    CancelReason,
     CheckedRequest,
     Deliver,
     EngineRequest,
@@ -30,7 +31,7 @@ from engine.request import (
 )
 from engine.scheduling.block_pool import extend_chain
 from engine.statistics import Stats
-from engine.validation import refuse_bad_images, refuse_bad_request
+from engine.validation import clamped, refuse_bad_images, refuse_bad_request
 
 
 class ThreadedEngine:
@@ -73,15 +74,14 @@ class ThreadedEngine:
         Any thread; compiles a new grammar.
         """
         model_info = self.model_info
-        refuse_bad_request(request, model_info, has_vocabulary=self._executor.vocabulary is not None)
+        refuse_bad_request(request, model_info)
         total = len(request.prompt) + request.max_tokens
         room = self._limits.kv_blocks * self._limits.block_size
         if total > room:
             raise RequestRefused("too_long", f"{total} tokens are more than the KV cache can hold, {room}.")
         refuse_bad_images(request, model_info, self.image_text)
-        if request.grammar is None:
-            return CheckedRequest(request)
-        return CheckedRequest(request, check_grammar(request, self._executor.grammars))
+        grammar = None if request.grammar is None else check_grammar(request, self._executor.grammars)
+        return CheckedRequest(clamped(request), grammar)
 
     def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
         """How a picture is written in a prompt. Raises `RequestRefused`; any thread, up to 1 s of CPU."""
@@ -119,13 +119,13 @@ class ThreadedEngine:
         due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
         self._registry.accept(AcceptedRequest(request, digests, due, grammar, has_place))
 
-    def cancel(self, request_id: str) -> None:
-        """Cancels the request; unknown ids are ignored. Any thread."""
+    def cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
+        """Ends the request; `stop`: its output is complete. Unknown ids are ignored. Any thread."""
         if not self._beam_requests.cancel(request_id):
-            self._cancel(request_id)
+            self._cancel(request_id, reason)
 
-    def _cancel(self, request_id: str) -> None:
-        self._registry.inbox.put(Cancel(request_id))
+    def _cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
+        self._registry.inbox.put(Cancel(request_id, reason))
 
     def set_paused(self, paused: bool) -> None:
         """While paused, no step begins. Idempotent; any thread."""

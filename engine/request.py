@@ -12,16 +12,19 @@ from typing import Any, Literal, NamedTuple, Protocol
 from engine.statistics import NOT_MEASURED, RequestTimes, Stats
 
 FinishReason = Literal["stop", "length", "cancelled"]
-"""`stop`: a stop token or stop string came; `length`: the limit was reached; `cancelled`: `Cancel` came."""
+"""`stop`: a stop token came, or `Cancel` with this reason; `length`: the limit was reached; `cancelled`:
+`Cancel` came."""
+
+CancelReason = Literal["cancelled", "stop"]
+"""`stop`: the caller has found the end of the output."""
 
 FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded", "deadline"]
 """`deadline`: `deadline_seconds` have passed. A failure, because OpenAI's API has no incomplete reason for
 time; tokens generated until then are delivered, and `Failed.usage` counts them."""
 
 MAX_BIASES = 1024
-MAX_STOP_STRINGS = 32
-MAX_STOP_BYTES = 512
-"""Of one stop string, in UTF-8. Bounds the search in each step of a request."""
+MAX_MARK_TOKENS = 512
+"""Of the sequence that begins or ends reasoning."""
 MAX_LOGPROBS = 20
 MAX_BEAMS = MAX_LOGPROBS // 2
 """A step of beam search reads the logprobs of 2 * width tokens for each beam."""
@@ -167,12 +170,9 @@ class EngineRequest:
     deadline_seconds: float | None = None
     """Counted from `submit`, queueing included; then the request ends with `Failed("deadline")`. Above 0."""
     min_tokens: int = 0
-    """Until the output has this many tokens, stop ids are masked and stop strings are ignored."""
+    """Until the output has this many tokens, stop ids are masked."""
     ignore_eos: bool = False
     """`stop_ids` are ordinary tokens; `stop_token_ids` still end generation."""
-    stop_strings: tuple[str, ...] = ()
-    """Generation ends when the output's bytes contain one of these, also across tokens. The token that
-    completes it is delivered. At most `MAX_STOP_STRINGS` of at most `MAX_STOP_BYTES` each."""
     logprobs: int | None = None
     """Return each token's logprob and those of this many top tokens; at most `MAX_LOGPROBS`."""
     logprob_token_ids: tuple[int, ...] = ()
@@ -190,8 +190,8 @@ class EngineRequest:
     """Tokens are delivered at the end, all at once. Beams are scored by the model's own logprobs, so sampling
     parameters, grammars and stop strings do not apply; `min_tokens` and stop ids do."""
     output_offset: int = 0
-    """This many of the prompt's last tokens are earlier output of the same request. Penalties, `min_tokens`
-    and stop strings count them as output, so an interrupted request continues unchanged."""
+    """This many of the prompt's last tokens are earlier output of the same request. Penalties and
+    `min_tokens` count them as output, so an interrupted request continues unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +205,11 @@ class CheckedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Ends a request with `Finished("cancelled")` within one step; an unknown or ended request is ignored."""
+    """Ends a request with `Finished` within one step; an unknown or ended request is ignored."""
 
     request_id: str
+    reason: CancelReason = "cancelled"
+    """That of its `Finished`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,29 +252,12 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class StopMatch:
-    """The stop string that ended a request. The visible text is that of the tokens before it, and the first
-    `before` bytes of its own tokens.
-    """
-
-    text: str
-    tokens: int
-    """Last tokens that contain bytes of `text`. With `output_offset` some may be earlier output."""
-    before: int
-    """Bytes in the first of these tokens before `text` begins."""
-    after: int
-    """Bytes in the last of these tokens after `text` ends."""
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """The last message of a request that ended without an error."""
 
     request_id: str
     reason: FinishReason
     usage: Usage
-    stop_match: StopMatch | None = None
-    """Set if a stop string ended the request."""
     times: RequestTimes = field(default=NOT_MEASURED, compare=False)
 
 
@@ -384,8 +369,8 @@ class Engine(Protocol):
     def submit(self, request: EngineRequest | CheckedRequest) -> None:
         """Queues the request, which is checked first if it was not. Raises `RequestRefused`. Any thread."""
 
-    def cancel(self, request_id: str) -> None:
-        """Cancels the request; unknown ids are ignored. Any thread."""
+    def cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
+        """Ends the request; `stop`: its output is complete. Unknown ids are ignored. Any thread."""
 
     def set_paused(self, paused: bool) -> None:
         """Pauses or resumes stepping, for back-pressure: while paused no step begins.

@@ -7,6 +7,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -20,8 +21,7 @@ from engine.request import (
     MAX_IMAGES,
     MAX_LOGPROB_TOKENS,
     MAX_LOGPROBS,
-    MAX_STOP_BYTES,
-    MAX_STOP_STRINGS,
+    MAX_MARK_TOKENS,
     MAX_STOP_TOKENS,
     EngineRequest,
     ImageText,
@@ -34,6 +34,10 @@ from engine.request import (
 
 SEED_RANGE = range(-(2**63), 2**64)
 
+MAX_TOP_K = 2**31 - 1
+"""Beyond every vocabulary; samplers have integers of 32 bits."""
+MAX_TEMPERATURE = 1e10
+"""Samples evenly. Beyond float32, a masked logit divided by it would be no number, and could be sampled."""
 MAX_BIAS = 100.0
 MAX_LENGTH_PENALTY = 10.0
 """Beyond it, `length ** penalty` overflows a float."""
@@ -46,7 +50,7 @@ RANGES = {
 }
 
 
-def refuse_bad_request(request: EngineRequest, model_info: ModelInfo, *, has_vocabulary: bool) -> None:
+def refuse_bad_request(request: EngineRequest, model_info: ModelInfo) -> None:
     """Raises `RequestRefused` for a request that this model can never run, pictures and grammar aside."""
     if not request.prompt:
         raise RequestRefused("bad_token", "The prompt is empty.")
@@ -61,7 +65,7 @@ def refuse_bad_request(request: EngineRequest, model_info: ModelInfo, *, has_voc
         raise RequestRefused("bad_limit", "deadline_seconds must be above 0.")
     refuse_unknown_adapter(request.adapter, model_info.adapters)
     refuse_bad_sampling(request.sampling, model_info.vocab_size)
-    refuse_bad_output(request, vocab_size=model_info.vocab_size, has_vocabulary=has_vocabulary)
+    refuse_bad_output(request, vocab_size=model_info.vocab_size)
     refuse_bad_beams(request)
     if len(request.prompt) + request.max_tokens > model_info.context_length:
         raise RequestRefused(
@@ -78,8 +82,8 @@ def refuse_bad_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         raise RequestRefused("bad_sampling", "temperature must be a number of at least 0.")
     if not 0 < sampling.top_p <= 1:
         raise RequestRefused("bad_sampling", "top_p must be above 0 and at most 1.")
-    if sampling.top_k < 0:
-        raise RequestRefused("bad_sampling", "top_k must be at least 0.")
+    if not isinstance(sampling.top_k, int) or sampling.top_k < 0:
+        raise RequestRefused("bad_sampling", "top_k must be an integer of at least 0.")
     if sampling.seed not in SEED_RANGE:
         raise RequestRefused("bad_sampling", "seed must fit into 64 bits.")
     for name, (low, high) in RANGES.items():
@@ -99,14 +103,23 @@ def refuse_bad_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         raise RequestRefused("bad_sampling", _tokens_sentence("bad_words", MAX_BAD_TOKENS, vocab_size))
 
 
+def clamped(request: EngineRequest) -> EngineRequest:
+    """The request with parameters that samplers can compute with, and the same distribution of tokens."""
+    sampling = request.sampling
+    if sampling.temperature <= MAX_TEMPERATURE and sampling.top_k <= MAX_TOP_K:
+        return request
+    temperature, top_k = min(sampling.temperature, MAX_TEMPERATURE), min(sampling.top_k, MAX_TOP_K)
+    return replace(request, sampling=replace(sampling, temperature=temperature, top_k=top_k))
+
+
 def refuse_unknown_adapter(adapter: str, known: Sequence[str]) -> None:
     """Raises `RequestRefused` if a request names an adapter that was not loaded."""
     if adapter != "" and adapter not in known:
         raise RequestRefused("bad_adapter", f"There is no adapter {adapter!r} of this model.")
 
 
-def refuse_bad_output(request: EngineRequest, *, vocab_size: int, has_vocabulary: bool) -> None:
-    """Raises `RequestRefused` for invalid stop ids, stop strings, logprobs, budgets and offsets."""
+def refuse_bad_output(request: EngineRequest, *, vocab_size: int) -> None:
+    """Raises `RequestRefused` for invalid stop ids, logprobs, budgets and offsets."""
     # They index logits: an id beyond the vocabulary would fail the whole step.
     stops = request.stop_ids if isinstance(request.stop_ids, Collection) else ()
     if not all(_is_count(token_id, vocab_size - 1) for token_id in stops):
@@ -123,11 +136,6 @@ def refuse_bad_output(request: EngineRequest, *, vocab_size: int, has_vocabulary
         wanted = getattr(request, name)
         if wanted is not None and not _is_count(wanted, MAX_LOGPROBS):
             raise RequestRefused("bad_limit", f"{name} must be 0 to {MAX_LOGPROBS}.")
-    _refuse_bad_stops(request.stop_strings)
-    if request.stop_strings and not has_vocabulary:
-        raise RequestRefused(
-            "bad_stop", "This model has no tokenizer.json, so its tokens have no text to stop at."
-        )
 
 
 def refuse_bad_images(
@@ -188,11 +196,15 @@ def refuse_bad_beams(request: EngineRequest) -> None:
         most = MAX_LENGTH_PENALTY
         raise RequestRefused("bad_beams", f"length_penalty must be a number from {-most:g} to {most:g}.")
     others = (request.grammar, request.thinking_budget, request.prompt_logprobs)
-    if request.stop_strings or request.logprob_token_ids or any(other is not None for other in others):
+    if request.logprob_token_ids or any(other is not None for other in others):
         raise RequestRefused(
-            "bad_beams",
-            "A beam search goes with no grammar, stop string, thinking budget or logprobs of a prompt.",
+            "bad_beams", "A beam search goes with no grammar, thinking budget or logprobs of a prompt."
         )
+    for name in ("logit_bias", "allowed_token_ids", "bad_words", "presence_penalty", "frequency_penalty"):
+        if getattr(request.sampling, name):
+            raise RequestRefused(
+                "bad_beams", f"A beam search goes by the model's own logprobs, without {name}."
+            )
 
 
 def _refuse_bad_budget(budget: ThinkingBudget | None, vocab_size: int) -> None:
@@ -201,7 +213,7 @@ def _refuse_bad_budget(budget: ThinkingBudget | None, vocab_size: int) -> None:
     if not _is_count(budget.tokens, 2**31) or not _is_count(budget.spent, 2**31):
         raise RequestRefused("bad_limit", "A thinking budget must be at least 0.")
     if not all(
-        marks and _are_tokens(marks, MAX_STOP_BYTES, vocab_size) for marks in (budget.start, budget.end)
+        marks and _are_tokens(marks, MAX_MARK_TOKENS, vocab_size) for marks in (budget.start, budget.end)
     ):
         raise RequestRefused(
             "bad_limit", "A thinking budget needs the tokens that begin and end the reasoning."
@@ -241,18 +253,6 @@ def _refuse_bad_bias(biases: Sequence[tuple[int, float]], vocab_size: int) -> No
             raise RequestRefused("bad_sampling", f"A logit_bias must be from {-MAX_BIAS:g} to {MAX_BIAS:g}.")
     if any(one[0] >= other[0] for one, other in pairwise(biases)):
         raise RequestRefused("bad_sampling", "logit_bias must name each token id once, in rising order.")
-
-
-def _refuse_bad_stops(stops: Sequence[str]) -> None:
-    if not isinstance(stops, tuple) or len(stops) > MAX_STOP_STRINGS:
-        raise RequestRefused("bad_stop", f"stop_strings must be a tuple of at most {MAX_STOP_STRINGS}.")
-    for text in stops:
-        try:
-            size = len(text.encode())
-        except (AttributeError, UnicodeEncodeError):
-            raise RequestRefused("bad_stop", "A stop string must be Unicode text.") from None
-        if not 1 <= size <= MAX_STOP_BYTES:
-            raise RequestRefused("bad_stop", f"A stop string must have 1 to {MAX_STOP_BYTES} bytes in UTF-8.")
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:

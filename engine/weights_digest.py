@@ -23,16 +23,23 @@ MAX_READS = 512
 """Of weight files, heads included: on a network disk that takes 10 ms for each, they take five seconds."""
 
 
-def digests_by_adapter(folder: Path, adapters: Iterable[tuple[str, Path]] = ()) -> dict[str, str]:
-    """`ModelInfo.weights` of the model in a folder and of its LoRA adapters. Raises OSError."""
-    base = weights_digest(folder)
+def digests_by_adapter(
+    folder: Path, adapters: Iterable[tuple[str, Path]] = (), dtype: str = "float32"
+) -> dict[str, str]:
+    """`ModelInfo.weights` of the model in a folder and of its LoRA adapters. Raises OSError.
+
+    Weights that are computed with in another `dtype` give other tokens. Float32 adds nothing to a digest,
+    because it is what releases computed in that knew no other on a CPU.
+    """
+    base = weights_digest(folder, base="" if dtype == "float32" else dtype)
     return {"": base, **{name: weights_digest(adapter, base=base) for name, adapter in adapters}}
 
 
 def weights_digest(folder: Path, *, base: str = "") -> str:
     """The digest, in hexadecimal, of the weights in a folder. A copy of the folder has the same.
 
-    `base` is the digest of the model for which an adapter's folder has changes. Raises OSError.
+    `base` is the digest of the model for which an adapter's folder has changes, or a model's data type.
+    Raises OSError.
     """
     digest = hashlib.sha256(base.encode())
     for name in SETTINGS:

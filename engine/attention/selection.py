@@ -18,7 +18,7 @@ import torch
 from engine.attention.flash_attention import FlashAttentionBackend, Function, kernel_sources
 from engine.attention.interface import LayerAttentionSpec, PagedAttentionBackend
 from engine.attention.kernel_check import attend_with, attend_with_sdpa, find_fault
-from engine.attention.varlen_attention import PAGE_SIZE, VarlenAttentionBackend
+from engine.attention.varlen_attention import DECODE_SPLITS, PAGE_SIZE, VarlenAttentionBackend
 from engine.config import AttentionName, ModelRefused
 from engine.request import describe
 
@@ -68,7 +68,9 @@ def candidates(device: torch.device, wanted: AttentionName, hub_kernel: str | No
         found += [Candidate(name, partial(load_flash, name, load)) for name, load in sources.items()]
     if wanted in ("auto", "varlen"):
         capability = torch.cuda.get_device_capability(device)
-        found.append(Candidate("varlen", partial(VarlenAttentionBackend, capability), PAGE_SIZE))
+        for splits in (DECODE_SPLITS, 1):  # without splits where those are not right
+            load = partial(VarlenAttentionBackend, capability, splits=splits)
+            found.append(Candidate("varlen", load, PAGE_SIZE))
     return found
 
 

@@ -18,6 +18,9 @@ PAGE_SIZE = 256
 """The kernel refuses block sizes that are not a multiple of this."""
 MIN_CAPABILITY = (8, 0)
 MAX_HEAD_SIZE = 256
+DECODE_SPLITS = 8
+"""Parts in which the keys of a request are read side by side where it has one new token. A few requests with
+long contexts would leave most of a GPU idle otherwise. Not measured on a GPU yet."""
 
 logging.getLogger("torch.nn.attention.varlen").setLevel(logging.WARNING)  # else it logs a line for every call
 
@@ -29,10 +32,13 @@ class VarlenAttentionBackend:
 
     name = "varlen"
 
-    def __init__(self, capability: tuple[int, int], function: Function = varlen_attn) -> None:
-        """`capability` is the GPU's compute capability."""
+    def __init__(
+        self, capability: tuple[int, int], function: Function = varlen_attn, *, splits: int = DECODE_SPLITS
+    ) -> None:
+        """`capability` is the GPU's compute capability; with one of `splits`, keys are read in one pass."""
         self._capability = capability
         self._function = function
+        self._splits = splits
 
     def unsupported_reason(self, spec: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
         """Why the kernel cannot compute this layer; None if it can."""
@@ -49,6 +55,11 @@ class VarlenAttentionBackend:
         return None
 
     def attend(self, call: LayerCall, keys: Tensor, values: Tensor, metadata: AttentionMetadata) -> Tensor:
+        shares_heads = call.query.shape[1] != keys.shape[2]
+        # One token a request: nothing comes after it, and a causal window would keep the kernel from reading
+        # the keys once for all heads that share them.
+        folds = shares_heads and call.window is None and metadata.max_query_len == 1 and self._splits > 1
+        window = (-1, 0) if call.window is None else (call.window - 1, 0)
         result: Any = self._function(
             call.query,
             keys,
@@ -60,13 +71,13 @@ class VarlenAttentionBackend:
             return_aux=AuxRequest(lse=True) if call.sinks is not None else None,
             scale=call.scale,
             # The kernel's left window does not count the token itself; (-1, 0) is causal.
-            window_size=(-1, 0) if call.window is None else (call.window - 1, 0),
-            enable_gqa=call.query.shape[1] != keys.shape[2],
+            window_size=(-1, -1) if folds else window,
+            enable_gqa=shares_heads,
             seqused_k=metadata.seq_lens,
             block_table=metadata.block_tables,
             # Automatic splits depend on the rest of the batch, and so would results; with pages they are
-            # wrong in torch 2.13.
-            num_splits=1,
+            # wrong in torch 2.13. A constant number divides each request's own keys.
+            num_splits=self._splits if folds else 1,
         )
         if call.sinks is None:
             output: Tensor = result

@@ -177,9 +177,9 @@ class EngineCore:
                 pass
             case AcceptedRequest():
                 self._admit(message)
-            case Cancel(request_id):
+            case Cancel(request_id, reason):
                 if sequence := self._sequences.get(request_id):
-                    self._finish(sequence, "cancelled")
+                    self._finish(sequence, reason)
             case Close(drain):
                 self._closing = message
                 if not drain:
@@ -190,8 +190,7 @@ class EngineCore:
         request = accepted.request
         self._arrivals += 1
         try:
-            vocabulary = self._executor.vocabulary
-            sequence = TokenSequence(request, self._arrivals, vocabulary, accepted.digests, accepted.grammar)
+            sequence = TokenSequence(request, self._arrivals, accepted.digests, accepted.grammar)
             # Computes the digests that planning needs, where an error fails this request only.
             self._scheduler.prepare(sequence)
         except Exception as error:
@@ -347,7 +346,7 @@ class EngineCore:
         ended = self._metrics.requests.ended
         times = ended(sequence, "abort" if reason == "cancelled" else reason, monotonic())
         request_id = sequence.request.request_id
-        self._end(sequence, Finished(request_id, reason, sequence.usage, sequence.stop_match, times))
+        self._end(sequence, Finished(request_id, reason, sequence.usage, times))
 
     def _fail(self, sequence: TokenSequence, code: FailureCode, message: str) -> None:
         log.warning("request %s failed (%s): %s", sequence.request.request_id, code, message)

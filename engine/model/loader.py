@@ -160,8 +160,15 @@ def _choose_dtype(config: EngineConfig, hf_config: PretrainedConfig, device: tor
     if config.dtype != "auto":
         return getattr(torch, config.dtype)  # type: ignore[no-any-return]
     own = hf_config.get_text_config().dtype or hf_config.dtype
-    # Few CPUs have bfloat16 instructions; on others it is slower and less precise than float32.
-    return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
+    if device.type == "cuda":
+        return own if isinstance(own, torch.dtype) else torch.float32
+    return torch.bfloat16 if own == torch.bfloat16 and _multiplies_bfloat16() else torch.float32
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether the CPU has instructions for it; without them it is slower than float32, and less precise."""
+    features = torch.cpu.get_capabilities()
+    return bool(features.get("avx512_bf16") or features.get("amx_bf16"))
 
 
 def _read_hf_config(config: EngineConfig) -> PretrainedConfig:

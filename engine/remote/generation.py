@@ -25,6 +25,7 @@ from engine.remote.interface import Chunk, EngineFault, EngineFeatures, Generate
 from engine.remote.logit_biases import Biases, logit_biases
 from engine.remote.restriction import Restriction, restriction_of, token_bits
 from engine.request import (
+    CancelReason,
     Failed,
     FailureCode,
     Finished,
@@ -249,7 +250,7 @@ class Generation:
                 self.call_over = self._ended is None
                 break
         self._emit(begin, chunk.logprobs)
-        if self._ended is not None and (chunk.finish_reason is None or sequence.stop_match is not None):
+        if self._ended is not None and chunk.finish_reason is None:
             self._finish(self._ended)  # the server would go on
             self.call_over = True
 
@@ -380,13 +381,13 @@ class Generation:
         """Ends the request with `Failed`."""
         self._end(Failed(self.sequence.request.request_id, code, message, self.sequence.usage))
 
-    def cancel(self) -> None:
-        """Ends the request with `Finished("cancelled")`."""
-        self._finish("cancelled")
+    def cancel(self, reason: CancelReason = "cancelled") -> None:
+        """Ends the request with `Finished`."""
+        self._finish(reason)
 
     def _finish(self, reason: FinishReason) -> None:
         sequence = self.sequence
-        self._end(Finished(sequence.request.request_id, reason, sequence.usage, sequence.stop_match))
+        self._end(Finished(sequence.request.request_id, reason, sequence.usage))
 
     def _end(self, last: Failed | Finished) -> None:
         if not self.done:

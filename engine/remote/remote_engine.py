@@ -28,6 +28,7 @@ from engine.remote.servers.fleet import IMAGE_SECONDS, Fleet
 from engine.remote.servers.http_client import EngineClient
 from engine.request import (
     Cancel,
+    CancelReason,
     CheckedRequest,
     Deliver,
     EngineRequest,
@@ -41,7 +42,7 @@ from engine.request import (
 from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from engine.scheduling.block_pool import extend_chain
 from engine.statistics import Stats
-from engine.validation import refuse_bad_images, refuse_bad_request
+from engine.validation import clamped, refuse_bad_images, refuse_bad_request
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,6 @@ class RemoteEngine:
             self._client,
             protocol.features,
             LocalMasks(GrammarMatchers(self._grammars), TokenRules(vocab_size)),
-            folder.vocabulary,
             vocab_size,
             config.max_running,
             self._beam_requests.deliver,
@@ -133,13 +133,11 @@ class RemoteEngine:
 
         Any thread but the loop's; compiles a new grammar, and asks a server about new pictures.
         """
-        has_vocabulary = self._folder.vocabulary is not None
-        refuse_bad_request(request, self._model_info, has_vocabulary=has_vocabulary)
+        refuse_bad_request(request, self._model_info)
         self._refuse_missing_features(request)
         refuse_bad_images(request, self._model_info, self.image_text)
-        if request.grammar is None:
-            return CheckedRequest(request)
-        return CheckedRequest(request, check_grammar(request, self._grammars))
+        grammar = None if request.grammar is None else check_grammar(request, self._grammars)
+        return CheckedRequest(clamped(request), grammar)
 
     def _refuse_missing_features(self, request: EngineRequest) -> None:
         features = self._features
@@ -207,13 +205,13 @@ class RemoteEngine:
         self._registry.accept(AcceptedRequest(request, digests, due, grammar, has_place))
         self._wake()
 
-    def cancel(self, request_id: str) -> None:
-        """Cancels the request; unknown ids are ignored. Any thread."""
+    def cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
+        """Ends the request; `stop`: its output is complete. Unknown ids are ignored. Any thread."""
         if not self._beam_requests.cancel(request_id):
-            self._cancel(request_id)
+            self._cancel(request_id, reason)
 
-    def _cancel(self, request_id: str) -> None:
-        self._registry.inbox.put(Cancel(request_id))
+    def _cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
+        self._registry.inbox.put(Cancel(request_id, reason))
         self._wake()
 
     def set_paused(self, paused: bool) -> None:

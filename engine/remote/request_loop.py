@@ -20,10 +20,9 @@ from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.servers.fleet import Fleet
 from engine.remote.servers.http_client import EngineClient
 from engine.remote.servers.router import Endpoint
-from engine.request import Cancel, Deliver, Failed, Finished, Outbound, Tokens, Usage, describe
+from engine.request import Cancel, CancelReason, Deliver, Failed, Finished, Outbound, Tokens, Usage, describe
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue
-from engine.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,6 @@ class RequestLoop:
         client: EngineClient,
         features: EngineFeatures,
         masks: LocalMasks,
-        vocabulary: Vocabulary | None,
         vocab_size: int,
         max_running: int,
         deliver: Deliver,
@@ -52,7 +50,6 @@ class RequestLoop:
         self._client = client
         self._features = features
         self._masks = masks
-        self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._max_running = max_running
         self._deliver = deliver
@@ -108,7 +105,7 @@ class RequestLoop:
                 continue
             generation = self._generations.get(request.request_id)
             if generation is None:
-                generation = self._generation(TokenSequence(request, 0, self._vocabulary))
+                generation = self._generation(TokenSequence(request, 0))
             generation.fail("engine_dead", describe(cause))
             self._outbox += [self._with_times(generation.sequence, one) for one in generation.messages]
         self._ended.clear()
@@ -120,8 +117,8 @@ class RequestLoop:
         match message:
             case AcceptedRequest():
                 self._admit(message)
-            case Cancel(request_id):
-                self._cancel(request_id)
+            case Cancel(request_id, reason):
+                self._cancel(request_id, reason)
             case Close(drain):
                 self._closing = message
                 if not drain:
@@ -134,9 +131,7 @@ class RequestLoop:
         self._arrivals += 1
         request = accepted.request
         try:
-            sequence = TokenSequence(
-                request, self._arrivals, self._vocabulary, accepted.digests, accepted.grammar
-            )
+            sequence = TokenSequence(request, self._arrivals, accepted.digests, accepted.grammar)
             self._generations[request.request_id] = self._generation(sequence)
             self._metrics.requests.admitted(sequence, accepted.at)
         except Exception as error:
@@ -169,10 +164,10 @@ class RequestLoop:
             task.add_done_callback(partial(self._end_served, generation))
             self._tasks[request_id] = task
 
-    def _cancel(self, request_id: str) -> None:
+    def _cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
         generation = self._generations.get(request_id)
         if generation is not None:
-            generation.cancel()
+            generation.cancel(reason)
             self._stop(generation)
 
     def _end_overdue(self, request_id: str) -> None:

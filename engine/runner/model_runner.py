@@ -164,8 +164,9 @@ class ModelRunner:
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", Limits]:
         """Loads the model and makes its KV cache. Raises `ModelRefused`."""
         with raising_model_refused(config.model):
-            weights = digests_by_adapter(config.model, config.adapters)
             model = load_model(config, progress)
+            dtype = str(model.dtype).removeprefix("torch.")
+            weights = digests_by_adapter(config.model, config.adapters, dtype)
             adapters = install_adapters(model.network, config.adapters, progress)
             attention = choose_attention(
                 set(model.layers),

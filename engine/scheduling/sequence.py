@@ -1,75 +1,11 @@
-"""`TokenSequence`: a request's tokens, KV blocks and progress; `StopStrings`: matches in its output.
+"""`TokenSequence`: a request's tokens, KV blocks and progress. Engine thread; no torch."""
 
-Engine thread; no torch.
-"""
-
-from collections import deque
 from collections.abc import Sequence
 
 from engine.grammar.compiler import CompiledGrammar
-from engine.request import EngineRequest, FinishReason, StopMatch, Usage
+from engine.request import EngineRequest, FinishReason, Usage
 from engine.scheduling.block_pool import extend_chain
 from engine.statistics import RequestTimes
-from engine.vocabulary import Vocabulary
-
-
-class StopStrings:
-    """The stop strings of one request, and its last tokens in which a match may have begun.
-
-    Works on bytes, because tokens may split characters.
-    """
-
-    def __init__(self, texts: Sequence[str], vocabulary: Vocabulary, earlier: Sequence[int]) -> None:
-        """`earlier` is earlier output: matches inside it are ignored, one that begins in it counts."""
-        self._texts = {text.encode(): text for text in texts}
-        self._longest = max(map(len, self._texts))
-        self._spelling = vocabulary.tokens
-        self._tail = bytearray()
-        self._lengths: deque[int] = deque()
-        for piece in reversed(self._last_pieces(earlier)):
-            self._append(piece)
-
-    def push(self, token_id: int, *, ends: bool) -> StopMatch | None:
-        """Appends a token; returns the match it completes, if `ends` allows one.
-
-        Of several matches the one that is complete first counts, then the longest, so that the result does
-        not depend on tokenization.
-        """
-        token_start = len(self._tail)
-        self._append(self._spelling[token_id])
-        hits = []
-        for string in self._texts if ends else ():
-            start = self._tail.find(string, max(0, token_start - len(string) + 1))
-            if start >= 0:
-                hits.append((start + len(string), start, self._texts[string]))
-        hit = self._describe(*min(hits)) if hits else None
-        self._drop_old_tokens()
-        return hit
-
-    def _last_pieces(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The pieces of the last tokens, last first, up to `_longest` bytes."""
-        pieces: list[bytes] = []
-        for token_id in reversed(token_ids):
-            if sum(map(len, pieces)) >= self._longest:
-                break
-            pieces.append(self._spelling[token_id])
-        return pieces
-
-    def _append(self, piece: bytes) -> None:
-        self._tail += piece
-        self._lengths.append(len(piece))
-
-    def _drop_old_tokens(self) -> None:
-        """Drops tokens in which no pending match can begin."""
-        while self._lengths and len(self._tail) - self._lengths[0] >= self._longest - 1:
-            del self._tail[: self._lengths.popleft()]
-
-    def _describe(self, end: int, start: int, text: str) -> StopMatch:
-        before, skipped = start, 0
-        while before >= self._lengths[skipped]:
-            before -= self._lengths[skipped]
-            skipped += 1
-        return StopMatch(text, len(self._lengths) - skipped, before, len(self._tail) - end)
 
 
 class TokenSequence:
@@ -79,7 +15,6 @@ class TokenSequence:
         self,
         request: EngineRequest,
         arrival: int,
-        vocabulary: Vocabulary | None = None,
         digests: Sequence[bytes] = (),
         compiled: CompiledGrammar | None = None,
     ) -> None:
@@ -114,13 +49,6 @@ class TokenSequence:
         """Prompt tokens found in the cache when the request first ran; None until then."""
         self.num_prompt_logprobs_sent = 0
         """Number of leading prompt tokens whose logprobs have been delivered."""
-        self.stops: StopStrings | None = None
-        if request.stop_strings:
-            assert vocabulary is not None, "a request with stop strings was accepted without a vocabulary"
-            earlier = request.prompt[len(request.prompt) - request.output_offset :]
-            self.stops = StopStrings(request.stop_strings, vocabulary, earlier)
-        self.stop_match: StopMatch | None = None
-        """The stop string that ended the output."""
         self.accepted_at = 0.0
         self.started_at: float | None = None
         """When the first step that computes it began; the times are monotonic and set by their owner."""
@@ -207,9 +135,7 @@ class TokenSequence:
         """Appends a sampled token; returns the finish reason if the request ends with it."""
         self.tokens.append(token_id)
         self.in_flight = False
-        if self.stops is not None:
-            self.stop_match = self.stops.push(token_id, ends=self.output_position > self.request.min_tokens)
         ends_grammar = self.request.grammar is not None and token_id in self.request.stop_ids
-        if ends_grammar or token_id in self.ends or self.stop_match is not None:
+        if ends_grammar or token_id in self.ends:
             return "stop"
         return "length" if len(self.tokens) >= self._longest else None

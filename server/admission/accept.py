@@ -19,7 +19,8 @@ from server.caller import Caller
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
-from server.generation.run import Run, RunFacts, begin_run
+from server.generation.run import Run, begin_run
+from server.generation.run_facts import RunFacts
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.turns import first_decoding_spec
 from server.protocol.completions.requests import ChoiceRequest

@@ -21,8 +21,8 @@ from server.protocol.decode import convert, decode_as
 from server.protocol.responses.request import CreateResponse, TokenId
 
 COMPACTION = "compaction"
-_MAX_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 64}
-"""Of strings that are stored as sent. Not in the types, which also decode requests stored earlier."""
+_MAX_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 64, "stop": 512}
+"""Of strings that are stored as sent or searched for. Not in the types, which decode stored requests, too."""
 
 _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
     (

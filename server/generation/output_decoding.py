@@ -1,21 +1,31 @@
 """Decodes the tokens of one engine request to deltas: parser, stop strings, log probabilities, stop_reason.
 
-Pure. The engine decides where an output ends. Until it has decided, text that may turn out to be a stop
-string is held back; log probabilities wait for the text that their tokens belong to.
+Pure. A stop string ends the output where the parser's answer text has it, never in reasoning, calls, markup,
+which the engine cannot tell from text. Log probabilities wait for the text that their tokens begin in.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.request import StopMatch, TokenLogprobs
+from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.generation.response_builder import MIN_LOGPROB, TokenDump
+from server.generation.stop_strings import StopStrings
 from server.hosted_tools.offered_tools import HostedTools
-from server.model_formats.interface import CallDelta, Delta, OutputParser, ReasoningDelta, TextDelta
+from server.model_formats.interface import (
+    CallDelta,
+    CallEnd,
+    Delta,
+    MessageStart,
+    OutputParser,
+    ReasoningDelta,
+    TextDelta,
+)
 from server.protocol.responses.events import Event, Kind, delta_of
 from server.protocol.responses.items import Logprob, TopLogprob
 from server.protocol.responses.response import Response
@@ -41,6 +51,10 @@ class DecodingSpec:
     stop_strings: Sequence[str] = ()
     include_stop_string: bool = False
     """The stop string that ends the output is part of it."""
+    min_tokens: int = 0
+    """Stop strings that are complete within so many tokens of the output are text."""
+    must_call: bool = False
+    """An output without a complete call is not what was asked for."""
     stop_token_ids: frozenset[int] = frozenset()
     """The request's own `stop_token_ids`."""
     hidden_stop_ids: frozenset[int] = frozenset()
@@ -66,16 +80,26 @@ class DecodingSpec:
     compaction: CompactionSpec | None = None
 
 
+Decoded = list[tuple[Delta, Sequence[Logprob]]]
+"""Deltas, each with the log probabilities of the tokens that begin in it."""
+
+
 class OutputDecoder:
-    """The deltas of one engine request's tokens, each with the log probabilities of the tokens in it."""
+    """The deltas of one engine request's tokens, up to the stop string that ends them."""
 
     def __init__(self, spec: DecodingSpec) -> None:
         self.details = FinishDetails(spec)
         self.token_count = 0
+        """Tokens of the output; those after a stop string are none of it."""
+        self.lacks_call = spec.must_call
+        """A call is required, and none is complete yet."""
         self._parser = spec.parser
-        self._stops = StopStringFilter(spec.stop_strings, include=spec.include_stop_string)
-        self._held_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
-        """The kind of the text that `_stops` holds back."""
+        self._min_tokens = spec.min_tokens
+        self._stops = StopStrings(spec.stop_strings, include=spec.include_stop_string)
+        self._in_answer = True
+        """The current message is the answer, and no commentary before a call."""
+        self._waiting: deque[tuple[int, Logprob]] = deque()
+        """Log probabilities by where their tokens begin in the text that is held back."""
         self._logprobs = None
         if spec.vocabulary is not None:
             self._logprobs = PendingLogprobs(spec.vocabulary, tokens_as_ids=spec.tokens_as_ids)
@@ -84,92 +108,97 @@ class OutputDecoder:
     def reasoning_tokens(self) -> int:
         return self._parser.reasoning_tokens
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the output."""
+        return self._stops.match
+
     def restore_logprobs(self, events: Iterable[Event]) -> None:
         """Takes the log probabilities of logged deltas, for tokens that are fed again without any."""
         if self._logprobs is not None:
             self._logprobs.restore(events)
 
-    def feed(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None
-    ) -> list[tuple[Delta, Sequence[Logprob]]]:
-        """The deltas of new tokens; none while their text is incomplete or may belong to a stop string."""
+    def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Decoded:
+        """The deltas of new tokens; none while their text is incomplete or may belong to a stop string.
+
+        With stop strings tokens are parsed one by one, so that the one that ends the output is known.
+        """
+        if not self._stops:
+            return self._feed(token_ids, logprobs)
+        decoded: Decoded = []
+        for index in range(len(token_ids)):
+            if self.stop_string is not None:
+                break
+            one = slice(index, index + 1)
+            decoded += self._feed(token_ids[one], None if logprobs is None else logprobs[one])
+        return _merged(decoded)
+
+    def close(self) -> Decoded:
+        """The last deltas; none after a stop string."""
+        if self.stop_string is not None:
+            return []
+        decoded = [each for delta in self._parser.close() for each in self._decode(delta)]
+        return _merged(decoded + self._flush())
+
+    def _feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Decoded:
         if self._logprobs is not None and logprobs is not None:
             self._logprobs.add(self.token_count, token_ids, logprobs)
         self.token_count += len(token_ids)
-        return self._without_stop_strings(self._parser.feed(self.details.add(token_ids, logprobs)))
+        deltas = self._parser.feed(self.details.add(token_ids, logprobs))
+        return [each for delta in deltas for each in self._decode(delta)]
 
-    def close(self, hit: StopMatch | None = None) -> list[tuple[Delta, Sequence[Logprob]]]:
-        """The last deltas, up to the stop string that ended the output."""
-        return self._without_stop_strings(self._parser.close()) + self._flush(hit)
+    def _decode(self, delta: Delta) -> Decoded:
+        if self.stop_string is not None:
+            return []
+        if not isinstance(delta, TextDelta):
+            if isinstance(delta, MessageStart):
+                self._in_answer = delta.phase != "commentary"
+            self.lacks_call = self.lacks_call and not isinstance(delta, CallEnd)
+            return [*self._flush(), (delta, ())]
+        logprobs = self._logprobs.pop(delta.token_indices) if self._logprobs is not None else []
+        if not self._stops or not self._in_answer:
+            return [(delta, logprobs)]
+        begin = len(self._stops.held)
+        starts = _starts_of(logprobs, delta.text)
+        self._waiting += ((begin + start, logprob) for start, logprob in zip(starts, logprobs, strict=True))
+        return self._release(self._stops.feed(delta.text, ends=self.token_count > self._min_tokens))
 
-    def _without_stop_strings(self, deltas: Iterable[Delta]) -> list[tuple[Delta, Sequence[Logprob]]]:
-        decoded: list[tuple[Delta, Sequence[Logprob]]] = []
-        for delta in deltas:
-            if not isinstance(delta, TextDelta | ReasoningDelta | CallDelta):
-                decoded += [*self._flush(None), (delta, ())]
-                continue
-            if type(delta) is not self._held_kind:
-                decoded += self._flush(None)
-                self._held_kind = type(delta)
-            logprobs: Sequence[Logprob] = ()
-            if self._logprobs is not None and isinstance(delta, TextDelta):
-                logprobs = self._logprobs.pop(delta.token_indices)
-            text = self._stops.feed(delta.text)
-            if text or logprobs:
-                decoded.append((delta if text == delta.text else self._held_kind(text), logprobs))
-        return decoded
+    def _flush(self) -> Decoded:
+        return self._release(self._stops.flush())
 
-    def _flush(self, hit: StopMatch | None) -> list[tuple[Delta, Sequence[Logprob]]]:
-        text = self._stops.close(hit)
-        return [(self._held_kind(text), ())] if text else []
+    def _release(self, text: str) -> Decoded:
+        """A delta of this text, which was held back or has just come."""
+        if not text:
+            return []
+        logprobs = []
+        while self._waiting and self._waiting[0][0] < len(text):
+            logprobs.append(self._waiting.popleft()[1])
+        self._waiting = deque((start - len(text), logprob) for start, logprob in self._waiting)
+        return [(TextDelta(text), logprobs)]
 
 
-class StopStringFilter:
-    """Text in, text out. The end of the text is held back while it may begin a stop string."""
+def _starts_of(logprobs: Sequence[Logprob], text: str) -> list[int]:
+    """Where in `text`, which ends with them, these tokens begin; a first one may have lost leading space."""
+    encoded = text.encode()
+    starts, at = [], len(encoded)
+    for logprob in reversed(logprobs):
+        at = max(0, at - len(logprob.bytes))
+        starts.append(min(len(encoded[:at].decode(errors="ignore")), len(text) - 1))
+    return starts[::-1]
 
-    def __init__(self, stop_strings: Sequence[str], *, include: bool) -> None:
-        """`include`: the stop string itself belongs to the output."""
-        self._stop_strings = stop_strings
-        self._include = include
-        self._held = ""
 
-    def feed(self, text: str) -> str:
-        """The text that can be streamed. A complete stop string in the held-back text did not end the output,
-        because there is more text.
-        """
-        if not self._stop_strings:
-            return text
-        seen = len(self._held)
-        whole = self._held + text
-        cut = self._first_match(whole, seen)
-        self._held = whole[cut:]
-        return whole[:cut]
-
-    def close(self, hit: StopMatch | None) -> str:
-        """The held-back text, up to the stop string that ended the output."""
-        rest, self._held = self._held, ""
-        if hit is None:
-            return rest
-        start = rest.rfind(hit.text)
-        if start < 0:
-            return rest
-        return rest[: start + len(hit.text)] if self._include else rest[:start]
-
-    def _first_match(self, text: str, seen: int) -> int:
-        """The start of the first stop string that ends after `seen`, or that may end in text to come.
-
-        The length of the text if there is none.
-        """
-        first = len(text)
-        for stop in self._stop_strings:
-            start = text.find(stop, max(0, seen - len(stop) + 1))
-            if start >= 0:
-                first = min(first, start)
-            for size in range(min(len(stop) - 1, len(text)), 0, -1):
-                if text.endswith(stop[:size]):
-                    first = min(first, len(text) - size)
-                    break
-        return first
+def _merged(decoded: Decoded) -> Decoded:
+    """The deltas, with each run of text, reasoning or call deltas merged into one."""
+    merged: Decoded = []
+    for kind, group in groupby(decoded, lambda each: type(each[0])):
+        run = list(group)
+        texts = [d.text for d, _ in run if isinstance(d, TextDelta | ReasoningDelta | CallDelta)]
+        if len(run) < 2 or not texts:
+            merged += run
+            continue
+        assert kind is TextDelta or kind is ReasoningDelta or kind is CallDelta
+        merged.append((kind("".join(texts)), [logprob for _, logprobs in run for logprob in logprobs]))
+    return merged
 
 
 class PendingLogprobs:
@@ -248,12 +277,12 @@ class FinishDetails:
             response, stop_reason=self.stop_reason, cumulative_logprob=self.cumulative_logprob
         )
 
-    def stop(self, hit: StopMatch | None) -> None:
+    def stop(self, stop_string: str | None) -> None:
         """Sets `stop_reason` to the request's stop string or token that was hit; None for any other end."""
         if self.stop_reason is UNSET:
             return
         token = self._last_token if self._last_token in self._stop_token_ids else None
-        self.stop_reason = token if hit is None else hit.text
+        self.stop_reason = token if stop_string is None else stop_string
 
 
 class WithoutReasoning:

@@ -5,48 +5,22 @@ rebuilds the state by feeding the logged tokens to a fresh run.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from uuid import UUID
 
-from engine.request import FinishReason, StopMatch, TokenLogprobs
+from engine.request import FinishReason, TokenLogprobs
 from engine.request import Usage as EngineUsage
 from engine.statistics import NOT_MEASURED, RequestTimes
 from server.generation.event_emitter import EventEmitter
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
 from server.generation.response_builder import TokenDump
+from server.generation.run_facts import RunFacts
 from server.hosted_tools.offered_tools import PendingToolWork, ToolResult
-from server.logs.context import Origin, ResponseFields, response_fields
 from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest
-from server.protocol.responses.request import Kind
-from server.protocol.responses.response import Echo, Ending, EndStatus, Response, TurnUsage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What does not change while a response is generated."""
-
-    tenant: str
-    id: UUID
-    key_id: str | None
-    echo: Echo
-    created_at: datetime
-    attempt: int
-    prompt_tokens: int
-    wants_output: bool = True
-    """If False, only the prompt is prefilled; the single sampled token is discarded."""
-    origin: Origin = Origin()
-    end_user: str | None = None
-    kind: Kind = "response"
-
-    @property
-    def log_fields(self) -> ResponseFields:
-        """`extra` of a log line about this response."""
-        return response_fields(self.id, self.tenant, self.key_id, self.origin.request_id)
-
+from server.protocol.responses.response import Ending, EndStatus, Response, TurnUsage
 
 _ENDS: dict[FinishReason, tuple[EndStatus, str | None]] = {
     "stop": ("completed", None),
@@ -54,6 +28,9 @@ _ENDS: dict[FinishReason, tuple[EndStatus, str | None]] = {
     "cancelled": ("cancelled", None),
 }
 """The status and `incomplete_details.reason` of a response whose engine request ended so."""
+
+
+NO_CALL = "The output ended before the tool call that tool_choice requires was complete."
 
 
 class Run:
@@ -157,7 +134,7 @@ class Run:
         """
         self._decoder.restore_logprobs(events)
         emitted = self.tokens(token_ids, first_token_at)
-        self._resumed_tokens = len(token_ids)
+        self._resumed_tokens = self._decoder.token_count if self.has_stopped else len(token_ids)
         return emitted
 
     def set_next_seq(self, next_seq: int) -> None:
@@ -187,11 +164,14 @@ class Run:
         if not self.facts.wants_output:
             return []
         self._first_token_at = self._first_token_at or at
+        before = self._decoder.token_count
+        decoded = self._decoder.feed(token_ids, logprobs)
+        output = token_ids[: self._decoder.token_count - before]
         if self._token_dump is not None:
-            self._token_dump.append(token_ids)
-        streamed = self._streamed_prompt_ids is not None
-        events = [self._emitter.token_ids("output", token_ids)] if streamed else []
-        return events + self._emit(self._decoder.feed(token_ids, logprobs))
+            self._token_dump.append(output)
+        streamed = self._streamed_prompt_ids is not None and output
+        events = [self._emitter.token_ids("output", output)] if streamed else []
+        return events + self._emit(decoded)
 
     def add_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> list[Event]:
         """Collects those of the prompt's next tokens for the final response; no event."""
@@ -204,21 +184,28 @@ class Run:
         reason: FinishReason,
         usage: EngineUsage,
         at: datetime,
-        stop_match: StopMatch | None = None,
         times: RequestTimes = NOT_MEASURED,
     ) -> list[Event]:
-        """The events that follow the end of the engine request: the turn's last ones, or the response's."""
+        """The events that follow the end of the engine request: the turn's last ones, or the response's.
+
+        After a stop string the response is complete, however the engine request ended.
+        """
         self._add_times(times)
-        status, incomplete_reason = _ENDS[reason]
+        stopped = self.has_stopped
+        rest = self._emit(self._decoder.close())
+        if stopped:
+            usage = replace(usage, output=self._decoder.token_count - self._resumed_tokens)
         if not self.facts.wants_output:
             usage = replace(usage, output=0)
-            if reason == "length":
-                status, incomplete_reason = _ENDS["stop"]
+        if (reason == "length" and (self.has_stopped or not self.facts.wants_output)) or stopped:
+            reason = "stop"
+        status, incomplete_reason = _ENDS[reason]
         if reason == "stop":
-            self._decoder.details.stop(stop_match)
-        rest = self._emit(self._decoder.close(stop_match))
+            self._decoder.details.stop(self._decoder.stop_string)
         if self.writes_summary and status != "cancelled":
             return self._end_summary(usage, at)
+        if status == "completed" and self.facts.wants_output and self._decoder.lacks_call:
+            return rest + self._end("failed", usage, at, error_code="server_error", error_message=NO_CALL)
         if status == "completed" and self._emitter.tool_calls.pending_calls:
             return rest + self._end_turn(usage)
         return rest + self._end(status, usage, at, incomplete_reason=incomplete_reason)
@@ -259,6 +246,11 @@ class Run:
     def next_step_is_tools(self) -> bool:
         """Tool calls, or the turn after them, come next, and no engine request."""
         return self.awaiting_tools or (not self.started and bool(self._hosted_tools.approved_calls))
+
+    @property
+    def has_stopped(self) -> bool:
+        """A stop string has ended the current turn. What the engine still generates is no output."""
+        return self._decoder.stop_string is not None and not self.awaiting_tools
 
     @property
     def has_pending_calls(self) -> bool:
@@ -319,7 +311,7 @@ class Run:
 
     def cancel(self, at: datetime) -> list[Event]:
         """The last events of a response that is cancelled while the engine has no request of it."""
-        return self.finish("cancelled", self._counted_usage(), at)
+        return self.finish("cancelled", self.counted_usage, at)
 
     def fail(
         self,
@@ -335,13 +327,16 @@ class Run:
 
         Pass `readable=False` after the parser has raised: the text that it held back is lost.
         """
+        if self.has_stopped:
+            return self.finish("stop", usage or self.counted_usage, at, times)
         self._add_times(times)
         readable = readable and not self.awaiting_tools
         rest = self._emit(self._decoder.close()) if readable else []
-        usage = usage or self._counted_usage()
+        usage = usage or self.counted_usage
         return rest + self._end("failed", usage, at, error_code=code, error_message=message)
 
-    def _counted_usage(self) -> EngineUsage:
+    @property
+    def counted_usage(self) -> EngineUsage:
         """The current turn's usage as counted here, where the engine reports none."""
         if self.awaiting_tools:
             return EngineUsage()

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from uuid import UUID
 
 from server.admission.admit import Admission
@@ -167,6 +168,7 @@ class ServerProcess:
             on_released=self._notifier.notify_queue,
             on_committed=self._committed,
             cancel=self._tool_loop.cancel,
+            end_request=partial(self._engine.cancel, reason="stop"),
             traces=self._traces,
             pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(

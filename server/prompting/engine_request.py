@@ -24,7 +24,6 @@ from server.prompting.request_parameters import (
     prompt_logprobs,
     request_echo,
     sampling_params,
-    stop_strings,
     thinking_budget,
     token_ids,
     wants_logprobs,
@@ -75,7 +74,6 @@ class Prepared:
             max_tokens=1,
             min_tokens=0,
             grammar=None,
-            stop_strings=(),
             logprobs=None,
             beams=None,
         )
@@ -145,7 +143,6 @@ def _engine_request(
         sampling=sampling_params(model, served.model_format, request, echo, resolved.seed),
         stop_ids=stops,
         stop_token_ids=frozenset(token_ids(request, "stop_token_ids", model)),
-        stop_strings=stop_strings(request),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
         grammar=prompt.grammar if request.structured_outputs is None else structured_output_grammar(request),

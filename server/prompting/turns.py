@@ -65,6 +65,8 @@ def decoding_spec(
         _parser(served, request, prompt),
         stop_strings=stop_strings(request),
         include_stop_string=shown,
+        min_tokens=request.min_tokens or 0,
+        must_call=prompt.must_call,
         stop_token_ids=listed,
         hidden_stop_ids=frozenset() if shown else listed - prompt.stop_ids,
         reports_stop_reason=isinstance(request, ChoiceRequest),

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from server.caller import Caller, Limits
 from server.errors import RateLimited, RequestTooLarge
-from server.generation.run import RunFacts
+from server.generation.run_facts import RunFacts
 from server.quotas.rate_window import WINDOW_SECONDS
 from server.quotas.window_share import Refusal, Standing, Taken, WindowShare
 from server.recording.messages import RunUpdate

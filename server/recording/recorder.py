@@ -67,6 +67,7 @@ class Recorder:
         on_released: Callable[[], None] = lambda: None,
         on_committed: Callable[[Sequence[RunUpdate]], None] = lambda _updates: None,
         cancel: Callable[[UUID], None] = lambda _response: None,
+        end_request: Callable[[str], None] = lambda _request: None,
         pause_engine: Callable[[bool], None] = lambda _pause: None,
         max_queued: int = MAX_QUEUED,
         capacity: UnfinishedResponses | None = None,
@@ -77,16 +78,15 @@ class Recorder:
 
         Either other replicas have declared it dead, or the thread has failed. After each commit `on_events`
         gets the stored responses with new events, and `on_committed` all updates. `on_released` is called
-        when responses are left for other replicas. `cancel` gets responses whose run ends here.
+        when responses are left for other replicas. `cancel` gets responses whose run ends here, `end_request`
+        engine requests whose output is complete.
         """
         self._hub, self._traces = hub, traces or ResponseTraces()
-        self._on_events = on_events
-        self._on_released = on_released
+        self._on_events, self._on_released = on_events, on_released
         self._on_committed = on_committed
-        self._cancel = cancel
+        self._cancel, self._end_request = cancel, end_request
         self._pause_engine = pause_engine
-        self._clock, self._max_queued = clock, max_queued
-        self._engine_paused = False
+        self._clock, self._max_queued, self._engine_paused = clock, max_queued, False
         self._backpressure = threading.Lock()
         """Orders the calls of `pause_engine`."""
         self._inbox = Inbox()
@@ -272,6 +272,7 @@ class Recorder:
         return Pause(now + pause.longest, now + pause.urgent)
 
     def _after_commit(self, updates: Sequence[RunUpdate], seconds: float = 0.0) -> None:
+        self._end_requests(updates)
         self._publish(updates)
         crashpoint("recorder.published")
         if self._traces.has_active:
@@ -324,8 +325,15 @@ class Recorder:
             self._hub.release(update.run.facts.tenant, response)
         return retained
 
+    def _end_requests(self, updates: Sequence[RunUpdate]) -> None:
+        """Ends engine requests after a stop string. Their runs end with the engine's counts and times."""
+        for update in updates:
+            if update.run.has_stopped and not update.is_last:
+                self._end_request(update.run.engine_request_id)
+
     def _suspend(self, updates: Sequence[RunUpdate]) -> None:
         """Leaves these updates to the side writer, so that no other run waits for them."""
+        self._end_requests(updates)
         earlier = self._committer.recent.take({update.run.facts.id for update in updates})
         for update in updates:
             if (before := earlier.get(update.run.facts.id)) is not None:

@@ -181,7 +181,6 @@ class RunRegistry:
             reason=message.reason,
             usage=message.usage,
             at=now,
-            stop_match=message.stop_match,
             times=message.times,
         )
         update = self._advance(updates, key, now, act)

@@ -12,13 +12,14 @@ from datetime import datetime
 
 import msgspec
 
-from engine.request import EngineRequest, Usage
+from engine.request import EngineRequest
 from server.admission import stored_input
 from server.compaction.inline import prepare_with_compaction
 from server.errors import ApiError
 from server.generation.event_log import LoggedTurn, RunLog, texts
 from server.generation.output_decoding import no_decoding
-from server.generation.run import Run, RunFacts
+from server.generation.run import Run
+from server.generation.run_facts import RunFacts
 from server.logs.context import Origin
 from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after, prepare
 from server.prompting.loaded_model import LoadedModel
@@ -138,7 +139,8 @@ def _replay(
     """Brings a fresh run to the end of its log; returns the events that its tokens give now, and the engine
     request that continues it.
 
-    Without an engine request the run is at its tool calls and has tool work. Raises ApiError.
+    Without an engine request the run is at its tool calls and has tool work, or a stop string has ended it.
+    Raises ApiError.
     """
     run.emit_start_events(logged)
     at = logged.first_token_at or run.facts.created_at
@@ -150,15 +152,14 @@ def _replay(
             engine_request = _next_turn(run, turns, at)
         emitted += run.feed_logged_tokens(turn.token_ids, turn.events, logged.first_token_at)
         is_over = turn.wrote_summary or run.awaiting_tools or turn.results
-        if is_over or (
-            run.has_pending_calls
-            and turn.token_ids[-1] in engine_request.stop_ids | engine_request.stop_token_ids
-        ):
-            _restore_results(run, turn, len(engine_request.prompt), at)
+        ends = engine_request.stop_ids | engine_request.stop_token_ids
+        has_ended = run.has_stopped or bool(turn.token_ids and turn.token_ids[-1] in ends)
+        if is_over or (run.has_pending_calls and has_ended):
+            _restore_results(run, turn, at)
     run.set_next_seq(logged.next_seq)
-    return emitted, None if run.next_step_is_tools else engine_request_after(
-        engine_request, logged_turns[-1].token_ids
-    )
+    if run.next_step_is_tools or run.has_stopped:
+        return emitted, None
+    return emitted, engine_request_after(engine_request, logged_turns[-1].token_ids)
 
 
 def _next_turn(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
@@ -170,10 +171,10 @@ def _next_turn(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
     return turn.engine_request
 
 
-def _restore_results(run: Run, turn: LoggedTurn, prompt_tokens: int, at: datetime) -> None:
+def _restore_results(run: Run, turn: LoggedTurn, at: datetime) -> None:
     """Ends the turn, unless it only had approved calls, and applies the logged results of its calls."""
     if not run.awaiting_tools:
-        run.finish("stop", Usage(prompt_tokens + len(turn.token_ids)), at)
+        run.finish("stop", run.counted_usage, at)
     for index, outcome in turn.results.items():
         run.finish_call(index, outcome, at)
 

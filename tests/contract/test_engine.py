@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from engine.executor import EngineFault, OutOfMemory
-from engine.request import EngineRequest, Failed, Finished, Outbound, RequestRefused, Tokens, Usage
+from engine.request import (
+    CancelReason,
+    EngineRequest,
+    Failed,
+    Finished,
+    Outbound,
+    RequestRefused,
+    Tokens,
+    Usage,
+)
 from tests.contract.conftest import Start
 from tests.support.engines import Bench, make_prompt, make_request
 
@@ -65,16 +74,17 @@ def test_a_request_with_the_same_id_is_taken_when_the_first_has_ended(bench: Ben
 # Cancel
 
 
-def test_a_cancelled_request_ends_with_the_next_delivery(bench: Bench) -> None:
+@pytest.mark.parametrize("reason", ["cancelled", "stop"])
+def test_a_cancelled_request_ends_with_the_next_delivery(bench: Bench, reason: CancelReason) -> None:
     def cancel_after_third_token(message: Outbound) -> None:
         if len(bench.listener.of("a")) == 3:
-            bench.engine.cancel("a")
+            bench.engine.cancel("a", reason)
 
     bench.listener.when_told = cancel_after_third_token
     victim, neighbour = bench.run(
         make_request("a", make_prompt(20), max_tokens=50), make_request("b", make_prompt(30), max_tokens=20)
     )
-    assert victim.last == Finished("a", "cancelled", replace(victim.last.usage, output=3))
+    assert victim.last == Finished("a", reason, replace(victim.last.usage, output=3))
     assert victim.deliveries == 4
     assert reason_of(neighbour.last) == "length"
 

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.request import (
     MAX_BIASES,
-    MAX_STOP_BYTES,
-    MAX_STOP_STRINGS,
+    Beams,
     EngineRequest,
     Finished,
     PromptLogprobs,
@@ -24,7 +23,7 @@ from engine.request import (
 from engine.scripted_engine import Script
 from tests.contract import llama_server
 from tests.support.engines import Bench, make_request, start_model, start_scripted
-from tests.support.grammars import SIZE, VOCABULARY, readable_model, text_of
+from tests.support.grammars import SIZE, VOCABULARY, readable_model
 
 EVERYTHING: dict[str, Any] = {
     "temperature": 1.3,
@@ -110,7 +109,6 @@ def random_request(case: int) -> EngineRequest:
         min_tokens=choose.choice([0, 0, 3]),
         stop_ids=frozenset(choose.sample(range(2, SIZE), 4)),
         ignore_eos=choose.random() < 0.1,
-        stop_strings=tuple(text_of(choose.sample(range(2, SIZE), 1)) or "x" for _ in range(2)),
         logprobs=choose.choice([None, 0, 5]),
         cache_salt=str(case),
     )
@@ -141,10 +139,7 @@ def test_a_request_goes_on_as_it_would_have_when_it_is_cut_at_any_token(bench: B
             assert outcome.tokens == whole.tokens[cut:], rest
             assert isinstance(outcome.last, Finished)
             assert isinstance(whole.last, Finished)
-            assert (outcome.last.reason, outcome.last.stop_match) == (
-                whole.last.reason,
-                whole.last.stop_match,
-            )
+            assert outcome.last.reason == whole.last.reason
 
 
 def test_a_request_is_the_same_alone_beside_others_and_with_little_memory() -> None:
@@ -178,26 +173,6 @@ def test_penalties_and_biases_matter(model: Bench) -> None:
 
 
 # Ends
-
-
-def test_a_stop_string_ends_the_request_and_says_where_it_lies(bench: Bench) -> None:
-    prompt = prompt_of(20, 3)
-    (free,) = bench.run(make_request("free", prompt, 30, temperature=1.0, seed=3))
-    text = text_of(free.tokens)
-    for begin in range(2, len(text) - 5, 4):
-        stop = text[begin : begin + 5]
-        request = make_request(
-            f"stop {begin}", prompt, 30, temperature=1.0, seed=3, stop_strings=("never seen", stop)
-        )
-        (outcome,) = bench.run(request)
-        assert isinstance(outcome.last, Finished)
-        hit = outcome.last.stop_match
-        assert hit is not None
-        assert (outcome.last.reason, hit.text) == ("stop", stop)
-        assert outcome.tokens == free.tokens[: len(outcome.tokens)]
-        kept, held = outcome.tokens[: -hit.tokens], outcome.tokens[-hit.tokens :]
-        shown = VOCABULARY.spell(kept) + VOCABULARY.spell(held)[: hit.before]
-        assert shown.decode(errors="ignore") == text[: text.index(stop)]
 
 
 def test_no_stop_id_comes_before_min_tokens(bench: Bench) -> None:
@@ -295,6 +270,8 @@ NAN = math.nan
 
 BAD: dict[str, dict[str, list[Any]]] = {
     "bad_sampling": {
+        "top_k": [-1, 40.0, "5"],
+        "temperature": [-0.1, NAN, math.inf],
         "min_p": [-0.1, 1.1, NAN, "x"],
         "presence_penalty": [-2.1, 2.1, NAN, None],
         "frequency_penalty": [-2.1, 2.1, NAN],
@@ -317,16 +294,6 @@ BAD: dict[str, dict[str, list[Any]]] = {
         "logprobs": [-1, 21, 2.0],
         "prompt_logprobs": [-1, 21],
         "output_offset": [-1, 21],
-    },
-    "bad_stop": {
-        "stop_strings": [
-            ("",),
-            ("\ud800",),
-            (5,),
-            ["list"],
-            ("x" * (MAX_STOP_BYTES + 1),),
-            ("x",) * (MAX_STOP_STRINGS + 1),
-        ]
     },
 }
 
@@ -359,7 +326,6 @@ def test_the_widest_wishes_are_met(bench: Bench) -> None:
         repetition_penalty=100.0,
         min_p=1.0,
         min_tokens=16,
-        stop_strings=tuple(f"{n} never" for n in range(MAX_STOP_STRINGS)),
         logprobs=20,
     )
     (outcome,) = bench.run(request)
@@ -367,8 +333,47 @@ def test_the_widest_wishes_are_met(bench: Bench) -> None:
     assert len(outcome.tokens) == 16
 
 
-def test_stop_strings_are_refused_where_tokens_have_no_text() -> None:
-    bench = start_spelling(spelling=None)
-    with pytest.raises(RequestRefused, match="has no tokenizer"):
-        bench.engine.check(make_request("a", [2], stop_strings=("x",)))
-    bench.engine.close(drain=True)
+def test_a_top_k_beyond_every_vocabulary_is_no_limit(bench: Bench) -> None:
+    some = {"temperature": 1.0, "seed": 4}
+    free, wide = bench.run(
+        make_request("no top_k", prompt_of(20), 12, **some),
+        make_request("wide top_k", prompt_of(20), 12, top_k=2**70, **some),
+    )
+    assert wide.tokens == free.tokens
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 5e-324, 1e-39, 1e39, 1e300])
+def test_only_allowed_tokens_come_at_every_temperature(bench: Bench, temperature: float) -> None:
+    allowed = (7, 11, 13)
+    limits: list[dict[str, Any]] = [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}]
+    requests = [
+        make_request(
+            f"{temperature} {n}",
+            prompt_of(20),
+            12,
+            temperature=temperature,
+            allowed_token_ids=allowed,
+            **limit,
+        )
+        for n, limit in enumerate(limits)
+    ]
+    for outcome in bench.run(*requests):
+        assert isinstance(outcome.last, Finished)
+        assert set(outcome.tokens) <= set(allowed)
+
+
+BESIDE_BEAMS: dict[str, Any] = {
+    "logit_bias": ((5, 1.0),),
+    "allowed_token_ids": (5, 6),
+    "bad_words": ((5,),),
+    "presence_penalty": 1.0,
+    "frequency_penalty": 1.0,
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_BEAMS)
+def test_parameters_that_a_beam_search_does_not_apply_are_refused_beside_it(bench: Bench, name: str) -> None:
+    request = make_request("beams", prompt_of(20), 8, beams=Beams(width=2), **{name: BESIDE_BEAMS[name]})
+    with pytest.raises(RequestRefused, match=name) as refusal:
+        bench.engine.check(request)
+    assert refusal.value.reason == "bad_beams"

@@ -26,7 +26,8 @@ from server.admission.resolve_input import read_request_input, with_own_id
 from server.delivery.hub import Hub, Published
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec
-from server.generation.run import Run, RunFacts
+from server.generation.run import Run
+from server.generation.run_facts import RunFacts
 from server.model_formats.interface import (
     Conversation,
     Delta,

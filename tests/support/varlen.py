@@ -33,7 +33,7 @@ def varlen_attn(
     assert seqused_k is not None
     assert block_table is not None
     requests = len(cu_seq_q) - 1
-    _check_form(query, key, value, enable_gqa, num_splits)
+    _check_form(query, key, value, enable_gqa, num_splits, folds=max_q == 1 and window_size == (-1, -1))
     for numbers in (cu_seq_q, cu_seq_k, seqused_k, block_table):
         assert numbers.dtype == torch.int32
         assert numbers.stride(-1) == 1
@@ -61,8 +61,11 @@ def varlen_attn(
     return (out, logsumexp) if return_aux is not None and return_aux.lse else out
 
 
-def _check_form(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, num_splits: int | None) -> None:
-    assert num_splits == 1, "splits that the kernel chooses are wrong with pages"
+def _check_form(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, num_splits: int | None, *, folds: bool
+) -> None:
+    assert num_splits, "splits that the kernel chooses are wrong with pages"
+    assert num_splits == 1 or (enable_gqa and folds), "splits are for heads that are folded"
     assert key.shape == value.shape
     assert key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
     assert query.shape[2] == key.shape[3]

@@ -13,7 +13,7 @@ from torch.nn.attention import varlen
 
 from engine.attention.interface import LayerAttentionSpec, LayerCall
 from engine.attention.selection import AttentionChoice, Candidate, choose_attention
-from engine.attention.varlen_attention import PAGE_SIZE, VarlenAttentionBackend
+from engine.attention.varlen_attention import DECODE_SPLITS, PAGE_SIZE, VarlenAttentionBackend
 from engine.kv_cache import KVCache, LayerShape
 from engine.request import Failed
 from engine.runner.input_builder import PagedInputBuilder
@@ -126,7 +126,7 @@ def test_torch_does_not_log_a_line_for_every_call() -> None:
 # What it is given
 
 
-def seen_by_kernel(*chunks: Any, window: int | None = None) -> dict[str, Any]:
+def seen_by_kernel(*chunks: Any, window: int | None = None, heads: int = 4) -> dict[str, Any]:
     """The arguments of the kernel for one step over a cache of 8 blocks of 256."""
     seen: dict[str, Any] = {}
 
@@ -137,7 +137,7 @@ def seen_by_kernel(*chunks: Any, window: int | None = None) -> dict[str, Any]:
     store = KVCache([LayerShape(2, 16, 16)], 8, PAGE_SIZE, torch.float32, CPU)
     inputs = PagedInputBuilder(store, VarlenAttentionBackend(AMPERE, note), {}).build(chunks)
     tokens = sum(chunk.count for chunk in chunks)
-    query, fresh = torch.randn(4, tokens, 16).transpose(0, 1), torch.randn(tokens, 2, 16)
+    query, fresh = torch.randn(heads, tokens, 16).transpose(0, 1), torch.randn(tokens, 2, 16)
     inputs.attention.attend(LayerCall(0, query, fresh, fresh, 0.25, window, None))
     return seen
 
@@ -160,6 +160,39 @@ def test_a_mixed_step_is_described_by_tables_and_lengths() -> None:
 def test_a_window_counts_the_token_itself() -> None:
     assert seen_by_kernel(make_chunk(5, 1, [3]), window=12)["window_size"] == (11, 0)
     assert seen_by_kernel(make_chunk(5, 1, [3]), window=1)["window_size"] == (0, 0)
+
+
+def test_heads_that_share_keys_are_folded_and_keys_split_where_each_request_has_one_token() -> None:
+    decode = [make_chunk(300, 1, [3, 1]), make_chunk(5, 1, [2])]
+    folded = seen_by_kernel(*decode)
+    assert (folded["window_size"], folded["num_splits"]) == ((-1, -1), DECODE_SPLITS)
+    for other in (
+        seen_by_kernel(*decode, window=400),
+        seen_by_kernel(*decode, heads=2),
+        seen_by_kernel(*decode, make_chunk(0, 7, [5])),
+    ):
+        assert other["window_size"][1] == 0
+        assert other["num_splits"] == 1
+
+
+def test_a_request_has_the_same_splits_whatever_runs_beside_it() -> None:
+    alone, beside = (
+        seen_by_kernel(make_chunk(5, 1, [2]), *more) for more in ([], [make_chunk(900, 1, [3, 1, 4, 5])])
+    )
+    assert alone["num_splits"] == beside["num_splits"]
+
+
+def test_without_splits_it_is_used_where_they_are_not_right(caplog: pytest.LogCaptureFixture) -> None:
+    def spoiled(*args: Any, **given: Any) -> Any:
+        return varlen_attn(*args, **given) * (1 if given["num_splits"] == 1 else 2)
+
+    kernels = [
+        Candidate("varlen", partial(VarlenAttentionBackend, AMPERE, spoiled, splits=splits), PAGE_SIZE)
+        for splits in (DECODE_SPLITS, 1)
+    ]
+    choice = choose_attention([PLAIN], torch.bfloat16, CPU, kernels=kernels)
+    assert choice.name == "varlen"
+    assert "it differs from the reference by " in caplog.messages[-1]
 
 
 def test_lengths_are_known_without_the_device() -> None:

@@ -53,7 +53,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 def begin(request: EngineRequest, compiler: GrammarCompiler, features: EngineFeatures = VLLM) -> Generation:
     compiled = None if request.grammar is None else compiler.compiled(request.grammar)
-    sequence = TokenSequence(request, 1, VOCABULARY, (), compiled)
+    sequence = TokenSequence(request, 1, (), compiled)
     return Generation(sequence, features, LocalMasks(GrammarMatchers(compiler), TokenRules(SIZE)), SIZE)
 
 
@@ -240,15 +240,13 @@ def test_bad_words_never_come(compiler: GrammarCompiler) -> None:
     assert all((one, other) != (41, 42) for one, other in itertools.pairwise(output))
 
 
-def test_a_stop_string_ends_the_call(compiler: GrammarCompiler) -> None:
-    text = ids_of("say stop now")
-    generation = begin(make_request("a", PROMPT, max_tokens=12, stop_strings=("stop",)), compiler)
-    play(generation, lambda call: text[len(call.tokens) - len(PROMPT)])
-    last = generation.messages[-1]
-    assert isinstance(last, Finished)
-    assert last.stop_match is not None
-    assert text_of(tokens_of(generation)) == "say stop"
-    assert generation.call_over
+def test_a_request_whose_output_is_complete_ends_with_what_it_has(compiler: GrammarCompiler) -> None:
+    generation = begin(make_request("a", PROMPT, max_tokens=12), compiler)
+    generation.next_call()
+    generation.receive(Chunk(token_ids=tuple(ids_of("say"))))
+    generation.cancel("stop")
+    assert text_of(tokens_of(generation)) == "say"
+    assert generation.messages[-1] == Finished("a", "stop", generation.sequence.usage)
 
 
 def test_the_prompt_is_scored_by_a_call_of_its_own(compiler: GrammarCompiler) -> None:

@@ -17,7 +17,7 @@ from engine.remote.servers.router import Endpoint
 from engine.request import Cancel, Failed, Finished, Outbound, Tokens
 from engine.sampling.token_masks import GrammarMatchers, TokenRules
 from tests.support.engines import make_request
-from tests.support.grammars import SIZE, VOCABULARY
+from tests.support.grammars import SIZE
 
 SERVER = Endpoint(
     "http://one", EngineDescription(version="1", model="m", context_length=4096, vocabulary="v")
@@ -58,7 +58,6 @@ def loop_of(server: OneServer, registry: RequestRegistry, deliver: Callable[[Any
         cast("Any", server),
         VllmProtocol.features,
         LocalMasks(GrammarMatchers(None), TokenRules(SIZE)),
-        VOCABULARY,
         SIZE,
         4,
         deliver,

@@ -77,7 +77,7 @@ def test_all_that_requests_may_ask_for_is_the_same(decode: str) -> None:
     wishes: list[dict[str, Any]] = [
         {"grammar": schema({"type": "array", "items": {"type": "integer"}, "minItems": 3})},
         {"grammar": schema({"enum": ["yes", "no"]}), "temperature": 1.0, "seed": 4},
-        {"stop_strings": ("a", "12"), "temperature": 1.2, "seed": 5},
+        {"stop_token_ids": frozenset({40, 41}), "temperature": 1.2, "seed": 5},
         {"temperature": 1.0, "seed": 16, "repetition_penalty": 1.5, "presence_penalty": 1.0},
         {"temperature": 1.0, "seed": 7, "frequency_penalty": 2.0, "logprobs": 2, "prompt_logprobs": 1},
         {"min_tokens": 9, "logit_bias": ((END, 50.0),)},
