@@ -45,8 +45,8 @@ def add_commands(commands: Subcommands) -> None:
     create.add_argument(
         "--if-none",
         action="store_true",
-        help="make the operator's first key, by default with the scopes admin, read and write; do nothing when "
-        "a key exists already",
+        help="make the operator's first key, by default with the scopes admin, read and write; do nothing "
+        "when a key exists already",
     )
     _add_properties(create)
     listing = add_command(group, "list", "list keys", _list)
