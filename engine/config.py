@@ -20,6 +20,10 @@ class ModelRefused(Exception):
     """The model is not supported or cannot be loaded; the message gives the reason."""
 
 
+class UnsupportedModel(ModelRefused):
+    """The engine cannot compute this model, whatever its settings; another engine may."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
     """The settings of the queue that do not depend on the device."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from engine.config import ModelRefused
+from engine.config import UnsupportedModel
 from engine.kv_cache import KVCache, LayerShape
 
 IMPLEMENTATION = "holdfast_paged"
@@ -68,21 +68,21 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """The attention function of transformers: `[1, heads, T, size]` in, `[1, T, heads, size]` out.
 
-    Raises `ModelRefused` for arguments that are not implemented.
+    Raises `UnsupportedModel` for arguments that are not implemented.
     """
     name = type(module).__name__
     unknown = sorted(k for k, v in others.items() if v is not None and k not in IGNORED_ARGUMENTS)
     if unknown:
-        raise ModelRefused(f"{name} uses attention arguments that are not implemented: {unknown}")
+        raise UnsupportedModel(f"{name} uses attention arguments that are not implemented: {unknown}.")
     if attention_mask is not None:
-        raise ModelRefused(f"{name} brings an attention mask of its own")
+        raise UnsupportedModel(f"{name} brings an attention mask of its own.")
     if is_causal is False or getattr(module, "is_causal", True) is False:
-        raise ModelRefused(f"{name} is not causal")
+        raise UnsupportedModel(f"{name} is not causal.")
     if step is None:
-        raise ModelRefused(f"{name} does not hand arguments on to its attention")
+        raise UnsupportedModel(f"{name} does not hand arguments on to its attention.")
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
-        raise ModelRefused(f"{name} does not number its layers")
+        raise UnsupportedModel(f"{name} does not number its layers.")
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return step.attend(LayerCall(layer, q, k, v, scaling, sliding_window, s_aux, softcap))[None], None
 
@@ -115,7 +115,7 @@ class ProbeForward:
 
     def attend(self, call: LayerCall) -> Tensor:
         if call.layer in self.specs:
-            raise ModelRefused(f"layer {call.layer} attends twice in one pass")
+            raise UnsupportedModel(f"layer {call.layer} attends twice in one pass.")
         (_, num_heads, _), (_, num_kv_heads, key_size) = call.query.shape, call.key.shape
         self.specs[call.layer] = LayerAttentionSpec(
             num_heads=num_heads,

@@ -4,6 +4,7 @@ Runs on the thread that starts the engine. safetensors only; no remote code; no 
 """
 
 import inspect
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
@@ -25,7 +27,7 @@ from transformers import (
 
 from engine.attention.interface import IMPLEMENTATION, LayerAttentionSpec, ProbeForward
 from engine.attention.sdpa_calls import configure_sdpa
-from engine.config import EngineConfig, ModelRefused
+from engine.config import EngineConfig, ModelRefused, UnsupportedModel
 from engine.executor import EngineFault
 from engine.model.prepacked_linear import prepack_weights
 from engine.model.quantization import load_options, refuse_unknown_format, refuse_unused_scales
@@ -174,25 +176,44 @@ def _multiplies_bfloat16() -> bool:
 def _read_hf_config(config: EngineConfig) -> PretrainedConfig:
     if not (config.model / "config.json").is_file():
         raise ModelRefused(f"There is no model in {config.model}: it has no config.json.")
+    _refuse_unknown_architecture(config.model)
     try:
         hf_config: PretrainedConfig = AutoConfig.from_pretrained(
             config.model, trust_remote_code=False, local_files_only=True
         )
         hf_config.get_text_config()  # raises for several text models
     except Exception as error:
-        raise ModelRefused(f"The model in {config.model} is not known: {_say(error)}") from error
+        raise UnsupportedModel(f"Its config.json is not understood: {_say(error)}") from error
     return hf_config
+
+
+def _refuse_unknown_architecture(model: Path) -> None:
+    """Raises `ModelRefused` for a `model_type` that the installed transformers does not have.
+
+    transformers' own sentence advises to run code from the folder, or to upgrade what is pinned here.
+    """
+    try:
+        model_type = json.loads((model / "config.json").read_bytes()).get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise ModelRefused("Its config.json is not a JSON object.") from error
+    if not isinstance(model_type, str):
+        raise ModelRefused("Its config.json has no model_type, so its architecture is not known.")
+    if model_type not in CONFIG_MAPPING:
+        raise UnsupportedModel(
+            f"Its architecture, {model_type}, is not one of transformers {transformers.__version__}, and "
+            "code in a model's folder is never run."
+        )
 
 
 def _refuse_unservable(hf_config: PretrainedConfig) -> None:
     name = hf_config.model_type
     foreign = sorted(set(getattr(hf_config, "layer_types", None) or ()) - LAYER_TYPES)
     if foreign:
-        raise ModelRefused(f"{name} has layers of kinds that are not served: {', '.join(foreign)}.")
+        raise UnsupportedModel(f"{name} has layers of kinds that are not served: {', '.join(foreign)}.")
     if getattr(hf_config, "is_encoder_decoder", False):
-        raise ModelRefused(f"{name} is an encoder and a decoder; only decoders are served.")
+        raise UnsupportedModel(f"{name} is an encoder and a decoder; only decoders are served.")
     if getattr(hf_config, "num_kv_shared_layers", 0):
-        raise ModelRefused(f"{name} has layers that share their keys, which is not served.")
+        raise UnsupportedModel(f"{name} has layers that share their keys, which is not served.")
 
 
 def _auto_class(hf_config: PretrainedConfig) -> Any:
@@ -223,25 +244,43 @@ def _read_weights(
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are reported; raising, it names none
             **options,
         )
     except Exception as error:
-        raise ModelRefused(f"The weights in {config.model} cannot be read: {_say(error)}") from error
+        raise UnsupportedModel(f"Its weights cannot be read: {_say(error)}") from error
     network: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
-    # transformers only warns, and initializes missing weights randomly.
-    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if report[problem]:
-            raise ModelRefused(f"The weights in {config.model}: {problem} {report[problem]}.")
+    _refuse_wrong_weights(report)
     refuse_unused_scales(config.model, report["unexpected_keys"])
     name = type(network).__name__
     if network._is_stateful:
-        raise ModelRefused(f"{name} keeps a state beside keys and values, which is not served.")
+        raise UnsupportedModel(f"{name} keeps a state beside keys and values, which is not served.")
     if "logits_to_keep" not in inspect.signature(network.forward).parameters:
-        raise ModelRefused(f"{name} cannot compute the logits of chosen tokens only.")
+        raise UnsupportedModel(f"{name} cannot compute the logits of chosen tokens only.")
     network.set_attn_implementation(_attention_of(network))
     network.eval()  # type: ignore[no-untyped-call]
     return network
+
+
+_PROBLEMS = (
+    ("missing_keys", "Its weights lack tensors of its architecture"),
+    ("mismatched_keys", "Tensors of its weights have other shapes than its config.json says"),
+    ("error_msgs", "Its weights do not fit its architecture"),
+)
+"""What transformers reports as a warning, before it initializes such weights randomly."""
+
+
+def _refuse_wrong_weights(report: Mapping[str, Any]) -> None:
+    """Raises `ModelRefused` for weights that are not those of the architecture."""
+    for problem, sentence in _PROBLEMS:
+        entries = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report[problem])
+        if entries:
+            more = f" and {len(entries) - 1} more" if len(entries) > 1 else ""
+            raise ModelRefused(
+                f"{sentence}: {entries[0]}{more}. The download is not complete, or config.json is another "
+                "model's."
+            )
 
 
 def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerAttentionSpec]:
@@ -261,10 +300,10 @@ def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerAttentio
         raise
     except Exception as error:
         name = type(network).__name__
-        raise ModelRefused(f"{name} cannot be run in one packed row: {_say(error)}") from error
+        raise UnsupportedModel(f"{name} cannot be run in one packed row: {_say(error)}") from error
     layers = network.config.get_text_config().num_hidden_layers
     if sorted(step.specs) != list(range(layers)):
-        raise ModelRefused(
+        raise UnsupportedModel(
             f"{type(network).__name__} has {layers} layers, of which {len(step.specs)} use the "
             "attention that we can replace."
         )
@@ -314,7 +353,19 @@ def _context_length(hf_config: PretrainedConfig) -> int:
     return length
 
 
+_MISLEADING = ("trust_remote_code", "http", "upgrade", "huggingface", "Hugging Face", "`from_")
+"""In sentences of transformers that advise what this server does not do: run code, fetch files, upgrade."""
+
+
 def _say(error: Exception) -> str:
-    """The message, with the type of the error unless it is one with clear messages."""
-    is_clear = isinstance(error, OSError | ValueError | ImportError | ModelRefused)
-    return str(error) if is_clear else describe(error, 1000)
+    """The error's sentence in one line, with its type unless it has clear messages.
+
+    Advice that misleads here goes to the log instead.
+    """
+    text = describe(error, 1000)
+    if any(mark in text for mark in _MISLEADING):
+        log.warning("transformers says: %s", text)
+        return f"transformers raises {type(error).__name__}, in words that the log has."
+    if isinstance(error, OSError | ValueError | ImportError | ModelRefused):
+        text = text.removeprefix(f"{type(error).__name__}: ")
+    return text if text.endswith(".") else f"{text}."

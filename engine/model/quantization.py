@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils.quantization_config import Mxfp4Config
 
-from engine.config import ModelRefused
+from engine.config import ModelRefused, UnsupportedModel
 
 MXFP4_PACKAGES = ("accelerate", "kernels", "triton")
 """Packages that transformers needs to compute with MXFP4 weights on a GPU."""
@@ -69,26 +69,26 @@ def quantization_method(hf_config: PretrainedConfig) -> str | None:
 
 
 def refuse_unknown_format(folder: Path, hf_config: PretrainedConfig) -> None:
-    """Raises `ModelRefused` for a low-bit format that transformers does not know and would misread."""
+    """Raises `UnsupportedModel` for a low-bit format that transformers does not know and would misread."""
     method = quantization_method(hf_config)
     if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
-        raise ModelRefused(f"The weights in {folder} are written as {method!r}, which is not read here.")
+        raise UnsupportedModel(f"The weights in {folder} are written as {method!r}, which is not read here.")
     if method is not None:
         return
     if (folder / MODELOPT_FILE).is_file():
-        raise ModelRefused(
+        raise UnsupportedModel(
             f"The weights in {folder} are written by ModelOpt ({MODELOPT_FILE}), which is not read here."
         )
     for name, kind in _tensor_dtypes(folder):
         if kind.startswith(LOW_BIT_DTYPE_PREFIXES):
-            raise ModelRefused(
+            raise UnsupportedModel(
                 f"The weights in {folder} are written in few bits ({name} as {kind}), but config.json has no "
                 "quantization_config that says how."
             )
 
 
 def refuse_unused_scales(folder: Path, unexpected: Collection[str]) -> None:
-    """Raises `ModelRefused` if scales were dropped whose weights were loaded.
+    """Raises `UnsupportedModel` if scales were dropped whose weights were loaded.
 
     `unexpected` has the checkpoint's keys that the model does not use. A scale whose weight is among them
     belongs to a part that is left out on purpose, such as heads for multi-token prediction.
@@ -101,7 +101,7 @@ def refuse_unused_scales(folder: Path, unexpected: Collection[str]) -> None:
         and f"{key.rpartition('.')[0]}.weight" not in unexpected
     )
     if dropped:
-        raise ModelRefused(
+        raise UnsupportedModel(
             f"The weights in {folder} are written in few bits in a form that is not read here: nothing takes "
             f"{', '.join(dropped[:3])}{f' and {len(dropped) - 3} more' if len(dropped) > 3 else ''}."
         )

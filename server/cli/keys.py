@@ -3,9 +3,10 @@
 import argparse
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Final
 
 from server.administration import keys
-from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT
+from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT, Scope
 from server.cli.command import (
     Subcommands,
     add_command,
@@ -32,6 +33,8 @@ from server.store.administration import stored_keys
 from server.store.administration.stored_keys import KeyProperties, StoredKey
 from server.store.database import Connection, clock
 
+OPERATOR_SCOPES: Final[frozenset[Scope]] = frozenset({"admin", "read", "write"})
+"""Scopes of a key that opens every page of the console: the playground reads and writes as a client does."""
 _NOT_GIVEN = object()
 
 
@@ -39,7 +42,12 @@ def add_commands(commands: Subcommands) -> None:
     group = add_group(commands, "keys", "API keys")
     create = add_command(group, "create", "make a key and show it, once", _create)
     create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose key it is (default: %(default)s)")
-    create.add_argument("--if-none", action="store_true", help="do nothing when a key exists already")
+    create.add_argument(
+        "--if-none",
+        action="store_true",
+        help="make the operator's first key, by default with the scopes admin, read and write; do nothing "
+        "when a key exists already",
+    )
     _add_properties(create)
     listing = add_command(group, "list", "list keys", _list)
     listing.add_argument("--tenant")
@@ -117,16 +125,35 @@ def _chosen(connection: Connection, properties: KeyProperties, options: argparse
 def _create(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), refusals_as_sentences():
         with database.begin() as connection:
-            if options.if_none and stored_keys.any_exist(connection):
+            is_first = not stored_keys.any_exist(connection)
+            if options.if_none and not is_first:
                 print_status(
                     "A key exists already; keys are shown once. To make another: holdfast keys create"
                 )
                 return 0
-            properties = _chosen(connection, KeyProperties(), options)
+            defaults = KeyProperties(scopes=OPERATOR_SCOPES) if options.if_none else KeyProperties()
+            properties = _chosen(connection, defaults, options)
             key = keys.create_key(connection, this_user(), options.tenant, properties)
         print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
         print_result(key.text)
+        if is_first:
+            print_status(_what_first_key_opens(properties.scopes))
     return 0
+
+
+def _what_first_key_opens(scopes: frozenset[Scope]) -> str:
+    """The sentence on the console below a server's first key, whose holder has no other way in."""
+    if "admin" in scopes:
+        return (
+            "It opens the console, and shows the contents of all tenants there; give applications keys of "
+            "their own: holdfast keys create --tenant NAME"
+        )
+    if "metadata" in scopes:
+        return "It opens the console, without the contents of responses."
+    return (
+        "It does not open the console. A key that does: "
+        f"holdfast keys create --scopes {','.join(sorted(OPERATOR_SCOPES))}"
+    )
 
 
 def _list(config: Config, options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from server.configuration.settings import Config
+from server.configuration.unusable_models import refusal_without_config
 from server.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -34,7 +35,7 @@ def model_folder(config: Config) -> Path:
     try:
         found = _snapshot(folder)
         if not (found / "config.json").is_file():
-            raise ConfigError(f"{found} is not a model folder: {_missing(found / 'config.json')}")
+            raise ConfigError(refusal_without_config(found))
     except PermissionError as error:
         raise ConfigError(
             f"{error.filename} may not be read by the user with the id {os.geteuid()}, who runs this "
@@ -57,13 +58,3 @@ def _snapshot(folder: Path) -> Path:
     if (folder / "config.json").is_file() or not branch.is_file():
         return folder
     return folder / "snapshots" / branch.read_text(encoding="utf-8").strip()
-
-
-def _missing(file: Path) -> str:
-    if not file.is_symlink():
-        return f"it has no {file.name}."
-    return (
-        f"its {file.name} is a link to {os.readlink(file)}, which is not there. "
-        "Of a Hugging Face cache, give the folder models--OWNER--NAME, which has the snapshots and what they "
-        "link to; mount all of it in a container."
-    )

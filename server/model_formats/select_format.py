@@ -88,6 +88,7 @@ def load_model_format(
     places: VocabularyPlaces = _NOWHERE,
     *,
     tool_parser: str | None = None,
+    chat_template: Path | None = None,
     image_placeholder: str | None = None,
     image_token_id: int | None = None,
     grammar_token_ids: frozenset[int] = frozenset(),
@@ -95,9 +96,10 @@ def load_model_format(
     """The model format of the model in `folder`, whose generation ends with one of `stop_ids`.
 
     `places` lists further locations of gpt-oss's vocabulary. `tool_parser` is a key of `TOOL_CALL_FORMATS`;
-    by default the format is detected from the chat template. The image parameters and `grammar_token_ids` are
-    those of the engine's ModelInfo. Raises FileNotFoundError or ValueError, naming the file or the setting,
-    for an unusable folder.
+    by default the format is detected from the chat template. `chat_template` is a file that replaces the
+    folder's template; without either, the format writes no messages. The image parameters and
+    `grammar_token_ids` are those of the engine's ModelInfo. Raises FileNotFoundError or ValueError, naming
+    the file or the setting, for an unusable folder.
     """
     if tool_parser is not None and tool_parser not in TOOL_CALL_FORMATS:
         known = ", ".join(sorted(TOOL_CALL_FORMATS))
@@ -108,7 +110,7 @@ def load_model_format(
         from server.model_formats.harmony.harmony_format import HarmonyFormat
 
         return HarmonyFormat.load(folder, places)
-    template = ChatTemplate(folder, image_placeholder)
+    template = ChatTemplate(folder, image_placeholder, chat_template)
     if tool_parser is not None:
         call_format: type[ToolCallFormat] | None = TOOL_CALL_FORMATS[tool_parser]
     else:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from engine.config import EngineConfig, ModelRefused
+from engine.config import EngineConfig, ModelRefused, UnsupportedModel
 from server.configuration.setting_groups.engine import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
+from server.configuration.unusable_models import OTHER_ENGINE, check_files, check_template
 from server.embedded_postgres.account import EmbeddedError
 from server.errors import ConfigError
 from server.process.connect_engine import check_engine_settings, connect
@@ -61,8 +62,12 @@ def examine_engine(config: Config, say: Callable[[str], None]) -> Iterator[Findi
         elif config.engine in REMOTE_ENGINES:
             yield from _examine_servers(config, folder, say)
         else:
+            check_files(folder, with_weights=True)
+            check_template(folder, config.chat_template)
             settings = engine_config(config, folder, read_adapters(config))
             yield from describe_engine(_diagnose(settings, say))
+    except UnsupportedModel as error:
+        yield Finding("problem", "engine", _sentence(f"{error} {OTHER_ENGINE}"))
     except (ConfigError, ModelRefused, OSError, ValueError) as error:
         yield Finding("problem", "engine", _sentence(str(error)))
 

@@ -11,8 +11,11 @@ from server.configuration.environment import tiktoken_folders
 from server.configuration.setting_groups.engine import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.configuration.shipped_files import model_folder, name_of
+from server.configuration.unusable_models import OTHER_ENGINE, check_files, check_template
 from server.errors import ConfigError
 from server.input_images.image_reader import ImageReader
+from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
+from server.model_formats.chat_template.template import MISSING_TEMPLATE
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import load_model_format
 from server.outbound_http.allowed_addresses import read_allowed
@@ -33,6 +36,8 @@ def load_model(
     """Loads the configured model. Raises ConfigError if it cannot be served."""
     folder = model_folder(config)
     check_engine_settings(config)
+    check_files(folder, with_weights=config.engine == "model")
+    check_template(folder, config.chat_template)
     if config.engine == "scripted":
         engine = _load_scripted(config, folder, deliver, on_dead)
     elif config.engine in REMOTE_ENGINES:
@@ -46,6 +51,7 @@ def load_model(
             model_info.stop_ids,
             _vocabulary_paths(config),
             tool_parser=config.tool_parser,
+            chat_template=config.chat_template,
             image_placeholder=model_info.image_placeholder,
             image_token_id=model_info.image_token_id,
             grammar_token_ids=model_info.grammar_token_ids,
@@ -53,6 +59,8 @@ def load_model(
     except (OSError, ValueError) as error:
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
+    if isinstance(model_format, ChatTemplateFormat) and not model_format.has_template:
+        say(f"{MISSING_TEMPLATE} Only /v1/completions is served until then.")
     vocabulary = _vocabulary(folder, model_info.vocab_size)
     return LoadedModel(
         name=model_name(config),
@@ -142,7 +150,7 @@ def engine_config(config: Config, folder: Path, adapters: tuple[tuple[str, Path]
 def _load_checkpoint(
     config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
-    from engine.config import ModelRefused
+    from engine.config import ModelRefused, UnsupportedModel
     from engine.engine import load
 
     adapters = read_adapters(config)
@@ -156,6 +164,8 @@ def _load_checkpoint(
             f"{error.name} is not installed, so this process cannot run a model: install holdfast in place "
             "of holdfast-server, or set engine to one of another process."
         ) from error
+    except UnsupportedModel as error:
+        raise ConfigError(f"{folder} cannot be served: {error} {OTHER_ENGINE}") from error
     except (ModelRefused, OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be served: {error}") from error
 

@@ -18,4 +18,5 @@ def ready_lines(
     body = f"""{{"model": "{name}", "input": "Hello!"}}"""
     request = f"curl {base}/v1/responses{key} -H 'Content-Type: application/json' -d '{body}'"
     lines = [f"Ready: {name} at {where} . Try{with_key}:\n", f"  {request}\n"]
-    return [*lines, f"Console: {base}/console\n"] if console else lines
+    opened_by = ", with a key of the scope admin or metadata" if needs_key else ""
+    return [*lines, f"Console: {base}/console{opened_by}\n"] if console else lines

@@ -35,7 +35,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"lease_seconds": "nan"}, "lease-seconds must be at least 2"),
     ({"grace_seconds": "soon"}, "HOLDFAST_GRACE_SECONDS must be a number, not 'soon'."),
     ({"token_budget": 8, "max_running": 9}, "token-budget must be at least max-running"),
-    ({"model": "/nowhere"}, "/nowhere is not a model folder: it has no config.json."),
+    ({"model": "/nowhere"}, "/nowhere does not exist: --model takes the folder of a model"),
 ]
 
 

@@ -237,6 +237,36 @@ def test_first_key_is_made_only_once_when_asked_so(keyed: Keyed) -> None:
     assert (again.returncode, again.stdout) == (0, "")
 
 
+def test_first_key_of_setup_opens_the_console_and_its_playground(
+    start_server: StartServer, database_url: str
+) -> None:
+    made = run_command("keys", "create", "--if-none", database_url=database_url)
+    server = start_server()
+    assert "Console: " in server.said()
+    assert "with a key of the scope admin or metadata" in server.said()
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        answer = client.post("/console/sign-in", data={"key": made.stdout.strip()})
+        assert (answer.status_code, answer.headers.get("location")) == (303, "/console")
+        assert client.get("/console/playground").status_code == 200
+    assert "keys of their own" in made.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([], "does not open the console. A key that does: holdfast keys create --scopes admin,read,write"),
+        (["--scopes", "metadata"], "opens the console, without the contents"),
+        (["--scopes", "admin"], "opens the console, and shows the contents of all tenants"),
+    ],
+)
+def test_first_key_is_said_to_open_the_console_or_not(
+    database_url: str, flags: list[str], sentence: str
+) -> None:
+    first = run_command("keys", "create", *flags, database_url=database_url)
+    assert sentence in first.stderr
+    assert "console" not in run_command("keys", "create", *flags, database_url=database_url).stderr
+
+
 def test_key_of_strange_tenant_is_refused(keyed: Keyed) -> None:
     made = run_command("keys", "create", "--tenant", "No Such Name", database_url=keyed.database_url)
     assert (made.returncode, made.stdout) == (1, "")

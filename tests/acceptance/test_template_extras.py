@@ -1,10 +1,13 @@
 """What callers may tell a chat template beside messages and tools, through both APIs."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from server.configuration.shipped_files import demo_model_folder
 from tests.fix_server import Connect, StartServer
 from tests.support.eventually import eventually
 from tests.support.families import folder_of
@@ -136,3 +139,24 @@ def test_response_with_a_template_of_its_own_is_finished_by_it_after_a_kill(
     eventually(lambda: client.responses.retrieve(begun.id).output, within=60)
     ended = client.responses.retrieve(begun.id)
     assert (ended.output_text, ended.usage) == (whole.output_text, whole.usage)
+
+
+def test_base_model_without_a_template_completes_texts_and_names_the_setting_for_messages(
+    start_server: StartServer, connect: Connect, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(demo_model_folder(), base)
+    template = (base / "chat_template.jinja").rename(tmp_path / "taken.jinja")
+    server = start_server(model=base)
+    assert "chat-template" in server.said()
+    client = connect(server)
+    assert client.completions.create(model="base", prompt="1, 2,", max_tokens=4).choices[0].text
+    for api in APIS:
+        with pytest.raises(openai.BadRequestError, match="the setting chat-template") as caught:
+            say(client, api, ("user", ASK), model="base")
+        assert caught.value.param == ("input" if api == "responses" else "messages")
+    server.stop()
+    again = start_server(model=base, chat_template=template)
+    assert "chat-template" not in again.said()
+    for api in APIS:
+        assert say(connect(again), api, ("user", ASK), model="base")[1] > 5

@@ -19,6 +19,9 @@ class ModelSettings:
     tool_parser: str | None = setting(
         None, "the format of the model's tool calls; default: detected from its chat template"
     )
+    chat_template: Path | None = setting(
+        None, "a file with a chat template in Jinja, in place of the folder's own"
+    )
     adapters: str | None = setting(
         None, "LoRA adapters in peft's format, served as further models: name=folder, comma-separated"
     )

@@ -11,6 +11,10 @@ from server.errors import NotAuthenticated
 from server.http.services import Services
 
 _CONSOLE_SCOPES = frozenset({"admin", "metadata"})
+_OPENS_NOTHING = (
+    "This key does not open the console: it has neither the scope admin nor metadata. On the server, "
+    "holdfast keys create --scopes admin,read,write makes one that does."
+)
 
 
 def show(_services: Services, request: Request, _form: dict[str, str]) -> Response:
@@ -26,7 +30,7 @@ def sign_in(services: Services, request: Request, form: dict[str, str]) -> Respo
     except NotAuthenticated as error:
         return _form_page(request, wanted, str(error), 401)
     if not caller.scopes & _CONSOLE_SCOPES:
-        return _form_page(request, wanted, "This key has neither the scope admin nor metadata.", 403)
+        return _form_page(request, wanted, _OPENS_NOTHING, 403)
     answer = redirect(request, wanted)
     if key:
         set_session(services, request, answer, key)

@@ -39,7 +39,7 @@ def tokenizer_info(services: Services, _caller: Caller, request: Request, _body:
         for name, value in read_json(folder / "tokenizer_config.json").items()
         if not name.endswith("_file") and name != "name_or_path"
     }
-    template = folder / "chat_template.jinja"
+    template = services.config.chat_template or folder / "chat_template.jinja"
     if template.is_file():
         told["chat_template"] = template.read_text("utf-8")
     told.setdefault("tokenizer_class", "PreTrainedTokenizerFast")

@@ -9,7 +9,7 @@ from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
 from server.model_formats.chat_template.messages import write_messages
 from server.model_formats.chat_template.output_parser import ChatParser
-from server.model_formats.chat_template.template import ChatTemplate
+from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
 from server.model_formats.chat_template.template_probe import probe_template
 from server.model_formats.interface import Conversation, Prompt, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
@@ -91,12 +91,19 @@ class ChatTemplateFormat:
         other._write_with(self._template.replaced(template))
         return other
 
+    @property
+    def has_template(self) -> bool:
+        """False for a base model's folder: its format encodes texts, and refuses messages."""
+        return bool(self._template.source)
+
     def write(self, conversation: Conversation) -> Prompt:
         """The prompt; see `ModelFormat.write`."""
         own = conversation.chat_template
         return (self if own is None else self._with_template(own))._write(conversation)
 
     def _write(self, conversation: Conversation) -> Prompt:
+        if not self.has_template:
+            raise PromptError(MISSING_TEMPLATE)
         tool_index = self._tools(conversation)
         choice = conversation.tool_choice
         callable_ = tool_index

@@ -37,6 +37,11 @@ _TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, Attribu
 
 Message = dict[str, Any]
 
+MISSING_TEMPLATE = (
+    "This model has no chat template, which messages need: the setting chat-template takes a file with one; "
+    "/v1/completions needs none."
+)
+
 
 class MarkupText(str):
     """Text whose markup is intended; its untrusted parts have been through `ChatTemplate.guard`."""
@@ -47,9 +52,12 @@ class MarkupText(str):
 class ChatTemplate:
     """The chat template and tokenizer of one model folder. Thread-safe."""
 
-    def __init__(self, folder: Path, image_placeholder: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, image_placeholder: str | None = None, template_file: Path | None = None
+    ) -> None:
         """`image_placeholder` is what the template writes for a picture; None if the model reads none.
 
+        `template_file` replaces the folder's template. Without either, messages cannot be rendered.
         Raises FileNotFoundError or ValueError, naming the file, when the folder is not usable.
         """
         tokenizer_file = folder / "tokenizer.json"
@@ -62,9 +70,10 @@ class ChatTemplate:
         self._param = "input"
         """The request parameter in errors of the template."""
         try:
-            self._read(_template_sources(folder, config))
-        except TemplateError as error:
-            raise ValueError(f"The chat template of {folder} is not valid: {error}.") from error
+            self._read(_template_sources(folder, config, template_file))
+        except (TemplateError, UnicodeDecodeError) as error:
+            of = template_file or folder
+            raise ValueError(f"The chat template of {of} is not valid: {error}.") from error
         self._special = _special_tokens(config)
         self._lead = _prefix_of(self.tokenizer)
         self._lead_size = len(self.tokenizer.encode(self._lead, add_special_tokens=False).ids)
@@ -72,7 +81,7 @@ class ChatTemplate:
     def _read(self, sources: Mapping[str, str]) -> None:
         self._templates = {name: _ENVIRONMENT.from_string(source) for name, source in sources.items()}
         trees = [_ENVIRONMENT.parse(source) for source in sources.values()]
-        self.variables = frozenset().union(*map(meta.find_undeclared_variables, trees))
+        self.variables = frozenset[str]().union(*map(meta.find_undeclared_variables, trees))
         """The variables that the templates use."""
         self.source = "\0".join(sources.values())
         literals = "\0".join(map(_literals_of, trees))
@@ -106,6 +115,8 @@ class ChatTemplate:
         guarded = [self.guard(message) for message in messages]
         if continues:
             guarded[-1]["content"] = _with_end_mark(guarded[-1]["content"])
+        if not self._templates:
+            raise PromptError(MISSING_TEMPLATE, self._param)
         template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
         try:
             rendered = template.render(
@@ -245,8 +256,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The templates by name: `default`, and `tool_use` if there is a separate one for tools."""
+def _template_sources(folder: Path, config: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """The templates by name: `default`, and `tool_use` if there is a separate one for tools.
+
+    Empty for a folder without a template, and only `default` from `file` if that is given.
+    """
+    if file is not None:
+        return {"default": file.read_text(encoding="utf-8")}
     template = config.get("chat_template")
     sources = {"default": template}
     if isinstance(template, list):
@@ -260,7 +276,7 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]
         if file.is_file():
             sources[name] = file.read_text(encoding="utf-8")
     if not isinstance(sources.get("default"), str):
-        raise ValueError(f"{folder} has no chat template (chat_template.jinja or tokenizer_config.json).")
+        return {}
     return {name: sources[name] for name in ("default", "tool_use") if isinstance(sources.get(name), str)}
 
 

@@ -66,7 +66,7 @@ def test_a_session_s_cookie_is_kept_from_scripts_and_other_sites(operated: Opera
         ("", 401, "Send an API key"),
         ("hk_x_y", 401, "not valid"),
         ("\N{SNOWMAN}", 401, "not valid"),
-        ("reader", 403, "neither the scope admin nor metadata"),
+        ("reader", 403, "holdfast keys create --scopes admin,read,write makes one that does"),
         ("x" * 4000, 401, "not valid"),
     ],
 )

@@ -57,10 +57,6 @@ def test_snapshot_without_what_it_links_to_says_which_folder_to_give(repository:
     )
 
 
-def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"{tmp_path} is not a model folder: it has no config.json."
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not read the folder")
 def test_folder_of_somebody_else_is_refused_in_a_sentence(tmp_path: Path) -> None:
     folder = tmp_path / "private"

@@ -35,3 +35,8 @@ def test_worker_names_its_health_alone() -> None:
 def test_the_console_has_a_line_of_its_own_where_there_is_one() -> None:
     *_, line = ready_lines("m", "http", "0.0.0.0", 80, serves_api=True, needs_key=False, console=True)  # noqa: S104
     assert line == "Console: http://127.0.0.1:80/console\n"
+
+
+def test_console_s_line_names_the_scopes_that_open_it_where_requests_need_a_key() -> None:
+    *_, line = ready_lines("m", "http", "127.0.0.1", 80, serves_api=True, needs_key=True, console=True)
+    assert line == "Console: http://127.0.0.1:80/console, with a key of the scope admin or metadata\n"

@@ -159,7 +159,6 @@ def test_special_tokens_and_filters_are_there_for_templates(made_folder: Callabl
         ("tokenizer.json", "{}"),
         ("tokenizer.json", "not json"),
         ("tokenizer_config.json", "not json"),
-        ("tokenizer_config.json", "{}"),
         ("chat_template.jinja", "{% if %}"),
         ("chat_template.jinja", "{{ unclosed"),
     ],

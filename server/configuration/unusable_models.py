@@ -1,0 +1,157 @@
+"""Why a path cannot be served as a model, by the names of its files and its config.json, with a way out.
+
+Reads no weights and imports no torch, so that a mistake is answered at once and not after minutes of loading.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from server.errors import ConfigError
+
+OTHER_ENGINE = (
+    "vLLM or llama.cpp may serve it: see --engine vllm and --engine llama-server in docs/engines.md."
+)
+"""The way out of a model that the engine of this process does not compute."""
+_WITH_LLAMA_SERVER = (
+    "start llama-server with it, and set --engine llama-server, --engine-url, and --model to a folder with "
+    "the model's config.json, tokenizer.json and chat template (docs/engines.md)."
+)
+_INCOMPLETE = "The download is not complete: fetch the repository's folder again."
+_NO_TEXT = ("ForMaskedLM", "Classification", "QuestionAnswering", "MultipleChoice", "FeatureExtraction")
+"""Ends of architectures that answer with labels or vectors."""
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_MAX_CONFIG_BYTES = 16 * 2**20
+
+
+def refusal_without_config(path: Path) -> str:
+    """The sentence for a path that has no config.json below it."""
+    if path.is_file():
+        return _refusal_of_file(path)
+    if not path.is_dir():
+        return f"{path} does not exist: --model takes the folder of a model that is on this machine."
+    config = path / "config.json"
+    if config.is_symlink():
+        return (
+            f"{path} is not a model folder: its config.json is a link to {os.readlink(config)}, which is not "
+            "there. Of a Hugging Face cache, give the folder models--OWNER--NAME, which has the snapshots "
+            "and what they link to; mount all of it in a container."
+        )
+    adapter = _refusal_of_adapter(path)
+    if adapter:
+        return adapter
+    if _has(path, "*.gguf"):
+        return f"{path} has a model as GGUF, which this engine does not read: {_WITH_LLAMA_SERVER}"
+    return f"{path} is not a model folder: it has no config.json. --model takes the folder that has it."
+
+
+def _refusal_of_file(path: Path) -> str:
+    if path.suffix.lower() == ".gguf":
+        return f"{path} is a GGUF file, which this engine does not read: {_WITH_LLAMA_SERVER}"
+    return f"{path} is a file: --model takes its folder, {path.parent}."
+
+
+def check_files(folder: Path, *, with_weights: bool) -> None:
+    """Raises ConfigError for a folder with a config.json that cannot be served.
+
+    `with_weights` is whether this process loads the weights.
+    """
+    config = _config_of(folder)
+    refusal = _refusal_of_weights(folder) or _refusal_of_task(folder, config) if with_weights else None
+    has_tokenizer = config.get("model_type") == "gpt_oss" or (folder / "tokenizer.json").is_file()
+    if refusal is None and not has_tokenizer:
+        refusal = (
+            f"{folder} has no tokenizer.json: fetch it from the model's repository, or have transformers "
+            "write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+        )
+    if refusal:
+        raise ConfigError(refusal)
+
+
+def check_template(folder: Path, file: Path | None) -> None:
+    """Raises ConfigError for a `chat_template` setting that cannot be used with the model."""
+    if file is None:
+        return
+    if not file.is_file():
+        raise ConfigError(f"chat-template {file} is not a file; it takes a file with a template in Jinja.")
+    if _config_of(folder).get("model_type") == "gpt_oss":
+        raise ConfigError("chat-template is not for gpt-oss, whose prompts no template writes.")
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        if file.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ConfigError(f"{file} has more than {_MAX_CONFIG_BYTES} bytes. {_INCOMPLETE}")
+        config = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not JSON ({error}). {_INCOMPLETE}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} is not a JSON object. {_INCOMPLETE}")
+    return config
+
+
+def _refusal_of_weights(folder: Path) -> str | None:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        missing = sorted(name for name in _indexed(index) if not (folder / name).is_file())
+        return (
+            f"{folder} lacks {missing[0]}, which its {index.name} names. {_INCOMPLETE}" if missing else None
+        )
+    if (folder / "model.safetensors").is_file():
+        return None
+    adapter = _refusal_of_adapter(folder)
+    if adapter:
+        return adapter
+    if _has(folder, "*.gguf"):
+        return f"{folder} has its weights as GGUF, which this engine does not read: {_WITH_LLAMA_SERVER}"
+    if any(_has(folder, pattern) for pattern in _PICKLED):
+        return (
+            f"{folder} has its weights as pickles, which run code when they are read: convert them to "
+            "safetensors with transformers' save_pretrained, or serve the folder by --engine vllm "
+            "(docs/engines.md)."
+        )
+    return f"{folder} has no weights: there is neither model.safetensors nor {index.name}. {_INCOMPLETE}"
+
+
+def _indexed(index: Path) -> set[str]:
+    """The files that the index names; empty for an index that cannot be read, which loading refuses."""
+    try:
+        return {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return set()
+
+
+def _refusal_of_task(folder: Path, config: dict[str, Any]) -> str | None:
+    names = config.get("architectures")
+    architecture = str(names[0]) if isinstance(names, list) and names else ""
+    is_headless = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+    if _has(folder, "modules.json") or is_headless or architecture.endswith(_NO_TEXT):
+        return (
+            f"{folder} ({architecture or config.get('model_type')}) is a model for embeddings, labels or "
+            "scores, which generates no text: --model takes one that does."
+        )
+    if config.get("is_encoder_decoder") is True:
+        kind = config.get("model_type")
+        return f"{folder} ({kind}) is an encoder and a decoder; only decoders are served, by every engine."
+    return None
+
+
+def _refusal_of_adapter(folder: Path) -> str | None:
+    settings = folder / "adapter_config.json"
+    if not settings.is_file():
+        return None
+    try:
+        base = json.loads(settings.read_bytes())["base_model_name_or_path"]
+    except (ValueError, LookupError, TypeError):
+        base = None
+    of = f" of {base}" if isinstance(base, str) and base else ""
+    return (
+        f"{folder} is a LoRA adapter, not a model: set --model to the folder of its base model{of}, and "
+        f"--adapters {folder.name}={folder} (docs/models.md)."
+    )
+
+
+def _has(folder: Path, pattern: str) -> bool:
+    return next(folder.glob(pattern), None) is not None
