@@ -60,11 +60,16 @@ def _erase(config: Config, options: argparse.Namespace) -> int:
             outcome = erasure.erase(
                 database, this_user(), subject, config.lease_seconds, float(options.seconds)
             )
+            locked_out = subject.user is None and erasure.locked_out(database)
     except DatabaseError as error:
         raise ConfigError(
             f"The erasure could not go on: {first_line(error)}. Run it again; it goes on where it was."
         ) from error
     _print(outcome)
+    if locked_out:
+        print_status(
+            "No valid API key is left, and requests still need one; make one with: holdfast keys create"
+        )
     if not outcome.complete:
         raise ConfigError(f"Something is left; {_described(outcome)}. Run it again: it goes on where it was.")
     print_status("Nothing is left. Backups made before now still have it.")
