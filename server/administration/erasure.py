@@ -2,9 +2,10 @@
 
 from server.administration import checks
 from server.administration.actor import Actor
-from server.errors import Conflict, InvalidRequest
+from server.errors import Conflict, InvalidRequest, NotFound
 from server.maintenance.erasure import Erasure, Outcome
 from server.protocol.administration.requests import MAX_USER
+from server.store.administration import stored_keys
 from server.store.database import Database
 from server.store.erasure.subject import Subject
 
@@ -30,9 +31,12 @@ def refuse_own_tenant(subject: Subject, tenant: str) -> None:
 
 
 def count(database: Database, subject: Subject, lease_seconds: float) -> Outcome:
-    """What would be erased. Raises InvalidRequest or DatabaseError."""
+    """What would be erased. Raises InvalidRequest, NotFound if that is nothing, or DatabaseError."""
     check_subject(subject)
-    return Erasure(database, subject, lease_seconds).count()
+    outcome = Erasure(database, subject, lease_seconds).count()
+    if not (outcome.rows or outcome.unfinished):
+        raise _nothing_of(subject)
+    return outcome
 
 
 def erase(
@@ -40,14 +44,31 @@ def erase(
 ) -> Outcome:
     """Erases for about so many seconds; the outcome says whether anything is left for another call.
 
-    Raises InvalidRequest or DatabaseError.
+    Raises InvalidRequest, NotFound if there was nothing to erase, or DatabaseError.
     """
     check_subject(subject)
     outcome = Erasure(database, subject, lease_seconds).run(seconds)
-    if outcome.complete or outcome.rows:
+    outcome.rows = +outcome.rows
+    if outcome.complete and not outcome.rows:
+        raise _nothing_of(subject)
+    if outcome.rows:
         tenant = None if subject.user is None else subject.tenant
         action = "tenant.erase" if subject.user is None else "user.erase"
         details = {"complete": outcome.complete, "rows": dict(outcome.rows), "keep_usage": subject.keep_usage}
         with database.begin() as connection:
             actor.record(connection, action, tenant, "", details)
     return outcome
+
+
+def _nothing_of(subject: Subject) -> NotFound:
+    """An erased tenant or user leaves no name, so it cannot be told from one that never was."""
+    whose = f"tenant {subject.tenant}"
+    if subject.user is not None:
+        whose = f"user {subject.user!r} of {whose}"
+    return NotFound(f"There is nothing to erase of {whose}: the name is unknown, or was erased before.")
+
+
+def locked_out(database: Database) -> bool:
+    """Whether requests need a key and no valid one is left."""
+    with database.begin() as connection:
+        return stored_keys.key_required(connection) and not stored_keys.any_valid(connection)

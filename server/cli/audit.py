@@ -4,11 +4,12 @@ import argparse
 import re
 from collections.abc import Iterable
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
 from server.cli.command import Subcommands, add_command, opened_database, print_result, print_status
+from server.cli.option_types import MAX_DURATION, moment, whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
@@ -23,7 +24,7 @@ from server.store.schema.compatibility import BEHIND, UNKNOWN
 from server.store.schema.upgrade import schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
-_AGE = re.compile(r"(\d{1,6})([mhd])")
+_AGE = re.compile(r"([0-9]{1,6})([mhd])")
 AGE_HELP = "90m, 24h, 7d"
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
@@ -37,7 +38,11 @@ def add_commands(commands: Subcommands) -> None:
     command.add_argument(
         "--since", type=_since, help=f"only responses created since: {AGE_HELP}, or 2026-11-20T08:00 (UTC)"
     )
-    command.add_argument("--limit", type=_count, help="only the newest N responses of each tenant")
+    command.add_argument(
+        "--limit",
+        type=whole_number(1, 10**9, " of responses"),
+        help="only the newest N responses of each tenant",
+    )
     command.add_argument(
         "--quick", action="store_true", help="neither replay streams from the middle nor hash pictures"
     )
@@ -49,23 +54,19 @@ def read_age(text: str) -> timedelta:
     age = _AGE.fullmatch(text)
     if age is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an age, such as {AGE_HELP}")
-    return int(age[1]) * _UNITS[age[2]]
+    found = int(age[1]) * _UNITS[age[2]]
+    if found > MAX_DURATION:
+        raise argparse.ArgumentTypeError(f"{text!r} is longer than {MAX_DURATION.days}d")
+    return found
 
 
 def _since(text: str) -> datetime | timedelta:
     if _AGE.fullmatch(text):
         return read_age(text)
     try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither an age nor a time") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of responses")
-    return int(text)
+        return moment(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither an age nor a time; a time {error}") from None
 
 
 def _run(config: Config, options: argparse.Namespace) -> int:

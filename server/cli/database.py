@@ -15,6 +15,7 @@ from server.cli.command import (
     print_status,
     terminal_user,
 )
+from server.cli.option_types import whole_number
 from server.configuration.environment import child_environment
 from server.configuration.settings import Config
 from server.embedded_postgres.binaries import psql_command
@@ -52,7 +53,7 @@ def add_purge(commands: Subcommands) -> None:
     command = add_command(commands, "purge", "remove what has expired, now", _purge)
     command.add_argument(
         "--older-than",
-        type=_age,
+        type=whole_number(1, MOST_DAYS, " of days"),
         metavar="DAYS",
         help="also remove responses that were made longer ago, whenever they expire",
     )
@@ -74,12 +75,6 @@ def run_psql(config: Config, options: argparse.Namespace) -> int:
         return subprocess.run([*command, *options.rest], env=environment, check=False).returncode
 
 
-def _age(text: str) -> timedelta:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST_DAYS):
-        raise argparse.ArgumentTypeError(f"must be a whole number of days from 1 to {MOST_DAYS}")
-    return timedelta(days=int(text))
-
-
 def _purge(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, disk):
         print_result(_purge_or_count(database, disk, config, options))
@@ -89,13 +84,13 @@ def _purge(config: Config, options: argparse.Namespace) -> int:
 def _purge_or_count(database: Database, disk: Disk, config: Config, options: argparse.Namespace) -> str:
     """Purges or counts; returns a summary. Raises ConfigError while the disk is nearly full."""
     quiet = quiet_seconds(config)
+    age = None if options.older_than is None else timedelta(days=options.older_than)
     if options.dry_run:
-        counted = _count(database, quiet, config.conversation_days, options.older_than)
+        counted = _count(database, quiet, config.conversation_days, age)
         return f"There are {counted} to purge."
     total = Purged()
-    age = options.older_than.days if options.older_than is not None else None
     try:
-        for purged in _purge_batches(database, disk, config, options.older_than):
+        for purged in _purge_batches(database, disk, config, age):
             total += purged
     except DiskShort as short:
         raise ConfigError(
@@ -103,7 +98,7 @@ def _purge_or_count(database: Database, disk: Disk, config: Config, options: arg
             f" Until now, {total} were purged."
         ) from short
     finally:
-        total.record(database, terminal_user(), "purge.command", older_than_days=age)
+        total.record(database, terminal_user(), "purge.command", older_than_days=options.older_than)
     return f"Purged {total}."
 
 

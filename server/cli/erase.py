@@ -5,7 +5,7 @@ import sys
 
 from server.administration import erasure
 from server.cli.command import Subcommands, add_command, current_database, print_result, print_status
-from server.cli.option_types import refusals_as_sentences, this_user
+from server.cli.option_types import refusals_as_sentences, this_user, whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.erasure import Outcome
@@ -32,17 +32,11 @@ def add_commands(commands: Subcommands) -> None:
     )
     command.add_argument(
         "--seconds",
-        type=_seconds,
+        type=whole_number(1, 10**6, " of seconds"),
         default=DEFAULT_SECONDS,
         metavar="N",
         help="give up after so long, and go on with the next call (default: %(default)s)",
     )
-
-
-def _seconds(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 10**6):
-        raise argparse.ArgumentTypeError("must be a whole number of seconds")
-    return int(text)
 
 
 def _erase(config: Config, options: argparse.Namespace) -> int:
@@ -60,11 +54,16 @@ def _erase(config: Config, options: argparse.Namespace) -> int:
             outcome = erasure.erase(
                 database, this_user(), subject, config.lease_seconds, float(options.seconds)
             )
+            locked_out = subject.user is None and erasure.locked_out(database)
     except DatabaseError as error:
         raise ConfigError(
             f"The erasure could not go on: {first_line(error)}. Run it again; it goes on where it was."
         ) from error
     _print(outcome)
+    if locked_out:
+        print_status(
+            "No valid API key is left, and requests still need one; make one with: holdfast keys create"
+        )
     if not outcome.complete:
         raise ConfigError(f"Something is left; {_described(outcome)}. Run it again: it goes on where it was.")
     print_status("Nothing is left. Backups made before now still have it.")

@@ -21,6 +21,8 @@ T = TypeVar("T")
 _DURATION = re.compile(r"([0-9]{1,9})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _NONE = "none"
+MAX_DURATION = timedelta(days=36500)
+_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(3000, 1, 1, tzinfo=UTC)
 _GIVEN = "given_"
 
 
@@ -29,10 +31,21 @@ def duration(text: str) -> timedelta:
     match = _DURATION.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError("must be a number with s, m, h, d or w, such as 24h or 30d")
-    try:
-        return timedelta(**{_UNITS[match[2]]: int(match[1])})
-    except OverflowError:
-        raise argparse.ArgumentTypeError("is too long") from None
+    unit = timedelta(**{_UNITS[match[2]]: 1})
+    if int(match[1]) > MAX_DURATION / unit:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_DURATION.days}d")
+    return unit * int(match[1])
+
+
+def whole_number(low: int, high: int, unit: str = "") -> Callable[[str], int]:
+    """The type of whole numbers from `low` to `high`, in ASCII digits."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= 18 and low <= int(text) <= high):
+            raise argparse.ArgumentTypeError(f"must be a whole number{unit} from {low} to {high}")
+        return int(text)
+
+    return read
 
 
 def count(text: str) -> int:
@@ -64,7 +77,10 @@ def moment(text: str) -> datetime:
         given = datetime.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError("must be a time such as 2026-12-01 or 2026-12-01T09:00Z") from None
-    return given if given.tzinfo else given.replace(tzinfo=UTC)
+    time = given if given.tzinfo else given.replace(tzinfo=UTC)
+    if not _FIRST <= time < _LAST:
+        raise argparse.ArgumentTypeError("must be a time from 1970 to 2999")
+    return time
 
 
 def or_none(read: Callable[[str], T]) -> Callable[[str], T | None]:

@@ -6,6 +6,7 @@ import msgspec
 
 from server.cli.audit import AGE_HELP, read_age
 from server.cli.command import Subcommands, add_command, current_database, print_result
+from server.cli.option_types import whole_number
 from server.configuration.settings import Config
 from server.store.administration import audit_trail
 from server.store.administration.audit_trail import MAX_LISTED, Entry
@@ -19,15 +20,13 @@ def add_commands(commands: Subcommands) -> None:
         "--action", default="", metavar="PREFIX", help="only actions that begin so: `key.`, `response.delete`"
     )
     command.add_argument(
-        "--limit", type=_limit, default=MAX_LISTED, metavar="N", help="the newest N (default: %(default)s)"
+        "--limit",
+        type=whole_number(1, MAX_LISTED),
+        default=MAX_LISTED,
+        metavar="N",
+        help="the newest N (default: %(default)s)",
     )
     command.add_argument("--json", action="store_true", help="one JSON object a line")
-
-
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_LISTED):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {MAX_LISTED}")
-    return int(text)
 
 
 def _trail(config: Config, options: argparse.Namespace) -> int:

@@ -38,7 +38,7 @@ def _export(config: Config, options: argparse.Namespace) -> int:
     subject = Subject(options.tenant, options.user)
     if sys.stdout.isatty():
         raise ConfigError("An export goes to a file: holdfast export --tenant NAME > FILE")
-    with current_database(config) as (database, _):
+    with current_database(config) as (database, _), refusals_as_sentences():
         written = 0
         try:
             with export_snapshot(database) as connection:

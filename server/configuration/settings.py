@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from server.configuration.origins import read_allowed_hosts, read_cors_origins
+from server.configuration.setting_groups.declare import MAX_NUMBER
 from server.configuration.setting_groups.engine import (
     EngineSettings,
     LocalEngineSettings,
@@ -169,14 +170,15 @@ def changed_settings(config: Config) -> dict[str, object]:
 
 
 def _check_range(setting: Field[Any], value: object) -> None:
-    """Raises ConfigError for a number outside the setting's range, and for NaN."""
+    """Raises ConfigError for a number outside the setting's range or above MAX_NUMBER, and for NaN."""
     low, high = setting.metadata["low"], setting.metadata["high"]
     if not isinstance(value, int | float):
         return
     flag = setting.name.replace("_", "-")
     if value != value or (low is not None and value < low):
         raise ConfigError(f"{flag} must be at least {low:.10g}, not {value}.")
-    if high is not None and value > high:
+    high = MAX_NUMBER if high is None else high
+    if value > high:
         raise ConfigError(f"{flag} must be at most {high:.10g}, not {value}.")
 
 

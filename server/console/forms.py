@@ -11,6 +11,7 @@ import msgspec
 
 from server.caller import SCOPES
 from server.errors import InvalidRequest
+from server.protocol.administration.requests import MAX_UNIX_SECONDS
 from server.protocol.decode import decode
 
 T = TypeVar("T")
@@ -89,7 +90,10 @@ def names(form: Form, name: str) -> list[str] | None:
 
 
 def unix_seconds(form: Form, name: str) -> int | None:
-    """A field's time, in UTC unless it says otherwise; None for an empty one. Raises InvalidRequest."""
+    """A field's time from 1970 to 3000, in UTC unless it says otherwise; None for an empty one.
+
+    Raises InvalidRequest.
+    """
     text = form.get(name, "").strip()
     if not text:
         return None
@@ -98,6 +102,6 @@ def unix_seconds(form: Form, name: str) -> int | None:
         seconds = int(time.replace(tzinfo=time.tzinfo or UTC).timestamp())
     except (ValueError, OverflowError):
         seconds = -1
-    if seconds < 0:
+    if not 0 <= seconds <= MAX_UNIX_SECONDS:
         raise InvalidRequest(f"{name} is a time such as 2026-11-30T12:00, in UTC.", param=name)
     return seconds

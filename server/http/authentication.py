@@ -50,7 +50,7 @@ class Authenticator:
         self._allowed_hosts = allowed_hosts
         self._allowed_origins = allowed_origins
         self._key_required = threading.Event()
-        """Set once a key exists or tokens are issued: then every request needs one. Never cleared."""
+        """Set once a key was made or tokens are issued: then every request needs one. Never cleared."""
         if tokens is not None:
             self._key_required.set()
         self._valid: dict[bytes, Caller] = {}
@@ -116,7 +116,7 @@ class Authenticator:
 
     def _is_key_required(self) -> bool:
         """Asks the database until there is a key, which any process may make at any time."""
-        if not self._key_required.is_set() and self._database.scalar(stored_keys.ANY_EXIST):
+        if not self._key_required.is_set() and self._database.scalar(stored_keys.KEY_REQUIRED):
             self._key_required.set()
         return self._key_required.is_set()
 

@@ -33,6 +33,8 @@ _FIRST_BATCH = 16
 _CHUNK = 500
 """Ids that one statement takes."""
 _PAUSE_S = 0.2
+_LAST_LOOK_S = 2.0
+"""Time beyond the limit for the pass that finds nothing, once all that was there is gone."""
 _NO_REPLICA = UUID(int=0)
 _YOUNG_DAYS = 1
 """Entries of the ledger that are younger are in no partition that was detached before they were written."""
@@ -105,6 +107,7 @@ class Erasure:
         self._until = self._clock() + seconds
         revoked = self._user is None and self._transaction(self._revoke_keys)
         settled = self._clock() + (SETTLE_SECONDS if revoked or self._any_alive() else 0.0)
+        last_look = False
         while self._in_time():
             before, began = self.outcome.rows.total(), self._clock()
             self._transaction(tenant_rows.forget_readings)
@@ -114,6 +117,9 @@ class Erasure:
             if not found and began >= settled:
                 self.outcome.complete = True
                 break
+            if not (last_look or self.outcome.unfinished) and self._in_time():
+                last_look = True
+                self._until = max(self._until, max(self._clock(), settled) + _LAST_LOOK_S)
             if self.outcome.unfinished or not found:
                 self._sleep(_PAUSE_S)
         return self.outcome

@@ -7,7 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
+from server.errors import NotFound
 from server.store.database import Connection
+from server.store.erasure import tenant_rows
 from server.store.erasure.subject import Subject
 from server.store.schema.upgrade import newest_revision
 from server.store.transfer import read_rows
@@ -28,7 +30,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
-    """The lines, each with its end, in the snapshot of the connection. Raises DatabaseError."""
+    """The lines, each with its end, in the snapshot of the connection.
+
+    Raises DatabaseError; NotFound before the first line if the tenant or the user is unknown.
+    """
+    counts: Counter[str] = Counter()
+    objects = _objects(connection, subject, counts)
+    first_object = next(objects, None)
+    unfinished = read_rows.count_unfinished(connection, subject)
+    if first_object is None and not unfinished:
+        _refuse_unknown(connection, subject)
     yield _line(
         {
             "object": "export",
@@ -40,7 +51,23 @@ def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
             "created_at": datetime.now(UTC).isoformat(),
         }
     )
-    counts: Counter[str] = Counter()
+    if first_object is not None:
+        yield first_object
+    yield from objects
+    total = counts.total() + 2
+    yield _line({"object": "end", "lines": total, "counts": dict(counts), "unfinished": unfinished})
+
+
+def _refuse_unknown(connection: Connection, subject: Subject) -> None:
+    """Raises NotFound for a user, of whom nothing is stored, and for a tenant without a row in any table."""
+    if subject.user is not None:
+        raise NotFound(f"There is nothing to export of user {subject.user!r} of tenant {subject.tenant}.")
+    if not tenant_rows.counts(connection, subject.tenant):
+        raise NotFound(f"There is nothing of a tenant {subject.tenant!r}; the name is unknown.")
+
+
+def _objects(connection: Connection, subject: Subject, counts: Counter[str]) -> Iterator[bytes]:
+    """The lines between the first and the last one, counted by kind."""
     for kind in ALONE:
         for _, line in _lines(connection, subject, kind):
             counts[kind] += 1
@@ -57,9 +84,6 @@ def export(connection: Connection, subject: Subject) -> Iterator[bytes]:
     for _, line in _lines(connection, subject, "usage"):
         counts["usage"] += 1
         yield line
-    unfinished = read_rows.count_unfinished(connection, subject)
-    total = counts.total() + 2
-    yield _line({"object": "end", "lines": total, "counts": dict(counts), "unfinished": unfinished})
 
 
 def _line(fields: dict[str, Any]) -> bytes:

@@ -18,7 +18,7 @@ _PAUSE_S = 0.2
 
 
 def require_key(config: Config, database: Database, *, patience: float = 0.0) -> None:
-    """Raises ConfigError if no key exists and the settings need one, and for a wrong issuer of tokens.
+    """Raises ConfigError if no key was ever made and the settings need one, and for a wrong issuer of tokens.
 
     A key that is made within `patience` seconds is soon enough.
     """
@@ -26,12 +26,14 @@ def require_key(config: Config, database: Database, *, patience: float = 0.0) ->
         label for label, place in read_servers(config.tool_server).items() if place.startswith(COMMAND)
     ]
     if TokenRules.from_settings(config) is not None:  # every caller is authenticated, with or without keys
+        with database.begin() as connection:
+            stored_keys.require_key(connection)  # also by a later start without the issuer
         return
     exposed = config.serves_api and not config.loopback
     if not exposed and not processes:
         return
     deadline = monotonic() + patience
-    while not _key_exists(database):
+    while not _key_required(database):
         if monotonic() >= deadline:
             raise ConfigError(_refusal(config, exposed, processes))
         sleep(_PAUSE_S)
@@ -51,9 +53,9 @@ def _refusal(config: Config, exposed: bool, processes: list[str]) -> str:
 
 def needs_key(config: Config, database: Database) -> bool:
     """Whether a request needs an API key or an access token now."""
-    return TokenRules.from_settings(config) is not None or _key_exists(database)
+    return TokenRules.from_settings(config) is not None or _key_required(database)
 
 
-def _key_exists(database: Database) -> bool:
+def _key_required(database: Database) -> bool:
     with database.begin() as connection:
-        return stored_keys.any_exist(connection)
+        return stored_keys.key_required(connection)

@@ -73,8 +73,11 @@ _slots = threading.BoundedSemaphore(MAX_CONCURRENT)
 _tenant_locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 """Held while a tenant's PDF is extracted or waits for a slot."""
 _tenant_locks_lock = threading.Lock()
-_cache: OrderedDict[bytes, dict[str, str]] = OrderedDict()
-"""Results of the last PDFs by SHA-256: a request that was deferred is decoded again."""
+_cache: OrderedDict[tuple[str | None, bytes, int], dict[str, str]] = OrderedDict()
+"""Results of the last PDFs by tenant, SHA-256 and size limit: a request that was deferred is decoded again.
+
+The tenant is part of the key, so that the time of a request does not tell whether another tenant sent a PDF.
+"""
 _cache_lock = threading.Lock()
 
 
@@ -153,13 +156,13 @@ def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str
     """
     if len(content) > MAX_PDF:
         raise PdfError(f"The PDF is larger than {MAX_PDF} bytes.")
-    digest = hashlib.sha256(content).digest()
+    key = (TENANT.get(), hashlib.sha256(content).digest(), most_bytes)
     with _cache_lock:
-        answer = _cache.get(digest)
+        answer = _cache.get(key)
     if answer is None:
         answer = _run_worker(content, most_bytes)
         with _cache_lock:
-            _cache[digest] = answer
+            _cache[key] = answer
             while len(_cache) > _CACHE_SIZE:
                 _cache.popitem(last=False)
     if "text" in answer:

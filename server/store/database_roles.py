@@ -34,7 +34,7 @@ READER = "holdfast_reader"
 TENANT_READER = "holdfast_tenant_reader"
 Role = Literal["server", "reader"]
 
-APPEND_ONLY = frozenset({"audit_trail"})
+APPEND_ONLY = frozenset({"audit_trail", "key_requirement"})
 """Tables to which the server adds rows and which it never changes."""
 READ_ONLY = frozenset({"schema_compatibility"})
 """Tables that only migrations change."""

@@ -1,17 +1,17 @@
 """`Samples`: events of no response, sent at once so that a receiver can be tried. A few at a time."""
 
-import threading
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
-from server.errors import InvalidRequest, TooManyRequests
+from server.errors import InvalidRequest
+from server.limits import SharedLimit
 from server.protocol.ids import new_uuid
 from server.store.webhooks.endpoints import StoredEndpoint
 from server.store.webhooks.outbox import Claimed
 from server.webhooks.door import Door
 
 MAX_SAMPLES = 2
-"""Under way in one process."""
+"""Under way in one process, of different tenants."""
 
 
 class Samples:
@@ -19,22 +19,16 @@ class Samples:
 
     def __init__(self, door: Door) -> None:
         self.door = door
-        self._free = threading.BoundedSemaphore(MAX_SAMPLES)
+        self._limit = SharedLimit("samples of webhooks being sent", total=MAX_SAMPLES, per_tenant=1)
 
     def send(self, endpoint: StoredEndpoint, sealed: list[str], event_type: str) -> int:
         """Sends a sample; returns the HTTP status of the answer. `sealed` are the endpoint's secrets.
 
-        Raises InvalidRequest without an answer, or TooManyRequests.
+        Raises InvalidRequest without an answer; TooManyRequests while the tenant's last one is sent, or
+        Overloaded.
         """
-        if not self._free.acquire(blocking=False):
-            raise TooManyRequests(
-                f"{MAX_SAMPLES} samples of webhooks are being sent; try again in a few seconds.",
-                limit="webhook samples",
-            )
-        try:
+        with self._limit.hold(endpoint.tenant):
             answer = self.door.attempt(_sample(endpoint, sealed, event_type))
-        finally:
-            self._free.release()
         if answer.status is None:
             raise InvalidRequest(f"The sample was not answered. {answer.error}", code="webhook_not_answered")
         return answer.status

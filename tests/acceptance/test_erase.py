@@ -4,6 +4,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 
 from server.store.administration.operator_tables import ALL_TABLES
@@ -155,3 +156,30 @@ def test_the_command_removes_nothing_without_a_yes(database_url: str) -> None:
     ran = run_command("erase", "--tenant", GONE, "--dry-run", database_url=database_url)
     assert (ran.returncode, "api_keys\t1" in ran.stdout) == (0, True)
     assert "of a user" in erase(database_url, "--tenant", GONE, "--user", "a", "--keep-usage", code=1)
+
+
+def test_who_is_unknown_or_was_erased_before_is_answered_with_a_sentence(database_url: str) -> None:
+    make_key(database_url, "--tenant", GONE)
+    make_key(database_url, "--tenant", STAYS)
+    assert "nothing to erase of tenant nobody" in erase(database_url, "--tenant", "nobody", code=1)
+    assert "nothing to erase" in erase(database_url, "--tenant", "nobody", "--dry-run", code=1)
+    user = ("--tenant", GONE, "--user", "no-one")
+    assert "nothing to erase of user 'no-one'" in erase(database_url, *user, code=1)
+    erase(database_url, "--tenant", GONE)
+    (sentence,) = erase(database_url, "--tenant", GONE, code=1).splitlines()
+    assert "or was erased before" in sentence
+    with psycopg.connect(database_url) as connection:
+        entries = connection.execute("select count(*) from audit_trail where action like '%.erase'")
+        assert entries.fetchone() == (1,)
+
+
+def test_erasing_the_last_tenant_with_keys_opens_nothing_to_callers_without_one(
+    start_server: StartServer, database_url: str
+) -> None:
+    make_key(database_url, "--tenant", GONE)
+    ran = run_command("erase", "--tenant", GONE, "--yes", database_url=database_url)
+    assert (ran.returncode, "No valid API key is left" in ran.stderr) == (0, True)
+    server = start_server()
+    answer = httpx.post(f"{server.url}/admin/v1/keys", json={"tenant": "default"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    make_key(database_url, "--tenant", STAYS, "--if-none")

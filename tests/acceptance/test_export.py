@@ -96,6 +96,15 @@ def test_a_user_exports_what_is_the_users_alone(start_server: StartServer, datab
     assert "of-bob" not in json.dumps(lines)
 
 
+def test_who_is_unknown_is_exported_as_a_sentence_and_not_as_an_empty_file(database_url: str) -> None:
+    make_key(database_url, "--tenant", ACME)
+    for flags in (("--tenant", "nobody"), ("--tenant", ACME, "--user", "no-one")):
+        ran = run_command("export", *flags, database_url=database_url)
+        assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+        assert f"{flags[-1]!r}" in ran.stderr
+    assert [line["object"] for line in export(database_url)] == ["export", "end"]
+
+
 def test_a_bad_file_imports_nothing_and_is_answered_with_the_line(
     other_database_url: str, start_server: StartServer, database_url: str
 ) -> None:

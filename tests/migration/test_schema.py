@@ -175,6 +175,7 @@ OF_NO_TENANT = (
     "audit_trail",
     "schema_compatibility",
     "installation",
+    "key_requirement",
     "saved_views",
 )
 

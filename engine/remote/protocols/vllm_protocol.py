@@ -250,7 +250,7 @@ class VllmProtocol:
                 except ValueError:
                     continue
                 if isfinite(figure):
-                    figures[name] = figures.get(name, 0.0) + figure
+                    figures[name] = min(figures.get(name, 0.0) + max(figure, 0.0), MAX_REPORTED)
         running, waiting, usage = (figures.get(name) for name in _LOAD)
         return EngineLoad(
             running=None if running is None else int(running),
@@ -266,6 +266,8 @@ def _fault(status: int, message: str) -> EngineFault:
     return EngineFault("refused" if status in (400, 413, 422) else "failed", message)
 
 
+MAX_REPORTED = 1e9
+"""The most that is believed of a server's own figure, so that sums of them stay numbers."""
 _LOAD = (b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc")
 
 

@@ -13,6 +13,7 @@ from server.cli.command import (
     print_status,
 )
 from server.cli.db import backup, database_roles, text_search
+from server.cli.option_types import whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.process.open_database import lock_advice
@@ -56,17 +57,11 @@ def add_commands(commands: Subcommands) -> None:
 def _add_wait(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--wait",
-        type=_seconds,
+        type=whole_number(0, MAX_WAIT_SECONDS, " of seconds"),
         default=upgrade.UPGRADE_S,
         metavar="SECONDS",
         help=f"for locks that other transactions hold (default: {upgrade.UPGRADE_S:.0f})",
     )
-
-
-def _seconds(text: str) -> float:
-    if not (text.isascii() and text.isdigit() and int(text[:9]) <= MAX_WAIT_SECONDS):
-        raise argparse.ArgumentTypeError(f"must be a whole number of seconds up to {MAX_WAIT_SECONDS}")
-    return float(text)
 
 
 def _upgrade(config: Config, options: argparse.Namespace) -> int:

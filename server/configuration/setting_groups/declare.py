@@ -5,6 +5,8 @@ from typing import Any
 
 MAX_SECONDS = 365 * 24 * 3600.0
 """A year: the longest time of a setting. Longer ones overflow timeouts of the kernel and of Postgres."""
+MAX_NUMBER = 10**15
+"""The most of a count or of bytes without a bound of its own: larger integers overflow in Postgres and C."""
 
 
 def setting(default: object, help_text: str, *, low: float | None = None, high: float | None = None) -> Any:

@@ -41,7 +41,10 @@ class LocalEngineSettings:
     )
     kv_memory: int | None = setting(None, "bytes of the KV cache; default: by model and free memory", low=1)
     torch_threads: int | None = setting(
-        None, "CPU threads per operation; default: one for a small model, else torch's choice", low=1
+        None,
+        "CPU threads per operation; default: one for a small model, else torch's choice",
+        low=1,
+        high=4096,
     )
     block_size: int | None = setting(
         None,

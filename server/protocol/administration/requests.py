@@ -22,12 +22,12 @@ MAX_USER = 512
 CountOrZero32 = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Days = Annotated[int, Meta(ge=0, le=36500)]
 UnixSeconds = Annotated[int, Meta(ge=0, le=MAX_UNIX_SECONDS)]
-Amount = Annotated[str, Meta(pattern=r"^[0-9]{1,15}(\.[0-9]{1,12})?$", max_length=28)]
+Amount = Annotated[str, Meta(pattern=r"^[0-9]{1,15}(\.[0-9]{1,12})?$(?!\n)", max_length=28)]
 """Money, as text, so that no digit is lost."""
 ShortText = Annotated[str, Meta(max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Names = Annotated[list[Name], Meta(min_length=1, max_length=MAX_NAMES)]
-TenantName = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,62}$", max_length=63)]
+TenantName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$(?!\n)", max_length=63)]
 ScopeName = Literal["read", "write", "metrics", "metadata", "admin"]
 PeriodName = Literal["day", "month", "total"]
 

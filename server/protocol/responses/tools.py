@@ -18,7 +18,7 @@ from server.protocol.responses.request import MAX_TOOLS
 
 log = logging.getLogger("holdfast.wire")
 
-Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$")]
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$(?!\n)")]
 
 
 class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):

@@ -267,6 +267,14 @@ seal_keys = Table(
     time_column("created_at", required=True),
 )
 
+key_requirement = Table(
+    "key_requirement",
+    metadata,
+    Column("name", Text, primary_key=True, comment="always this"),
+    time_column("since", required=True, comment="when the first key was made, or an issuer was first set"),
+    comment="one row once requests need a key; nothing removes it",
+)
+
 reader_tenants = Table(
     "reader_tenants",
     metadata,

@@ -24,7 +24,7 @@ from sqlalchemy.dialects.postgresql import insert
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
 from server.store.administration import tenants
 from server.store.administration.limit_columns import limit_values, limits_of_row
-from server.store.administration.operator_tables import api_keys, seal_keys
+from server.store.administration.operator_tables import api_keys, key_requirement, seal_keys
 from server.store.pages import page
 
 
@@ -84,9 +84,10 @@ _KEYS: Select[Any] = select(api_keys, *tenants.SETTINGS_COLUMNS).join_from(
     api_keys, tenants.TABLE, api_keys.c.tenant == tenants.TABLE.c.tenant, isouter=True
 )
 _GET_VALID = _KEYS.where(api_keys.c.id == bindparam("key_id"), _VALID)
-ANY_EXIST: Final = "select exists (select from api_keys)"
-"""`any_exist` as a statement for `Database.scalar`."""
+KEY_REQUIRED: Final = "select exists (select from key_requirement) or exists (select from api_keys)"
+"""`key_required` as a statement for `Database.scalar`. A release before revision 0023 only adds the key."""
 _MINUTE = timedelta(minutes=1)
+_SHARED = "shared"
 
 
 def _key(row: Row[Any]) -> StoredKey:
@@ -131,12 +132,28 @@ def insert_key(
         tenant=tenant, id=key_id, digest=digest, first_key=first_key, **_values(properties)
     )
     made = connection.execute(row.on_conflict_do_nothing().returning(api_keys.c.id))
+    require_key(connection)
     return made.first() is not None
 
 
 def any_exist(connection: Connection) -> bool:
-    """Whether a key was ever made, revoked ones included: revoking the last one opens nothing."""
-    return bool(connection.exec_driver_sql(ANY_EXIST).scalar_one())
+    """Whether there is a key, also a revoked or expired one."""
+    return bool(connection.execute(select(select(api_keys.c.id).exists())).scalar_one())
+
+
+def key_required(connection: Connection) -> bool:
+    """Whether a key was ever made: revoking or erasing the last one opens nothing."""
+    return bool(connection.exec_driver_sql(KEY_REQUIRED).scalar_one())
+
+
+def require_key(connection: Connection) -> None:
+    """Records that requests need a key from now on. Nothing takes it back."""
+    connection.execute(insert(key_requirement).values(name=_SHARED).on_conflict_do_nothing())
+
+
+def any_valid(connection: Connection) -> bool:
+    """Whether any tenant has a valid key."""
+    return bool(connection.execute(select(select(api_keys.c.id).where(_VALID).exists())).scalar_one())
 
 
 def get_valid(connection: Connection, key_id: str) -> StoredKey | None:
@@ -291,9 +308,6 @@ def limits_of(connection: Connection, tenant: str, key_id: str | None) -> Tenant
     if key_id is not None and (key := get(connection, key_id)) is not None:
         return TenantAndKeyLimits(key.settings.limits, key.properties.limits, key.first_key or key.id)
     return TenantAndKeyLimits(tenants.settings_of(connection, tenant).limits, NO_LIMITS, key_id or "")
-
-
-_SHARED = "shared"
 
 
 def get_seal_key(connection: Connection) -> bytes | None:

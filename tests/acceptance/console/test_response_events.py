@@ -1,6 +1,7 @@
 """A response in the console: its events, timeline, stream and replay; run again and compared."""
 
 from typing import Any
+from uuid import UUID
 
 import httpx
 import psycopg
@@ -54,6 +55,19 @@ def test_a_key_without_contents_gets_types_and_times(operated: Operated) -> None
         for event in events(client, response)["events"]:
             assert not event.keys() & {"delta", "payload"}
         assert "weather" not in client.get(f"/console/responses/{response}/timeline").text
+
+
+def test_a_key_without_contents_gets_the_code_of_an_error_and_not_its_sentence(operated: Operated) -> None:
+    response = operated.responses["call"]
+    with psycopg.connect(operated.database_url, autocommit=True) as connection:
+        fail = "update responses set error_code = %s, error_message = %s where id = %s"
+        for values in (("server_error", "It quotes a secret"), (None, None)):
+            connection.execute(fail, (*values, UUID(response.removeprefix("resp_"))))
+            for key, quotes in ((operated.admin, True), (operated.metadata, False)):
+                with operated.visit(key) as client:
+                    page = client.get(f"/console/responses/{response}").text
+                assert ("It quotes a secret" in page) == (quotes and values[0] is not None)
+                assert (values[0] is None) or ("server_error" in page)
 
 
 @pytest.mark.parametrize("arguments", ["after=-2", "after=x", "limit=" + "9" * 20])

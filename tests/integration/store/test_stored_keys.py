@@ -1,9 +1,11 @@
 from datetime import datetime, timedelta
+from functools import partial
 
 from server.administration.keys import make_key
 from server.store.administration import stored_keys
 from server.store.administration.stored_keys import KeyProperties
 from server.store.database import Connection, Database
+from server.store.erasure.tenant_rows import remove_rows
 
 
 def add(connection: Connection, tenant: str, name: str = "") -> str:
@@ -62,13 +64,28 @@ def test_an_expired_key_is_not_found(database: Database) -> None:
         assert stored_keys.get_valid(connection, key) is None
 
 
-def test_keys_exist_from_the_first_one_on_even_when_all_are_revoked(database: Database) -> None:
+def test_a_key_is_required_from_the_first_one_on_even_when_all_are_revoked_or_erased(
+    database: Database,
+) -> None:
     with database.begin() as connection:
-        assert not stored_keys.any_exist(connection)
+        remove = partial(remove_rows, table="api_keys", tenant="acme", limit=9, keep_usage=False)
+        assert remove(connection) == 0
+        assert not stored_keys.key_required(connection)
         key = add(connection, "acme")
-        assert stored_keys.any_exist(connection)
+        assert stored_keys.key_required(connection)
         stored_keys.revoke(connection, key)
-        assert stored_keys.any_exist(connection)
+        assert stored_keys.key_required(connection)
+        assert remove(connection) == 1
+        assert (stored_keys.any_exist(connection), stored_keys.key_required(connection)) == (False, True)
+
+
+def test_a_key_of_a_release_that_does_not_record_the_requirement_is_enough(database: Database) -> None:
+    with database.begin() as connection:
+        add(connection, "acme")
+        connection.exec_driver_sql("delete from key_requirement")
+        assert stored_keys.key_required(connection)
+        remove_rows(connection, "api_keys", "acme", 9, keep_usage=False)
+        assert stored_keys.key_required(connection)
 
 
 def test_keys_are_listed_newest_first_and_by_tenant(database: Database) -> None:

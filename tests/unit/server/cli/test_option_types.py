@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from server.caller import Limits
+from server.cli.audit import read_age
 from server.cli.option_types import (
     add_limit_options,
     amount,
@@ -17,6 +18,7 @@ from server.cli.option_types import (
     moment,
     names,
     or_none,
+    whole_number,
 )
 from server.configuration import settings
 from server.store.administration.stored_keys import KeyProperties
@@ -84,3 +86,25 @@ def test_limits_are_described_in_words() -> None:
     assert (
         described_limits(limits) == "60 requests/min, 1000 tokens/min, 5 tokens in all, costs of 100 in all"
     )
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (duration, "999999999w"),
+        (duration, "36501d"),
+        (read_age, "999999d"),
+        (read_age, "\u0663d"),
+        (moment, "0001-01-01T00:00+14:00"),
+        (moment, "9999-12-31T23:59-14:00"),
+        (whole_number(1, 9), "00000000001" + "9" * 30),
+        (whole_number(1, 9), "\u0663"),
+        (whole_number(1, 9), "-1"),
+        (whole_number(1, 9), "1\n"),
+        (count, "1" + "0" * 30),
+        (amount, "NaN"),
+    ],
+)
+def test_a_value_that_nothing_could_hold_is_refused(read: Callable[[str], Any], text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        read(text)

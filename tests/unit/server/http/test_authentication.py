@@ -23,7 +23,7 @@ from tests.support.builders import examples
 class Keys:
     """Stands for the table of keys and for the database around it."""
 
-    ANY_EXIST = stored_keys.ANY_EXIST
+    KEY_REQUIRED = stored_keys.KEY_REQUIRED
 
     def __init__(self) -> None:
         self.stored: dict[str, StoredKey] = {}
@@ -40,7 +40,7 @@ class Keys:
         return key.text
 
     def scalar(self, query: str) -> bool:
-        assert query == stored_keys.ANY_EXIST
+        assert query == stored_keys.KEY_REQUIRED
         self.asked_whether_any += 1
         return bool(self.stored)
 

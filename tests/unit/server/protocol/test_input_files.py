@@ -4,7 +4,7 @@ import base64
 import io
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import Context
+from contextvars import Context, copy_context
 from urllib.parse import unquote_to_bytes
 
 import pypdf
@@ -91,6 +91,22 @@ def test_pdf_is_parsed_once_for_a_request_that_is_read_again(monkeypatch: pytest
     assert pdf_text(content, MAX_FILE_TEXT) == "Once"
     monkeypatch.setattr(pdf, "_run_worker", None)
     assert pdf_text(content, MAX_FILE_TEXT) == "Once"
+
+
+def test_pdf_of_another_tenant_is_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+
+    def parse(content: bytes, _most_bytes: int) -> dict[str, str]:
+        parsed.append(content)
+        return {"text": "of both"}
+
+    monkeypatch.setattr(pdf, "_run_worker", parse)
+    content = pdfs.saying("Sent by two tenants")
+    for tenant in ("first", "second", "first"):
+        context = copy_context()
+        context.run(pdf.TENANT.set, tenant)
+        assert context.run(pdf_text, content, MAX_FILE_TEXT) == "of both"
+    assert len(parsed) == 2
 
 
 def test_no_more_pdfs_are_read_at_once_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from engine.remote.interface import EngineFault, EngineMismatch, GenerateCall, HttpRequest
-from engine.remote.protocols.vllm_protocol import VllmProtocol
+from engine.remote.protocols.vllm_protocol import MAX_REPORTED, VllmProtocol
 from engine.request import TokenLogprobs
 from server.configuration.shipped_files import demo_model_folder
 from tests.support.engines import make_request
+from tests.support.routers import MODEL, router_of
 
 PROTOCOL = VllmProtocol()
 EVENT = (
@@ -236,6 +237,21 @@ def test_the_load_is_summed_over_the_servers_own_engines() -> None:
         PROTOCOL.read_load(b"vllm:num_requests_running{} NaN\nvllm:num_requests_waiting{} inf").waiting
         is None
     )
+
+
+def test_servers_that_report_more_than_a_number_holds_are_chosen_between() -> None:
+    huge = b"".join(
+        b'vllm:num_requests_%s{engine="%d"} 1e308\n' % (kind, engine)
+        for kind in (b"running", b"waiting")
+        for engine in (0, 1)
+    )
+    load = PROTOCOL.read_load(huge)
+    assert (load.running, load.waiting) == (MAX_REPORTED, MAX_REPORTED)
+    assert PROTOCOL.read_load(b"vllm:num_requests_waiting{} -1e308\n").waiting == 0
+    router = router_of(2)
+    for endpoint in router.endpoints():
+        router.probed(endpoint, MODEL, load, 1.0)
+    assert router.choose([], "", 2.0) is not None
 
 
 @dataclass
