@@ -179,18 +179,23 @@ def test_mistake_is_answered_with_one_sentence(run: Run, arguments: tuple[str, .
     assert "\n" not in said
 
 
-def test_budget_of_tokens_ends_with_the_first_request_beyond_it(
+def test_budget_of_tokens_bounds_the_last_answer_and_refuses_what_does_not_fit(
     start_server: StartServer, connect: Connect, run: Run
 ) -> None:
     server, text = start_server(), run("keys", "create", "--budget-tokens", "40", "--budget-period", "total")
     client = connect(server, text)
-    used = 0
-    while used < 40:
-        made = client.responses.create(model=MODEL, input="Hello", store=False)
-        assert made.usage is not None
-        used += made.usage.total_tokens
-    eventually(lambda: refused(client).code == "insufficient_quota", within=5)
-    assert "40 tokens in all; it does not renew" in str(refused(client))
+    answers = []
+    with pytest.raises(RateLimitError) as exceeded:
+        while True:
+            answers.append(client.responses.create(model=MODEL, input="Hello", store=False))
+    assert (exceeded.value.code, exceeded.value.type) == ("insufficient_quota", "insufficient_quota")
+    assert "40 tokens in all; it does not renew" in str(exceeded.value)
+    used = [answer.usage.total_tokens for answer in answers if answer.usage is not None]
+    assert sum(used) <= 40
+    assert {answer.incomplete_details.reason for answer in answers if answer.incomplete_details} == {
+        "max_output_tokens"
+    }
+    check_standing(run, text.split("_")[1], sum(used))
 
 
 def test_settings_of_the_default_tenant_hold_without_a_key(
