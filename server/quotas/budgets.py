@@ -59,12 +59,8 @@ class Budget:
     amount: Decimal
     spent: Decimal
     reserved: Decimal
+    left: Decimal
     today: date
-
-    @property
-    def left(self) -> Decimal:
-        """What is neither spent nor reserved."""
-        return max(Decimal(0), self.amount - self.spent - self.reserved)
 
     def output_room(self, prompt_tokens: int, price: ModelPrice) -> int | None:
         """The output tokens that fit beside a prompt, -1 if not even that fits; None for any number."""
@@ -193,7 +189,7 @@ def _owners(
             (f"tenant {tenant}", None, of_tenant),
             (f"API key {key_id}", counted_as, of_key),
         )
-        if limits.budget_tokens is not None or limits.budget_cost is not None
+        if limits.has_budget
     ]
 
 
@@ -218,9 +214,11 @@ def _read(connection: Connection, owners: Sequence[_Owner]) -> list[Budget]:
 
 def budgets_of(whose: str, limits: Limits, standing: Standing) -> list[Budget]:
     """The budgets in tokens and in costs, as they stand. Pure."""
-    units: tuple[tuple[Unit, int | Decimal | None, int | Decimal, int | Decimal], ...] = (
-        ("tokens", limits.budget_tokens, standing.spent_tokens, standing.reserved_tokens),
-        ("costs", limits.budget_cost, standing.spent_cost, standing.reserved_cost),
+    tokens_left, cost_left = standing.tokens_left(limits), standing.cost_left(limits)
+    spent_tokens, reserved_tokens = Decimal(standing.spent_tokens), Decimal(standing.reserved_tokens)
+    units: tuple[tuple[Unit, int | Decimal | None, int | Decimal | None, Decimal, Decimal], ...] = (
+        ("tokens", limits.budget_tokens, tokens_left, spent_tokens, reserved_tokens),
+        ("costs", limits.budget_cost, cost_left, standing.spent_cost, standing.reserved_cost),
     )
     return [
         Budget(
@@ -228,12 +226,13 @@ def budgets_of(whose: str, limits: Limits, standing: Standing) -> list[Budget]:
             unit=unit,
             period=limits.budget_period,
             amount=Decimal(amount),
-            spent=Decimal(spent),
-            reserved=Decimal(reserved),
+            spent=spent,
+            reserved=reserved,
+            left=Decimal(left),
             today=standing.today,
         )
-        for unit, amount, spent, reserved in units
-        if amount is not None
+        for unit, amount, left, spent, reserved in units
+        if amount is not None and left is not None
     ]
 
 

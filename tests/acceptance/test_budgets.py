@@ -81,7 +81,8 @@ def check_death(dies: ServerProcess, lives: ServerProcess, database_url: str) ->
         "POST", f"{dies.api}/responses", json=streamed, headers=bearer(key), timeout=60
     ) as held:
         assert held.status_code == 200
-        next(held.iter_lines())
+        lines = held.iter_lines()
+        next(lines)
         assert status(lives) == 429
         dies.kill()
     eventually(lambda: status(lives) == 200, within=30)

@@ -192,10 +192,20 @@ def test_budget_of_tokens_bounds_the_last_answer_and_refuses_what_does_not_fit(
     assert "40 tokens in all; it does not renew" in str(exceeded.value)
     used = [answer.usage.total_tokens for answer in answers if answer.usage is not None]
     assert sum(used) <= 40
-    assert {answer.incomplete_details.reason for answer in answers if answer.incomplete_details} == {
-        "max_output_tokens"
-    }
     check_standing(run, text.split("_")[1], sum(used))
+
+
+def check_standing(run: Run, key_id: str, used: int) -> None:
+    """The key's list and its tenant's settings say what is spent and what is left."""
+    assert f"40 tokens in all ({used} spent, 0 reserved, {40 - used} left)" in run("keys", "list")
+    listed = {key["id"]: key for key in map(json.loads, run("keys", "list", "--json").splitlines())}
+    budget = listed[key_id]["budget"]
+    assert (budget["spent_tokens"], budget["remaining_tokens"]) == (used, 40 - used)
+    run("tenants", "create", "default", "--budget-cost", "2.5", "--budget-tokens", str(used))
+    shown = run("tenants", "show", "default")
+    assert f"{used} tokens a month ({used} spent, 0 reserved, 0 left)" in shown
+    assert "costs of 2.5 a month (0 spent, 0 reserved, 2.5 left)" in shown
+    assert json.loads(run("tenants", "show", "default", "--json"))["budget"]["remaining_cost"] == "2.5"
 
 
 def test_settings_of_the_default_tenant_hold_without_a_key(

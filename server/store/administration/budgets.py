@@ -6,7 +6,7 @@ unfinished; one without a row in `responses` counts while the replica that runs 
 to be cleared up after a crash before others may use the budget.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -15,8 +15,10 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
 
-from server.caller import Period
+from server.caller import Limits, Period
 from server.store import arrays
+from server.store.administration.stored_keys import StoredKey
+from server.store.administration.tenants import StoredTenant
 
 
 class BudgetOwner(NamedTuple):
@@ -38,6 +40,18 @@ class Standing:
     reserved_cost: Decimal
     today: date
     """The day in UTC on which that was asked."""
+
+    def tokens_left(self, limits: Limits) -> int | None:
+        """Tokens that are neither spent nor reserved; None without a budget of tokens."""
+        if limits.budget_tokens is None:
+            return None
+        return max(0, limits.budget_tokens - self.spent_tokens - self.reserved_tokens)
+
+    def cost_left(self, limits: Limits) -> Decimal | None:
+        """Costs that are neither spent nor reserved; None without a budget of costs."""
+        if limits.budget_cost is None:
+            return None
+        return max(Decimal(0), limits.budget_cost - self.spent_cost - self.reserved_cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +167,22 @@ def standings(connection: Connection, owners: Sequence[BudgetOwner]) -> list[Sta
         return []
     parameters: dict[str, Any] = arrays.columns([owner._asdict() for owner in owners])
     return [Standing(*row) for row in connection.execute(_STANDINGS, parameters)]
+
+
+def of_keys(connection: Connection, keys: Sequence[StoredKey]) -> dict[str, Standing]:
+    """How the budgets of these keys stand, by the id of those that have one; rotated keys share theirs."""
+    held = [key for key in keys if key.properties.limits.has_budget]
+    owners = [
+        BudgetOwner(key.tenant, key.first_key or key.id, key.properties.limits.budget_period) for key in held
+    ]
+    return {key.id: one for key, one in zip(held, standings(connection, owners), strict=True)}
+
+
+def of_tenants(connection: Connection, tenants: Collection[StoredTenant]) -> dict[str, Standing]:
+    """How the budgets of these tenants stand, by the name of those that have one."""
+    held = [tenant for tenant in tenants if tenant.settings.limits.has_budget]
+    owners = [BudgetOwner(one.tenant, None, one.settings.limits.budget_period) for one in held]
+    return {one.tenant: found for one, found in zip(held, standings(connection, owners), strict=True)}
 
 
 def lock(connection: Connection, tenant: str, key_id: str | None) -> None:
