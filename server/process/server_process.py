@@ -261,6 +261,7 @@ class ServerProcess:
     def _database_here(self) -> None:
         self._admission.key_claims.free()
         self._budgets.release_refused()
+        self._admission.history.trim_memory()
 
     def _make_follower(self, hub: Hub) -> Follower:
         return Follower(
