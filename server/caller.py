@@ -35,6 +35,10 @@ class Limits:
     """In the currency of the prices."""
     budget_period: Period = "month"
 
+    @property
+    def has_budget(self) -> bool:
+        return self.budget_tokens is not None or self.budget_cost is not None
+
 
 NO_LIMITS: Final = Limits()
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from engine.request import Engine, RequestRefused
 from server.errors import ApiError
-from server.generation.run import Run
+from server.generation.run import Run, RunFacts
 from server.hosted_tools.mcp_client import McpServers, failed_result
 from server.hosted_tools.offered_tools import DueCall, PendingToolWork, ToolResult
 from server.logs.context import response_fields
@@ -54,8 +54,12 @@ class ToolLoop:
         deliver: Callable[[Sequence[RecorderMessage]], None],
         on_call: Callable[[McpCall, ToolResult, float], None] = lambda _call, _outcome, _seconds: None,
         traces: ResponseTraces | None = None,
+        reserve_turn: Callable[[RunFacts, int], bool] = lambda _facts, _prompt_tokens: True,
     ) -> None:
-        """`on_call` gets each call that was made, with its result and its duration in seconds."""
+        """`on_call` gets each call that was made, with its result and its duration in seconds. `reserve_turn`
+        says whether the budgets of a response have room for a further turn with so many tokens in its prompt.
+        """
+        self._reserve_turn = reserve_turn
         self._traces = traces or ResponseTraces()
         self._engine = engine
         self._on_call = on_call
@@ -115,7 +119,7 @@ class ToolLoop:
         if self._holds_background and turns.resolved.request.background:
             self._deliver([ReleaseRuns(frozenset({response}))])
         else:
-            self._submit(self._begin_turn, turns, tool_work)
+            self._submit(self._begin_turn, run.facts, turns, tool_work)
 
     def _submit(self, act: Callable[..., None], *arguments: object) -> None:
         """Runs `act` on the pool; does nothing after `close`, when other replicas continue the response."""
@@ -182,10 +186,12 @@ class ToolLoop:
 
         future.add_done_callback(end)
 
-    def _begin_turn(self, turns: TurnBuilder, tool_work: PendingToolWork) -> None:
+    def _begin_turn(self, facts: RunFacts, turns: TurnBuilder, tool_work: PendingToolWork) -> None:
         response = turns.response
         try:
             turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
+            if turn is not None and not self._reserve_turn(facts, len(turn.engine_request.prompt)):
+                turn = None
         except ApiError as error:
             # A prompt that leaves no room ends a response as `max_output_tokens` does: incomplete.
             too_long = error.code == "context_length_exceeded"

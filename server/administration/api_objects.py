@@ -11,6 +11,7 @@ from server.caller import SERVER_SETTINGS, Limits
 from server.protocol.administration import objects
 from server.protocol.administration.requests import SetPrice
 from server.store.administration.audit_trail import Entry
+from server.store.administration.budgets import Standing
 from server.store.administration.prices import Price
 from server.store.administration.stored_keys import KeyState, StoredKey
 from server.store.administration.tenants import StoredTenant
@@ -51,8 +52,8 @@ def price_of(body: SetPrice, now: datetime) -> Price:
     return Price(body.model, valid_from, Decimal(body.input), Decimal(cached), Decimal(body.output))
 
 
-def tenant_object(name: str, stored: StoredTenant | None) -> objects.Tenant:
-    """`stored` is None for a tenant without settings of its own."""
+def tenant_object(name: str, stored: StoredTenant | None, standing: Standing | None = None) -> objects.Tenant:
+    """`stored` is None for a tenant without settings of its own, `standing` for one without a budget."""
     settings = SERVER_SETTINGS if stored is None else stored.settings
     return objects.Tenant(
         id=name,
@@ -63,19 +64,21 @@ def tenant_object(name: str, stored: StoredTenant | None) -> objects.Tenant:
         max_stored_bytes=settings.max_stored_bytes,
         retention_days=settings.retention_days,
         conversation_days=settings.conversation_days,
-        **_limits(settings.limits),
+        **_limits(settings.limits, standing),
     )
 
 
-def key_object(key: StoredKey, now: datetime) -> objects.Key:
-    return objects.Key(**_key_fields(key, now))
+def key_object(key: StoredKey, now: datetime, standing: Standing | None) -> objects.Key:
+    return objects.Key(**_key_fields(key, now, standing))
 
 
-def created_key_object(key: StoredKey, now: datetime, text: str, replaces: str | None) -> objects.CreatedKey:
-    return objects.CreatedKey(**_key_fields(key, now), value=text, replaces=replaces)
+def created_key_object(
+    key: StoredKey, now: datetime, standing: Standing | None, text: str, replaces: str | None
+) -> objects.CreatedKey:
+    return objects.CreatedKey(**_key_fields(key, now, standing), value=text, replaces=replaces)
 
 
-def _key_fields(key: StoredKey, now: datetime) -> dict[str, Any]:
+def _key_fields(key: StoredKey, now: datetime, standing: Standing | None) -> dict[str, Any]:
     chosen = key.properties
     state: KeyState = "valid" if key.is_valid(now) else "expired" if key.revoked_at is None else "revoked"
     times = ("first_used_at", "last_used_at", "revoked_at")
@@ -83,7 +86,7 @@ def _key_fields(key: StoredKey, now: datetime) -> dict[str, Any]:
         **{name: _seconds_or_none(getattr(key, name)) for name in times},
         **{name: getattr(key, name) for name in ("id", "tenant", "replaced_by", "first_key")},
         **{name: getattr(chosen, name) for name in ("name", "priority_floor", "ends_streams")},
-        **_limits(chosen.limits),
+        **_limits(chosen.limits, standing),
         "state": state,
         "created_at": _seconds(key.created_at),
         "expires_at": _seconds_or_none(chosen.expires_at),
@@ -155,9 +158,24 @@ def money(amount: Decimal) -> str:
     return format(amount, "f")
 
 
-def _limits(limits: Limits) -> dict[str, Any]:
-    own = {one.name: getattr(limits, one.name) for one in fields(Limits)}
-    return {**own, "budget_cost": None if limits.budget_cost is None else money(limits.budget_cost)}
+def budget_object(limits: Limits, standing: Standing) -> objects.BudgetStanding:
+    left = standing.cost_left(limits)
+    return objects.BudgetStanding(
+        spent_tokens=standing.spent_tokens,
+        reserved_tokens=standing.reserved_tokens,
+        remaining_tokens=standing.tokens_left(limits),
+        spent_cost=money(standing.spent_cost),
+        reserved_cost=money(standing.reserved_cost),
+        remaining_cost=None if left is None else money(left),
+    )
+
+
+def _limits(limits: Limits, standing: Standing | None) -> dict[str, Any]:
+    return {
+        **{one.name: getattr(limits, one.name) for one in fields(Limits)},
+        "budget_cost": None if limits.budget_cost is None else money(limits.budget_cost),
+        "budget": None if standing is None else budget_object(limits, standing),
+    }
 
 
 def _seconds(time: datetime) -> int:

@@ -7,7 +7,7 @@ after the commit the response reaches a terminal status in any case.
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from uuid import UUID
 
 from server.admission.accept import (
@@ -43,7 +43,7 @@ from server.protocol.responses.events import Event, frames
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
-from server.quotas.budgets import Budgets
+from server.quotas.budgets import BudgetReservation, Budgets, Demand
 from server.quotas.rate_limits import RateLimits, Reservation, reserved_tokens
 from server.recording.recorder import Recorder
 from server.store.content.item_rows import NewItem, stored_items_of
@@ -73,6 +73,7 @@ class Admission:
         on_queued: Callable[[], None],
         unread: Abandonment,
         rates: RateLimits | None = None,
+        budgets: Budgets | None = None,
         on_accepted: Callable[[int], None] = lambda _choices: None,
     ) -> None:
         """`on_accepted` gets, for each accepted request, how many answers it asks for."""
@@ -101,7 +102,7 @@ class Admission:
             unread=unread,
             grace_seconds=config.grace_seconds,
         )
-        self._budgets = Budgets(database)
+        self.budgets = Budgets(database, replica) if budgets is None else budgets
         self._closed = False
         self._under_way = 0
         self._changed = threading.Condition()
@@ -218,9 +219,11 @@ class Admission:
             generate=generate,
         )
         try:
-            unlimited = nullcontext(Reservation(caller, ()))
-            with self.rates.reserving(caller) if caller.has_limits else unlimited as reservation:
-                started = self._prepare_and_start(create, reservation)
+            if caller.has_limits:
+                with self.rates.reserving(caller) as rates, self.budgets.reserving(caller) as budget:
+                    started = self._prepare_and_start(create, rates, budget)
+            else:
+                started = self._prepare_and_start(create, Reservation(caller, ()), None)
             self._on_accepted(len(started))
             return started
         except (KeyTaken, ConversationLocked) as refused:
@@ -240,14 +243,40 @@ class Admission:
             self._database, self._hub, caller, key, count, never_began=self.key_claims
         )
 
-    def _prepare_and_start(self, create: ParsedCreate, reservation: Reservation) -> list[AcceptedResponse]:
+    def _prepare_and_start(
+        self, create: ParsedCreate, reservation: Reservation, budget: BudgetReservation | None
+    ) -> list[AcceptedResponse]:
         for _ in range(MAX_CONVERSATION_RETRIES):
             runs = self._preparation.prepare_runs(create)
+            if budget is not None:
+                runs = self._within_budget(budget, runs)
             if reservation.token_windows:
                 reservation.take_tokens({new.response: _tokens_of(new) for new in runs})
             with suppress(ConversationChanged):
                 return self._start(runs, reservation)
         raise ConversationLocked
+
+    def _within_budget(self, reservation: BudgetReservation, runs: Sequence[NewRun]) -> list[NewRun]:
+        """The runs with as much output as the caller's budgets reserve for them. Raises BudgetExceeded."""
+        caller = runs[0].caller
+        demands = [
+            Demand(
+                response=new.response,
+                model=new.prepared.echo.model,
+                stored=new.stored,
+                prompt_tokens=len(new.prepared.prompt.token_ids),
+                output_tokens=new.output_tokens,
+                limited=new.resolved.request.max_output_tokens is not None,
+            )
+            for new in runs
+        ]
+        granted = self.budgets.reserve(caller, reservation, demands)
+        if granted is None:
+            return list(runs)
+        return [
+            self._preparation.with_output_limit(new, most) if new.prepared.wants_output else new
+            for new, most in zip(runs, granted, strict=True)
+        ]
 
     def _validate(self, caller: Caller, requests: Sequence[CreateResponse]) -> list[CreateResponse]:
         """The requests as they will run. Raises ApiError or DecodeFailure, also at the caller's limits."""
@@ -258,7 +287,7 @@ class Admission:
             if request.store is not False or request.background:
                 self.storage.check(caller)
         if caller.has_limits:
-            self._budgets.check(caller)
+            self.budgets.check(caller)
         if not choices[0].background:
             self._recorder.capacity.check(caller, len(choices))
         return choices

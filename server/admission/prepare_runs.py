@@ -85,6 +85,14 @@ class NewRun:
             return 0
         return sum(len(encode_item(item)) for item in self.resolved_input.items)
 
+    @property
+    def output_tokens(self) -> int:
+        """The most tokens that it can generate: a summary of its input is among them."""
+        if not self.prepared.wants_output:
+            return 0
+        after = self.prepared.next_engine_request
+        return self.prepared.engine_request.max_tokens + (0 if after is None else after.max_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class RunPreparation:
@@ -201,6 +209,29 @@ class RunPreparation:
             checked=self._check(engine_request, request),
             turns=replace(other.turns, resolved=resolved),
             idempotency_key=None,
+        )
+
+    def with_output_limit(self, run: NewRun, most: int) -> NewRun:
+        """The run with at most so many output tokens in all of its turns.
+
+        The response shows the request's own limit; the stored request has this one, for another replica.
+        """
+        own = run.resolved.request.max_output_tokens
+        request = msgspec.structs.replace(
+            run.resolved.request, max_output_tokens=most if own is None else min(own, most)
+        )
+        resolved = replace(run.resolved, request=request)
+        engine_request = run.prepared.engine_request
+        limit = min(engine_request.max_tokens, most)
+        engine_request = replace(
+            engine_request, max_tokens=limit, min_tokens=min(engine_request.min_tokens, limit)
+        )
+        return replace(
+            run,
+            resolved=resolved,
+            prepared=replace(run.prepared, engine_request=engine_request),
+            checked=self._check(engine_request, request),
+            turns=replace(run.turns, resolved=resolved),
         )
 
     def _check(self, engine_request: EngineRequest, request: CreateResponse) -> CheckedRequest:

@@ -16,7 +16,7 @@ from typing import Final
 
 from server.caller import Caller
 from server.errors import InvalidRequest, Overloaded, StorageQuotaExceeded, TooManyRequests
-from server.limits import SharedLimit
+from server.limits import SharedLimit, trim_free_memory
 from server.prompting.prompt_limits import OVER_THE_LIMIT
 from server.store.cluster import claims
 from server.store.content import storage_usage
@@ -109,6 +109,10 @@ MAX_IMAGE_BYTES = 32 * 1024 * 1024
 MAX_TOTAL_BYTES = 128 * 1024 * 1024
 """Of all requests in preparation in this process; decoded, up to `DECODED_FACTOR` times as much memory."""
 MAX_TENANT_BYTES = 48 * 1024 * 1024
+LARGE_READ_BYTES: Final = 1024 * 1024
+"""Of the stored items of a request, from which on its memory is returned to the system afterwards."""
+_TRIMS: Final = 2
+"""Returns of free memory after a large read: at the first one its request may still be answered."""
 DECODED_FACTOR: Final = 4
 """Bytes of memory for a byte of stored items: an emoji in a text makes each of its characters take four."""
 
@@ -123,6 +127,7 @@ class HistoryReads:
         self._bytes = SharedLimit(
             "bytes of history in requests", total=MAX_TOTAL_BYTES, per_tenant=MAX_TENANT_BYTES
         )
+        self._trims_due = 0
 
     @contextmanager
     def for_request(self, tenant: str) -> Iterator["RequestReads"]:
@@ -131,7 +136,18 @@ class HistoryReads:
         try:
             yield reads
         finally:
+            if reads.item_bytes >= LARGE_READ_BYTES:
+                self._trims_due = _TRIMS
             reads.start_over()
+
+    def trim_memory(self) -> None:
+        """Has the allocator return free memory to the system where large histories were read lately.
+
+        Without that their memory, freed in pieces, stays with the process. Called about once a second.
+        """
+        if self._trims_due:
+            self._trims_due -= 1
+            trim_free_memory()
 
 
 class RequestReads:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from server.administration import keys
+from server.administration.api_objects import budget_object
 from server.caller import DEFAULT_SCOPES, DEFAULT_TENANT, Scope
 from server.cli.command import (
     Subcommands,
@@ -29,7 +30,8 @@ from server.cli.option_types import (
     this_user,
 )
 from server.configuration.settings import Config
-from server.store.administration import stored_keys
+from server.store.administration import budgets, stored_keys
+from server.store.administration.budgets import Standing
 from server.store.administration.stored_keys import KeyProperties, StoredKey
 from server.store.database import Connection, clock
 
@@ -160,12 +162,18 @@ def _list(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
         now = clock(connection)
         stored = stored_keys.list_all(connection, options.tenant)
+        held = budgets.of_keys(connection, stored)
     for key in stored:
-        print_result(json_line(key, "digest", "settings") if options.json else _described(key, now))
+        standing, limits = held.get(key.id), key.properties.limits
+        if options.json:
+            budget = None if standing is None else budget_object(limits, standing)
+            print_result(json_line(key, "digest", "settings", budget=budget))
+        else:
+            print_result(_described(key, now, standing))
     return 0
 
 
-def _described(key: StoredKey, now: datetime) -> str:
+def _described(key: StoredKey, now: datetime, standing: Standing | None = None) -> str:
     chosen = key.properties
     used = f"used {key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never used"
     columns = [key.id, key.tenant, f"made {key.created_at:%Y-%m-%d}", used, _state(key, now), chosen.name]
@@ -174,7 +182,7 @@ def _described(key: StoredKey, now: datetime) -> str:
     for label, allowed in (("models", chosen.models), ("tools", chosen.tools)):
         if allowed is not None:
             columns.append(f"{label} {','.join(sorted(allowed))}")
-    columns.append(described_limits(chosen.limits))
+    columns.append(described_limits(chosen.limits, standing))
     return "\t".join(columns).rstrip()
 
 

@@ -15,6 +15,7 @@ from server.administration.actor import Actor, as_json
 from server.caller import PERIODS, Limits
 from server.cli.command import terminal_user
 from server.errors import ApiError, ConfigError
+from server.store.administration.budgets import Standing
 
 T = TypeVar("T")
 
@@ -130,8 +131,8 @@ def changed(value: T, options: argparse.Namespace) -> T:
     return replace(value, **values)  # type: ignore[type-var]
 
 
-def described_limits(limits: Limits) -> str:
-    """The limits in words; empty without any."""
+def described_limits(limits: Limits, standing: Standing | None = None) -> str:
+    """The limits in words, with what is used of budgets; empty without any."""
     parts = []
     if limits.requests_per_minute is not None:
         parts.append(f"{limits.requests_per_minute} requests/min")
@@ -140,14 +141,20 @@ def described_limits(limits: Limits) -> str:
     per = "in all" if limits.budget_period == "total" else f"a {limits.budget_period}"
     if limits.budget_tokens is not None:
         parts.append(f"{limits.budget_tokens} tokens {per}")
+        if standing is not None:
+            used = (standing.spent_tokens, standing.reserved_tokens, standing.tokens_left(limits))
+            parts[-1] += " ({} spent, {} reserved, {} left)".format(*used)
     if limits.budget_cost is not None:
         parts.append(f"costs of {limits.budget_cost:f} {per}")
+        if standing is not None:
+            costs = (standing.spent_cost, standing.reserved_cost, standing.cost_left(limits))
+            parts[-1] += " ({:f} spent, {:f} reserved, {:f} left)".format(*costs)
     return ", ".join(parts)
 
 
-def json_line(value: Any, *hidden: str) -> str:
-    """A dataclass as one line of JSON, with the fields of nested dataclasses among its own."""
-    return msgspec.json.encode(_flat(value, frozenset(hidden))).decode()
+def json_line(value: Any, *hidden: str, **more: object) -> str:
+    """A dataclass as one line of JSON, with the fields of nested dataclasses and `more` among its own."""
+    return msgspec.json.encode({**_flat(value, frozenset(hidden)), **more}).decode()
 
 
 def _flat(value: Any, hidden: frozenset[str]) -> dict[str, object]:

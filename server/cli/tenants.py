@@ -4,6 +4,7 @@ import argparse
 from dataclasses import fields
 
 from server.administration import tenants as administration
+from server.administration.api_objects import budget_object
 from server.administration.tenants import TenantProperties
 from server.caller import TenantSettings
 from server.cli.command import (
@@ -27,7 +28,8 @@ from server.cli.option_types import (
 )
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.store.administration import stored_keys, tenants
+from server.store.administration import budgets, stored_keys, tenants
+from server.store.administration.budgets import Standing
 from server.store.administration.tenants import StoredTenant
 from server.store.database import Connection
 
@@ -76,24 +78,31 @@ def _list(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
         stored = {one.tenant: one for one in tenants.list_all(connection)}
         known = tenants.names(connection)
+        held = budgets.of_tenants(connection, stored.values())
     for name in known:
         tenant = stored.get(name)
-        if options.json and tenant is not None:
-            print_result(json_line(tenant))
+        if tenant is not None:
+            print_result(_line(tenant, held.get(name), as_json=options.json))
         elif not options.json:
-            print_result(f"{name}\tthe server's settings" if tenant is None else _described(tenant))
+            print_result(f"{name}\tthe server's settings")
     return 0
+
+
+def _line(tenant: StoredTenant, standing: Standing | None, *, as_json: bool) -> str:
+    if as_json:
+        budget = None if standing is None else budget_object(tenant.settings.limits, standing)
+        return json_line(tenant, budget=budget)
+    return _described(tenant, standing)
 
 
 def _show(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
         tenant = _found(connection, options.tenant)
         valid = stored_keys.valid_keys_of(connection, options.tenant)
-    if options.json:
-        print_result(json_line(tenant))
-        return 0
-    print_result(_described(tenant))
-    print_result(f"{valid} valid keys")
+        standing = budgets.of_tenants(connection, [tenant]).get(tenant.tenant)
+    print_result(_line(tenant, standing, as_json=options.json))
+    if not options.json:
+        print_result(f"{valid} valid keys")
     return 0
 
 
@@ -104,14 +113,14 @@ def _found(connection: Connection, name: str) -> StoredTenant:
     return tenant
 
 
-def _described(tenant: StoredTenant) -> str:
+def _described(tenant: StoredTenant, standing: Standing | None = None) -> str:
     settings = tenant.settings
     own = [
         f"{one.name.replace('_', ' ')} {value}"
         for one in fields(TenantSettings)
         if one.name != "limits" and (value := getattr(settings, one.name)) is not None
     ]
-    limits = described_limits(settings.limits)
+    limits = described_limits(settings.limits, standing)
     columns = (tenant.tenant, f"made {tenant.created_at:%Y-%m-%d}", tenant.contact, ", ".join(own), limits)
     return "\t".join(columns).rstrip()
 

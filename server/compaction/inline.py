@@ -15,6 +15,7 @@ import msgspec
 from server.compaction.summary import (
     RETAINED_SHARE,
     Summary,
+    dividing,
     newest_results,
     pending_calls,
     retained_messages,
@@ -92,12 +93,13 @@ class _Compaction:
         items = unseal_items(resolved.items, served.seal, resolved.tenant)
         start = _unanswered_from(items)
         limit = context // RETAINED_SHARE
-        retained = [
-            *retained_messages(served, items, limit),
-            *items[start : start + 1],
-            *newest_results(served, items[start:], limit),
-            *pending_calls(items),
-        ]
+        with dividing(served, resolved.tenant, items):
+            retained = [
+                *retained_messages(served, items, limit),
+                *items[start : start + 1],
+                *newest_results(served, items[start:], limit),
+                *pending_calls(items),
+            ]
         retained_ids = {item.id for item in retained}
         self._before = [_text_only(item) for item in items[:start] if item.id in retained_ids]
         self._after = [_text_only(item) for item in items[start:] if item.id in retained_ids]

@@ -7,13 +7,14 @@ left out: its results are in the model's messages.
 
 import json
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 
 from server.hosted_tools.call_items import items_for_model
 from server.model_formats.interface import Conversation, Prompt, PromptError, PromptTooLong
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.prompt import write_prompt
+from server.prompting.loaded_model import ITEM_CHARACTERS, LoadedModel
+from server.prompting.prompt import characters_of, write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.protocol.responses.items import (
     ID_PREFIXES,
@@ -51,14 +52,23 @@ _INSTRUCTIONS = (
 )
 
 
+def dividing(served: LoadedModel, tenant: str, items: Sequence[Item]) -> AbstractContextManager[None]:
+    """The slot in which items are divided, as one is needed for a long prompt. Raises TooManyRequests or
+    Overloaded.
+    """
+    characters = characters_of(Conversation(items=items))
+    return served.long_prompts.slot(tenant, characters + ITEM_CHARACTERS * len(items))
+
+
 def retained_messages(served: LoadedModel, items: Sequence[Item], max_tokens: int) -> list[Message]:
     """The newest messages that the model did not write; instructions are chosen before user messages."""
     candidates = [item for item in items if isinstance(item, Message) and _is_retained(item)]
     chosen: set[str] = set()
+    count = _TokenCount(served)
     left = max_tokens
     newest_first = candidates[::-1]
     for message in sorted(newest_first, key=lambda message: message.role == "user"):
-        left -= _tokens(served, plain_text(message.content), left)
+        left -= count(plain_text(message.content), left)
         if left < 0:
             break
         chosen.add(message.id)
@@ -84,14 +94,15 @@ def pending_calls(items: Sequence[Item]) -> list[Item]:
 
 def newest_results(served: LoadedModel, items: Sequence[Item], max_tokens: int) -> list[Item]:
     """The newest calls with their outputs, from which the model continues."""
-    chosen: list[Item] = []
+    chosen: set[int] = set()
+    count = _TokenCount(served)
     left = max_tokens
     for call, output in _answered_calls(items[::-1]):
-        left -= _tokens(served, _text(call), left) + _tokens(served, _text(output), left)
+        left -= count(_text(call), left) + count(_text(output), left)
         if left < 0:
             break
-        chosen += [call, output]
-    return [item for item in items if item in chosen]
+        chosen |= {id(call), id(output)}
+    return [item for item in items if id(item) in chosen]
 
 
 def _answered_calls(newest_first: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
@@ -112,15 +123,27 @@ def _text(item: Item) -> str:
     return ""
 
 
-def _tokens(served: LoadedModel, text: str, limit: int) -> int:
-    """The number of tokens of a text; of a longer one some number above `limit`."""
-    alone = Message("", "completed", "user", [InputText(text)])
-    try:
-        return len(served.model_format.write(Conversation(items=[alone], max_tokens=limit)).token_ids)
-    except PromptError:
-        return len(text)
-    except PromptTooLong:
-        return limit + 1
+class _TokenCount:
+    """Counts the tokens of texts as messages, of which the template is rendered once."""
+
+    def __init__(self, served: LoadedModel) -> None:
+        self._format = served.model_format
+        alone = Message("", "completed", "user", [InputText("-")])
+        try:
+            self._around = len(self._format.write(Conversation(items=[alone])).token_ids)
+        except PromptError:
+            self._around = 0
+
+    def __call__(self, text: str, limit: int) -> int:
+        """The number of tokens of a text; of a longer one some number above `limit`."""
+        if limit < 0:
+            return 1
+        try:
+            return self._around + len(self._format.encode(text, special=False, limit=limit))
+        except PromptError:
+            return len(text)
+        except PromptTooLong:
+            return limit + 1
 
 
 def transcript(items: Sequence[Item], retained_ids: Collection[str]) -> str:

@@ -87,7 +87,9 @@ def log_refusal(api_error: ApiError, request_id: str, error: Exception) -> None:
     """Logs what an operator should know of a request that is answered with this error.
 
     That is the cause of an InternalError, of which the client learns nothing; a limit that was reached; a
-    key that was refused. Notes the error's code for the access line.
+    key that was refused. Notes the error's code for the access line, and has the error forget the calls that
+    raised it: as part of the request's state it is in a reference cycle, so their variables, which may be a
+    whole history and its prompt, would stay until a collection of garbage, which does not count bytes.
     """
     request = CURRENT.get()
     if request is not None:
@@ -102,6 +104,7 @@ def log_refusal(api_error: ApiError, request_id: str, error: Exception) -> None:
             log.warning("limit reached: %s", limit, extra={"limit": limit, "tenant": tenant})
         case _:
             pass
+    api_error.__traceback__ = api_error.__cause__ = api_error.__context__ = None
 
 
 def on_error(request: HTTPConnection, error: Exception) -> Response:

@@ -16,7 +16,14 @@ from uuid import UUID
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.maintenance.partition_drop import PartitionDrop
-from server.store.administration import audit_trail, refused_requests, spend, usage_days, usage_ledger
+from server.store.administration import (
+    audit_trail,
+    budgets,
+    refused_requests,
+    spend,
+    usage_days,
+    usage_ledger,
+)
 from server.store.cluster import replica_list
 from server.store.content import (
     conversation_expiry,
@@ -206,7 +213,14 @@ def fold(database: Database, pause: Pause = _go_on) -> None:
 
     `pause` is called between batches, as `purge` does it. Raises DatabaseError.
     """
-    for merge in (storage_usage.fold_changes, spend.fold, usage_days.count_old, usage_days.fold):
+    steps = (
+        storage_usage.fold_changes,
+        spend.fold,
+        budgets.delete_over,
+        usage_days.count_old,
+        usage_days.fold,
+    )
+    for merge in steps:
         if not _in_batches(database, merge, pause):
             return
 

@@ -46,6 +46,7 @@ from server.process.process_metrics import ProcessMetrics
 from server.process.ready_lines import ready_lines
 from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
+from server.quotas.budgets import Budgets
 from server.quotas.rate_limits import RateLimits
 from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
@@ -120,6 +121,7 @@ class ServerProcess:
         self._mcp = make_mcp_servers(config, model.seal)
         self._metrics = ProcessMetrics(config, model, sorted(self._mcp.registered.labels))
         self._events = self._metrics.events
+        self._budgets = Budgets(database, self._replica)
         self._tool_loop = self._make_tool_loop()
         self._rates = RateLimits(database)
         notifies = config.delivery == "notify"
@@ -148,7 +150,14 @@ class ServerProcess:
         self._metrics.start(self._services, self._heartbeat, self._retention, sending, scraped)
 
     def _make_tool_loop(self) -> ToolLoop:
-        return ToolLoop(self._engine, self._mcp, self._deliver, self._events.tool_call, self._traces)
+        return ToolLoop(
+            self._engine,
+            self._mcp,
+            self._deliver,
+            self._events.tool_call,
+            self._traces,
+            self._budgets.reserve_turn,
+        )
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
@@ -201,6 +210,7 @@ class ServerProcess:
             on_queued=self._claimer.queued,
             unread=self._abandonment,
             rates=self._rates,
+            budgets=self._budgets,
             on_accepted=self._events.accepted,
         )
 
@@ -247,9 +257,14 @@ class ServerProcess:
             on_first=self._claimer.set_first,
             on_database_gone=opened.restore,
             on_beat_done=self._standby.signal_alive,
-            on_database_here=self._admission.key_claims.free,
+            on_database_here=self._database_here,
             stores=lambda: self._recorder.trouble() is None,
         )
+
+    def _database_here(self) -> None:
+        self._admission.key_claims.free()
+        self._budgets.release_refused()
+        self._admission.history.trim_memory()
 
     def _make_follower(self, hub: Hub) -> Follower:
         return Follower(

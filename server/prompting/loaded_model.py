@@ -15,6 +15,8 @@ from server.sealing.cipher import Seal
 
 LONG_CHARACTERS = 65_536
 """Characters; longer texts need a slot to be tokenized."""
+ITEM_CHARACTERS = 64
+"""Characters as which an item counts beside its text: a template's work for it takes as long as theirs."""
 MAX_CONCURRENT = 2
 MAX_WAITING = 16
 """Long texts of one tenant that may wait for a slot."""
@@ -24,10 +26,10 @@ _LONG = "long prompts"
 
 
 class LongPromptLimit:
-    """Slots for long texts that are tokenized at a time, fair between tenants. Thread-safe.
+    """Slots for long texts that are tokenized, or divided, at a time, fair between tenants. Thread-safe.
 
-    Tokenizing takes memory and CPU time in proportion to the text. Short texts, which nearly all are, do not
-    wait.
+    That takes memory and CPU time in proportion to the text and its items. Short texts, which nearly all are,
+    do not wait.
     """
 
     def __init__(self) -> None:

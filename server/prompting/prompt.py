@@ -23,7 +23,7 @@ from server.model_formats.interface import (
     ToolChoice,
 )
 from server.model_formats.tool_index import without_labels
-from server.prompting.loaded_model import LONG_CHARACTERS, LoadedModel
+from server.prompting.loaded_model import ITEM_CHARACTERS, LONG_CHARACTERS, LoadedModel
 from server.prompting.prompt_limits import (
     MAX_COUNTED_CONTEXTS,
     check_tools_and_grammars,
@@ -79,8 +79,8 @@ def write_prompt(
         limit = max(limit, MAX_COUNTED_CONTEXTS * context)
     characters = characters_of(conversation)
     try:
-        is_long = characters > LONG_CHARACTERS
-        with served.long_prompts.slot(tenant, characters) if is_long else nullcontext():
+        work = characters + ITEM_CHARACTERS * len(items)
+        with served.long_prompts.slot(tenant, work) if work > LONG_CHARACTERS else nullcontext():
             prompt = write_within(served.model_format, conversation, limit, characters, truncates=truncates)
         if prompt.images and request.truncate_prompt_tokens is not None:
             raise InvalidRequest(

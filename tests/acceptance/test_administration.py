@@ -96,7 +96,12 @@ def test_operators_day_from_the_tenant_to_the_end_of_its_key(
     with pytest.raises(RateLimitError) as exceeded:
         hello(client)
     assert exceeded.value.code == "insufficient_quota"
-    operator.post("tenants/acme", {"budget_cost": None})
+    budget = operator.get("tenants/acme")["budget"]
+    (spent,) = operator.sql("select sum(cost) from spend")[0]
+    assert (Decimal(budget["spent_cost"]), budget["reserved_cost"]) == (spent, "0")
+    assert (budget["remaining_cost"], budget["remaining_tokens"]) == ("0", None)
+    assert operator.get(f"keys/{key['id']}")["budget"] is None
+    assert operator.post("tenants/acme", {"budget_cost": None})["budget"] is None
 
     second = operator.post(f"keys/{key['id']}/rotate", {"overlap_seconds": 3600})
     assert (second["replaces"], second["first_key"]) == (key["id"], key["id"])

@@ -179,18 +179,41 @@ def test_mistake_is_answered_with_one_sentence(run: Run, arguments: tuple[str, .
     assert "\n" not in said
 
 
-def test_budget_of_tokens_ends_with_the_first_request_beyond_it(
+def test_budget_of_tokens_bounds_the_last_answer_and_refuses_what_does_not_fit(
     start_server: StartServer, connect: Connect, run: Run
 ) -> None:
     server, text = start_server(), run("keys", "create", "--budget-tokens", "40", "--budget-period", "total")
     client = connect(server, text)
-    used = 0
-    while used < 40:
-        made = client.responses.create(model=MODEL, input="Hello", store=False)
-        assert made.usage is not None
-        used += made.usage.total_tokens
-    eventually(lambda: refused(client).code == "insufficient_quota", within=5)
-    assert "40 tokens in all; it does not renew" in str(refused(client))
+    used: list[int] = []
+
+    def exceeded() -> RateLimitError | None:
+        try:
+            usage = client.responses.create(model=MODEL, input="Hello", store=False).usage
+        except RateLimitError as error:
+            return error
+        assert usage is not None
+        used.append(usage.total_tokens)
+        return None
+
+    error = eventually(exceeded)
+    assert error is not None
+    assert (error.code, error.type) == ("insufficient_quota", "insufficient_quota")
+    assert "40 tokens in all; it does not renew" in str(error)
+    assert sum(used) <= 40
+    check_standing(run, text.split("_")[1], sum(used))
+
+
+def check_standing(run: Run, key_id: str, used: int) -> None:
+    """The key's list and its tenant's settings say what is spent and what is left."""
+    assert f"40 tokens in all ({used} spent, 0 reserved, {40 - used} left)" in run("keys", "list")
+    listed = {key["id"]: key for key in map(json.loads, run("keys", "list", "--json").splitlines())}
+    budget = listed[key_id]["budget"]
+    assert (budget["spent_tokens"], budget["remaining_tokens"]) == (used, 40 - used)
+    run("tenants", "create", "default", "--budget-cost", "2.5", "--budget-tokens", str(used))
+    shown = run("tenants", "show", "default")
+    assert f"{used} tokens a month ({used} spent, 0 reserved, 0 left)" in shown
+    assert "costs of 2.5 a month (0 spent, 0 reserved, 2.5 left)" in shown
+    assert json.loads(run("tenants", "show", "default", "--json"))["budget"]["remaining_cost"] == "2.5"
 
 
 def test_settings_of_the_default_tenant_hold_without_a_key(

@@ -10,6 +10,7 @@ import pytest
 
 from tests.acceptance.error_object import check_error
 from tests.fix_server import StartServer
+from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 
 MEBIBYTE = 1024 * 1024
@@ -41,9 +42,14 @@ def ask(server: ServerProcess, **more: Any) -> httpx.Response:
     )
 
 
-def peak_memory(server: ServerProcess) -> int:
+def memory(server: ServerProcess, what: str) -> int:
+    """Bytes, of a line of the process' status."""
     status = Path(f"/proc/{server.pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    return int(status.split(f"{what}:")[1].split()[0]) * 1024
+
+
+def peak_memory(server: ServerProcess) -> int:
+    return memory(server, "VmHWM")
 
 
 @pytest.mark.faults
@@ -62,6 +68,27 @@ def test_pictures_of_a_conversation_are_kept_whole_and_cost_requests_nothing(
     assert peak_memory(server) - before < 64 * MEBIBYTE, "the pictures were read"
     items = httpx.get(f"{server.api}/conversations/{there}/items?limit=1&order=asc", timeout=60).json()
     assert len(items["data"][0]["content"][1]["image_url"]) > 9 * MEBIBYTE
+
+
+def test_refused_requests_of_a_long_conversation_leave_no_memory_behind(start_server: StartServer) -> None:
+    """Of each history some copies are in memory, and none when its request has been refused."""
+    server = start_server()
+    there = conversation(server)
+    for _ in range(8):
+        assert add(server, there, words(MEBIBYTE)).status_code == 200
+    before = peak_memory(server)
+    url = f"{server.api}/responses/input_tokens"
+
+    def count(_: int) -> httpx.Response:
+        return httpx.post(url, json={"model": MODEL, "conversation": there, "input": "x"}, timeout=120)
+
+    with ThreadPoolExecutor(16) as pool:
+        refused = list(pool.map(count, range(32)))
+        refused += pool.map(lambda _: ask(server, conversation=there), range(16))
+    assert {answer.status_code for answer in refused} <= {400, 429}
+    assert "context_length_exceeded" in {answer.json()["error"]["code"] for answer in refused}
+    assert peak_memory(server) - before < 200 * MEBIBYTE
+    eventually(lambda: memory(server, "VmRSS") - before < 48 * MEBIBYTE, within=10)
 
 
 def test_a_page_of_items_has_no_more_bytes_than_it_may_and_the_next_page_goes_on(

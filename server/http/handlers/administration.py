@@ -17,7 +17,7 @@ from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.http.json_responses import json_response
 from server.http.query_and_headers import one_of, page_request, text
 from server.http.services import Services
-from server.protocol.administration.objects import CreatedKey, DeletedTenant, RevokedKey, page_of
+from server.protocol.administration.objects import CreatedKey, DeletedTenant, Key, RevokedKey, Tenant, page_of
 from server.protocol.administration.requests import (
     CreateKey,
     CreateTenant,
@@ -27,9 +27,10 @@ from server.protocol.administration.requests import (
     UpdateTenant,
 )
 from server.protocol.decode import decode
-from server.store.administration import stored_keys
+from server.store.administration import budgets, stored_keys
 from server.store.administration import tenants as stored_tenants
-from server.store.administration.stored_keys import KeyProperties, KeyState
+from server.store.administration.stored_keys import KeyProperties, KeyState, StoredKey
+from server.store.administration.tenants import StoredTenant
 from server.store.database import Connection, clock
 
 KEY_STATES: tuple[KeyState, ...] = ("valid", "expired", "revoked")
@@ -41,8 +42,8 @@ def create_tenant(services: Services, caller: Caller, request: Request, body: by
     properties = with_given(TenantProperties(), wanted)
     with services.database.begin() as connection:
         tenants.create_tenant(connection, _actor(caller, request), wanted.id, properties)
-        stored = stored_tenants.get(connection, wanted.id)
-    return json_response(request, tenant_object(wanted.id, stored))
+        made = _tenant(connection, wanted.id, stored_tenants.get(connection, wanted.id))
+    return json_response(request, made)
 
 
 def list_tenants(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
@@ -51,9 +52,9 @@ def list_tenants(services: Services, _caller: Caller, request: Request, _body: b
     with services.database.begin() as connection:
         names = stored_tenants.names_page(connection, asked.after, asked.limit, descending=asked.newest_first)
         stored = stored_tenants.of_names(connection, names)
-    return json_response(
-        request, page_of([tenant_object(name, stored.get(name)) for name in names], asked.limit)
-    )
+        held = budgets.of_tenants(connection, stored.values())
+    found = [tenant_object(name, stored.get(name), held.get(name)) for name in names]
+    return json_response(request, page_of(found, asked.limit))
 
 
 def retrieve_tenant(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
@@ -64,7 +65,8 @@ def retrieve_tenant(services: Services, _caller: Caller, request: Request, _body
         stored = stored_tenants.get(connection, name)
         if stored is None and not stored_tenants.has_keys(connection, name):
             raise NotFound(f"There is no tenant '{name[:100]}' with settings or keys.")
-    return json_response(request, tenant_object(name, stored))
+        found = _tenant(connection, name, stored)
+    return json_response(request, found)
 
 
 def update_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
@@ -75,7 +77,8 @@ def update_tenant(services: Services, caller: Caller, request: Request, body: by
         stored = tenants.update_tenant(
             connection, _actor(caller, request), name, lambda before: with_given(before, wanted)
         )
-    return json_response(request, tenant_object(name, stored))
+        changed = _tenant(connection, name, stored)
+    return json_response(request, changed)
 
 
 def delete_tenant(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
@@ -112,18 +115,20 @@ def list_keys(services: Services, _caller: Caller, request: Request, _body: byte
         found = stored_keys.list_page(
             connection, text(request, "tenant"), state, after, asked.limit, newest_first=asked.newest_first
         )
-        now = clock(connection)
-    return json_response(request, page_of([key_object(key, now) for key in found], asked.limit))
+        now, held = clock(connection), budgets.of_keys(connection, found)
+    listed = [key_object(key, now, held.get(key.id)) for key in found]
+    return json_response(request, page_of(listed, asked.limit))
 
 
 def retrieve_key(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
     """GET /admin/v1/keys/{key_id}"""
     key_id = _key_id(request)
     with services.database.begin() as connection:
-        stored, now = stored_keys.get(connection, key_id), clock(connection)
-    if stored is None:
-        raise keys.unknown_key(key_id)
-    return json_response(request, key_object(stored, now))
+        stored = stored_keys.get(connection, key_id)
+        if stored is None:
+            raise keys.unknown_key(key_id)
+        found = _key(connection, stored)
+    return json_response(request, found)
 
 
 def update_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
@@ -133,8 +138,8 @@ def update_key(services: Services, caller: Caller, request: Request, body: bytes
         stored = keys.update_key(
             connection, _actor(caller, request), key_id, lambda before: with_given(before, wanted)
         )
-        now = clock(connection)
-    return json_response(request, key_object(stored, now))
+        changed = _key(connection, stored)
+    return json_response(request, changed)
 
 
 def rotate_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
@@ -161,10 +166,20 @@ def _actor(caller: Caller, request: Request) -> Actor:
     return Actor(caller.actor, request.state.request_id)
 
 
+def _tenant(connection: Connection, name: str, stored: StoredTenant | None) -> Tenant:
+    held = {} if stored is None else budgets.of_tenants(connection, [stored])
+    return tenant_object(name, stored, held.get(name))
+
+
+def _key(connection: Connection, stored: StoredKey) -> Key:
+    return key_object(stored, clock(connection), budgets.of_keys(connection, [stored]).get(stored.id))
+
+
 def _created(connection: Connection, made: NewKey, replaces: str | None) -> CreatedKey:
     stored = stored_keys.get(connection, made.id)
     assert stored is not None
-    return created_key_object(stored, clock(connection), made.text, replaces)
+    standing = budgets.of_keys(connection, [stored]).get(stored.id)
+    return created_key_object(stored, clock(connection), standing, made.text, replaces)
 
 
 def _secret_response(request: Request, created: CreatedKey) -> Response:

@@ -22,6 +22,20 @@ class Identified(Struct, frozen=True, kw_only=True):
 T = TypeVar("T", bound=Identified)
 
 
+class BudgetStanding(Struct, frozen=True, kw_only=True):
+    """What is used of a budget in its current period."""
+
+    spent_tokens: int
+    reserved_tokens: int
+    """What unfinished responses may still use."""
+    remaining_tokens: int | None
+    """Null without a budget of tokens."""
+    spent_cost: str
+    reserved_cost: str
+    remaining_cost: str | None
+    """Null without a budget of costs."""
+
+
 class Limited(Identified, frozen=True, kw_only=True):
     """Rate limits and budgets; null is none."""
 
@@ -30,6 +44,8 @@ class Limited(Identified, frozen=True, kw_only=True):
     budget_tokens: int | None
     budget_cost: str | None
     budget_period: PeriodName
+    budget: BudgetStanding | None
+    """Null without a budget."""
 
 
 class Tenant(Limited, frozen=True, kw_only=True):

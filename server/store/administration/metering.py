@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select, text
 from server.protocol.responses.request import Kind
 from server.protocol.responses.response import Ending
 from server.store import arrays
-from server.store.administration import spend, usage_days
+from server.store.administration import budgets, spend, usage_days
 from server.store.administration.operator_tables import usage_ledger
 from server.store.administration.prices import COST
 
@@ -33,7 +33,7 @@ class Usage:
 
 
 def record_usage(connection: Connection, entries: Sequence[tuple[Usage, Ending]]) -> None:
-    """Inserts ledger entries of responses and what they cost, kept for ever."""
+    """Inserts ledger entries of responses and what they cost, kept for ever; settles their reservations."""
     columns = [
         {
             **_NO_USAGE,
@@ -55,13 +55,14 @@ _METER = text(
     ), metered as (
         insert into usage_ledger ({", ".join(_NO_USAGE)}, cost)
         select {", ".join(_NO_USAGE)}, ({COST}) from entries e
-        returning {usage_days.RETURNED}),
-    spent as ({spend.ADD})
+        returning {usage_days.RETURNED}, response_id),
+    spent as ({spend.ADD}),
+    settled as ({budgets.SETTLE})
     {usage_days.ADD}
     """  # noqa: S608 - constants of ours
 )
-"""Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent, and
-the changes of the days' sums."""
+"""Inserts entries with every column of the ledger, their cost at the model's price, what the keys spent in
+place of what was reserved, and the changes of the days' sums."""
 
 
 def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:

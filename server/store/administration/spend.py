@@ -5,14 +5,9 @@ key all replicas' commits would wait for the lock of one row. `fold` replaces ma
 their sum.
 """
 
-from dataclasses import dataclass
-from datetime import date
-from decimal import Decimal
 from typing import Final
 
 from sqlalchemy import Connection, text
-
-from server.caller import Period
 
 FOLD_ROWS = 64
 """Rows of a key on the current day above which they are folded; of a day that is over, all are."""
@@ -30,16 +25,6 @@ ADD: Final = """
 """SQL that adds the ledger's rows in the CTE `metered`. Rotated keys count as the first one."""
 
 _TODAY = "cast(clock_timestamp() at time zone 'utc' as date)"
-_FIRST_DAY = f"""
-    case :period when 'day' then {_TODAY} when 'month' then cast(date_trunc('month', {_TODAY}) as date)
-    else cast('-infinity' as date) end
-"""
-_SPENT = """
-    select coalesce(sum(tokens), 0)::bigint, coalesce(sum(cost), 0), {today} from spend
-    where tenant = :tenant {of_key} and day >= {first_day}
-"""
-_SPENT_BY_TENANT = text(_SPENT.format(today=_TODAY, first_day=_FIRST_DAY, of_key=""))
-_SPENT_BY_KEY = text(_SPENT.format(today=_TODAY, first_day=_FIRST_DAY, of_key="and key_id = :key_id"))
 _FOLD = text(
     f"""
     with many as (
@@ -57,23 +42,6 @@ _FOLD = text(
     select count(*) from gone
     """  # noqa: S608 - constants of ours
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Tokens and costs in a period, and the day in UTC on which that was asked."""
-
-    tokens: int
-    cost: Decimal
-    today: date
-
-
-def spent(connection: Connection, tenant: str, key_id: str | None, period: Period) -> Spent:
-    """What a key has spent in the current period, or with None its tenant with all keys."""
-    parameters = {"tenant": tenant, "period": period}
-    if key_id is None:
-        return Spent(*connection.execute(_SPENT_BY_TENANT, parameters).one())
-    return Spent(*connection.execute(_SPENT_BY_KEY, {**parameters, "key_id": key_id}).one())
 
 
 def fold(connection: Connection) -> bool:

@@ -29,6 +29,7 @@ WAYS: Final[dict[str, Way]] = {
     "user_days": "usage",
     "refused_requests": "removed",
     "spend": "removed",
+    "budget_reservations": "removed",
     "rate_windows": "removed",
     "storage_changes": "removed",
     "audit_trail": "reduced",

@@ -11,6 +11,7 @@ from tests.acceptance.console.console_site import console as console  # fixtures
 from tests.acceptance.console.console_site import metadata_console as metadata_console
 from tests.acceptance.console.console_site import site as site
 from tests.fix_server import Connect
+from tests.support.eventually import eventually
 from tests.support.server_process import MODEL
 
 BY_ID = "select name, scopes, models from api_keys where id = %s"
@@ -87,6 +88,19 @@ def test_a_new_keys_text_works_and_is_shown_once(console: Console, site: Site, c
     assert page.headers["cache-control"] == "no-store"
     assert site.sql(BY_ID, key_id(text)) == [("first", ["read", "write"], [MODEL])]
     assert key_id(text) in console.get("/console/keys", tenant="once", state="valid").text
+
+
+def test_the_pages_of_a_key_and_its_tenant_say_what_is_left_of_a_budget(
+    console: Console, site: Site, connect: Connect
+) -> None:
+    text = make(console, "thrifty", budget_tokens="900", budget_period="total")
+    console.post("/console/tenants/thrifty", {"budget_tokens": "800", "budget_period": "day"})
+    answer = connect(site.server, text).responses.create(model=MODEL, input="Hello", store=False)
+    assert answer.usage is not None
+    used = answer.usage.total_tokens
+    eventually(lambda: f">{used}, 0, {900 - used}<" in console.get(f"/console/keys/{key_id(text)}").text)
+    assert f">{used}, 0, {800 - used}<" in console.get("/console/tenants/thrifty").text
+    assert f">{900 - used}<" in console.get("/console/keys", tenant="thrifty").text
 
 
 def test_a_form_sent_twice_makes_one_key(console: Console, site: Site) -> None:

@@ -2,24 +2,35 @@
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from uuid import UUID
 
 import pytest
 
 from server.administration.actor import Actor
 from server.administration.keys import create_key, rotate_key
-from server.caller import Limits
+from server.caller import Limits, Period
 from server.protocol.ids import new_uuid
 from server.protocol.responses.response import Ending
-from server.store.administration import metering, prices, spend, stored_keys
+from server.store.administration import budgets, metering, prices, spend, stored_keys
+from server.store.administration.budgets import BudgetOwner, NewReservation, Standing
 from server.store.administration.prices import Price
 from server.store.administration.stored_keys import KeyProperties
+from server.store.cluster.leases import mark_stopped, register_replica
 from server.store.database import Connection, Database
+from tests.support.builders import insert_response
 
 NOW = datetime.now(UTC).replace(hour=12)
 ACTOR = Actor("user:tests")
 
 
-def end(connection: Connection, key: str | None = None, *, at: datetime = NOW, model: str = "m") -> None:
+def end(
+    connection: Connection,
+    key: str | None = None,
+    *,
+    at: datetime = NOW,
+    model: str = "m",
+    response: UUID | None = None,
+) -> None:
     """Meters a response of 100 tokens: 60 of its prompt, 20 of them cached, and 40 of its output."""
     ending = Ending(
         status="completed",
@@ -36,7 +47,7 @@ def end(connection: Connection, key: str | None = None, *, at: datetime = NOW, m
             (
                 metering.Usage(
                     tenant="acme",
-                    response_id=new_uuid(),
+                    response_id=response or new_uuid(),
                     key_id=key,
                     model=model,
                     stored=False,
@@ -46,6 +57,11 @@ def end(connection: Connection, key: str | None = None, *, at: datetime = NOW, m
             )
         ],
     )
+
+
+def standing(connection: Connection, tenant: str, key: str | None, period: Period) -> Standing:
+    (found,) = budgets.standings(connection, [BudgetOwner(tenant, key, period)])
+    return found
 
 
 def set_price(connection: Connection, valid_from: datetime, factor: int = 1) -> None:
@@ -67,19 +83,19 @@ def test_a_response_costs_what_its_model_cost_when_it_ended(database: Database) 
         end(connection, at=NOW + timedelta(seconds=1), model="another")
         one = Decimal("0.000122")  # 40 + 20 * 0.1 + 40 * 2 of a million
         assert costs(connection) == [None, one, 10 * one, None]
-        assert spend.spent(connection, "acme", None, "total").cost == 11 * one
+        assert standing(connection, "acme", None, "total").spent_cost == 11 * one
 
 
 @pytest.mark.parametrize(("period", "tokens"), [("day", 100), ("month", 200), ("total", 300)])
-def test_a_period_has_what_was_spent_in_it(database: Database, period: str, tokens: int) -> None:
+def test_a_period_has_what_was_spent_in_it(database: Database, period: Period, tokens: int) -> None:
     with database.begin() as connection:
-        today = spend.spent(connection, "acme", None, "day").today
+        today = standing(connection, "acme", None, "day").today
         noon = datetime(today.year, today.month, today.day, 12, tzinfo=UTC)
         end(connection, at=noon)
         end(connection, at=noon.replace(day=2 if today.day == 1 else 1))
         end(connection, at=noon - timedelta(days=40))
-        assert spend.spent(connection, "acme", None, period).tokens == tokens  # type: ignore[arg-type]
-        assert spend.spent(connection, "other", None, period).tokens == 0  # type: ignore[arg-type]
+        assert standing(connection, "acme", None, period).spent_tokens == tokens
+        assert standing(connection, "other", None, period).spent_tokens == 0
 
 
 def test_a_rotated_key_goes_on_with_the_budget_of_the_first(database: Database) -> None:
@@ -89,8 +105,8 @@ def test_a_rotated_key_goes_on_with_the_budget_of_the_first(database: Database) 
         third = rotate_key(connection, ACTOR, second, timedelta(0)).id
         for key in (first, second, third, None):
             end(connection, key)
-        assert spend.spent(connection, "acme", first, "total").tokens == 300
-        assert spend.spent(connection, "acme", "", "total").tokens == 100
+        assert standing(connection, "acme", first, "total").spent_tokens == 300
+        assert standing(connection, "acme", "", "total").spent_tokens == 100
         assert stored_keys.limits_of(connection, "acme", third).counted_as == first
         assert stored_keys.limits_of(connection, "acme", third).key == Limits(budget_tokens=5)
 
@@ -103,9 +119,9 @@ def test_many_rows_of_a_key_and_day_are_folded_into_one(database: Database) -> N
         for _ in range(2):
             end(connection, "k", at=now)
             end(connection, "k", at=now - timedelta(days=1))
-        before = spend.spent(connection, "acme", None, "total")
+        before = standing(connection, "acme", None, "total")
         assert not spend.fold(connection)
-        assert spend.spent(connection, "acme", None, "total") == before
+        assert standing(connection, "acme", None, "total") == before
         rows = connection.exec_driver_sql("select key_id, count(*) from spend group by key_id, day").all()
     assert sorted(map(tuple, rows)) == [("", 1), ("k", 1), ("k", 2)]
 
@@ -120,4 +136,60 @@ def test_a_lost_transaction_spends_nothing(database: Database) -> None:
     with pytest.raises(ZeroDivisionError):
         _end_and_fail(database)
     with database.begin() as connection:
-        assert spend.spent(connection, "acme", None, "total").tokens == 0
+        assert standing(connection, "acme", None, "total").spent_tokens == 0
+
+
+def reserve(connection: Connection, replica: UUID, key: str = "", *, stored: bool = False) -> UUID:
+    """Reserves 100 tokens for a response without a row."""
+    response = new_uuid()
+    new = NewReservation(response_id=response, stored=stored, tokens=100, cost=Decimal("0.5"))
+    budgets.reserve(connection, "acme", key, replica, [new])
+    return response
+
+
+def new_replica(connection: Connection) -> UUID:
+    return register_replica(connection, host="h", pid=1, version="1", role="all", models=["m"])
+
+
+def test_the_end_of_a_response_puts_what_it_used_in_place_of_what_it_reserved(database: Database) -> None:
+    with database.begin() as connection:
+        replica = new_replica(connection)
+        ends, runs = reserve(connection, replica, "k"), reserve(connection, replica, "other")
+        assert standing(connection, "acme", "k", "day").reserved_tokens == 100
+        before = standing(connection, "acme", None, "day")
+        assert (before.reserved_tokens, before.reserved_cost) == (200, Decimal(1))
+        end(connection, "k", response=ends, at=datetime.now(UTC))
+        after = standing(connection, "acme", None, "day")
+        assert (after.spent_tokens, after.reserved_tokens) == (100, 100)
+        assert not budgets.has_reservation(connection, "acme", ends)
+        budgets.release(connection, "acme", [runs])
+        assert standing(connection, "acme", None, "day").reserved_tokens == 0
+
+
+def test_a_replica_that_is_gone_holds_no_budget_for_responses_without_a_row(database: Database) -> None:
+    with database.begin() as connection:
+        gone, lives = new_replica(connection), new_replica(connection)
+        lost = reserve(connection, gone)
+        reserve(connection, lives)
+        mark_stopped(connection, gone)
+        assert standing(connection, "acme", None, "total").reserved_tokens == 100
+        assert not budgets.delete_over(connection)
+        assert not budgets.has_reservation(connection, "acme", lost)
+        assert standing(connection, "acme", None, "total").reserved_tokens == 100
+
+
+def test_an_unfinished_response_keeps_its_reservation_when_its_replica_is_gone(database: Database) -> None:
+    with database.begin() as connection:
+        gone = new_replica(connection)
+        response = new_uuid()
+        insert_response(connection, gone, id=response, tenant="acme")
+        new = NewReservation(response_id=response, stored=True, tokens=100, cost=Decimal(0))
+        budgets.reserve(connection, "acme", "", gone, [new])
+        mark_stopped(connection, gone)
+        budgets.release(connection, "acme", [response])
+        budgets.delete_over(connection)
+        assert standing(connection, "acme", None, "total").reserved_tokens == 100
+        connection.exec_driver_sql(
+            "update responses set status = 'failed'"
+        )
+        assert standing(connection, "acme", None, "total").reserved_tokens == 0

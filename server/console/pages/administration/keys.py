@@ -12,7 +12,7 @@ from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
 from server.http.handlers.administration import KEY_STATES
 from server.protocol.administration.requests import CreateKey, RevokeKey, RotateKey, UpdateKey
-from server.store.administration import stored_keys
+from server.store.administration import budgets, stored_keys
 from server.store.administration.stored_keys import KeyProperties
 from server.store.database import clock
 
@@ -28,9 +28,10 @@ def index(console: ConsoleRequest) -> Answer:
     with console.services.database.begin() as connection:
         last = stored_keys.get(connection, after) if after else None
         found = stored_keys.list_page(connection, tenant, state, last, PAGE_ROWS, newest_first=True)
-        now = clock(connection)
+        now, held = clock(connection), budgets.of_keys(connection, found)
     return console.page(
         "administration/keys.html",
+        held=held,
         keys=found[:PAGE_ROWS],
         more=len(found) > PAGE_ROWS,
         arguments={"tenant": tenant or "", "state": state or ""},
@@ -44,11 +45,11 @@ def show(console: ConsoleRequest) -> Answer:
     key_id = _key_of(console)
     with console.services.database.begin() as connection:
         stored, now = stored_keys.get(connection, key_id), clock(connection)
-    if stored is None:
-        raise NotFound(f"There is no key {key_id}.")
-    return console.page(
-        "administration/key.html", stored=stored, key=key_object(stored, now), scopes=SCOPES, now=now
-    )
+        if stored is None:
+            raise NotFound(f"There is no key {key_id}.")
+        standing = budgets.of_keys(connection, [stored]).get(key_id)
+    key = key_object(stored, now, standing)
+    return console.page("administration/key.html", stored=stored, key=key, scopes=SCOPES, now=now)
 
 
 def create(console: ConsoleRequest) -> Answer:

@@ -11,7 +11,7 @@ from server.errors import NotFound
 from server.http.asgi.answers import Answer
 from server.protocol.administration.requests import CreateTenant, UpdateTenant
 from server.protocol.ids import webhook_endpoint_id
-from server.store.administration import stored_keys
+from server.store.administration import budgets, stored_keys
 from server.store.administration import tenants as stored_tenants
 from server.store.console import tenants as listed
 from server.store.database import clock
@@ -62,10 +62,17 @@ def show(console: ConsoleRequest) -> Answer:
     )
     if row is None:
         raise NotFound(f"There is no tenant '{name}'.")
+    of_tenant, of_keys = console.services.database.read(
+        lambda connection: (
+            budgets.of_tenants(connection, [] if stored is None else [stored]),
+            budgets.of_keys(connection, keys),
+        )
+    )
     return console.page(
         "administration/tenant.html",
         row=row,
-        tenant=tenant_object(name, stored),
+        tenant=tenant_object(name, stored, of_tenant.get(name)),
+        held=of_keys,
         keys=keys[:KEY_ROWS],
         more_keys=len(keys) > KEY_ROWS,
         endpoints=[(webhook_endpoint_id(one.id), one) for one in hooks],
