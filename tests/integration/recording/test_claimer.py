@@ -66,7 +66,7 @@ def test_a_response_that_was_left_behind_its_stop_string_is_complete(
     database_url: str, background: bool
 ) -> None:
     with taking(database_url) as at:
-        run = at.leave([[*think("END")], [*say("a EN")], [*say("D and")]], background=background, stop="END")
+        run = at.leave([[*think("END")], [*say("a END and")]], background=background, stop="END")
         before = at.stream(run)
         at.claimer.claim_all()
         assert at.engine.requests == []

@@ -179,7 +179,7 @@ def test_after_a_stop_string_the_engine_is_told_to_end_and_what_it_still_sends_i
     run = bench.begin(stops=["END"])
     bench.feed(tokens(run, say("a EN")))
     assert bench.ended_requests == []
-    bench.feed(tokens(run, say("D and")))
+    bench.recorder.deliver([tokens(run, say("D and"))])
     eventually(lambda: run.engine_request_id in bench.ended_requests)
     bench.recorder.deliver([tokens(run, say(" more"))])
     bench.feed(finished(run, output=14))
