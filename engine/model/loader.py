@@ -80,7 +80,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     try:
         vocabulary = read_vocabulary(config.model, model_info.vocab_size)
     except ValueError as error:
-        progress(f"stop strings and grammars are not served: {error}")
+        progress(f"grammars are not served: {error}")
         vocabulary = None
     images = _image_processor(config, hf_config, network, progress)
     return LoadedModel(network, device, dtype, layers, model_info, vocabulary, images)

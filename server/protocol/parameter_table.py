@@ -72,8 +72,10 @@ SAMPLING: Rows = {
 _COMMON: Rows = {
     **_works("model", "stream", "temperature", "top_p", "seed", "user"),
     **_works("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    **_works("top_k", "min_p", "min_tokens", "stop", "include_stop_str_in_output", "ignore_eos"),
+    **_works("top_k", "min_p", "include_stop_str_in_output", "ignore_eos"),
     **_works(
+        stop="Ends the text of an answer, and neither reasoning nor a call; 512 characters at most.",
+        min_tokens="A format, or a call that must come, ends where it is complete, also before.",
         priority="Up to the lowest number that the key allows.",
         cache_salt="1 to 1,024 characters.",
         structured_outputs="One of `json`, `regex`, `choice`, `grammar` (Lark or EBNF), `json_object` and "

@@ -183,8 +183,8 @@ def make_facts(**changes: Any) -> RunFacts:
     return RunFacts(**{**fields, **changes})
 
 
-def make_run(**changes: Any) -> Run:
-    return Run(make_facts(**changes), DecodingSpec(SpelledParser()))
+def make_run(*stops: str, **changes: Any) -> Run:
+    return Run(make_facts(**changes), DecodingSpec(SpelledParser(), stop_strings=stops))
 
 
 def resume(run: Run, log: RunLog) -> list[Event]:
@@ -311,6 +311,7 @@ def accept(
     store: bool = True,
     previous: UUID | None = None,
     background: bool = False,
+    stops: Sequence[str] = (),
 ) -> Run:
     """A run that has begun, its row and first events written, unless it is not to be stored.
 
@@ -319,7 +320,7 @@ def accept(
     response = ids.new_uuid()
     echo = make_echo(store=store, background=background)
     if not store:
-        run = make_run(id=response, tenant=tenant, echo=echo, created_at=datetime.now(UTC))
+        run = make_run(*stops, id=response, tenant=tenant, echo=echo, created_at=datetime.now(UTC))
         run.accept()
         run.start()
         return run
@@ -327,7 +328,7 @@ def accept(
         created = insert_response(
             connection, replica, id=response, tenant=tenant, previous=previous, echo=echo, inputs=["Hello"]
         )
-        run = make_run(id=response, tenant=tenant, echo=echo, created_at=created)
+        run = make_run(*stops, id=response, tenant=tenant, echo=echo, created_at=created)
         begun = run.accept() if echo.background else run.accept() + run.start()
         log_append.append(connection, log_append.encode_rows(tenant, response, 1, begun, []))
     return run

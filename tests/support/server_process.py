@@ -106,8 +106,10 @@ def _engine_settings(flags: Sequence[str], settings: Mapping[str, object]) -> di
     """The remote engine that runs the demo model in this session, for a server that would run it itself."""
     url = os.environ.get(ENGINE_URL)
     own = {"engine", "model", "adapters", "device", "dtype"} & settings.keys()
-    if url is None or own or any(flag.startswith(("--model", "--engine", "--adapters")) for flag in flags):
+    if own or any(flag.startswith(("--model", "--engine", "--adapters", "--dtype")) for flag in flags):
         return {}
+    if url is None:
+        return {"dtype": "float32"}  # so that texts do not depend on the CPU
     return {"engine": os.environ.get(ENGINE, "vllm"), "engine_url": url}
 
 

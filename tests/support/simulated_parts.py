@@ -108,7 +108,7 @@ class PlayedEngine:
         assert engine_request.request_id not in self.engine_requests, "a response is generated twice at once"
         self.engine_requests[engine_request.request_id] = (engine_request, 0)
 
-    def cancel(self, engine_request_id: str) -> None:
+    def cancel(self, engine_request_id: str, _reason: str = "cancelled") -> None:
         if engine_request_id in self.engine_requests:
             self.cancelled.add(engine_request_id)
 

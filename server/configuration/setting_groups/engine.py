@@ -32,7 +32,11 @@ class LocalEngineSettings:
     """Engine of this process."""
 
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "the device that the model runs on")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto", "the data type of the weights")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto",
+        "the data type of the weights; `auto` is the checkpoint's, but on a CPU without instructions for "
+        "bfloat16, and for float16, it is float32",
+    )
     token_budget: int | None = setting(
         None,
         "the maximum of tokens computed in one step; default: 512 on a CPU, 2048, 4096 or 8192 on a GPU by "

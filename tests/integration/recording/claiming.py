@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from tokenizers import Tokenizer
 
-from engine.request import EngineRequest, ModelInfo, RequestRefused
+from engine.request import CancelReason, EngineRequest, ModelInfo, RequestRefused
 from server.configuration.shipped_files import demo_model_folder
 from server.delivery.stored_responses import read_response
 from server.generation.output_decoding import DecodingSpec
@@ -63,7 +63,7 @@ class StillEngine:
             raise RequestRefused(self.refusal, "No.")  # type: ignore[arg-type]
         self.requests.append(request)
 
-    def cancel(self, engine_request_id: str) -> None: ...
+    def cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None: ...
 
     def set_paused(self, held: bool) -> None: ...
 
@@ -105,15 +105,24 @@ class Taking:
     claimer: Claimer
     model_format: ModelFormat
 
-    def leave(self, given: list[list[int]], *, background: bool = False, dies: bool = True) -> Run:
+    def leave(
+        self, given: list[list[int]], *, background: bool = False, dies: bool = True, stop: str | None = None
+    ) -> Run:
         """A response of which another replica has written these steps before it died."""
         database = self.bench.database
         other = register(database)
         begun = accept(database, other, background=background)
         facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
         parser = self.model_format.parser(self.model_format.write(Conversation(items=[])))
-        run = Run(facts, DecodingSpec(parser))
+        run = Run(facts, DecodingSpec(parser, stop_strings=[stop] if stop else []))
         run.accept()
+        if stop is not None:
+            with database.begin() as connection:
+                connection.exec_driver_sql(
+                    "update responses set asked = asked::jsonb || jsonb_build_object('stop', %s::text)"
+                    " where id = %s",
+                    (stop, run.facts.id),
+                )
         if background:
             with database.begin() as connection:
                 connection.exec_driver_sql(

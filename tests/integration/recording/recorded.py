@@ -45,6 +45,8 @@ class Bench:
     """Those whose engine requests the engine is to end."""
     handled: list[RecorderMessage]
     """What the recorder has brought forward, in order."""
+    ended_requests: list[str]
+    """The engine requests whose output is complete, as the engine is told."""
 
     def accept(self, **about: Any) -> Run:
         return accept(self.database, self.replica, **about)
@@ -91,6 +93,7 @@ def recording(url: str) -> Iterator[Bench]:
     fenced: list[bool] = []
     hinted: list[UUID] = []
     cancelled: list[UUID] = []
+    ended_requests: list[str] = []
     recorder = Recorder(
         database,
         replica,
@@ -98,6 +101,7 @@ def recording(url: str) -> Iterator[Bench]:
         on_fenced=lambda: fenced.append(True),
         on_events=hinted.extend,
         cancel=cancelled.append,
+        end_request=ended_requests.append,
     )
     handled: list[RecorderMessage] = []
     process = recorder.process
@@ -110,7 +114,7 @@ def recording(url: str) -> Iterator[Bench]:
     recorder.process = process_and_note  # type: ignore[method-assign]
     recorder.start()
     try:
-        yield Bench(database, replica, hub, recorder, fenced, hinted, cancelled, handled)
+        yield Bench(database, replica, hub, recorder, fenced, hinted, cancelled, handled, ended_requests)
     finally:
         recorder.stop()
         database.close()

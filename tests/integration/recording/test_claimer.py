@@ -61,6 +61,20 @@ def test_a_background_response_left_at_any_token_goes_on_at_the_next(database_ur
             assert told["usage"]["output_tokens"] == len(SPELLED)
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_a_response_that_was_left_behind_its_stop_string_is_complete(
+    database_url: str, background: bool
+) -> None:
+    with taking(database_url) as at:
+        run = at.leave([[*think("END")], [*say("a END and")]], background=background, stop="END")
+        before = at.stream(run)
+        at.claimer.claim_all()
+        assert at.engine.requests == []
+        told = check_end(at.bench, run.facts.id, before, "completed")
+        assert [item["content"][0]["text"] for item in told["output"]] == ["END", "a "]
+        assert told["usage"]["output_tokens"] == len("END" + "a END")
+
+
 def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(database_url: str) -> None:
     with taking(database_url) as at:
         wanted, unwanted = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))

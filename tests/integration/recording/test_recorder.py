@@ -173,6 +173,21 @@ def test_tokens_without_an_event_are_stored_with_the_next_event(bench: Bench) ->
     bench.feed(finished(run))
 
 
+def test_after_a_stop_string_the_engine_is_told_to_end_and_what_it_still_sends_is_dropped(
+    bench: Bench,
+) -> None:
+    run = bench.begin(stops=["END"])
+    bench.feed(tokens(run, say("a EN")))
+    assert bench.ended_requests == []
+    bench.recorder.deliver([tokens(run, say("D and"))])
+    eventually(lambda: run.engine_request_id in bench.ended_requests)
+    bench.recorder.deliver([tokens(run, say(" more"))])
+    bench.feed(finished(run, output=14))
+    final = msgspec.json.decode(bench.hub.final(run.facts.id))
+    assert (final["status"], final["usage"]["output_tokens"]) == ("completed", 5)
+    assert final["output"][0]["content"][0]["text"] == "a "
+
+
 def test_a_parser_that_raises_fails_only_its_own_run(bench: Bench) -> None:
     broken, fine = bench.begin(), bench.begin()
     bench.feed(tokens(broken, say("good")), tokens(fine, say("a")))

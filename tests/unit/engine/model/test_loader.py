@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig, ModelRefused
 from engine.model.loader import LoadedModel, load_model
-from tests.support.engines import save_random_model, tiny_model
+from engine.weights_digest import weights_digest
+from tests.support.engines import save_random_model, start_model, tiny_model
 
 
 def loaded(model: Path, **settings: Any) -> LoadedModel:
@@ -39,9 +40,38 @@ def test_a_model_has_the_dtype_that_was_asked_for(dtype: str) -> None:
     assert model.dtype == model.network.dtype == getattr(torch, dtype)
 
 
-def test_a_cpu_computes_in_float32_when_nothing_else_was_asked_for() -> None:
-    model = save_random_model("LlamaConfig", dtype="bfloat16")
-    assert loaded(model).dtype == torch.float32
+@pytest.mark.parametrize(
+    ("checkpoint", "features", "computed"),
+    [
+        ("bfloat16", {"avx512_bf16": True}, torch.bfloat16),
+        ("bfloat16", {"amx_bf16": True}, torch.bfloat16),
+        ("bfloat16", {"avx2": True, "avx512_bf16": False}, torch.float32),
+        ("float16", {"avx512_bf16": True}, torch.float32),
+        ("float32", {"avx512_bf16": True}, torch.float32),
+    ],
+)
+def test_a_cpu_computes_in_bfloat16_where_checkpoint_and_instructions_are(
+    checkpoint: str,
+    features: dict[str, bool],
+    computed: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy_model(tiny_model(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": checkpoint}))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    assert loaded(tmp_path).dtype == computed
+    assert loaded(tmp_path, dtype="float32").dtype == torch.float32
+
+
+def test_weights_in_another_data_type_are_other_weights() -> None:
+    digests = {
+        dtype: start_model(tiny_model(), dtype=dtype).engine.model_info.weights[""]
+        for dtype in ("float32", "bfloat16")
+    }
+    assert len(set(digests.values())) == 2
+    assert digests["float32"] == weights_digest(tiny_model())
 
 
 def test_capabilities_come_from_the_models_generation_config(tmp_path: Path) -> None:

@@ -167,3 +167,48 @@ def test_a_run_has_no_final_response_before_its_end() -> None:
     run.accept()
     run.tokens(say("a"), LATER)
     assert (run.ending, run.final) == (None, None)
+
+
+@given(tokens, st.lists(st.integers(0, 20)), st.integers(0, 20), st.text("ab", min_size=1, max_size=2))
+@examples(200)
+def test_a_stop_string_ends_a_run_alike_wherever_it_was_cut_and_however_the_engine_ended(
+    token_ids: list[int], cuts: list[int], cut: int, stop: str
+) -> None:
+    token_ids = [*token_ids, *say(f"x{stop}y")]
+    first, whole = make_run(stop), make_run(stop)
+    expected = play(whole, [tuple(token_ids)], "cancelled")
+    assert whole.ending is not None
+    assert whole.ending.status == "completed"
+    pieces = split(token_ids, cuts)
+    stored = first.accept() + first.start()
+    for piece in pieces[:cut]:
+        stored += first.tokens(piece, LATER)
+
+    second = make_run(stop)
+    logged = [token for piece in pieces[:cut] for token in piece]
+    resume(second, RunLog([(0, logged)], len(stored), (), LATER))
+    for piece in pieces[cut:]:
+        second.tokens(piece, LATER)
+    assert second.has_stopped
+    resumed = min(len(logged), whole.ending.output_tokens)
+    second.finish("length", Usage(USAGE.prompt + resumed, USAGE.cached, 99), LATER)
+    assert second.output == whole.output
+    assert second.ending == whole.ending
+    assert expected
+
+
+def test_a_run_that_a_stop_string_has_ended_is_complete_even_if_the_engine_fails_then() -> None:
+    run = make_run("b")
+    run.accept()
+    run.start()
+    run.tokens(say("abc"), LATER)
+    run.fail("server_error", "Why.", LATER)
+    assert run.ending is not None
+    assert (run.ending.status, run.ending.output_tokens, run.ending.error_code) == ("completed", 2, None)
+    assert text_of(run.output)[0][1] == "a"
+
+
+def test_a_stop_string_in_reasoning_is_reasoning() -> None:
+    run = make_run("b")
+    play(run, [think("abc"), say("xby")], "stop")
+    assert [text for _, text in text_of(run.output)] == ["abc", "x"]
