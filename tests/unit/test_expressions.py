@@ -30,6 +30,8 @@ SHORT = 2048
 
 REACH = {
     "engine/model/lora_adapter_files.py": OPERATOR,
+    "engine/grammar/compiler.py:_LISTING": MAX_TEXT,
+    "engine/grammar/compiler.py:_PLACE": MAX_TEXT,
     "engine/grammar/lark_joins.py": MAX_LARK,
     "engine/grammar/limits.py:LARK_LITERAL": MAX_LARK,
     "engine/grammar/limits.py:_PATTERN_PART": MAX_LARK,
