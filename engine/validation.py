@@ -131,7 +131,7 @@ def refuse_bad_output(request: EngineRequest, *, vocab_size: int) -> None:
     if not _is_count(request.output_offset, len(request.prompt)):
         raise RequestRefused("bad_limit", "output_offset must be 0 to the number of prompt tokens.")
     if not _is_count(request.min_tokens, request.max_tokens + request.output_offset):
-        raise RequestRefused("bad_limit", "min_tokens must be at least 0 and at most max_tokens.")
+        raise RequestRefused("bad_limit", "min_tokens must be at least 0 and at most the tokens to generate.")
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(request, name)
         if wanted is not None and not _is_count(wanted, MAX_LOGPROBS):

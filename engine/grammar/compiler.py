@@ -5,6 +5,7 @@ llguidance bounds its work by counters, so that neither a compile nor a mask tak
 
 import hashlib
 import os
+import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -41,6 +42,19 @@ RECOMPILE_BYTES = 20e6
 """At this estimated growth the grammar is compiled again, before it reaches `MAX_STATES`."""
 MAX_STATES = 100_000
 """llguidance's limit of lexer states, up to 2 kB each. A request that needs more by itself fails."""
+
+
+UNCOMPILED = "The grammar cannot be compiled: "
+_LISTING = re.compile(r"\n *\d+ \| ")
+"""Begins the compiler's listing of the source, which is not the caller's."""
+_PLACE = re.compile(r"(?:at )?\d{1,7}\(\d{1,7}\): |failed to compile JSON schema: ")
+
+
+def _cause(error: str) -> str:
+    """What the compiler says is wrong, without the places in the source that the server made of it."""
+    cause = _PLACE.sub("", _LISTING.split(error, 1)[0])
+    _, of_pattern, reason = cause.partition("regex parse error:")
+    return f"a pattern is not valid: {reason.rpartition('error: ')[2]}" if of_pattern else cause
 
 
 class CompiledGrammar:
@@ -295,7 +309,7 @@ class GrammarCompiler:
         limits = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         matcher = llguidance.LLMatcher(self.load_tokenizer(), source, log_level=0, limits=limits)
         if matcher.is_error():
-            raise BadGrammar(f"The grammar cannot be compiled: {one_line(matcher.get_error())}")
+            raise BadGrammar(f"{UNCOMPILED}{one_line(_cause(matcher.get_error()))}.")
         # The first mask shows whether any token fits; computed on a copy, so `matcher` stays at the start.
         first = matcher.deep_copy()
         mask = first.compute_bitmask()

@@ -6,7 +6,6 @@ the callers' timeout. The checks are long Python loops that hold the GIL, so the
 
 import json
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -14,7 +13,9 @@ from math import isfinite
 from typing import Any
 from urllib.parse import unquote
 
+from engine.grammar.circles import has_circle
 from engine.grammar.lark_joins import most_joined
+from engine.grammar.pace import Pace
 
 MAX_TEXT = 400_000
 """Characters of a grammar in the request, a schema's descriptions included."""
@@ -47,11 +48,6 @@ MAX_LARK = 20_000
 MAX_LARK_DEPTH = 32
 MAX_LARK_REPETITION = 200_000
 MAX_TAGS = 128
-
-BURST_SECONDS = 0.0001
-REST_SECONDS = 0.0004
-"""A check runs for `BURST_SECONDS`, then sleeps for `REST_SECONDS`. A step on a CPU releases the GIL at each
-of its hundreds of operations, and would wait to get it back after each."""
 
 _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
@@ -107,7 +103,7 @@ def parse_json(text: str) -> Any:
 def check_schema(schema: Any) -> None:
     """Raises `BadGrammar` for a JSON schema that exceeds a limit; most keywords are not validated."""
     tally = _Tally()
-    pace = _Pace()
+    pace = Pace()
     places: list[_Place] = [(schema, 0, 1)]
     schemas: list[dict[str, Any]] = []
     while places:
@@ -131,7 +127,10 @@ def check_schema(schema: Any) -> None:
         if tally.subschemas % CHECK_INTERVAL == 0:
             tally.check()
     tally.check()
-    _Combined(schema, schemas).check(pace)
+    combined = _Combined(schema, schemas)
+    combined.check(pace)
+    if tally.references and has_circle(schemas, combined.target, pace):
+        raise BadGrammar("A $ref leads back to itself, so that no value can ever fit the schema.")
 
 
 def check_pattern(pattern: str) -> None:
@@ -164,18 +163,6 @@ def not_closed(text: str, start: int) -> BadGrammar:
 
 _Place = tuple[Any, int, int]
 """A schema; the nesting depth of the values that it describes; the nesting depth of the schema, from 1."""
-
-
-class _Pace:
-    """Releases the GIL regularly."""
-
-    def __init__(self) -> None:
-        self._rested = time.perf_counter()
-
-    def keep(self) -> None:
-        if time.perf_counter() - self._rested > BURST_SECONDS:
-            time.sleep(REST_SECONDS)
-            self._rested = time.perf_counter()
 
 
 @dataclass(slots=True)
@@ -215,7 +202,7 @@ class _Combined:
         self._weights: dict[int, tuple[int, int]] = {}
         """By id of a schema: how many patterns a value must match, and the product of what must divide it."""
 
-    def check(self, pace: _Pace) -> None:
+    def check(self, pace: Pace) -> None:
         """Raises `BadGrammar`. Without recursion: references may be deeper than Python's stack."""
         begun: set[int] = set()
         stack = list(self._schemas)
@@ -248,10 +235,10 @@ class _Combined:
         values = [[inner] for inner in schema.get("allOf", ())]
         values += [schema[keyword] for keyword in ("anyOf", "oneOf") if keyword in schema]
         if "$ref" in schema:
-            values.append([self._target(schema["$ref"])])
+            values.append([self.target(schema["$ref"])])
         return [[inner for inner in group if isinstance(inner, dict)] for group in values]
 
-    def _target(self, reference: str) -> Any:
+    def target(self, reference: str) -> Any:
         """What a `$ref` points to, if anything. Raises `BadGrammar` for what was not checked as a schema."""
         found = self._root
         for part in unquote(reference).split("/")[1:]:
@@ -362,7 +349,7 @@ def _check_repetitions(text: str, max_depth: int, max_cost: int) -> None:
     """
     if "{" not in text and text.count("(") < max_depth and len(text) <= max_cost:
         return  # the cost is at most the number of characters
-    pace = _Pace()
+    pace = Pace()
     sums = [0]
     last = 0
     """The cost of the part that a repetition would repeat."""

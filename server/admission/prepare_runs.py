@@ -22,6 +22,8 @@ from server.hosted_tools.offered_tools import McpCredentials
 from server.logs.context import Origin
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, refusal
 from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt_limits import check_functions
+from server.prompting.refused_grammars import refused_tool
 from server.prompting.request_parameters import MAX_LOGPROBS, beams, logprobs_limit, prompt_logprobs
 from server.prompting.turns import TurnBuilder
 from server.protocol.completions.requests import ChoiceRequest
@@ -142,6 +144,7 @@ class RunPreparation:
         credentials: Mapping[str, McpCredentials] = {}
         if request.tools or resolved_input.approves:
             request, tools, credentials = discover_tools(self.servers, create.caller, request, items)
+            check_functions(tools, request.tools)
         resolved = ResolvedRequest(
             tenant=create.caller.tenant,
             request=request,
@@ -160,9 +163,9 @@ class RunPreparation:
         if engine_request.logprobs is not None:
             engine_request = _limit_logprobs(engine_request, request, len(create.choices))
             prepared = replace(prepared, engine_request=engine_request)
-        checked = self._check(engine_request, request)
+        checked = self._check(engine_request, request, tools)
         if prepared.next_engine_request is not None:
-            self._check(prepared.next_engine_request, request)
+            self._check(prepared.next_engine_request, request, tools)
         return NewRun(
             caller=create.caller,
             resolved=resolved,
@@ -206,7 +209,7 @@ class RunPreparation:
             resolved=resolved,
             resolved_input=resolved_input,
             prepared=replace(other.prepared, engine_request=engine_request),
-            checked=self._check(engine_request, request),
+            checked=self._check(engine_request, request, resolved.tools),
             turns=replace(other.turns, resolved=resolved),
             idempotency_key=None,
         )
@@ -230,16 +233,22 @@ class RunPreparation:
             run,
             resolved=resolved,
             prepared=replace(run.prepared, engine_request=engine_request),
-            checked=self._check(engine_request, request),
+            checked=self._check(engine_request, request, resolved.tools),
             turns=replace(run.turns, resolved=resolved),
         )
 
-    def _check(self, engine_request: EngineRequest, request: CreateResponse) -> CheckedRequest:
+    def _check(
+        self, engine_request: EngineRequest, request: CreateResponse, tools: Sequence[Tool]
+    ) -> CheckedRequest:
         """Raises ApiError for a request beyond the engine's limits, regardless of its current load."""
         try:
             return self.served.engine.check(engine_request)
         except RequestRefused as refused:
-            raise refusal(refused, request) from refused
+            error = refusal(refused, request)
+            if refused.reason == "bad_grammar" and error.param == "tools":
+                check = self.served.engine.check
+                error = refused_tool(check, engine_request, tools, request.tools) or error
+            raise error from refused
 
 
 def _seed_of(request: CreateResponse) -> int:

@@ -7,7 +7,7 @@ messages of that history are dropped: instructions are those of the newest reque
 from collections.abc import Sequence
 from typing import Any
 
-from server.protocol.completions.chat_messages import read_elements, read_message
+from server.protocol.completions.chat_messages import MessageElement, read_elements, read_message
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import CustomToolCall, FunctionCall
@@ -16,6 +16,8 @@ PARAM = "previous_input_messages"
 
 _FUNCTIONS = "functions."
 
+_OWN_NAMES = {"output": "content", "arguments": "content", "name": "recipient", "call_id": "author.name"}
+"""A harmony message's field of each field of its input element."""
 _LEFT_OUT = ("system", "developer")
 
 
@@ -30,7 +32,9 @@ def read_previous(messages: Sequence[dict[str, Any]]) -> list[InputItem]:
         if role in _LEFT_OUT:
             continue
         if isinstance(author, dict):
-            read = read_elements([_input_element(message, author, path, index, unanswered)], path)
+            fields = _input_element(message, author, path, index, unanswered)
+            sent = {name: value for name, value in fields.items() if value is not None}
+            read = read_elements([MessageElement(sent, _OWN_NAMES)], path)
         else:
             read = read_message(_with_call_id(message, unanswered), path)
         for item in read:

@@ -21,8 +21,8 @@ from server.protocol.decode import convert, decode_as
 from server.protocol.responses.request import CreateResponse, TokenId
 
 COMPACTION = "compaction"
-_MAX_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 64, "stop": 512}
-"""Of strings that are stored as sent or searched for. Not in the types, which decode stored requests, too."""
+_MAX_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 128, "stop": 512}
+"""Of strings that are stored as sent or searched for. Not in the types, which also decode stored requests."""
 
 _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
     (
@@ -42,6 +42,12 @@ _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
         "unsupported_parameter",
         lambda r: r.logprob_token_ids and not wants_logprobs(r),
         "Log probabilities of these tokens are told where log probabilities are asked for at all.",
+    ),
+    (
+        "stop",
+        "invalid_value",
+        lambda r: "" in ([r.stop] if isinstance(r.stop, str) else r.stop or ()),
+        "A stop string has one character at least; leave out what is empty.",
     ),
     (
         "cache_salt",
@@ -196,6 +202,12 @@ _CONFIG_NAMES = {
     "min_new_tokens": "min_tokens",
     "stop_strings": "stop",
 }
+CONFIG_NAMES = {
+    **{name: theirs for theirs, name in _CONFIG_NAMES.items()},
+    **dict.fromkeys(("max_output_tokens", "max_completion_tokens", "max_tokens"), "max_new_tokens"),
+    "stop_token_ids": "eos_token_id",
+}
+"""The generation config's name of each parameter that it may set."""
 
 
 def with_modern_parameters(request: CreateResponse) -> CreateResponse:

@@ -27,7 +27,7 @@ from server.hosted_tools.offered_tools import approved_calls
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import PromptImages, prompt_images, with_prompt_images
 from server.protocol import ids
-from server.protocol.error_object import DecodeFailure
+from server.protocol.error_object import DecodeFailure, missing_parameter
 from server.protocol.responses.input import (
     AdditionalTools,
     CompactionTrigger,
@@ -116,9 +116,7 @@ def _required_input(request: CreateResponse) -> str | list[dict[str, Any]]:
     if request.input is not None:
         return request.input
     if request.prompt is None and request.conversation is None and request.previous_response_id is None:
-        raise DecodeFailure(
-            "Object missing required field `input` (at input).", "input", "missing_required_parameter"
-        )
+        raise missing_parameter("input")
     return []
 
 

@@ -204,8 +204,9 @@ def removed_image() -> NotFound:
     )
 
 
-def unknown_previous(given: str) -> NotFound:
-    return NotFound(
+def unknown_previous(given: str) -> InvalidRequest:
+    """OpenAI's error, the same for another tenant's response, a deleted one and one that never existed."""
+    return InvalidRequest(
         f"Previous response with id '{given[:100]}' not found.",
         param="previous_response_id",
         code="previous_response_not_found",

@@ -9,7 +9,7 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
-from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, check_functions
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
 from server.store.database import Database
@@ -34,6 +34,7 @@ def count_input(
     with reading_input(database, history, served, tenant, request, input_items, new_uuid()) as resolved:
         items = resolved.prompt_items
         request, tools, _ = discover_tools(servers, caller, request, items)
+        check_functions(tools, request.tools)
         max_tokens = MAX_COUNTED_CONTEXTS * served.model_info.context_length
         prompt = write_prompt(served, tenant, request, tools, items, max_tokens=max_tokens)
         return len(prompt.token_ids)

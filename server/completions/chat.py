@@ -59,6 +59,8 @@ from server.protocol.responses.items import (
 )
 from server.protocol.responses.request import ReasoningOptions, TextFormat, TextOptions
 
+_TOOL_FORM = "A tool is {type: function, function: {…}} or {type: custom, custom: {…}}."
+
 
 def validate_chat_request(request: ChatRequest) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
@@ -69,6 +71,14 @@ def validate_chat_request(request: ChatRequest) -> None:
         raise InvalidRequest(
             "A message is continued, or a new turn begins: give one of the two.",
             param="continue_final_message",
+        )
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise InvalidRequest(
+            "Setting 'max_tokens' and 'max_completion_tokens' to different values is not supported: give one "
+            "of them.",
+            param="max_tokens",
+            code="invalid_parameter_combination",
         )
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
@@ -116,13 +126,11 @@ def _tools_in_prompt(request: ChatRequest) -> Sequence[dict[str, Any]]:
 def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
     """A chat's tool in the flat form of the Responses API. Raises DecodeFailure."""
     kind = tool.get("type")
-    inner = tool.get(str(kind))
-    if kind not in ("function", "custom") or not isinstance(inner, dict):
-        raise DecodeFailure(
-            "A tool is {type: function, function: {…}} or {type: custom, custom: {…}}.",
-            f"tools[{index}]",
-            "invalid_type",
-        )
+    if kind not in ("function", "custom"):
+        raise DecodeFailure(_TOOL_FORM, f"tools[{index}].type", "invalid_value")
+    inner = tool.get(kind)
+    if not isinstance(inner, dict):
+        raise DecodeFailure(_TOOL_FORM, f"tools[{index}].{kind}", "invalid_type")
     flat = {**inner, "type": kind}
     grammar = flat.get("format")
     if kind == "custom" and isinstance(grammar, dict) and isinstance(grammar.get("grammar"), dict):

@@ -5,7 +5,7 @@ conversation already has is not sent again, as with OpenAI.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +32,7 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import (
     ALL_TOOLS,
     INTERNAL_FIELDS,
+    TOOL_TYPES,
     McpTool,
     Tool,
     callable_names,
@@ -123,6 +124,13 @@ def discover_tools(
         parsed = read_tools(elements)
     check_approved_calls(hosted_tools_of(request, parsed, items))
     return request, parsed, credentials
+
+
+def ignored_types(servers: McpServers, caller: Caller, tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The types of declared tools that the model is not offered, without repetition."""
+    labels = servers.registered.labels_for(caller.tenant, caller.key_id)
+    types = dict.fromkeys(str(tool.get("type")) for tool in tools)
+    return [kind for kind in types if kind not in TOOL_TYPES and BUILTIN_LABELS.get(kind) not in labels]
 
 
 class _RequestServers:

@@ -159,7 +159,8 @@ def _keyed_route(
             return handler(services, caller, request, body)
         finally:
             if caller.has_limits:
-                request.state.answer_headers = services.admission.rates.headers(caller)
+                headers = getattr(request.state, "answer_headers", {})
+                request.state.answer_headers = headers | services.admission.rates.headers(caller)
 
     def authorize(caller: Caller) -> None:
         if scope not in caller.scopes:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from engine.grammar.compiler import UNCOMPILED
 from engine.request import EngineRequest, RequestRefused
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.generation.output_decoding import CompactionSpec
@@ -158,6 +159,7 @@ def _engine_request(
     )
 
 
+FORMAT_SCHEMA = "text.format.schema"
 _ENGINE = "requests of the engine"
 """The limit that the engine applies, for the log."""
 
@@ -177,7 +179,11 @@ def refusal(refused: RequestRefused, request: CreateResponse) -> ApiError:
             return Overloaded("The engine does not take requests at the moment.")
     source = _grammar_source(request) if refused.reason == "bad_grammar" else None
     param, code = source or _REFUSED.get(refused.reason, (None, None))
-    return InvalidRequest(str(refused), param=param, code=code)
+    sentence = str(refused)
+    if param == FORMAT_SCHEMA and request.text and request.text.format:
+        name, cause = request.text.format.name or "", sentence.removeprefix(UNCOMPILED)
+        sentence = f"Invalid schema for response_format '{name}': {cause}"
+    return InvalidRequest(sentence, param=param, code=code)
 
 
 _REFUSED: dict[str, tuple[str | None, str | None]] = {
@@ -185,6 +191,7 @@ _REFUSED: dict[str, tuple[str | None, str | None]] = {
     "bad_image": ("input", "invalid_image"),
     "bad_beams": ("use_beam_search", "unsupported_parameter"),
     "bad_stop": ("stop", None),
+    "bad_limit": ("min_tokens", None),  # of the limits, the one that the types do not hold
 }
 
 
@@ -193,5 +200,5 @@ def _grammar_source(request: CreateResponse) -> tuple[str, str]:
     if request.structured_outputs:
         return "structured_outputs", "invalid_value"
     if request.text and request.text.format and request.text.format.type == "json_schema":
-        return "text.format", "invalid_json_schema"
+        return FORMAT_SCHEMA, "invalid_json_schema"
     return "tools", "invalid_function_parameters"

@@ -71,7 +71,7 @@ def write_prompt(
         items = unseal_items(items, served.seal, tenant)
     conversation = make_conversation(request, tools, items, moment)
     if tools or grammar is not None or request.text is not None:
-        check_tools_and_grammars(conversation, grammar)
+        check_tools_and_grammars(conversation, grammar, request.tools)
     if isinstance(request, PlainRequest):
         return Prompt(token_ids=request.token_ids, stop_ids=served.model_info.stop_ids, grammar=grammar)
     limit, truncates = context - 1 if max_tokens is None else max_tokens, request.truncation == "auto"

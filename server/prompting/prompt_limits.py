@@ -4,7 +4,7 @@ Writing a prompt and compiling a grammar take time that may grow faster than the
 engine's own limits for grammars are applied to the client's originals before a model format uses them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.grammar.lark_source import check_source
@@ -12,7 +12,9 @@ from engine.grammar.limits import MAX_PATTERN, MAX_RAW_DEPTH, BadGrammar, check_
 from engine.request import StructuredOutput
 from server.errors import InvalidRequest
 from server.model_formats.interface import Conversation, Tool
+from server.model_formats.output_grammar.argument_schemas import types_of
 from server.model_formats.tool_index import choice_names
+from server.protocol.responses import tools as wire
 
 MAX_COUNTED_CONTEXTS = 4
 """Tokens are counted up to so many times the model's context; longer input is refused."""
@@ -31,10 +33,14 @@ MAX_REGEX = MAX_PATTERN - 8
 """Characters of a custom tool's pattern; a group and anchors are added to it."""
 
 
-def check_tools_and_grammars(conversation: Conversation, grammar: StructuredOutput | None) -> None:
+def check_tools_and_grammars(
+    conversation: Conversation,
+    grammar: StructuredOutput | None,
+    declared: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
     """Raises InvalidRequest for tools, formats and grammars beyond the limits.
 
-    `grammar` is that of `structured_outputs`.
+    `grammar` is that of `structured_outputs`; `declared` are the request's tools, whose paths errors name.
     """
     if grammar is not None:
         try:
@@ -44,7 +50,7 @@ def check_tools_and_grammars(conversation: Conversation, grammar: StructuredOutp
     _check_tool_sizes(conversation)
     for tool in conversation.tools:
         if _may_be_called(conversation, tool):
-            _check_tool_grammar(tool)
+            _check_tool_grammar(tool, declared)
     _check_format(conversation)
 
 
@@ -98,7 +104,42 @@ def _may_be_called(conversation: Conversation, tool: Tool) -> bool:
     )
 
 
-def _check_tool_grammar(tool: Tool) -> None:
+def check_functions(tools: Sequence[wire.Tool], declared: Sequence[Mapping[str, Any]] | None) -> None:
+    """Raises InvalidRequest, in OpenAI's words, for a function whose arguments could not be an object."""
+    for tool in tools:
+        if isinstance(tool, wire.NamespaceTool):
+            check_functions(tool.tools, declared)
+        elif isinstance(tool, wire.FunctionTool) and tool.parameters and (why := _no_object(tool.parameters)):
+            raise InvalidRequest(
+                f"Invalid schema for function '{tool.name}': {why}.",
+                param=grammar_path(declared, tool.name),
+                code="invalid_function_parameters",
+            )
+
+
+def _no_object(schema: Mapping[str, Any]) -> str | None:
+    """Why the schema of a function's arguments is none of an object; None if it is one."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if properties is not None and not isinstance(properties, Mapping):
+        return "properties must be an object"
+    if required is not None and not isinstance(required, list):
+        return "required must be an array"
+    if schema.get("type") == "object" or not (types := types_of(schema)) or "object" in types:
+        return None
+    return (
+        "schema must be a JSON Schema of 'type: \"object\"', got 'type: " + f'"{", ".join(sorted(types))}"\''
+    )
+
+
+def grammar_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> str:
+    """The path of a function's parameters or of a custom tool's grammar; `tools` for one not declared."""
+    path, kind = wire.tool_path(declared, name)
+    return (
+        path if kind is None else f"{path}.parameters" if kind == "function" else f"{path}.format.definition"
+    )
+
+
+def _check_tool_grammar(tool: Tool, declared: Sequence[Mapping[str, Any]] | None) -> None:
     """Check what becomes a grammar: a strict function's schema, a custom tool's grammar."""
     try:
         if tool.kind == "function" and tool.strict and tool.parameters is not None:
@@ -112,7 +153,8 @@ def _check_tool_grammar(tool: Tool) -> None:
         elif tool.syntax == "lark":
             check_source(StructuredOutput(kind="lark", text=tool.definition))
     except BadGrammar as error:
-        raise InvalidRequest(str(error), param="tools", code="invalid_function_parameters") from error
+        code = "invalid_function_parameters" if tool.kind == "function" else "invalid_value"
+        raise InvalidRequest(str(error), param=grammar_path(declared, tool.name), code=code) from error
 
 
 def _check_format(conversation: Conversation) -> None:
@@ -126,7 +168,7 @@ def _check_format(conversation: Conversation) -> None:
     try:
         check_schema(wanted.schema)
     except BadGrammar as error:
-        raise InvalidRequest(str(error), param="text.format", code="invalid_json_schema") from error
+        raise InvalidRequest(str(error), param="text.format.schema", code="invalid_json_schema") from error
 
 
 def _invalid_tools(message: str) -> InvalidRequest:

@@ -24,6 +24,8 @@ from server.protocol.responses.response import ConversationEcho, Echo, Reasoning
 
 SMALLEST_TOP_P = 1e-6
 """Stands for top_p 0, which means the likeliest token alone."""
+_MAX_DIGITS = 20
+"""Of a token id, leading zeros included."""
 _MAX_REPORTED = 5
 """Invalid keys that an error names."""
 UNLIMITED = -1
@@ -56,7 +58,7 @@ def sampling_params(
         else model.repetition_penalty,
         presence_penalty=echo.presence_penalty,
         frequency_penalty=echo.frequency_penalty,
-        logit_bias=_logit_bias(request.logit_bias or {}),
+        logit_bias=_logit_bias(request.logit_bias or {}, model),
         allowed_token_ids=tuple(sorted(set(token_ids(request, "allowed_token_ids", model)))),
         bad_words=_bad_words(request.bad_words or (), model_format),
     )
@@ -141,13 +143,23 @@ def _open_reasoning_tokens(prompt: Sequence[int], marks: ReasoningMarks) -> int 
     return None
 
 
-def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
+def _logit_bias(biases: dict[str, float], model: ModelInfo) -> tuple[tuple[int, float], ...]:
+    """The biases by token id. Raises InvalidRequest for what is no token id of this model."""
     wrong = [token for token in biases if not (token.isascii() and token.isdecimal())]
     if wrong:
         named = ", ".join(repr(word[:50]) for word in wrong[:_MAX_REPORTED])
         raise InvalidRequest(
-            f"logit_bias maps token ids to numbers; these are no token ids: {named}.", param="logit_bias"
+            f"logit_bias maps token ids to numbers; these are no token ids: {named}.",
+            param="logit_bias",
+            code="invalid_value",
         )
+    for token in biases:
+        if len(token) > _MAX_DIGITS or int(token) >= model.vocab_size:
+            raise InvalidRequest(
+                f"The model's token ids are from 0 to {model.vocab_size - 1}; {token[:50]} is none.",
+                param=f"logit_bias.{token[:50]}",
+                code="invalid_value",
+            )
     return tuple(sorted((int(token), bias) for token, bias in biases.items()))
 
 
@@ -225,7 +237,7 @@ def _reasoning(options: ReasoningOptions | None) -> ReasoningEcho:
 
 
 def _text(text: TextOptions | None) -> TextEcho:
-    verbosity = text.verbosity if text and text.verbosity else msgspec.UNSET
+    verbosity = (text and text.verbosity) or "medium"
     if text is None or text.format is None:
         return TextEcho({"type": "text"}, verbosity)
     wanted = text.format

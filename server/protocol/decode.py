@@ -14,6 +14,7 @@ msgspec's errors, RecursionError for deep nesting and UnicodeDecodeError for inv
 refused because Postgres' text cannot store them.
 """
 
+import itertools
 import re
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.protocol.error_object import DecodeFailure
+from server.protocol.error_object import DecodeFailure, missing_parameter
 from server.protocol.parameter_table import Endpoint, check_names
 
 T = TypeVar("T")
@@ -130,6 +131,12 @@ _BOUND_CODES = {
 _ERROR_PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
 
+ANY_KEY = "[...]"
+"""How msgspec writes the key of an object in a path."""
+MAX_KEYS = 1024
+"""Keys of an object among which a wrong value is looked for."""
+
+
 def decode(
     data: bytes, kind: type[T], max_values: int = MAX_VALUES, *, endpoint: Endpoint | None = None
 ) -> T:
@@ -145,7 +152,7 @@ def decode(
         if rb"\u0000" in data:
             _refuse_nul(msgspec.json.decode(data))
     except msgspec.ValidationError as error:
-        raise _decode_failure(error) from error
+        raise _decode_failure(error, value=data, kind=kind) from error
     except msgspec.DecodeError as error:
         message = f"The request body is not valid JSON: {error}."
         raise DecodeFailure(message, code="invalid_json") from error
@@ -161,29 +168,55 @@ def convert(value: object, kind: Any, param: str) -> Any:
     try:
         return convert_to(value, kind)
     except msgspec.ValidationError as error:
-        raise _decode_failure(error, param) from error
+        raise _decode_failure(error, param, value=value, kind=kind) from error
 
 
-def _decode_failure(error: msgspec.ValidationError, prefix: str = "") -> DecodeFailure:
+def _decode_failure(
+    error: msgspec.ValidationError, prefix: str = "", *, value: object = None, kind: Any = None
+) -> DecodeFailure:
+    """The failure with the path of the mistake, below `prefix`, in the value or JSON that is no `kind`."""
     text = str(error)
     match = _ERROR_PATH.search(text)
     path = match["path"] if match else ""
     message = text[: match.start()] if match else text
-    if missing := re.search(r"missing required field `([^`]+)`", message):
+    if path.endswith(ANY_KEY):
+        path = _with_key(path.removesuffix(ANY_KEY), value, kind)
+    missing = re.search(r"missing required field `([^`]+)`", message)
+    if missing:
         path = f"{path}.{missing[1]}" if path else missing[1]
     if unknown := re.search(r"contains unknown field `([^`]+)`", message):
         path = f"{path}.{unknown[1]}" if path else unknown[1]
     param = f"{prefix}{'.' if prefix and path and not path.startswith('[') else ''}{path}"
+    if missing:
+        return missing_parameter(param)
     where = f" (at {param})" if param else ""
     return DecodeFailure(f"{message}{where}.", param or None, _code(message))
+
+
+def _with_key(field: str, value: object, kind: Any) -> str:
+    """The path of the first wrong value of an object that is a field of `value`; of the object if unknown."""
+    if isinstance(value, bytes):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # beyond the first mistake
+            return field
+    sent = value.get(field) if isinstance(value, dict) else None
+    if not isinstance(sent, dict):
+        return field
+    for key, inner in itertools.islice(sent.items(), MAX_KEYS):
+        tag = {"type": value["type"]} if isinstance(value, dict) and "type" in value else {}
+        try:
+            convert_to({**tag, field: {key: inner}}, kind)
+        except msgspec.ValidationError as error:
+            if str(error).endswith(f"`$.{field}{ANY_KEY}`"):
+                return f"{field}.{key[:100]}"
+    return field
 
 
 def _code(message: str) -> str:
     """OpenAI's error code for a message of msgspec."""
     if bound := _BOUND_ERROR.match(message):
         return _BOUND_CODES[bound["kind"]].format("above_max" if bound["sign"] == "<=" else "below_min")
-    if "missing required field" in message:
-        return "missing_required_parameter"
     if "contains unknown field" in message:
         return "unknown_parameter"
     return "invalid_value" if message.startswith("Invalid enum value") else "invalid_type"

@@ -23,3 +23,8 @@ class DecodeFailure(Exception):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+def missing_parameter(param: str) -> DecodeFailure:
+    """The failure of a request without this field, in OpenAI's words."""
+    return DecodeFailure(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")

@@ -103,7 +103,7 @@ _COMMON: Rows = {
     "prompt_cache_key": _ignored("Prefixes are cached for the tenant without it."),
     "prompt_cache_retention": _ignored("How long prefixes stay cached is the server's to decide."),
     "prompt_cache_options": _ignored("How long prefixes stay cached is the server's to decide."),
-    "safety_identifier": _ignored("Nothing is reported; it has 64 characters at most."),
+    "safety_identifier": _ignored("Nothing is reported; it has 128 characters at most."),
     "extra_body": _refused("Its fields belong in the body itself: `extra_body` is an argument of SDKs.", {}),
     "typical_p": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 1),
     "top_a": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 0),
@@ -156,8 +156,8 @@ _RESPONSES: Rows = {
     "access_programs": _ignored("There are no programs by which models are made available."),
     "image": _ignored("It is about pictures that a model makes; none here makes any."),
     "use_beam_search": _refused(f"A response has one answer; {_CHATS_ALONE} has beam search.", False),
-    "length_penalty": _ignored("Only beam search reads it, which is refused."),
-    "early_stopping": _ignored("Only beam search reads it, which is refused."),
+    "length_penalty": _ignored("Only beam search reads it, which is not of this endpoint."),
+    "early_stopping": _ignored("Only beam search reads it, which is not of this endpoint."),
 }
 
 _CHAT: Rows = {

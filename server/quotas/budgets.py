@@ -18,7 +18,7 @@ from uuid import UUID
 
 from server.caller import Caller, Limits, Period
 from server.errors import BudgetExceeded
-from server.generation.run import RunFacts
+from server.generation.run_facts import RunFacts
 from server.store.administration import budgets, stored_keys
 from server.store.administration.budgets import BudgetOwner, ModelPrice, NewReservation, Standing
 from server.store.database import Connection, Database

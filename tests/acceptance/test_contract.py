@@ -169,7 +169,7 @@ PARAMETERS = [
     Row(
         "metadata",
         "M",
-        all_of(told(metadata={"a": "b"}), refused("metadata[...]", metadata={"a": "b" * 513})),
+        all_of(told(metadata={"a": "b"}), refused("metadata.a", metadata={"a": "b" * 513})),
     ),
     Row("service_tier", "A", told("default", service_tier="flex")),
     Row("prompt", "S", prompt_is_looked_up),
@@ -180,8 +180,8 @@ PARAMETERS = [
         "safety_identifier",
         "A",
         all_of(
-            told(safety_identifier="s" * 64),
-            refused("safety_identifier", safety_identifier="s" * 65),
+            told(safety_identifier="s" * 128),
+            refused("safety_identifier", safety_identifier="s" * 129),
         ),
     ),
     Row("user", "A", told(user="u")),

@@ -122,7 +122,7 @@ WRONG: list[tuple[str, object, str]] = [
     ("conversations", {"items": [{"type": "telepathy"}]}, "items[0].type"),
     ("conversations", {"items": [{"type": "item_reference", "id": "msg_1"}]}, "items[0].id"),
     ("conversations", {"items": [{"type": "additional_tools", "tools": []}]}, "items"),
-    ("conversations", {"metadata": {"a": 1}}, "metadata[...]"),
+    ("conversations", {"metadata": {"a": 1}}, "metadata.a"),
     ("conversations/{}", {}, "metadata"),
     ("conversations/{}", {"metadata": {"k" * 65: "x"}}, "metadata"),
     ("conversations/{}/items", {"items": []}, "items"),

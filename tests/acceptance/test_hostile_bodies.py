@@ -100,7 +100,7 @@ LONG: dict[str, object] = {
     "user": "u" * 513,
     "include": ["i" * 129],
     "service_tier": "t" * 65,
-    "safety_identifier": "s" * 65,
+    "safety_identifier": "s" * 129,
 }
 
 

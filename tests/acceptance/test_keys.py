@@ -341,7 +341,7 @@ def test_tenant_cannot_go_on_from_anothers_response(keyed: Keyed, tenants: Tenan
         return httpx.post(f"{keyed.server.api}/responses", json=body, headers=headers)
 
     absent = go_on(tenants.theirs, UNKNOWN_ID)
-    assert check_error(absent, 404, "invalid_request_error")["code"] == "previous_response_not_found"
+    assert check_error(absent, 400, "invalid_request_error")["code"] == "previous_response_not_found"
     foreign = go_on(tenants.theirs, tenants.response_id)
     assert foreign.text.replace(tenants.response_id, UNKNOWN_ID) == absent.text
     assert go_on(tenants.ours, tenants.response_id).status_code == 200

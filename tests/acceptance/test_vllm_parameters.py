@@ -66,7 +66,7 @@ def test_a_format_that_is_not_strict_may_have_what_cannot_be_enforced(demo_serve
     strict = {"model": MODEL, "input": "Hi", "text": {"format": {**form, "strict": True}}}
     refused = httpx.post(f"{demo_server.api}/responses", json=strict, timeout=60)
     assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "text.format"
+    assert refused.json()["error"]["param"] == "text.format.schema"
 
 
 def test_a_negative_seed_is_a_seed(demo_server: ServerProcess) -> None:

@@ -30,6 +30,8 @@ SHORT = 2048
 
 REACH = {
     "engine/model/lora_adapter_files.py": OPERATOR,
+    "engine/grammar/compiler.py:_LISTING": MAX_TEXT,
+    "engine/grammar/compiler.py:_PLACE": MAX_TEXT,
     "engine/grammar/lark_joins.py": MAX_LARK,
     "engine/grammar/limits.py:LARK_LITERAL": MAX_LARK,
     "engine/grammar/limits.py:_PATTERN_PART": MAX_LARK,
@@ -40,6 +42,10 @@ REACH = {
     "engine/config.py:HUB_KERNEL": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
     "server/http/query_and_headers.py:_METADATA": HEADER,
+    "server/http/handlers/own_fields.py:_FIRST_NAME": SHORT,  # a path in a body
+    "server/http/handlers/own_fields.py:_INDEXED": SHORT,
+    "server/protocol/completions/chat_messages.py:_FIRST_NAME": SHORT,
+    "server/protocol/completions/chat_messages.py:_IN_PART": SHORT,
     "server/console/search.py:_METADATA": SHORT,
     "server/console/contents/previews.py:_TEXT": HEADER,
     "server/console/contents/previews.py:_CUT_ESCAPE": HEADER,

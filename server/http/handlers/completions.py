@@ -3,8 +3,7 @@
 And the chat completions that were stored: list, retrieve, update, delete, and their messages.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -20,10 +19,11 @@ from server.completions import chat, legacy, stored_chat
 from server.completions.chunk_stream import ChunkFormat, ChunkStream, FinalChoice, failure_message
 from server.completions.shared_parameters import includes_continuous_usage, includes_usage
 from server.delivery.stored_responses import StreamReader
-from server.errors import Conflict, InvalidRequest, ModelFailed, NotFound
+from server.errors import Conflict, ModelFailed, NotFound
 from server.http import query_and_headers
 from server.http.asgi.answers import Answer, EventStream, FinalResponse
 from server.http.asgi.stream_position import StreamPosition
+from server.http.handlers.own_fields import naming_own_fields
 from server.http.handlers.responses import idempotency_key, record_deletion, stored_end_reader, timing_of
 from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id
@@ -36,26 +36,15 @@ from server.protocol.decode import MAX_TOKEN_VALUES, decode, decode_as
 from server.store.content.response_pages import Filters
 
 
-@contextmanager
-def input_param_as(name: str) -> Iterator[None]:
-    """Has refusals of the input name the parameter in which this API takes it."""
-    try:
-        yield
-    except InvalidRequest as error:
-        if error.param == "input":
-            error.param = name
-        raise
-
-
 def create_chat(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/chat/completions"""
     wanted = decode(body, ChatRequest, endpoint="chat")
     apply_body_request_id(request, wanted.request_id)
-    wanted = with_generation_config(wanted, "max_completion_tokens")
-    chat.validate_chat_request(wanted)
-    messages = read_messages(wanted.messages)
-    choices = [chat.as_response_request(wanted, choice) for choice in range(wanted.n or 1)]
-    with input_param_as("messages"):
+    with naming_own_fields(wanted):
+        wanted = with_generation_config(wanted, "max_completion_tokens")
+        chat.validate_chat_request(wanted)
+        messages = read_messages(wanted.messages)
+        choices = [chat.as_response_request(wanted, choice) for choice in range(wanted.n or 1)]
         accepted = services.admission.admit_all(caller, choices, idempotency_key(request, body), messages)
     shape = replace(
         chat.format_of(choices[0], accepted[0].id, messages),
@@ -71,11 +60,11 @@ def create_text(services: Services, caller: Caller, request: Request, body: byte
     """POST /v1/completions"""
     wanted = decode(body, TextRequest, MAX_TOKEN_VALUES, endpoint="completions")
     apply_body_request_id(request, wanted.request_id)
-    wanted = with_generation_config(wanted, "max_tokens")
-    legacy.validate_legacy_request(wanted)
-    prompts = legacy.read_prompts(wanted, services.model, caller.tenant)
-    choices = legacy.as_response_requests(wanted, prompts)
-    with input_param_as("prompt"):
+    with naming_own_fields(wanted):
+        wanted = with_generation_config(wanted, "max_tokens")
+        legacy.validate_legacy_request(wanted)
+        prompts = legacy.read_prompts(wanted, services.model, caller.tenant)
+        choices = legacy.as_response_requests(wanted, prompts)
         accepted = services.admission.admit_all(
             caller, choices, idempotency_key(request, body), [], generate=wanted.max_tokens != 0
         )

@@ -10,7 +10,7 @@ from server.caller import Caller
 from server.completions import tokenize as runs
 from server.completions.legacy import check_tokens, spell_tokens
 from server.configuration.shipped_files import model_folder
-from server.http.handlers.completions import input_param_as
+from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import json_response
 from server.http.services import Services
 from server.model_formats.chat_template.template import read_json
@@ -24,7 +24,7 @@ def tokenize(services: Services, caller: Caller, request: Request, body: bytes) 
     """POST /tokenize"""
     wanted = decode(body, TokenizeRequest)
     vocabulary = _vocabulary_of(services, caller, wanted.model)
-    with input_param_as("prompt" if wanted.messages is None else "messages"):
+    with naming_own_fields(wanted):
         tokens = runs.tokenize(services.model, caller.tenant, wanted)
     limit = services.model.model_info.context_length
     strings = runs.pieces_of(tokens, vocabulary) if wanted.return_token_strs else None

@@ -25,9 +25,11 @@ from server.delivery.stored_responses import (
     list_responses,
 )
 from server.errors import Conflict, InvalidRequest, NotFound
+from server.hosted_tools.mcp_discovery import ignored_types
 from server.http import query_and_headers
 from server.http.asgi.answers import Answer, EventStream, FinalResponse, Timing
 from server.http.asgi.stream_position import StreamPosition
+from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
@@ -53,13 +55,22 @@ IMAGE_URLS = "message.input_image.image_url"
 EVENT_NAMES = "Holdfast-Event-Names"
 """The request header that chooses the names of stream events."""
 
+IGNORED_TOOLS = "holdfast-ignored-tools"
+"""The response header with the types of declared tools that the model was not offered."""
+MAX_IGNORED_TOOLS = 1024
+"""Characters of that header."""
+
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses"""
     wanted = decode(body, CreateResponse, endpoint="responses")
     apply_body_request_id(request, wanted.request_id)
     _event_names(services, request)  # which refuses before there is a response
-    admitted = services.admission.admit(caller, wanted, idempotency_key(request, body))
+    with naming_own_fields(wanted):
+        admitted = services.admission.admit(caller, wanted, idempotency_key(request, body))
+    if wanted.tools and (ignored := ignored_types(services.tool_loop.servers, caller, wanted.tools)):
+        named = ", ".join(kind for kind in ignored if kind.isascii() and kind.isidentifier())
+        request.state.answer_headers = {IGNORED_TOOLS: named[:MAX_IGNORED_TOOLS]}
     if wanted.stream:
         reader = StreamReader(services.database, caller.tenant, admitted.id)
         return event_stream(services, request, admitted.channel, reader, 0, admitted.begun)
@@ -158,20 +169,21 @@ def record_deletion(
 
 def count_input_tokens(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
     """POST /v1/responses/input_tokens; `model` may be left out, and `input`, where history says it all"""
-    asked = with_modern_names(decode(body, CountInput, endpoint="responses"))
-    wanted = msgspec.structs.replace(
-        asked,
-        model=services.model.name if asked.model is None else asked.model,
-        input=[] if asked.input is None else asked.input,
-    )
-    tokens = count_input(
-        services.database,
-        services.model,
-        services.tool_loop.servers,
-        caller,
-        wanted,
-        services.admission.history,
-    )
+    asked = decode(body, CountInput, endpoint="responses")
+    with naming_own_fields(asked):
+        wanted = msgspec.structs.replace(
+            with_modern_names(asked),
+            model=services.model.name if asked.model is None else asked.model,
+            input=[] if asked.input is None else asked.input,
+        )
+        tokens = count_input(
+            services.database,
+            services.model,
+            services.tool_loop.servers,
+            caller,
+            wanted,
+            services.admission.history,
+        )
     return json_response(request, InputTokens(tokens))
 
 

@@ -4,8 +4,6 @@ The items of an unstored response are retained in the connection that created it
 later message can name it as `previous_response_id`.
 """
 
-from collections.abc import Callable
-
 import msgspec
 from starlette.websockets import WebSocket
 
@@ -16,6 +14,7 @@ from server.errors import BodyTooLarge, InvalidRequest, NotReady, TooManyRequest
 from server.http.asgi.answers import Answer
 from server.http.asgi.websocket import PendingResponse
 from server.http.handlers import responses
+from server.http.handlers.own_fields import naming_own_fields
 from server.http.handlers.retained_responses import RetainedResponses
 from server.http.json_responses import log_refusal, to_api_error
 from server.http.query_and_headers import apply_body_request_id
@@ -39,12 +38,6 @@ MAX_QUEUED_MESSAGES = 16
 """The most queued messages of one connection."""
 MAX_RETAINED_BODIES = 2
 """The most bytes of retained responses of one connection, as a multiple of the maximum body size."""
-
-_UNSUPPORTED: list[tuple[str, Callable[[CreateMessage], object]]] = [
-    ("stream", lambda message: message.stream is False),
-    ("stream_options", lambda message: message.stream_options is not None),
-    ("background", lambda message: message.background),
-]
 
 
 class _FinalFields(msgspec.Struct):
@@ -110,7 +103,7 @@ class SocketSession:
             raise
 
     def _begin(self, wanted: PendingResponse) -> Answer:
-        services, message = self._services, _validated(wanted.message)
+        services, message = self._services, _over_socket(wanted.message)
         apply_body_request_id(self._websocket, message.request_id)
         # Again: the key may have been revoked meanwhile.
         caller = services.authenticator.authenticate(self._websocket)
@@ -120,12 +113,13 @@ class SocketSession:
         message_bytes = wanted.size + (retained.message_bytes if retained else 0)
         if retained:
             _check_continued(message, message_bytes, services.config.max_body_bytes)
-        admitted = services.admission.admit(
-            caller,
-            message,
-            prior_items=retained.items if retained else None,
-            generate=message.generate is not False,
-        )
+        with naming_own_fields(message):
+            admitted = services.admission.admit(
+                caller,
+                message,
+                prior_items=retained.items if retained else None,
+                generate=message.generate is not False,
+            )
         if message.store is False:
             item_bytes = wanted.size + (retained.item_bytes if retained else 0)
             item_bytes += DECODED_FACTOR * admitted.read_bytes
@@ -179,9 +173,6 @@ def _check_continued(message: CreateMessage, message_bytes: int, most: int) -> N
         raise BodyTooLarge(most)
 
 
-def _validated(message: CreateMessage) -> CreateMessage:
-    """The message under the names of today. Raises InvalidRequest for what none may ask for."""
-    for param, sent in _UNSUPPORTED:
-        if sent(message):
-            raise InvalidRequest(f"A message over a WebSocket has no {param}.", param=param)
-    return message
+def _over_socket(message: CreateMessage) -> CreateMessage:
+    """The message without fields of HTTP, which do nothing here, as at OpenAI: each response is streamed."""
+    return msgspec.structs.replace(message, stream=None, stream_options=None, background=None)

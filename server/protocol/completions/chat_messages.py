@@ -1,6 +1,8 @@
 """Converts Chat Completions messages to Responses items, and stored items back to messages. Pure."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import UNSET
@@ -11,7 +13,7 @@ from server.protocol.completions.objects import (
     StoredMessage,
     ToolCall,
 )
-from server.protocol.error_object import DecodeFailure
+from server.protocol.error_object import DecodeFailure, missing_parameter
 from server.protocol.responses.input import InputItem, read_input
 from server.protocol.responses.items import (
     ContentPart,
@@ -32,6 +34,38 @@ from server.protocol.responses.items import (
 from server.protocol.responses.request import CreateResponse
 
 
+@dataclass(frozen=True, slots=True)
+class MessageElement:
+    """An input element that a message was translated to."""
+
+    fields: dict[str, Any]
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The message's path of each of the element's fields that has another name there."""
+    parts: Any = None
+    """The message's content, if the element has its parts."""
+
+    def own_path(self, path: str) -> str:
+        """The message's path of an element's one, such as `tool_call_id` of `call_id`."""
+        name, rest = _FIRST_NAME.match(path).groups()  # type: ignore[union-attr]  # matches any text
+        if (part := _IN_PART.match(rest)) and isinstance(self.parts, list):
+            index, inner = int(part["index"]), part["field"]
+            kind = str(self.parts[index].get("type")) if isinstance(self.parts[index], dict) else ""
+            rest = f"[{index}].{_PART_FIELDS.get((kind, inner), inner)}{part['rest']}"
+        elif not isinstance(self.parts, list):
+            rest = ""  # its parts were made of a text
+        return f"{self.names.get(name, name)}{rest}"
+
+
+_FIRST_NAME = re.compile(r"([^.\[]*)(.*)", re.DOTALL)
+_IN_PART = re.compile(r"\[(?P<index>\d+)\]\.(?P<field>\w+)(?P<rest>.*)", re.DOTALL)
+_PART_FIELDS = {
+    ("image_url", "image_url"): "image_url.url",
+    ("image_url", "detail"): "image_url.detail",
+    **{("file", name): f"file.{name}" for name in ("filename", "file_data", "file_id", "file_url", "detail")},
+}
+"""A chat's path within a content part of this type, by the field of the Responses API."""
+
+
 def read_messages(messages: list[dict[str, Any]]) -> list[InputItem]:
     """The items of all messages. Raises DecodeFailure with the message's path."""
     return [
@@ -40,42 +74,48 @@ def read_messages(messages: list[dict[str, Any]]) -> list[InputItem]:
 
 
 def read_message(message: dict[str, Any], path: str) -> list[InputItem]:
-    """The items of one message. Raises DecodeFailure with its path."""
+    """The items of one message. Raises DecodeFailure with the path of the message's own field."""
     return read_elements(_elements(message, path), path)
 
 
-def read_elements(elements: Iterable[dict[str, Any]], path: str) -> list[InputItem]:
-    """The items of a message's input elements. Raises DecodeFailure with the message's path."""
+def read_elements(elements: Iterable[MessageElement], path: str) -> list[InputItem]:
+    """The items of a message's elements. Raises DecodeFailure with the path of the message's own field."""
     items: list[InputItem] = []
     for element in elements:
         try:
-            items += read_input([element])
+            items += read_input([element.fields])
         except DecodeFailure as failure:
-            param = (failure.param or "").replace("input[0]", path, 1)
-            text = str(failure).replace("input[0]", path)
+            inner = (failure.param or "").removeprefix("input[0]").removeprefix(".")
+            param = f"{path}.{element.own_path(inner)}" if inner else path
+            text = str(failure).replace(failure.param or "input[0]", param)
             raise DecodeFailure(text, param, failure.code) from failure
     return items
 
 
-def _elements(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
+def _elements(message: dict[str, Any], path: str) -> list[MessageElement]:
+    content = message.get("content")
     match message.get("role"):
         case "system" | "developer" | "user" as role:
-            content = message.get("content")
-            return [{"type": "message", "role": role, "content": _content(content, "input_text")}]
+            text = _content(content, "input_text", path)
+            return [MessageElement(_given(type="message", role=role, content=text), parts=content)]
         case "assistant":
             return _assistant(message, path)
         case "tool":
-            output = _content(message.get("content"), "input_text")
-            return [
-                {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": output}
-            ]
+            output = _content(content, "input_text", path)
+            fields = _given(type="function_call_output", call_id=message.get("tool_call_id"), output=output)
+            return [MessageElement(fields, {"call_id": "tool_call_id", "output": "content"}, content)]
     raise DecodeFailure(
         "A message's role is system, developer, user, assistant or tool.", f"{path}.role", "invalid_value"
     )
 
 
-def _assistant(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
-    """The reasoning, refusal, text and tool calls of an assistant message as input elements."""
+def _given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not null: one that the message lacks is reported as missing."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _assistant(message: dict[str, Any], path: str) -> list[MessageElement]:
+    """The reasoning, refusal, text and tool calls of an assistant message."""
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise DecodeFailure("Expected an array of objects.", f"{path}.tool_calls", "invalid_type")
@@ -85,44 +125,65 @@ def _assistant(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
             f"{path}.function_call",
             "unsupported_parameter",
         )
-    elements: list[dict[str, Any]] = []
-    thought = message.get("reasoning_content") or message.get("reasoning")
+    elements: list[MessageElement] = []
+    source = "reasoning_content" if message.get("reasoning_content") else "reasoning"
+    thought = message.get(source)
     if isinstance(thought, str) and thought:
         part = {"type": "reasoning_text", "text": thought}
-        elements.append({"type": "reasoning", "summary": [], "content": [part]})
+        elements.append(
+            MessageElement({"type": "reasoning", "summary": [], "content": [part]}, {"content": source})
+        )
     content = message.get("content")
     refusal = message.get("refusal")
     if isinstance(refusal, str) and refusal:
-        elements.append(
-            {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": refusal}]}
-        )
+        said = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": refusal}]}
+        elements.append(MessageElement(said, {"content": "refusal"}))
     if content or (not calls and not refusal):
-        text = _content(content, "output_text") if content is not None else ""
-        elements.append({"type": "message", "role": "assistant", "content": text})
-    return elements + [_call(call) for call in calls]
+        text = _content(content, "output_text", path) if content is not None else ""
+        elements.append(
+            MessageElement({"type": "message", "role": "assistant", "content": text}, parts=content)
+        )
+    return elements + [_call(call, path, f"tool_calls[{index}]") for index, call in enumerate(calls)]
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    kind = call.get("type", "function")
-    inner = call.get(kind) if isinstance(kind, str) else None
-    inner = inner if isinstance(inner, dict) else {}
-    name, argument = ("custom_tool_call", "input") if kind == "custom" else ("function_call", "arguments")
-    return {
-        "type": name,
-        "call_id": call.get("id"),
-        "name": inner.get("name"),
-        argument: inner.get(argument),
-    }
+def _call(call: dict[str, Any], message: str, path: str) -> MessageElement:
+    kind = "function" if call.get("type") is None else call["type"]
+    if kind not in ("function", "custom"):
+        raise DecodeFailure(
+            "The type of a call is function or custom.", f"{message}.{path}.type", "invalid_value"
+        )
+    argument = "input" if kind == "custom" else "arguments"
+    inner = call.get(kind)
+    if inner is None:
+        raise missing_parameter(f"{message}.{path}.{kind}")
+    if not isinstance(inner, dict):
+        raise DecodeFailure("Expected an object.", f"{message}.{path}.{kind}", "invalid_type")
+    for name in ("name", argument):
+        if inner.get(name) is None:
+            raise missing_parameter(f"{message}.{path}.{kind}.{name}")
+    return MessageElement(
+        _given(
+            type="custom_tool_call" if kind == "custom" else "function_call",
+            call_id=call.get("id"),
+            name=inner["name"],
+            **{argument: inner[argument]},
+        ),
+        {
+            "call_id": f"{path}.id",
+            "name": f"{path}.{kind}.name",
+            argument: f"{path}.{kind}.{argument}",
+        },
+    )
 
 
-def _content(content: Any, text_type: str) -> Any:
+def _content(content: Any, text_type: str, path: str) -> Any:
     """Content parts with the Responses API's type names; unknown ones are refused by `read_input`."""
     if not isinstance(content, list):
         return content
-    return [_part(part, text_type) for part in content]
+    return [_part(part, text_type, f"{path}.content[{index}]") for index, part in enumerate(content)]
 
 
-def _part(part: Any, text_type: str) -> Any:
+def _part(part: Any, text_type: str, path: str) -> Any:
     match part:
         case {"type": "text", "text": text}:
             return {"type": text_type, "text": text}
@@ -130,6 +191,12 @@ def _part(part: Any, text_type: str) -> Any:
             return {"type": "input_image", "image_url": url, "detail": rest.get("detail")}
         case {"type": "file", "file": dict(file)}:
             return {"type": "input_file", **file}
+        case {"type": "image_url", "image_url": dict()}:
+            raise missing_parameter(f"{path}.image_url.url")
+        case {"type": "image_url" | "file" as kind}:
+            if part.get(kind) is None:
+                raise missing_parameter(f"{path}.{kind}")
+            raise DecodeFailure(f"Expected an object (at {path}.{kind}).", f"{path}.{kind}", "invalid_type")
         case _:
             return part
 

@@ -81,6 +81,8 @@ class CompletionParameters(SharedParameters, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
+    service_tier: Annotated[str, Meta(max_length=64)] | None = None
+    """Checked and ignored: there is one tier."""
     user: Annotated[str, Meta(max_length=512)] | None = None
 
 
@@ -108,7 +110,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     continue_final_message: bool | None = None
     modalities: list[str] | None = None
-    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
 
 

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET
 
 from server.protocol.decode import convert
-from server.protocol.error_object import DecodeFailure
+from server.protocol.error_object import DecodeFailure, missing_parameter
 from server.protocol.input_files import (
     FileError,
     file_content,
@@ -121,6 +121,8 @@ def _read_output_text(part: dict[str, Any], path: str) -> OutputText:
 def _read_file(part: dict[str, Any], path: str) -> list[ContentPart]:
     file: _File = convert(part, _File, path)
     if file.file_data is None:
+        if file.file_url is None and file.file_id is None:
+            raise missing_parameter(f"{path}.file_data")
         where = "file_url" if file.file_url is not None else "file_id"
         raise DecodeFailure(
             "Files are read from file_data only: send the file's content as a data URL.",

@@ -6,7 +6,7 @@ DecodeFailure with its path. Pure.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,6 +21,7 @@ from server.protocol.responses.content_parts import (
     read_parts,
 )
 from server.protocol.responses.items import (
+    MAX_TEXT,
     CallStatus,
     Compaction,
     ContentPart,
@@ -77,23 +78,29 @@ class CompactionTrigger:
 InputItem = Item | ItemReference | AdditionalTools | CompactionTrigger
 
 
-class _Message(msgspec.Struct, kw_only=True):
+class _Item(msgspec.Struct, kw_only=True):
+    """Fields that are checked and not read: a new item gets an id and, unless it is a call, a status."""
+
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class _Message(_Item, kw_only=True):
     role: Role
     content: Text | list[InputContentParam]
-    phase: str | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
 
 
-class _Reasoning(msgspec.Struct, kw_only=True):
+class _Reasoning(_Item, kw_only=True):
     summary: list[SummaryText] = []
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
 
 
-class _Call(msgspec.Struct, kw_only=True):
+class _Call(_Item, kw_only=True):
     call_id: str
     name: str
     namespace: str | None = None
-    status: ItemStatus | None = None
 
 
 class _FunctionCall(_Call, kw_only=True):
@@ -104,10 +111,9 @@ class _CustomToolCall(_Call, kw_only=True):
     input: Text = ""
 
 
-class _Output(msgspec.Struct, kw_only=True):
+class _Output(_Item, kw_only=True):
     call_id: str
     output: Text | list[InputContentParam]
-    status: ItemStatus | None = None
 
 
 class _McpListTools(msgspec.Struct, kw_only=True):
@@ -142,8 +148,8 @@ class _McpCall(msgspec.Struct, kw_only=True):
     approval_request_id: str | None = None
 
 
-class _Compaction(msgspec.Struct, kw_only=True):
-    encrypted_content: Text
+class _Compaction(_Item, kw_only=True):
+    encrypted_content: Annotated[str, msgspec.Meta(max_length=2 * MAX_TEXT)]
 
 
 class _Reference(msgspec.Struct, kw_only=True):
@@ -152,6 +158,14 @@ class _Reference(msgspec.Struct, kw_only=True):
 
 class _AdditionalTools(msgspec.Struct, kw_only=True):
     tools: list[ToolParam]
+
+
+class _HostedCall(msgspec.Struct, kw_only=True):
+    """A call of a hosted tool, or its output: only these fields are checked."""
+
+    id: str | None = None
+    call_id: str | None = None
+    status: Literal[CallStatus, "searching", "generating", "interpreting"] | None = None
 
 
 class _NoFields(msgspec.Struct, kw_only=True):
@@ -182,6 +196,7 @@ def _read_item(element: dict[str, Any], path: str) -> InputItem | None:
             f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
         )
     _refuse_deep(element, path)
+    convert(element, _HostedCall, path)
     return OtherItem("", "completed", {**element, "type": kind})
 
 
@@ -264,6 +279,7 @@ def _mcp_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
 def _read_stored_call(element: dict[str, Any], path: str) -> Item:
     """A call in the server's own form; any other form becomes an `OtherItem`, stored unchanged."""
     _refuse_deep(element, path)
+    convert(element, _HostedCall, path)
     value = element.get("status")
     status: Any = value if value in ("incomplete", "failed") else "completed"
     return decode_item(encode_item(OtherItem("", status, element)))
@@ -299,7 +315,7 @@ ITEM_READERS: dict[str, TypeReader] = {
     "mcp_list_tools": _mcp_reader(_McpListTools, McpListTools),
     "mcp_call": _mcp_reader(_McpCall, McpCall),
     "compaction_trigger": TypeReader(_NoFields, lambda _element, _path: CompactionTrigger()),
-    **dict.fromkeys(sorted(STORED_FORM_TYPES), TypeReader(_NoFields, _read_stored_call)),
+    **dict.fromkeys(sorted(STORED_FORM_TYPES), TypeReader(_HostedCall, _read_stored_call)),
     "mcp_approval_request": _mcp_reader(_McpApprovalRequest, McpApprovalRequest),
     "mcp_approval_response": _mcp_reader(_McpApprovalResponse, McpApprovalResponse),
     "item_reference": TypeReader(_Reference, _read_reference),

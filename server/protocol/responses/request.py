@@ -66,7 +66,7 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
 
 
 class TextFormat(msgspec.Struct, frozen=True):
-    type: Literal["text", "json_object", "json_schema"] = "text"
+    type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | None = None

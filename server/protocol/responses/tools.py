@@ -5,14 +5,14 @@ which clients handle, unless `tool_choice` names one.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from server.protocol.decode import convert
-from server.protocol.error_object import DecodeFailure
+from server.protocol.error_object import DecodeFailure, missing_parameter
 from server.protocol.responses.items import ListedTool
 from server.protocol.responses.request import MAX_TOOLS
 
@@ -174,6 +174,22 @@ def _refuse_duplicates(tools: list[Tool], path: str) -> None:
         seen.add(tool.name)
 
 
+def tool_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> tuple[str, str | None]:
+    """The path in a request's `tools` of the function or custom tool with this name, and its type.
+
+    `tools` and None for one that is not declared, such as an MCP server's.
+    """
+    for index, element in enumerate(declared or ()):
+        kind = element.get("type")
+        if kind == "namespace":
+            for place, inner in enumerate(element["tools"]):
+                if inner.get("name") == name:
+                    return f"tools[{index}].tools[{place}]", inner["type"]
+        elif kind in ("function", "custom") and element.get("name") == name:
+            return f"tools[{index}]", kind
+    return "tools", None
+
+
 def callable_names(tools: list[Tool]) -> set[str]:
     """The names that calls may have: of tools, of tools in namespaces, and of MCP tools with their label."""
     names: set[str] = set()
@@ -199,11 +215,16 @@ def read_choice(choice: str | dict[str, Any] | None, tools: list[Tool]) -> ToolC
             return _required_choice(None, tools)
         case {"type": "allowed_tools"}:
             allowed: _AllowedTools = convert(choice, _AllowedTools, "tool_choice")
-            names = tuple(name for tool in allowed.tools for name in _chosen_names(tool, tools))
+            names = tuple(
+                name
+                for index, tool in enumerate(allowed.tools)
+                for name in _chosen_names(tool, tools, f"tool_choice.tools[{index}]")
+            )
             required = _required_choice(names, tools)
             return required if allowed.mode == "required" else ToolChoice("auto", names)
         case {"type": str()}:
-            return _required_choice(_chosen_names(convert(choice, _NamedTool, "tool_choice"), tools), tools)
+            named: _NamedTool = convert(choice, _NamedTool, "tool_choice")
+            return _required_choice(_chosen_names(named, tools, "tool_choice"), tools)
     raise DecodeFailure(
         "tool_choice must be 'none', 'auto', 'required', or an object that names a tool.",
         "tool_choice",
@@ -211,9 +232,11 @@ def read_choice(choice: str | dict[str, Any] | None, tools: list[Tool]) -> ToolC
     )
 
 
-def _chosen_names(named: _NamedTool, tools: list[Tool]) -> tuple[str, ...]:
+def _chosen_names(named: _NamedTool, tools: list[Tool], path: str) -> tuple[str, ...]:
     """The callable names that a choice allows; an MCP server without a tool name stands for all its tools."""
-    if named.type == "mcp" and named.server_label is not None:
+    if named.type == "mcp":
+        if named.server_label is None:
+            raise missing_parameter(f"{path}.server_label")
         if named.name is not None:
             return (f"{named.server_label}__{named.name}",)
         servers = [tool for tool in tools if isinstance(tool, McpTool) and tool.name == named.server_label]
@@ -221,6 +244,8 @@ def _chosen_names(named: _NamedTool, tools: list[Tool]) -> tuple[str, ...]:
     hosted = [tool for tool in tools if isinstance(tool, McpTool) and tool.stands_for is not None]
     if matching := [tool for tool in hosted if (tool.stands_for or {}).get("type") == named.type]:
         return tuple(sorted(callable_names(list(matching))))
+    if named.type in ("function", "custom") and named.name is None:
+        raise missing_parameter(f"{path}.name")
     if named.type not in ("function", "custom") or named.name is None:
         raise DecodeFailure(
             f"Tools of type {named.type[:50]!r} are not available here, so they cannot be chosen.",

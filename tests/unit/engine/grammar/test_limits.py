@@ -70,8 +70,25 @@ def chain(length: int) -> dict[str, Any]:
         ({"patternProperties": {"(a{9}){9}": {}}}, {"patternProperties": {"(a{999}){999}": {}}}),
         ({"anyOf": [{}] * (MAX_SUBSCHEMAS - 1)}, {"anyOf": [{}] * MAX_SUBSCHEMAS}),
         ({"multipleOf": 0.25}, {"multipleOf": 12345.678}),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#"}}}, {"$ref": "https://a.test/schema"}),
-        ({"$ref": "#"}, {"$ref": "other.json#/a"}),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {"$ref": "#"}}}}},
+            {"$ref": "https://a.test/schema"},
+        ),
+        ({"properties": {"a": {"$ref": "#"}}}, {"$ref": "other.json#/a"}),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, {"$ref": "#"}),
+        ({"items": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}, {"allOf": [{"$ref": "#"}]}),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#"}}},
+            {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
+        ),
+        (
+            {"type": "array", "items": {"$ref": "#"}},
+            {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        ),
+        (
+            {"type": ["object", "null"], "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+            {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        ),
         (chain(MAX_CHAIN), chain(MAX_CHAIN + 2)),
         ({"properties": {"pattern": {}, "enum": {}}}, {"properties": {"a": 1}}),
         (True, 3),
@@ -161,8 +178,8 @@ def test_a_long_check_lets_other_threads_on_at_every_turn(
     check: Callable[[Any], None], large: Any, pauses: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
-    monkeypatch.setattr("engine.grammar.limits.BURST_SECONDS", -1.0)  # it is always over
-    monkeypatch.setattr("engine.grammar.limits.time.sleep", rests.append)
+    monkeypatch.setattr("engine.grammar.pace.BURST_SECONDS", -1.0)  # it is always over
+    monkeypatch.setattr("engine.grammar.pace.time.sleep", rests.append)
     check(large)
     assert len(rests) >= min(pauses, 1000)
     assert min(rests) > 0

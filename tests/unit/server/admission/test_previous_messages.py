@@ -78,7 +78,7 @@ def test_outputs_belong_to_calls_of_their_function_in_order() -> None:
         ),
         (
             {"author": {"role": "tool", "name": "functions.a"}, "content": "x"},
-            "previous_input_messages[0].call_id",
+            "previous_input_messages[0].author.name",
         ),
         ({"message": "raw", "tokens": [1]}, "previous_input_messages[0].role"),
     ],

@@ -37,7 +37,7 @@ def test_what_a_request_leaves_open_is_filled_in() -> None:
         "service_tier": "default",
         "store": True,
         "temperature": 0.7,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
         "tool_choice": "auto",
         "tools": [],
         "top_logprobs": 0,
@@ -137,7 +137,7 @@ def test_every_refusal_of_the_engine_is_an_answer(reason: Any) -> None:
     [
         ({}, "tools"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text"}}}, "tools"),
     ],
 )

@@ -73,7 +73,11 @@ def test_what_is_not_enforced_of_a_tool_may_be_larger() -> None:
 def test_formats_and_grammars_beyond_the_bounds_are_refused_by_their_parameter() -> None:
     schema = {"type": "object", "properties": {f"p{n}": {} for n in range(5001)}}
     refused = [
-        (Conversation(items=[], format=OutputFormat(kind="json_schema", schema=schema)), None, "text.format"),
+        (
+            Conversation(items=[], format=OutputFormat(kind="json_schema", schema=schema)),
+            None,
+            "text.format.schema",
+        ),
         (Conversation(items=[], format=OutputFormat(name="n" * 999)), None, "text.format.name"),
         (
             Conversation(items=[]),

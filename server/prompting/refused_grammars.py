@@ -1,0 +1,61 @@
+"""Which of a request's tools has the schema or grammar that makes all their calls' grammar be refused.
+
+The tools of a request become one grammar, in which the compiler's sentence names no tool.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.grammar.compiler import COMPILE_SECONDS, UNCOMPILED
+from engine.request import EngineRequest, RequestRefused, StructuredOutput
+from server.errors import InvalidRequest
+from server.prompting.prompt_limits import grammar_path
+from server.protocol.responses.tools import CustomTool, FunctionTool, GrammarFormat, NamespaceTool, Tool
+
+
+def refused_tool(
+    check: Callable[[EngineRequest], object],
+    engine_request: EngineRequest,
+    tools: Sequence[Tool],
+    declared: Sequence[Mapping[str, Any]] | None,
+) -> InvalidRequest | None:
+    """The error of the first tool whose own grammar `check`, the engine's, refuses; None if it finds none.
+
+    It looks for as long as one grammar may be compiled.
+    """
+    end = time.monotonic() + COMPILE_SECONDS
+    for tool, grammar in _grammars(tools):
+        if time.monotonic() > end:
+            return None
+        try:
+            check(replace(engine_request, grammar=grammar))
+        except RequestRefused as refused:
+            if refused.reason != "bad_grammar":
+                return None
+            cause, path = str(refused).removeprefix(UNCOMPILED), grammar_path(declared, tool.name)
+            if isinstance(tool, CustomTool):
+                return InvalidRequest(
+                    f"Invalid grammar of the custom tool '{tool.name}': {cause}",
+                    param=path,
+                    code="invalid_value",
+                )
+            return InvalidRequest(
+                f"Invalid schema for function '{tool.name}': {cause}",
+                param=path,
+                code="invalid_function_parameters",
+            )
+    return None
+
+
+def _grammars(tools: Sequence[Tool]) -> Iterator[tuple[FunctionTool | CustomTool, StructuredOutput]]:
+    for tool in tools:
+        match tool:
+            case NamespaceTool():
+                yield from _grammars(tool.tools)
+            case CustomTool(format=GrammarFormat(syntax, definition)):
+                yield tool, StructuredOutput(kind=syntax, text=definition)
+            case FunctionTool(strict=True, parameters=dict(parameters)):
+                yield tool, StructuredOutput(kind="json_schema", text=json.dumps(parameters))
