@@ -9,6 +9,7 @@ import errno
 import logging
 import resource
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -190,7 +191,7 @@ class Listener:
 
         def begin(turn: "asyncio.Future[None] | None" = None) -> None:
             if turn is None or not turn.cancelled():
-                client.has_turn = not is_encrypted
+                client.begin(has_turn=not is_encrypted)
                 task = asyncio.ensure_future(self._attach(arrival, client))
                 self._attaching.add(task)
                 task.add_done_callback(self._attaching.discard)
@@ -245,7 +246,7 @@ class Listener:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        client.abort, client.close = writer.transport.abort, writer.close
+        client.abort, client.close = partial(reset, writer.transport), writer.close
         client.on_authenticated = partial(_enlarge_send_buffer, writer.get_extra_info("socket"))
         loop = asyncio.get_running_loop()
         state = {TRANSPORT: writer.transport, CLIENT: client}
@@ -256,6 +257,14 @@ class Listener:
             await connection.run()
         finally:
             self._remove(client)
+
+
+def reset(transport: asyncio.WriteTransport) -> None:
+    """Closes a connection with TCP's RST: what was not sent is dropped at once, by the kernel, too."""
+    with suppress(OSError):
+        linger = struct.pack("ii", 1, 0)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    transport.abort()
 
 
 def _enlarge_send_buffer(connected: socket.socket) -> None:
@@ -308,7 +317,7 @@ class Connection(TCPServer):
                 await self._drain()
         except (OSError, RuntimeError) as error:
             if isinstance(error, TimeoutError):
-                self.writer.transport.abort()
+                reset(self.writer.transport)
             await self.protocol.handle(Closed())
 
     async def _drain(self) -> None:
