@@ -44,7 +44,7 @@ SEND_BUFFER_BYTES = 128 * 1024
 """SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
 _FIRST_SEND_BUFFER_BYTES = 16 * 1024
 """The same until a valid key has come: of the other, 4,096 clients that do not read take a gigabyte."""
-_ACCEPTED_AT_ONCE = 8
+_ACCEPTED_AT_ONCE = 4
 """Connections that are accepted in one turn of the event loop, of which an answer takes some twenty."""
 _RESERVED_FILES = 160
 """File descriptors for everything except client and database connections; 64 are the metrics listener's."""
