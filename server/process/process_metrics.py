@@ -6,6 +6,7 @@ from functools import partial
 
 from server.configuration.settings import Config
 from server.http.handlers.health import unready_reason
+from server.http.metrics_listener import MetricsListener
 from server.http.services import Services
 from server.maintenance.retention import Retention
 from server.metrics.cluster_series import ClusterSampler
@@ -13,7 +14,6 @@ from server.metrics.engine_series import EngineSeries
 from server.metrics.events import Events
 from server.metrics.exposition import BuildInfo, Metrics
 from server.metrics.server_series import Observed, ServerSeries
-from server.process.metrics_listener import MetricsListener
 from server.prompting.loaded_model import LoadedModel
 from server.recovery.heartbeat import Heartbeat
 from server.store.schema.upgrade import newest_revision

@@ -1,11 +1,15 @@
-"""F32 to F34: a tenant that takes all it may, file descriptors that run out, and bodies without a key."""
+"""F32 to F34: a tenant that takes all it may, descriptors that run out, and clients without a key."""
 
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median
 from threading import Event
 from time import monotonic
 
@@ -16,7 +20,7 @@ from tests.fix_server import SCRIPTED, StartServer, StartServerOn
 from tests.fix_tally import Tally
 from tests.support.eventually import eventually
 from tests.support.raw_client import resident_bytes
-from tests.support.server_process import MODEL, PATIENCE_S, ServerProcess, run_command
+from tests.support.server_process import MODEL, PATIENCE_S, ServerProcess, free_port, run_command
 from tests.support.websocket import Refused, WebSocket
 
 MIB = 1024 * 1024
@@ -243,3 +247,99 @@ def send_all_but_one(client: socket.socket, size: int) -> bytes:
         return client.recv(1024)
     except OSError:
         return b"HTTP/1.1 401 unheard"
+
+
+CLIENTS = 4096
+DELAY_S = 0.25
+"""What clients without a key may add to a request."""
+BESIDE = 25
+"""Requests of each kind while they are there."""
+
+
+@contextmanager
+def without_key(kind: str, port: int) -> Iterator[None]:
+    """So many clients without a key, each of which comes again when it is closed."""
+    command = [sys.executable, "-m", "tests.support.flood", kind, str(port), str(CLIENTS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
+        assert flood.stdout is not None
+        assert flood.stdout.readline() == "all are open\n"
+        yield
+        flood.communicate("")
+
+
+class Asked:
+    """Times of requests to one server, each on a new connection but where it is said to be kept."""
+
+    def __init__(self, server: ServerProcess, metrics: int, key: str) -> None:
+        self.times: dict[str, list[float]] = {}
+        self._kept = httpx.Client(headers=bearer(key), timeout=PATIENCE_S)
+        self._kept.get(f"{server.api}/models")
+        new = partial(httpx.get, timeout=PATIENCE_S)
+        self._requests: dict[str, Callable[[], httpx.Response]] = {
+            "health": partial(new, f"{server.url}/health/live"),
+            "with a key": partial(new, f"{server.api}/models", headers=bearer(key)),
+            "with a key, kept": partial(self._kept.get, f"{server.api}/models"),
+            "a scrape": partial(new, f"http://127.0.0.1:{metrics}/metrics"),
+        }
+
+    def ask(self) -> None:
+        for name, request in self._requests.items():
+            began = monotonic()
+            assert request().status_code == 200
+            self.times.setdefault(name, []).append(monotonic() - began)
+
+    def close(self) -> None:
+        self._kept.close()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("limit", [CLIENTS, CLIENTS // 4], ids=["all have room", "renewed"])
+@pytest.mark.parametrize("kind", ["readers", "trickles", "forms", "scrapes", "upgrades", "silent"])
+def test_clients_without_a_key_delay_nobody(
+    database_url: str,
+    other_database_url: str,
+    start_server_on: StartServerOn,
+    kind: str,
+    limit: int,
+    tally: Tally,
+) -> None:
+    """The second server is of the same settings and on the same machine, and has none of them."""
+    metrics = free_port(), free_port()
+    keys = [response_hex_of("acme", url) for url in (database_url, other_database_url)]
+    server, calm = (
+        start_server_on(url, lease_seconds=30, metrics_port=port, max_connections=limit)
+        for url, port in zip((database_url, other_database_url), metrics, strict=True)
+    )
+    with (
+        closing(Asked(server, metrics[0], keys[0])) as beside,
+        closing(Asked(calm, metrics[1], keys[1])) as alone,
+        without_key(kind, metrics[0] if kind == "scrapes" else server.port),
+    ):
+        beside.ask()  # until here all of them are accepted
+        beside.times.clear()
+        for _ in range(BESIDE):
+            alone.ask()
+            beside.ask()
+    added = {name: median(times) - median(alone.times[name]) for name, times in beside.times.items()}
+    for name, seconds in added.items():
+        tally["F34", f"ms that {CLIENTS} {kind} add to {name}, {limit} connections"] += round(1000 * seconds)
+    assert max(added.values()) <= DELAY_S, added
+    assert resident_bytes(server) < 2 * resident_bytes(calm)
+    assert "Traceback" not in server.said()
+
+
+@pytest.mark.faults
+def test_a_half_sent_form_is_given_up_and_blocks_no_sign_in(
+    start_server: StartServer, database_url: str
+) -> None:
+    admin = run_command("keys", "create", "--tenant", "a", "--scopes", "admin", database_url=database_url)
+    server = start_server(max_connections=8)
+    head = b"POST /console/sign-in HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\nkey="
+    with ExitStack() as stack:
+        half = [raw(server, stack, head) for _ in range(30)]
+        form = {"key": admin.stdout.split()[-1]}
+        signed_in = httpx.post(f"{server.url}/console/sign-in", data=form, timeout=PATIENCE_S)
+        assert signed_in.status_code == 303
+        began = monotonic()
+        assert half[-1].recv(12) == b"HTTP/1.1 408"
+        assert monotonic() - began < 10

@@ -10,6 +10,8 @@ import sys
 from contextlib import suppress
 from time import monotonic
 
+from server.http.asgi.listener import raise_file_limit
+
 UPGRADE = (
     b"GET /v1/responses HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
     b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n"
@@ -75,6 +77,7 @@ class Flood:
 
 def main() -> None:
     """Floods until its input ends."""
+    raise_file_limit()
     flood = Flood(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     ended = select.poll()
     ended.register(sys.stdin, select.POLLIN | select.POLLHUP)

@@ -13,8 +13,10 @@ from typing import Any
 GoesFirst = Callable[[bytes, bytes], bool]
 """Whether a request with this target and Authorization header waits for no turn."""
 _HEALTH = frozenset({b"/health/live", b"/health/ready", b"/health", b"/ping"})
-TURN_S = 0.002
-"""Pause between two requests without a key: twice what one takes of the event loop's time, more or less."""
+_TURN_S = 0.002
+"""Least pause between two requests without a key: twice what one takes of the event loop's time."""
+_TURNS = 10
+"""The same in turns of the loop, of which a request takes some twenty: a busy loop begins fewer."""
 
 CLIENT = "client_connection"
 """The key of a request's ClientConnection in its ASGI scope's state."""
@@ -37,6 +39,8 @@ class ClientConnection:
         """Called when a valid key has come."""
         self.is_idle = True
         """It is between two requests, or before the first."""
+        self.has_begun = False
+        """Its first request has had its turn, or has come."""
         self.had_request = False
         self.has_key = False
         self.has_turn = False
@@ -46,7 +50,12 @@ class ClientConnection:
     def set_idle(self, idle: bool) -> None:
         """Says whether a request is in progress."""
         self.is_idle = idle
-        self.had_request = True
+        self.had_request = self.has_begun = True
+        self._connections.sort_in(self)
+
+    def begin(self, has_turn: bool) -> None:
+        """Says that its service begins; with `has_turn` its first request has had its turn."""
+        self.has_begun = self.has_turn = has_turn
         self._connections.sort_in(self)
 
     async def wait_for_turn(self, target: bytes, authorization: bytes) -> None:
@@ -83,8 +92,10 @@ class ClientConnections:
         self._most = most
         self._reserved = reserved
         self._open: dict[ClientConnection, None] = {}
-        self._unauthenticated: dict[ClientConnection, None] = {}
-        """Those without a key, oldest first."""
+        self._arriving: dict[ClientConnection, None] = {}
+        """Those without a key whose first request has not begun, oldest first."""
+        self._served: dict[ClientConnection, None] = {}
+        """Those without a key whose first request has begun, in this order."""
         self._idle: dict[ClientConnection, None] = {}
         """Those with a key that are between two requests; the one that has been so for longest is first."""
         self._keeps_idle = True
@@ -96,17 +107,17 @@ class ClientConnections:
     @property
     def busy(self) -> bool:
         """Whether a request with a key is in progress. Any thread."""
-        return len(self._open) > len(self._unauthenticated) + len(self._idle)
+        return len(self._open) > len(self._arriving) + len(self._served) + len(self._idle)
 
     def add(self, abort: Callable[[], object]) -> ClientConnection:
         """Adds a connection that was accepted, which `abort` closes."""
         client = ClientConnection(self, abort)
-        self._open[client] = self._unauthenticated[client] = None
+        self._open[client] = self._arriving[client] = None
         return client
 
     def remove(self, client: ClientConnection) -> None:
         """Removes a connection that has ended. Idempotent."""
-        for connections in (self._open, self._unauthenticated, self._idle):
+        for connections in (self._open, self._arriving, self._served, self._idle):
             connections.pop(client, None)
         if (turn := self._waiting.pop(client, None)) is not None:
             turn.cancel()
@@ -127,7 +138,9 @@ class ClientConnections:
             _, turn = self._waiting.popitem()
             if not turn.done():
                 turn.set_result(None)
-                await asyncio.sleep(TURN_S)
+                await asyncio.sleep(_TURN_S)
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
 
     def sort_in(self, client: ClientConnection) -> None:
         """Puts an open connection where it belongs, now that its state has changed."""
@@ -135,20 +148,25 @@ class ClientConnections:
             return
         if client.is_idle and client.had_request and not self._keeps_idle:
             client.close()
+        if client.has_begun:
+            self._arriving.pop(client, None)
         if client.has_key:
-            self._unauthenticated.pop(client, None)
-        elif client not in self._unauthenticated:
-            self._unauthenticated[client] = None
+            self._served.pop(client, None)
+        elif client.has_begun and client not in self._served:
+            self._served[client] = None
         self._idle.pop(client, None)
         if client.has_key and client.is_idle:
             self._idle[client] = None
 
     def close_one(self) -> bool:
-        """Closes a connection for a new one; False where each is in a request with a key."""
-        strangers = self._unauthenticated
-        client = next(
-            iter(strangers if len(strangers) > self._reserved or not self._idle else self._idle), None
-        )
+        """Closes a connection for a new one; False where each is in a request with a key.
+
+        Of those without a key, arrivals and served ones, the larger group gives up its oldest. So neither of
+        them is closed faster because more come of the other.
+        """
+        strangers = max(self._served, self._arriving, key=len)
+        closes_idle = len(self._arriving) + len(self._served) <= self._reserved and bool(self._idle)
+        client = next(iter(self._idle if closes_idle else strangers), None)
         if client is None:
             return False
         self.remove(client)

@@ -9,6 +9,7 @@ import errno
 import logging
 import resource
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -43,7 +44,7 @@ SEND_BUFFER_BYTES = 128 * 1024
 """SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
 _FIRST_SEND_BUFFER_BYTES = 16 * 1024
 """The same until a valid key has come: of the other, 4,096 clients that do not read take a gigabyte."""
-_ACCEPTED_AT_ONCE = 8
+_ACCEPTED_AT_ONCE = 4
 """Connections that are accepted in one turn of the event loop, of which an answer takes some twenty."""
 _RESERVED_FILES = 160
 """File descriptors for everything except client and database connections; 64 are the metrics listener's."""
@@ -190,7 +191,7 @@ class Listener:
 
         def begin(turn: "asyncio.Future[None] | None" = None) -> None:
             if turn is None or not turn.cancelled():
-                client.has_turn = not is_encrypted
+                client.begin(has_turn=not is_encrypted)
                 task = asyncio.ensure_future(self._attach(arrival, client))
                 self._attaching.add(task)
                 task.add_done_callback(self._attaching.discard)
@@ -245,7 +246,7 @@ class Listener:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        client.abort, client.close = writer.transport.abort, writer.close
+        client.abort, client.close = partial(reset, writer.transport), writer.close
         client.on_authenticated = partial(_enlarge_send_buffer, writer.get_extra_info("socket"))
         loop = asyncio.get_running_loop()
         state = {TRANSPORT: writer.transport, CLIENT: client}
@@ -256,6 +257,14 @@ class Listener:
             await connection.run()
         finally:
             self._remove(client)
+
+
+def reset(transport: asyncio.WriteTransport) -> None:
+    """Closes a connection with TCP's RST: what was not sent is dropped at once, by the kernel, too."""
+    with suppress(OSError):
+        linger = struct.pack("ii", 1, 0)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    transport.abort()
 
 
 def _enlarge_send_buffer(connected: socket.socket) -> None:
@@ -308,7 +317,7 @@ class Connection(TCPServer):
                 await self._drain()
         except (OSError, RuntimeError) as error:
             if isinstance(error, TimeoutError):
-                self.writer.transport.abort()
+                reset(self.writer.transport)
             await self.protocol.handle(Closed())
 
     async def _drain(self) -> None:

@@ -49,6 +49,14 @@ def test_the_oldest_without_a_key_is_closed_whatever_it_does() -> None:
     assert clients.close_all() == ["reading", "silent", "asking", "new"]
 
 
+def test_arrivals_do_not_drive_out_what_is_served_nor_are_they_driven_out() -> None:
+    clients = Clients(most=9)
+    clients.add("s1", "s2", "s3", "a1", "a2", "a3", "a4")
+    for name in ("s1", "s2", "s3"):
+        clients[name].begin(has_turn=True)
+    assert clients.close_all() == ["a1", "s1", "a2", "s2", "a3", "s3", "a4"]
+
+
 def test_a_connection_with_a_key_is_closed_only_between_two_requests() -> None:
     clients = Clients()
     clients.add_with_key("working", idle=False)

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from server.configuration.settings import Config
+from server.http.metrics_listener import MAX_CONNECTIONS, MetricsListener
 from server.metrics.exposition import Metrics
-from server.process.metrics_listener import MAX_CONNECTIONS, MetricsListener
 
 
 @pytest.fixture
