@@ -43,9 +43,11 @@ FROM environment AS server-packages
 ARG TORCH=torch==2.13.0+cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG PACKAGES=
-# Without the index first: it has CPU builds only, which count as newer than the CUDA build of the same version.
+# The build for CPUs is on an index of its own, from which torch alone is taken: of two indexes together pip takes
+# whichever has the newer release of any package.
 RUN pip install --no-compile ${TORCH} ${PACKAGES} \
-    || pip install --no-compile --extra-index-url ${TORCH_INDEX} ${TORCH} ${PACKAGES}
+    || (pip install --no-compile --no-deps --index-url ${TORCH_INDEX} ${TORCH} \
+        && pip install --no-compile ${TORCH} ${PACKAGES})
 COPY pyproject.toml README.md LICENSE ./
 COPY engine ./engine
 COPY server ./server

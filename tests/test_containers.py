@@ -13,15 +13,17 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 BUILT_HERE = sorted(set(SERVICES) - {"postgres", "vllm"})
 REPLICAS = ("holdfast", "holdfast-gpu", "holdfast-api", "holdfast-worker")
-VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+VARIABLE = re.compile(r"\$\{(\w+)(?::(?:-([^}]*)|\?[^}]*))?\}")
 WITH_VLLM = ("holdfast-api", "holdfast-worker")
 
 
-def test_image_takes_the_build_of_torch_that_it_is_given_and_the_cpus_index_second() -> None:
-    installs = (ROOT / "Dockerfile").read_text().partition("ARG TORCH=")[2].split("RUN ")
+def test_image_takes_the_build_of_torch_that_it_is_given_and_nothing_else_from_the_cpus_index() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    installs = text.partition("ARG TORCH=")[2].split("RUN ")
     first, second = next(lines for lines in installs if "${TORCH}" in lines).split("||")
     assert "index-url" not in first
-    assert "--extra-index-url ${TORCH_INDEX}" in second
+    assert "--no-deps --index-url ${TORCH_INDEX} ${TORCH} " in second
+    assert "--extra-index-url" not in text
 
 
 def test_service_for_a_gpu_does_not_fall_back_to_the_cpu() -> None:
@@ -126,6 +128,12 @@ def test_password_is_no_part_of_a_url(name: str) -> None:
         filled(SERVICES["postgres"]["environment"]["POSTGRES_PASSWORD"], POSTGRES_PASSWORD=password)
         == password
     )
+
+
+def test_no_password_of_the_database_is_known_to_everybody() -> None:
+    text = (ROOT / "compose.yaml").read_text()
+    assert "${POSTGRES_PASSWORD:-" not in text
+    assert text.count("${POSTGRES_PASSWORD:?") == 2
 
 
 def test_postgres_is_healthy_when_it_answers_by_tcp_and_not_before() -> None:

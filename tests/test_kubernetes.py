@@ -5,6 +5,7 @@ The schemas are checked where the package `kubernetes-validate` is installed.
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -72,7 +73,8 @@ def test_replica_starts_with_the_settings_of_its_pod(name: str) -> None:
     config = settings_of(name)
     assert f"holdfast-{config.role}" == name
     (container,) = PODS[name]["containers"]
-    assert [port["containerPort"] for port in container["ports"]] == [config.port]
+    assert [port["containerPort"] for port in container["ports"]] == [config.port, config.metrics_port]
+    assert config.metrics_host == config.host
     assert not config.loopback
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert str(config.model) in mounts
@@ -148,5 +150,56 @@ def test_service_selects_the_api_replicas_alone() -> None:
 
 def test_secrets_are_not_in_the_settings() -> None:
     variables = set(BY_NAME["ConfigMap", "holdfast"]["data"])
-    assert all(variable.startswith(PREFIX) for variable in variables)
+    assert all(variable.startswith(PREFIX) for variable in variables - {"DATABASE_URL"})
     assert not variables & {f"{PREFIX}{name}" for name in ("DATABASE_URL", "SEAL_KEY", "ENGINE_API_KEY")}
+    url = urlsplit(BY_NAME["ConfigMap", "holdfast"]["data"]["DATABASE_URL"])
+    assert (url.username, url.password) == (None, None)
+
+
+def secrets_of(name: str) -> set[str]:
+    """The secrets from which a pod has variables."""
+    (container,) = PODS[name]["containers"]
+    return {source["secretRef"]["name"] for source in container["envFrom"] if "secretRef" in source}
+
+
+def test_the_owner_of_the_tables_migrates_and_another_user_serves() -> None:
+    assert secrets_of("holdfast-migrate") == {"holdfast-owner"}
+    assert {*secrets_of("holdfast-api"), *secrets_of("holdfast-worker")} == {"holdfast"}
+    users = {
+        name: one["stringData"]["PGUSER"]
+        for (kind, name), one in BY_NAME.items()
+        if kind == "Secret" and "PGUSER" in one["stringData"]
+    }
+    assert len(set(users.values())) == len(users) == 3
+
+
+def test_autoscalers_ask_the_database_of_the_servers_as_a_user_of_their_own() -> None:
+    url = urlsplit(BY_NAME["ConfigMap", "holdfast"]["data"]["DATABASE_URL"])
+    references = BY_NAME["TriggerAuthentication", "holdfast-database"]["spec"]["secretTargetRef"]
+    named = {one["parameter"]: (one["name"], one["key"]) for one in references}
+    assert named == {
+        "userName": ("holdfast-autoscaler", "PGUSER"),
+        "password": ("holdfast-autoscaler", "PGPASSWORD"),
+    }
+    for name in REPLICAS:
+        (trigger,) = BY_NAME["ScaledObject", name]["spec"]["triggers"]
+        place = trigger["metadata"]
+        assert (place["host"], int(place["port"]), place["dbName"]) == (url.hostname, url.port, url.path[1:])
+        assert f"sslmode={place['sslmode']}" == url.query
+
+
+def test_metrics_of_every_replica_are_found_by_one_service_and_reached_from_the_monitoring_alone() -> None:
+    service = BY_NAME["Service", "holdfast-metrics"]["spec"]
+    policies = [one["spec"] for (kind, _), one in BY_NAME.items() if kind == "NetworkPolicy"]
+    for name in REPLICAS:
+        labels = BY_NAME["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+        assert service["selector"].items() <= labels.items()
+        rules = [
+            rule
+            for policy in policies
+            if policy["podSelector"]["matchLabels"].items() <= labels.items()
+            for rule in policy["ingress"]
+        ]
+        open_to_all = {port["port"] for rule in rules if "from" not in rule for port in rule["ports"]}
+        assert open_to_all == ({"http"} if name == "holdfast-api" else set())
+        assert {"metrics"} == {port["port"] for rule in rules if "from" in rule for port in rule["ports"]}

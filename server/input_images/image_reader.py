@@ -21,6 +21,7 @@ from engine.request import Engine, ImageText, RequestRefused
 from server.errors import Overloaded
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused
 from server.outbound_http.guarded_http import FetchLimits, Lookup, Unreachable, fetch, look_up
+from server.protocol import worker_sandbox
 from server.protocol.input_images import ImageError, data_url, data_url_bytes, is_data_url
 from server.protocol.responses.items import Detail, InputImage
 
@@ -191,7 +192,7 @@ class ImageReader:
         try:
             with self._limit.hold(tenant, _WAIT_SECONDS):
                 ran = subprocess.run(
-                    [sys.executable, "-I", str(worker), *limits],
+                    [sys.executable, "-I", worker_sandbox.__file__, str(worker), *limits],
                     input=content,
                     capture_output=True,
                     env={},

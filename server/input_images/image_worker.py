@@ -1,13 +1,11 @@
-"""Subprocess that reads a picture from standard input with Pillow and writes it to standard output as a PNG.
+"""Worker that reads a picture with Pillow and writes it as a PNG.
 
-Run as a file by `image_reader`; sets its own resource limits before it reads the picture. A picture that
-cannot be read is told as JSON: `{"error": ...}` with `type`, `broken`, `large`, `narrow` or `empty`.
+Run by `worker_sandbox` as a file. A picture that cannot be read is told as JSON: `{"error": ...}` with
+`type`, `broken`, `large`, `narrow` or `empty`.
 """
 
 import io
 import json
-import resource
-import sys
 import warnings
 from typing import Any
 
@@ -65,18 +63,13 @@ def _on_white(image: Any) -> Any:
     return image.convert("RGB")
 
 
-def main() -> None:
-    seconds, memory, *bounds = map(int, sys.argv[1:])
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def prepare() -> None:
+    from PIL import Image  # noqa: F401
+
     warnings.simplefilter("ignore")
-    answer = normalised(sys.stdin.buffer.read(), *bounds)
-    if isinstance(answer, str):
-        answer = json.dumps({"error": answer}).encode()
-    sys.stdout.buffer.write(answer)
 
 
-if __name__ == "__main__":
-    main()
+def answer(content: bytes, most_read: int, most_pixels: int, most_side: int) -> bytes:
+    """The output for a picture."""
+    found = normalised(content, most_read, most_pixels, most_side)
+    return json.dumps({"error": found}).encode() if isinstance(found, str) else found

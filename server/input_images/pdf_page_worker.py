@@ -1,14 +1,11 @@
-"""Subprocess that draws the pages of a PDF from standard input with PDFium, as PNGs on standard output.
+"""Worker that draws the pages of a PDF with PDFium, as PNGs.
 
-Run as a file by `image_reader`; sets its own resource limits before it reads the PDF. The first line of the
-output is JSON: `{"sizes": [...]}`, the bytes of each PNG that follows, or `{"error": ...}` with `encrypted`,
-`pages`, `large` or `broken`.
+Run by `worker_sandbox` as a file. The first line of the output is JSON: `{"sizes": [...]}`, the bytes of each
+PNG that follows, or `{"error": ...}` with `encrypted`, `pages`, `large` or `broken`.
 """
 
 import io
 import json
-import resource
-import sys
 
 
 def drawn(
@@ -43,19 +40,13 @@ def drawn(
     return pages or "broken"
 
 
-def main() -> None:
-    seconds, memory, *bounds = map(int, sys.argv[1:])
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answer = drawn(sys.stdin.buffer.read(), *bounds)
-    if isinstance(answer, str):
-        sys.stdout.buffer.write(json.dumps({"error": answer}).encode() + b"\n")
-        return
-    sys.stdout.buffer.write(json.dumps({"sizes": [len(page) for page in answer]}).encode() + b"\n")
-    sys.stdout.buffer.write(b"".join(answer))
+def prepare() -> None:
+    import pypdfium2  # noqa: F401
 
 
-if __name__ == "__main__":
-    main()
+def answer(content: bytes, most_pages: int, most_bytes: int, most_pixels: int, most_side: int) -> bytes:
+    """The output for a PDF."""
+    pages = drawn(content, most_pages, most_bytes, most_pixels, most_side)
+    if isinstance(pages, str):
+        return json.dumps({"error": pages}).encode() + b"\n"
+    return json.dumps({"sizes": [len(page) for page in pages]}).encode() + b"\n" + b"".join(pages)

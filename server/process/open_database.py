@@ -165,9 +165,17 @@ class OpenDatabase:
             self._migrate(seconds)
         return state != "newer"
 
+    def migration_url(self) -> str:
+        """`session_url`, of which it was made sure that it leads to a session. Raises ConfigError."""
+        url = self.session_url
+        if not self.is_embedded:
+            setting = "database-url" if self._direct_url is None else "database-direct-url"
+            session_check.require_session(setting, url)
+        return url
+
     def _migrate(self, seconds: float) -> None:
         try:
-            upgrade(self.session_url, seconds)
+            upgrade(self.migration_url(), seconds)
         except DatabaseError as error:
             raise ConfigError(f"The schema cannot be upgraded: {lock_advice(error)}") from error
         if self.is_embedded or database_roles.roles_exist(self.session_url):

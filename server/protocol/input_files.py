@@ -1,6 +1,6 @@
 """The text of `input_file` parts, as data URLs or base64: text files, and PDFs read by pypdf in a subprocess.
 
-PDFs are untrusted, so the subprocess `pdf_worker` has limits of time and memory.
+PDFs are untrusted, so the subprocess `pdf_worker` has limits of time and memory and runs in `worker_sandbox`.
 """
 
 import base64
@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 from weakref import WeakValueDictionary
+
+from server.protocol import worker_sandbox
 
 MAX_FILE_TEXT = 1_048_576
 """Maximum bytes of one file's text, all of which goes into the prompt."""
@@ -204,7 +206,7 @@ def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:
     try:
         with _slot():
             ran = subprocess.run(
-                [sys.executable, "-I", str(_WORKER), *limits],
+                [sys.executable, "-I", worker_sandbox.__file__, str(_WORKER), *limits],
                 input=content,
                 capture_output=True,
                 env={},

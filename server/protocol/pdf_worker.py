@@ -1,14 +1,11 @@
-"""Subprocess that extracts the text of one PDF from standard input; writes JSON to standard output.
+"""Worker that extracts the text of one PDF, as JSON: `text` or `error`.
 
-Run as a file by `input_files`; sets its own resource limits before it reads the PDF. The result is
-`text` or `error`: `encrypted`, `pages`, `long`, `empty` or `broken`.
+Run by `worker_sandbox` as a file. An error is `encrypted`, `pages`, `long`, `empty` or `broken`.
 """
 
 import io
 import json
 import logging
-import resource
-import sys
 
 
 def read(content: bytes, most_pages: int, most_bytes: int) -> dict[str, str]:
@@ -35,16 +32,12 @@ def read(content: bytes, most_pages: int, most_bytes: int) -> dict[str, str]:
     return {"text": "\n\n".join(texts)} if texts else {"error": "empty"}
 
 
-def main() -> None:
-    seconds, memory, most_pages, most_bytes = map(int, sys.argv[1:])
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def prepare() -> None:
+    import pypdf  # noqa: F401
+
     logging.disable()
-    answer = read(sys.stdin.buffer.read(), most_pages, most_bytes)
-    sys.stdout.write(json.dumps(answer))
 
 
-if __name__ == "__main__":
-    main()
+def answer(content: bytes, most_pages: int, most_bytes: int) -> bytes:
+    """The output for a PDF."""
+    return json.dumps(read(content, most_pages, most_bytes)).encode()

@@ -19,6 +19,8 @@ _REFUSALS = ("unsupported startup parameter", "command-line options")
 """What PgBouncer and Amazon's RDS Proxy say to the settings of a session, or to another startup parameter."""
 _PASSING_REFUSALS = ("too many", "connection slots", "not currently accepting connections")
 """What Postgres says that accepts connections, and this one not now. A refused login has no SQLSTATE."""
+_ROUNDS = 3
+"""Looks for a shared process; a pooler that takes its servers in turn may show none in one."""
 _STATEMENT_MODE = "statement pooling mode"
 _ADVICE = (
     "set HOLDFAST_DATABASE_POOLER=transaction, and HOLDFAST_DATABASE_DIRECT_URL to the URL of Postgres itself"
@@ -57,6 +59,33 @@ def probe(setting: str, url: str, *, pooled: bool) -> SessionProbe:
     if wrong := complaint(setting, found):
         raise ConfigError(wrong)
     return found
+
+
+def require_session(setting: str, url: str) -> None:
+    """Raises ConfigError if the URL of that setting gives each transaction a process of its own: a pooler.
+
+    A pooler in transaction mode gives the process of an idle session to the next transaction of another.
+    """
+    given = with_network_timeouts(url)
+    try:
+        with closing(psycopg.connect(given, autocommit=True)) as idle:
+            for _ in range(_ROUNDS):
+                own = _backend_of(idle)
+                with closing(psycopg.connect(given)) as other:
+                    if _backend_of(other) == own or _backend_of(idle) != own:
+                        raise ConfigError(
+                            f"{setting} leads to a pooler that pools transactions, and the schema changes in"
+                            f" one session: {_ADVICE}."
+                        )
+    except psycopg.Error as error:
+        raise no_answer(url, str(error).strip()) from error
+
+
+def _backend_of(connection: psycopg.Connection) -> int:
+    row = connection.execute("select pg_backend_pid()", prepare=False).fetchone()
+    assert row is not None
+    pid: int = row[0]
+    return pid
 
 
 def no_answer(url: str, message: str) -> ConfigError:

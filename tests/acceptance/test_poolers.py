@@ -43,6 +43,13 @@ def test_a_pooler_that_no_setting_names_is_recognised_and_commands_say_what_they
     url = start_pgbouncer(database_url).url
     refused = run_command("serve", database_url=url, engine="scripted")
     assert (refused.returncode, ADVICE in refused.stderr) == (1, True), refused.stderr
+    for command in (("db", "upgrade"), ("db", "downgrade", "--yes")):
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            revision = connection.execute("select version_num from alembic_version").fetchone()
+            connection.execute("update alembic_version set version_num = '0021'")
+            changed = run_command(*command, database_url=url)
+            connection.execute("update alembic_version set version_num = %s", revision)
+        assert (changed.returncode, "pools transactions" in changed.stderr) == (1, True), changed.stderr
     url = start_pgbouncer(database_url, ignore_startup_parameters="options").url
     dropped = run_command("keys", "list", database_url=url)
     assert (dropped.returncode, "drops the settings of a session" in dropped.stderr) == (1, True)

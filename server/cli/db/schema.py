@@ -160,7 +160,7 @@ def _downgrade(config: Config, options: argparse.Namespace) -> int:
         if reason is not None:
             raise ConfigError(reason)
         try:
-            upgrade.downgrade(opened.session_url, migration, options.wait)
+            upgrade.downgrade(opened.migration_url(), migration, options.wait)
         except DatabaseError as error:
             raise ConfigError(f"The schema cannot be downgraded: {lock_advice(error)}") from error
     print_status(f"The schema is back at {migration.previous or 'nothing'}.")

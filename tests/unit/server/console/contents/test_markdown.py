@@ -1,5 +1,5 @@
+import sys
 from html.parser import HTMLParser
-from time import process_time
 
 import pytest
 
@@ -73,11 +73,30 @@ def test_a_picture_is_a_link_to_it() -> None:
     )
 
 
-@pytest.mark.parametrize("part", ["[", "*a", "> ", "`", "![a](", "<a ", "|a|\n|-|\n", "- "])
-def test_the_worst_text_takes_seconds_at_most(part: str) -> None:
-    began = process_time()
-    render_markdown((part * MAX_CHARS)[:MAX_CHARS])
-    assert process_time() - began < 20
+def calls(text: str) -> int:
+    """How many functions of Python are called to render the text."""
+    counted = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    sys.setprofile(count)
+    try:
+        render_markdown(text)
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+@pytest.mark.parametrize(
+    "part", ["[", "![", "[[]", "*a", "*a_", "> ", "`", "![a](", "<a ", "|a|\n|-|\n", "- ", "  - a\n", "a\n"]
+)
+def test_the_work_on_the_worst_text_grows_with_its_length_alone(part: str) -> None:
+    render_markdown(part)
+    short, long = (calls((part * size)[:size]) for size in (MAX_CHARS // 4, MAX_CHARS))
+    assert long < 5 * short + 1000
+    assert long < 160 * MAX_CHARS
 
 
 def test_a_text_that_is_too_long_is_shown_as_it_is() -> None:
