@@ -48,14 +48,14 @@ spend = Table(
 budget_reservations = Table(
     "budget_reservations",
     metadata,
-    Column("tenant", Text, primary_key=True),
+    Column("tenant", Text, primary_key=True, comment="whose it is"),
     Column("response_id", Uuid, primary_key=True, comment="the response that may use it"),
     Column("key_id", Text, nullable=False, comment="empty while no key exists"),
     Column("replica_id", Uuid, nullable=False, comment="the replica that accepted the response"),
     Column("stored", Boolean, nullable=False, comment="the response gets a row in responses"),
     Column("tokens", BigInteger, nullable=False, comment="of its prompt and its output at most"),
     Column("cost", Numeric, nullable=False, comment="of these tokens at the prices then"),
-    time_column("created_at", required=True),
+    time_column("created_at", required=True, comment="when it was made"),
     comment="what unfinished responses may use of budgets; the end of a response deletes its row",
     postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
 )
