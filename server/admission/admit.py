@@ -21,6 +21,7 @@ from server.admission.accept import (
 from server.admission.key_claims import KeyClaims
 from server.admission.prepare_runs import IdempotencyKey, NewRun, ParsedCreate, RunPreparation
 from server.admission.request_validation import (
+    check_model_of_key,
     check_priority,
     refuse_empty,
     validate_request,
@@ -196,7 +197,7 @@ class Admission:
     ) -> list[AcceptedResponse]:
         if input_items is None and generate:
             refuse_empty(requests[0])
-        previous = self._find_previous(caller, idempotency_key, len(requests))
+        previous = self._find_previous(caller, requests, idempotency_key)
         if previous is not None:
             return previous
         if self._disk.shortage() is not None:
@@ -227,7 +228,7 @@ class Admission:
             self._on_accepted(len(started))
             return started
         except (KeyTaken, ConversationLocked) as refused:
-            previous = self._find_previous(caller, idempotency_key, len(requests))
+            previous = self._find_previous(caller, requests, idempotency_key)
             if previous is not None:
                 return previous
             if isinstance(refused, ConversationLocked):
@@ -235,13 +236,22 @@ class Admission:
             raise Conflict("Another request used this Idempotency-Key; try again.") from None
 
     def _find_previous(
-        self, caller: Caller, key: IdempotencyKey | None, count: int
+        self, caller: Caller, requests: Sequence[CreateResponse], key: IdempotencyKey | None
     ) -> list[AcceptedResponse] | None:
+        """The responses of an earlier attempt, which is for the caller's key what another request would be:
+        of a model that it may use, and counted.
+        """
         if key is None:
             return None
-        return find_previous_attempt(
-            self._database, self._hub, caller, key, count, never_began=self.key_claims
+        for request in requests:
+            check_model_of_key(caller, request.model)
+        found = find_previous_attempt(
+            self._database, self._hub, caller, key, len(requests), never_began=self.key_claims
         )
+        if found is not None and caller.has_limits:
+            with self.rates.reserving(caller):
+                pass
+        return found
 
     def _prepare_and_start(
         self, create: ParsedCreate, reservation: Reservation, budget: BudgetReservation | None

@@ -92,10 +92,15 @@ def validate_request(caller: Caller, request: CreateResponse, served: LoadedMode
     check_model(caller, request.model, served)
 
 
-def check_model(caller: Caller, model: str, served: LoadedModel) -> None:
-    """Raises UnknownModel for a model that is not served, ModelNotAllowed for one that is not the key's."""
+def check_model_of_key(caller: Caller, model: str) -> None:
+    """Raises ModelNotAllowed for a model that the caller's key may not use."""
     if caller.models is not None and not caller.may_use_model(model):
         raise ModelNotAllowed(model)
+
+
+def check_model(caller: Caller, model: str, served: LoadedModel) -> None:
+    """Raises UnknownModel for a model that is not served, ModelNotAllowed for one that is not the key's."""
+    check_model_of_key(caller, model)
     if model not in served.names:
         raise UnknownModel(model, caller.usable_models(served.names))
 

@@ -50,8 +50,9 @@ def test_two_replicas_and_64_callers_get_the_limit_and_no_more(
 def test_every_api_is_counted_and_answers_with_the_headers(
     start_server: StartServer, database_url: str
 ) -> None:
-    key = make_key(database_url, "--rpm", "5", "--tpm", "100000").text
+    key = make_key(database_url, "--rpm", "6", "--tpm", "100000").text
     server = start_server()
+    once = {"idempotency-key": "once"}
     said = [{"role": "user", "content": "Hello"}]
     left = []
     with httpx.Client(base_url=server.url, headers=bearer(key), timeout=60) as client:
@@ -63,23 +64,25 @@ def test_every_api_is_counted_and_answers_with_the_headers(
         ):
             answer = client.post(path, json=body)
             assert answer.status_code == 200
-            assert answer.headers["x-ratelimit-limit-requests"] == "5"
+            assert answer.headers["x-ratelimit-limit-requests"] == "6"
             assert answer.headers["x-ratelimit-limit-tokens"] == "100000"
             left.append(int(answer.headers["x-ratelimit-remaining-requests"]))
-        assert left == [4, 3, 2, 1]
+        assert left == [5, 4, 3, 2]
         assert "x-ratelimit-limit-requests" not in client.get("/v1/models").headers
         assert client.post("/v1/responses/input_tokens", json=HELLO).status_code == 200
         check_error(
             client.post("/v1/responses", json={**HELLO, "temperature": 9}), 400, "invalid_request_error"
         )
         opened = opening_headers(server, key)
-        assert (opened["x-ratelimit-limit-requests"], opened["x-ratelimit-remaining-requests"]) == ("5", "1")
+        assert (opened["x-ratelimit-limit-requests"], opened["x-ratelimit-remaining-requests"]) == ("6", "2")
+        assert client.post("/v1/responses", json={**SHORT, "store": True}, headers=once).status_code == 200
         with WebSocket(server.url, headers=bearer(key)) as socket:
             assert socket.turn(SHORT)[-1]["type"] == "response.incomplete"
             (refused,) = socket.turn(SHORT)
         assert (refused["status"], refused["error"]["type"]) == (429, "requests")
-        error = check_error(client.post("/v1/responses", json=SHORT), 429, "requests")
-        assert error["code"] == "rate_limit_exceeded"
+        for again in ({"json": SHORT}, {"json": {**SHORT, "store": True}, "headers": once}):
+            error = check_error(client.post("/v1/responses", **again), 429, "requests")
+            assert error["code"] == "rate_limit_exceeded"
 
 
 def opening_headers(server: ServerProcess, key: str) -> http.client.HTTPMessage:

@@ -173,6 +173,18 @@ def test_key_uses_its_models_only(scoped: Scoped) -> None:
     assert post(scoped, "/v1/responses", own, input="Hello").status_code == 200
 
 
+def test_a_response_of_a_model_that_is_not_the_keys_is_not_sent_again_to_it(scoped: Scoped) -> None:
+    narrow = make_key(scoped.database_url, "--models", "another").text
+
+    def send(key: str) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}", "idempotency-key": "of another key"}
+        return httpx.post(f"{scoped.server.api}/responses", json=HELLO, headers=headers, timeout=30)
+
+    first, again = send(scoped.full), send(scoped.full)
+    assert first.json()["id"] == again.json()["id"]
+    check_error(send(narrow), 403, "invalid_request_error")
+
+
 def test_websocket_message_for_another_model_is_refused(scoped: Scoped) -> None:
     other = make_key(scoped.database_url, "--models", "another").text
     with WebSocket(scoped.server.url, headers={"Authorization": f"Bearer {other}"}) as socket:

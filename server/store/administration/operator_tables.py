@@ -1,4 +1,4 @@
-"""Tables of operators: keys, tenants, prices, limits, spending, usage, the audit trail, webhooks."""
+"""Tables of operators: keys, tenants, prices, usage, the audit trail, webhooks."""
 
 from sqlalchemy import (
     ARRAY,
@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from server.store.administration import limit_tables
 from server.store.schema.column_comments import describe
 from server.store.tables import NOW, engine_times, metadata, origin_columns, time_column
 
@@ -105,50 +106,6 @@ prices = Table(
     Column("cached_input", Numeric, nullable=False),
     Column("output", Numeric, nullable=False),
     comment="prices of models, all in one currency",
-)
-
-rate_windows = Table(
-    "rate_windows",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("key_id", Text, primary_key=True, comment="empty: of the tenant"),
-    Column("kind", Text, primary_key=True, comment="requests or tokens"),
-    Column("newest", BigInteger, nullable=False, comment="Unix second of the last slot"),
-    Column(
-        "slots",
-        ARRAY(BigInteger),
-        nullable=False,
-        comment="what was used in each of the seconds up to newest, the oldest first",
-    ),
-    postgresql_with={"fillfactor": "50", "autovacuum_vacuum_scale_factor": "0.02"},
-)
-
-spend = Table(
-    "spend",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("key_id", Text, primary_key=True, comment="empty while no key exists"),
-    Column("day", Date, primary_key=True, comment="in UTC"),
-    Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
-    Column("tokens", BigInteger, nullable=False),
-    Column("cost", Numeric, nullable=False),
-    Index("ix_spend_day", "day"),
-    comment="a row for each response; those of a key and day are folded into one",
-)
-
-budget_reservations = Table(
-    "budget_reservations",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("response_id", Uuid, primary_key=True, comment="the response that may use it"),
-    Column("key_id", Text, nullable=False, comment="empty while no key exists"),
-    Column("replica_id", Uuid, nullable=False, comment="the replica that accepted the response"),
-    Column("stored", Boolean, nullable=False, comment="the response gets a row in responses"),
-    Column("tokens", BigInteger, nullable=False, comment="of its prompt and its output at most"),
-    Column("cost", Numeric, nullable=False, comment="of these tokens at the prices then"),
-    time_column("created_at", required=True),
-    comment="what unfinished responses may use of budgets; the end of a response deletes its row",
-    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
 )
 
 usage_ledger = Table(
@@ -410,5 +367,6 @@ saved_views = Table(
 )
 
 describe(metadata)
+assert limit_tables.budget_reservations.metadata is metadata
 ALL_TABLES = metadata
-"""The metadata of these tables and of those in `tables.py`."""
+"""The metadata of these tables, and of those in `limit_tables.py` and `tables.py`."""

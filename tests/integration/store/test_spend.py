@@ -11,13 +11,14 @@ from server.administration.keys import create_key, rotate_key
 from server.caller import Limits, Period
 from server.protocol.ids import new_uuid
 from server.protocol.responses.response import Ending
+from server.quotas.budgets import Budgets
 from server.store.administration import budgets, metering, prices, spend, stored_keys
 from server.store.administration.budgets import BudgetOwner, NewReservation, Standing
 from server.store.administration.prices import Price
 from server.store.administration.stored_keys import KeyProperties
 from server.store.cluster.leases import mark_stopped, register_replica
 from server.store.database import Connection, Database
-from tests.support.builders import insert_response
+from tests.support.builders import insert_response, make_facts
 
 NOW = datetime.now(UTC).replace(hour=12)
 ACTOR = Actor("user:tests")
@@ -189,7 +190,18 @@ def test_an_unfinished_response_keeps_its_reservation_when_its_replica_is_gone(d
         budgets.release(connection, "acme", [response])
         budgets.delete_over(connection)
         assert standing(connection, "acme", None, "total").reserved_tokens == 100
-        connection.exec_driver_sql(
-            "update responses set status = 'failed'"
-        )
+        connection.exec_driver_sql("update responses set status = 'failed'")
         assert standing(connection, "acme", None, "total").reserved_tokens == 0
+
+
+def test_a_further_turn_reserves_its_prompt_while_the_budget_has_room_for_it(database: Database) -> None:
+    with database.begin() as connection:
+        replica = new_replica(connection)
+        key = create_key(connection, ACTOR, "acme", KeyProperties(limits=Limits(budget_tokens=150))).id
+        response = reserve(connection, replica, key)
+    budget = Budgets(database, replica)
+    facts = make_facts(tenant="acme", key_id=key, id=response)
+    assert [budget.reserve_turn(facts, 30) for _ in range(2)] == [True, False]
+    with database.begin() as connection:
+        assert standing(connection, "acme", key, "month").reserved_tokens == 130
+    assert budget.reserve_turn(make_facts(tenant="acme", key_id=key), 10**6)  # it was accepted without one

@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 from typing import Any, cast
-from uuid import uuid4
+from uuid import UUID, uuid4
 
+from server.generation.run import RunFacts
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
-from server.recording.messages import ReleaseRuns
+from server.recording.messages import ReleaseRuns, StartTurn
 from server.tool_loop import ToolLoop
+from tests.support.builders import make_facts
 
 
 def test_a_response_that_ends_while_its_next_turn_is_prepared_leaves_nothing_behind() -> None:
@@ -25,8 +27,32 @@ def test_a_response_that_ends_while_its_next_turn_is_prepared_leaves_nothing_beh
 
     turns: Any = SimpleNamespace(response=response, next_turn=next_turn)
     loop.register(turns)
-    loop._begin_turn(turns, cast("Any", SimpleNamespace(output=(), turn=1, output_tokens=0)))
+    loop._begin_turn(
+        make_facts(id=response), turns, cast("Any", SimpleNamespace(output=(), turn=1, output_tokens=0))
+    )
     assert (loop._engine_requests, submitted, delivered) == ({}, [], [])
+    loop.close()
+
+
+def test_a_response_ends_as_cut_where_a_budget_has_no_room_for_its_next_turn() -> None:
+    submitted: list[object] = []
+    delivered: list[object] = []
+    asked: list[tuple[UUID, int]] = []
+
+    def reserve_turn(facts: RunFacts, prompt_tokens: int) -> bool:
+        asked.append((facts.id, prompt_tokens))
+        return False
+
+    engine = SimpleNamespace(submit=submitted.append, cancel=lambda _request: None)
+    servers = McpServers(RegisteredServers(), 1)
+    loop = ToolLoop(cast("Any", engine), servers, delivered.extend, reserve_turn=reserve_turn)
+    response = uuid4()
+    turn = SimpleNamespace(engine_request=SimpleNamespace(request_id="1", prompt=(1, 2, 3)))
+    turns: Any = SimpleNamespace(response=response, next_turn=lambda *_: turn)
+    loop.register(turns)
+    work: Any = SimpleNamespace(output=(), turn=1, output_tokens=0)
+    loop._begin_turn(make_facts(id=response), turns, work)
+    assert (asked, submitted, delivered) == ([(response, 3)], [], [StartTurn(response, None, 0)])
     loop.close()
 
 

@@ -1,8 +1,21 @@
+import threading
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compaction.summary import ELLIPSIS, EXCERPT_CHARACTERS, shorten, transcript
+from server.compaction.summary import (
+    ELLIPSIS,
+    EXCERPT_CHARACTERS,
+    dividing,
+    retained_messages,
+    shorten,
+    transcript,
+)
+from server.model_formats.interface import Conversation, Prompt
+from server.prompting.loaded_model import LoadedModel, LongPromptLimit
 from server.protocol.responses.items import Item
 from tests.support.builders import examples, read_items
 
@@ -47,6 +60,48 @@ def test_what_is_told_elsewhere_is_only_shown() -> None:
 
 def test_nothing_is_said_of_what_is_all_told_elsewhere() -> None:
     assert transcript(TALK, {item.id for item in TALK}) == ""
+
+
+class _Format:
+    """Counts how often a template is rendered; a token is a character."""
+
+    def __init__(self) -> None:
+        self.rendered = 0
+
+    def write(self, _conversation: Conversation) -> Prompt:
+        self.rendered += 1
+        return Prompt(token_ids=(1,) * 5, stop_ids=frozenset())
+
+    def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
+        del special, limit
+        return (1,) * len(text)
+
+
+def test_the_template_is_rendered_once_for_all_messages_of_a_conversation_that_is_divided() -> None:
+    model_format = _Format()
+    served = cast("LoadedModel", SimpleNamespace(model_format=model_format))
+    messages = read_items([{"role": "user", "content": f"{index:05}"} for index in range(1000)])
+    retained = retained_messages(served, messages, 200)
+    assert retained == messages[-20:]  # of five tokens each, and five around them
+    assert model_format.rendered == 1
+
+
+def test_a_tenant_divides_one_long_conversation_at_a_time_and_short_ones_without_waiting() -> None:
+    served = cast("LoadedModel", SimpleNamespace(long_prompts=LongPromptLimit()))
+    many = read_items([{"role": "user", "content": "short"} for _ in range(4000)])
+    entered = threading.Event()
+
+    def divide_many() -> None:
+        with dividing(served, "a", many):
+            entered.set()
+
+    with dividing(served, "a", many):
+        with dividing(served, "a", many[:10]), dividing(served, "b", many):
+            second = threading.Thread(target=divide_many)
+            second.start()
+        assert not entered.wait(0.05)
+    second.join(10)
+    assert entered.is_set()
 
 
 @given(st.text(max_size=80), st.integers(0, 100))
