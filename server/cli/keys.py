@@ -12,6 +12,7 @@ from server.cli.command import (
     add_command,
     add_group,
     current_database,
+    print_columns,
     print_result,
     print_status,
 )
@@ -160,6 +161,8 @@ def _list(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
         now = clock(connection)
         stored = stored_keys.list_all(connection, options.tenant)
+    if not options.json:
+        print_columns("key", "tenant", "made", "used", "state", "name", "more")
     for key in stored:
         print_result(json_line(key, "digest", "settings") if options.json else _described(key, now))
     return 0

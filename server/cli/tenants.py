@@ -11,6 +11,7 @@ from server.cli.command import (
     add_command,
     add_group,
     current_database,
+    print_columns,
     print_result,
     print_status,
 )
@@ -76,6 +77,8 @@ def _list(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
         stored = {one.tenant: one for one in tenants.list_all(connection)}
         known = tenants.names(connection)
+    if not options.json:
+        print_columns("tenant", "made", "contact", "settings", "limits")
     for name in known:
         tenant = stored.get(name)
         if options.json and tenant is not None:

@@ -29,6 +29,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "tokenizer_info": ("on", "on"),
     "console": ("off", "off"),
     "data_dir": ("/data", Path("/data")),
+    "chat_template": ("/templates/chat.jinja", Path("/templates/chat.jinja")),
     "database_url": ("postgresql://db/x", "postgresql://db/x"),
     "database_pooler": ("transaction", "transaction"),
     "database_direct_url": ("postgresql://itself/x", "postgresql://itself/x"),
@@ -277,11 +278,20 @@ def test_a_database_url_that_is_not_postgres_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["postgresql://me:p@s3cret@db/x", "postgresql://me:p/s3cret@db/x?sslmode=require"]
+)
+def test_password_that_is_not_percent_encoded_is_refused_with_the_way_to_write_it(url: str) -> None:
+    sentence = refuse({"database_url": url}, {})
+    assert "percent-encode" in sentence
+    assert "%40 for @" in sentence
+    assert "s3cret" not in sentence
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "postgresql://me:s3cret@db/x",
         "postgres://me:s3cret@db:5432/x?sslmode=require",
-        "postgresql://me:p@s3cret@db/x",
         "postgresql://me:s3cret%40@db/x",
         "postgresql://db/x?user=me&password=s3cret",
         "postgresql://db/x?password=s3cret&sslmode=require",
