@@ -112,8 +112,8 @@ def _refuse(command: argparse.ArgumentParser, rest: Sequence[str]) -> NoReturn:
     command.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
 
 
-def _parser(chosen: str) -> argparse.ArgumentParser:
-    """The parser, in which the chosen command is whole and the others have names and sentences only."""
+def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The parser. With a chosen command it is whole, and the others have names and sentences only."""
     parser = argparse.ArgumentParser(
         prog="holdfast", description="A Responses API server that never forgets."
     )
@@ -122,7 +122,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     for name, sentence, module, function in _COMMANDS:
         if name in commands.choices:
             continue  # another command's function has added it
-        if name != chosen:
+        if chosen not in (None, name):
             commands.add_parser(name, help=sentence)
         elif not module:
             add_command(commands, name, sentence, _serve, all_settings=True)
