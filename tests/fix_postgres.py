@@ -17,6 +17,7 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.store.schema.upgrade import upgrade
 from tests.support.embedded_process import is_running
 from tests.support.eventually import eventually
+from tests.support.reaper import FOLDER_PREFIX
 
 #: A test's database need not survive anything: three settings that make Postgres forget the disk, and one
 #: that keeps the log of each cluster small.
@@ -34,7 +35,7 @@ MEMORY_BYTES = 4 << 30
 def postgres_folder() -> Path:
     """A new folder for a Postgres: in memory, where it copies a database of 400 files ten times as fast."""
     place = SHARED_MEMORY if _has_room(SHARED_MEMORY) else None
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-test-", dir=place))
+    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=place))
     folder.chmod(0o711)  # Postgres, which is another user, gets through
     return folder
 

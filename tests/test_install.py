@@ -4,10 +4,12 @@ deploy/server/pyproject.toml installs the same packages as the project's own fil
 the engine in this process needs.
 """
 
+import re
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -120,3 +122,40 @@ def test_server_without_torch_says_what_to_install_for_a_model(database_url: str
     assert ended.returncode == 1
     assert "holdfast: torch is not installed, so this process cannot run a model" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_makefile_names_no_package_host_and_takes_packages_by_pip_alone() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    hosts = set(re.findall(r"https?://([\w.-]+)", makefile))
+    assert hosts == {"raw.githubusercontent.com", "github.com"}  # repositories, at commits
+    assert "--extra-index-url" not in makefile
+
+
+@pytest.mark.parametrize(
+    ("variables", "commands"),
+    [
+        (
+            {},
+            [
+                '--constraint constraints.txt "torch==2.13.0+cpu" || {',
+                '--constraint constraints.txt "torch==2.13.0"; }',
+            ],
+        ),
+        (
+            {"TORCH_INDEX": "URL"},
+            ['--index-url URL --constraint constraints.txt "torch==2.13.0+cpu" || exit 1'],
+        ),
+        ({"TORCH": "torch==2.13.0"}, ['--constraint constraints.txt "torch==2.13.0" || {']),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is one build of torch")
+def test_make_installs_the_build_of_torch_for_cpus_unless_it_is_told_otherwise(
+    tmp_path: Path, variables: dict[str, str], commands: list[str]
+) -> None:
+    venv = tmp_path / "venv"
+    asked = [f"{name}={value}" for name, value in {"VENV": str(venv), **variables}.items()]
+    planned = subprocess.run(
+        ["make", "--dry-run", f"{venv}/torch", *asked], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for command in commands:
+        assert command in planned.stdout

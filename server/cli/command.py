@@ -6,19 +6,23 @@ import pwd
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from server.configuration import settings
-from server.configuration.settings import Config
-from server.process.open_database import OpenDatabase
-from server.store.database import Database
-from server.store.disk_space import Disk
+from server.configuration.settings import Config, Setting
+
+if TYPE_CHECKING:
+    from server.process.open_database import OpenDatabase
+    from server.store.database import Database
+    from server.store.disk_space import Disk
 
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """What argparse's `add_subparsers` returns; argparse has no public name for it."""
 Run: TypeAlias = Callable[[Config, argparse.Namespace], int]
 """A subcommand: returns the exit code. Raises ConfigError or EmbeddedError."""
 
+WIDTH = 110
+"""Columns of help texts, which a narrower terminal wraps."""
 DATABASE_SETTINGS = ("data_dir", "database_url", "database_pooler", "database_direct_url")
 """Settings that every command has."""
 
@@ -31,6 +35,12 @@ def print_status(line: str) -> None:
 def print_result(line: str) -> None:
     """Prints to standard output."""
     print(line, flush=True)  # noqa: T201 - the result
+
+
+def print_columns(*names: str) -> None:
+    """Prints the names of columns to a terminal; programs get the lines alone."""
+    if sys.stdout.isatty():
+        print_result("\t".join(names).upper())
 
 
 def terminal_user() -> str:
@@ -50,26 +60,49 @@ def add_command(
     commands: Subcommands, name: str, help_text: str, run: Run, *, all_settings: bool = False
 ) -> argparse.ArgumentParser:
     """A command with flags for its settings: all of them, or those that select the database."""
-    command = commands.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
-    command.set_defaults(run=run, failure_code=1)
-    for setting in settings.settings():
-        if all_settings or setting.name in DATABASE_SETTINGS:
-            choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
-            default = f"; default: {setting.default}" if setting.default is not None else ""
-            command.add_argument(
-                setting.flag,
-                dest=setting.name,
-                metavar="X",
-                help=f"{setting.help}{choices}{default} [{setting.variable}]".replace("%", "%%"),
-            )
+    usage = f"holdfast {name} [--SETTING VALUE ...]" if all_settings else None
+    command = commands.add_parser(
+        name,
+        help=help_text,
+        description=help_text.capitalize() + ".",
+        usage=usage,
+        formatter_class=_wide_help,
+    )
+    command.set_defaults(run=run, failure_code=1, command=command)
+    shown = [each for each in settings.settings() if all_settings or each.name in DATABASE_SETTINGS]
+    groups = {each.group: command.add_argument_group(each.group) for each in shown}
+    for setting in shown:
+        default = f"; default: {setting.default}" if setting.default is not None else ""
+        groups[setting.group].add_argument(
+            setting.flag,
+            dest=setting.name,
+            metavar=_metavar(setting),
+            help=f"{setting.help}{default} [{setting.variable}]".replace("%", "%%"),
+        )
     return command
+
+
+def _wide_help(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, max_help_position=34, width=WIDTH)
+
+
+def _metavar(setting: Setting) -> str:
+    """The values of a setting in help texts: its choices, or the kind of value."""
+    if setting.choices:
+        return "|".join(setting.choices)
+    if setting.kind == "float":
+        return "SECONDS" if "seconds" in setting.name else "NUMBER"
+    return {"int": "N", "Path": "PATH"}.get(setting.kind, "URL" if setting.name.endswith("_url") else "TEXT")
 
 
 @contextmanager
 def opened_database(
     config: Config, say: Callable[[str], None] = lambda _line: None
-) -> Iterator[OpenDatabase]:
+) -> Iterator["OpenDatabase"]:
     """The running database, whatever its schema."""
+    # Imported here for `holdfast --help`: it brings SQLAlchemy.
+    from server.process.open_database import OpenDatabase
+
     opened = OpenDatabase(config, say)
     try:
         yield opened
@@ -78,7 +111,7 @@ def opened_database(
 
 
 @contextmanager
-def current_database(config: Config) -> Iterator[tuple[Database, Disk]]:
+def current_database(config: Config) -> Iterator[tuple["Database", "Disk"]]:
     """The database, whose schema is current, and its disk."""
     with opened_database(config) as opened:
         opened.make_current()

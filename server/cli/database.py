@@ -11,6 +11,7 @@ from server.cli.command import (
     add_command,
     current_database,
     opened_database,
+    print_columns,
     print_result,
     print_status,
     terminal_user,
@@ -47,6 +48,7 @@ def add_psql(commands: Subcommands) -> None:
         commands, "psql", "open a SQL shell that only reads; takes psql's own arguments", run_psql
     )
     command.add_argument("--write", action="store_true", help="with the rights of the schema's owner")
+    command.set_defaults(takes_rest=True)
 
 
 def add_purge(commands: Subcommands) -> None:
@@ -62,6 +64,7 @@ def add_purge(commands: Subcommands) -> None:
 
 def _storage(config: Config, _options: argparse.Namespace) -> int:
     with current_database(config) as (database, _):
+        print_columns("tenant", "bytes")
         for tenant, stored in database.read(storage_usage.totals):
             print_result(f"{tenant}\t{stored}")
     return 0

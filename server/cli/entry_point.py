@@ -5,24 +5,14 @@ if it finds violations and with 2 if it cannot run, `doctor` with 1 if it finds 
 """
 
 import argparse
+import importlib
 import logging
+import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NoReturn
 
-from server.cli import (
-    audit,
-    database,
-    doctor,
-    erase,
-    keys,
-    prices,
-    prompts,
-    tenants,
-    trail,
-    transfer,
-    webhooks,
-)
 from server.cli.command import add_command, print_status
-from server.cli.db import backup, schema
 from server.configuration import environment, settings
 from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError
@@ -34,11 +24,56 @@ from server.version import VERSION
 log = logging.getLogger("holdfast.serve")
 
 
+_COMMANDS = (
+    ("serve", "serve a model", "", ""),
+    (
+        "doctor",
+        "load the model, check it on this machine and ask the database; changes nothing",
+        "doctor",
+        "add_commands",
+    ),
+    ("keys", "API keys", "keys", "add_commands"),
+    ("tenants", "tenants' settings", "tenants", "add_commands"),
+    ("prices", "prices of models", "prices", "add_commands"),
+    ("prompts", "prompt templates", "prompts", "add_commands"),
+    ("db", "the database", "db.schema", "add_commands"),
+    ("webhooks", "webhook endpoints", "webhooks", "add_commands"),
+    ("audit", "check every stored response; changes nothing", "audit", "add_commands"),
+    ("trail", "show what operators and callers have changed", "trail", "add_commands"),
+    ("purge", "remove what has expired, now", "database", "add_purge"),
+    (
+        "erase",
+        "remove everything of a tenant, or of one of its end users, for good",
+        "erase",
+        "add_commands",
+    ),
+    ("dump", "write a backup of the database, which may be in use", "db.backup", "add_dump_and_restore"),
+    ("restore", "make the database from a backup", "db.backup", "add_dump_and_restore"),
+    (
+        "export",
+        "write what a tenant has to standard output, as lines of JSON",
+        "transfer",
+        "add_commands",
+    ),
+    (
+        "import",
+        "add an export from standard input; what is there already stays",
+        "transfer",
+        "add_commands",
+    ),
+    ("storage", "show how many bytes each tenant has stored", "database", "add_storage"),
+    ("psql", "open a SQL shell that only reads; takes psql's own arguments", "database", "add_psql"),
+)
+"""Name, sentence, module of `server.cli` and its function. Only the module of the command that runs is
+imported: together they import most of the server."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and options.run is not database.run_psql:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser(next((word for word in words if not word.startswith("-")), ""))
+    options, rest = parser.parse_known_args(words)
+    if rest and not getattr(options, "takes_rest", False):
+        _refuse(options.command, rest)
     options.rest = [word for word in rest if word != "--"]
     flags = {
         setting.name: value
@@ -69,28 +104,30 @@ def _run(flags: dict[str, str], options: argparse.Namespace) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _refuse(command: argparse.ArgumentParser, rest: Sequence[str]) -> NoReturn:
+    """Exits with 2 for arguments that the command does not have, with the nearest that it has."""
+    flags = {word.strip(",[]") for word in command.format_help().split() if word.strip("[").startswith("--")}
+    near = get_close_matches(rest[0].partition("=")[0], sorted(flags), n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    command.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
+
+
+def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The parser. With a chosen command it is whole, and the others have names and sentences only."""
     parser = argparse.ArgumentParser(
         prog="holdfast", description="A Responses API server that never forgets."
     )
     parser.add_argument("--version", action="version", version=f"holdfast {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    add_command(commands, "serve", "serve a model", _serve, all_settings=True)
-    doctor.add_commands(commands)
-    keys.add_commands(commands)
-    tenants.add_commands(commands)
-    prices.add_commands(commands)
-    prompts.add_commands(commands)
-    schema.add_commands(commands)
-    webhooks.add_commands(commands)
-    audit.add_commands(commands)
-    trail.add_commands(commands)
-    database.add_purge(commands)
-    erase.add_commands(commands)
-    backup.add_dump_and_restore(commands)
-    transfer.add_commands(commands)
-    database.add_storage(commands)
-    database.add_psql(commands)
+    for name, sentence, module, function in _COMMANDS:
+        if name in commands.choices:
+            continue  # another command's function has added it
+        if chosen not in (None, name):
+            commands.add_parser(name, help=sentence)
+        elif not module:
+            add_command(commands, name, sentence, _serve, all_settings=True)
+        else:
+            getattr(importlib.import_module(f"server.cli.{module}"), function)(commands)
     return parser
 
 

@@ -13,6 +13,7 @@ from server.cli.command import (
     add_command,
     add_group,
     current_database,
+    print_columns,
     print_result,
     print_status,
 )
@@ -163,6 +164,8 @@ def _list(config: Config, options: argparse.Namespace) -> int:
         now = clock(connection)
         stored = stored_keys.list_all(connection, options.tenant)
         held = budgets.of_keys(connection, stored)
+    if not options.json:
+        print_columns("key", "tenant", "made", "used", "state", "name", "more")
     for key in stored:
         standing, limits = held.get(key.id), key.properties.limits
         if options.json:

@@ -8,6 +8,7 @@ from server.cli.command import (
     add_command,
     add_group,
     current_database,
+    print_columns,
     print_result,
     print_status,
 )
@@ -66,6 +67,8 @@ def _set(config: Config, options: argparse.Namespace) -> int:
 def _list(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
         found = prices.list_all(connection, options.model)
+    if not options.json:
+        print_columns("model", "from", "input", "cached input", "output")
     for price in found:
         print_result(json_line(price) if options.json else _described(price))
     return 0

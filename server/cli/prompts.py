@@ -13,6 +13,7 @@ from server.cli.command import (
     add_command,
     add_group,
     current_database,
+    print_columns,
     print_result,
     print_status,
     terminal_user,
@@ -101,6 +102,7 @@ def _list(config: Config, options: argparse.Namespace) -> int:
     """Prints a line for each version: id, tenant, version, creation time, variables."""
     with current_database(config) as (database, _), database.begin() as connection:
         versions = prompt_templates.list_all(connection, options.tenant)
+    print_columns("prompt", "tenant", "version", "put", "variables")
     for stored in versions:
         columns = (
             stored.id,

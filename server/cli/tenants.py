@@ -12,6 +12,7 @@ from server.cli.command import (
     add_command,
     add_group,
     current_database,
+    print_columns,
     print_result,
     print_status,
 )
@@ -79,6 +80,8 @@ def _list(config: Config, options: argparse.Namespace) -> int:
         stored = {one.tenant: one for one in tenants.list_all(connection)}
         known = tenants.names(connection)
         held = budgets.of_tenants(connection, stored.values())
+    if not options.json:
+        print_columns("tenant", "made", "contact", "settings", "limits")
     for name in known:
         tenant = stored.get(name)
         if tenant is not None:

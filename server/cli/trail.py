@@ -5,7 +5,7 @@ import argparse
 import msgspec
 
 from server.cli.audit import AGE_HELP, read_age
-from server.cli.command import Subcommands, add_command, current_database, print_result
+from server.cli.command import Subcommands, add_command, current_database, print_columns, print_result
 from server.cli.option_types import whole_number
 from server.configuration.settings import Config
 from server.store.administration import audit_trail
@@ -41,6 +41,8 @@ def _trail(config: Config, options: argparse.Namespace) -> int:
                 limit=options.limit,
             )
         )
+    if not options.json:
+        print_columns("at", "actor", "action", "tenant", "target", "details")
     for entry in found:
         print_result(_json(entry) if options.json else _line(entry))
     return 0

@@ -15,6 +15,7 @@ from server.cli.command import (
     add_command,
     add_group,
     current_database,
+    print_columns,
     print_result,
     print_status,
 )
@@ -129,6 +130,8 @@ def _show_secret(what: str, made: webhooks.EndpointWithSecret) -> None:
 def _list(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
         found = endpoints.list_all(connection, options.tenant)
+    if not options.json:
+        print_columns("endpoint", "tenant", "made", "name", "url", "which", "events", "state")
     for endpoint in found:
         print_result(_json(endpoint_object(endpoint)) if options.json else _described(endpoint))
     return 0
@@ -203,6 +206,8 @@ def _deliveries(config: Config, options: argparse.Namespace) -> int:
         stored = webhooks.find(connection, options.endpoint_id, None)
         of_endpoint = (stored.tenant, stored.id, options.state, None, most)
         found = delivery_lists.list_page(connection, *of_endpoint, newest_first=True)[:most]
+    if not options.json:
+        print_columns("webhook", "at", "type", "response", "state", "attempts", "error")
     for delivery in found:
         print_result(_json(delivery_object(delivery)) if options.json else _described_delivery(delivery))
     return 0

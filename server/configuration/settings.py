@@ -77,6 +77,12 @@ class Config(
             if (url := getattr(self, name)) is not None and not _is_postgres_url(url):
                 flag = name.replace("_", "-")
                 raise ConfigError(f"{flag} must begin with postgresql:// (libpq's form, without a driver).")
+            if url is not None and _has_bare_password(url):
+                flag = name.replace("_", "-")
+                raise ConfigError(
+                    f"{flag} has an @ too many: percent-encode what is special in the user and the password "
+                    "(%40 for @, %2F for /, %3F for ?, %25 for %), or leave the password to PGPASSWORD."
+                )
         _ = self.seal_keys  # raises ConfigError for malformed keys
         read_allowed_hosts(self.allowed_hosts)
         read_cors_origins(self.cors_origins)
@@ -140,6 +146,8 @@ class Setting:
     default: object
     help: str
     choices: tuple[str, ...]
+    kind: str
+    """The name of its type, without None: int, float, str, Path or Literal."""
 
 
 def settings() -> list[Setting]:
@@ -153,10 +161,16 @@ def settings() -> list[Setting]:
             known.default,
             known.metadata["help"],
             get_args(known.type) if get_origin(known.type) is Literal else (),
+            _kind_of(known.type),
         )
         for group in reversed(Config.__bases__)
         for known in fields(group)
     ]
+
+
+def _kind_of(annotation: Any) -> str:
+    first = next((each for each in get_args(annotation) if isinstance(each, type)), annotation)
+    return str(getattr(first, "__name__", "Literal"))
 
 
 def changed_settings(config: Config) -> dict[str, object]:
@@ -187,6 +201,12 @@ def _is_postgres_url(url: str) -> bool:
         return urlsplit(url).scheme in ("postgres", "postgresql")
     except ValueError:
         return False
+
+
+def _has_bare_password(url: str) -> bool:
+    """Whether an @ or / of a user or a password is not percent-encoded, so that libpq reads another host."""
+    authority, _, rest = url.partition("://")[2].partition("/")
+    return authority.partition("?")[0].count("@") > 1 or "@" in rest.partition("?")[0]
 
 
 def _without_secrets(tool_servers: str) -> str:

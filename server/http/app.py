@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from server.caller import Caller, Scope
@@ -61,7 +62,9 @@ def build(services: Services, connections: int, more_routes: MoreRoutes | None =
     public = {route.handler: _public_endpoint(services, context, route.handler) for route in PUBLIC_ROUTES}
 
     def refuse(request: Request, error: Exception) -> RouterRefusal:
-        return RouterRefusal(on_error(request, error), context.lingering_close)
+        leads_on = services.config.console == "on" and _is_browser_at_root(request)
+        answer = RedirectResponse("/console", 303) if leads_on else on_error(request, error)
+        return RouterRefusal(answer, context.lingering_close)
 
     app = Starlette(
         routes=[
@@ -79,6 +82,12 @@ def build(services: Services, connections: int, more_routes: MoreRoutes | None =
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _is_browser_at_root(request: Request) -> bool:
+    """Whether a person may have typed the server's bare address: clients of the API do not ask for HTML."""
+    asks_for_html = "text/html" in request.headers.get("accept", "")
+    return request.url.path == "/" and request.method in ("GET", "HEAD") and asks_for_html
 
 
 def _build_worker(services: Services, threads: ThreadPools, connections: int) -> Starlette:

@@ -76,7 +76,7 @@ def to_api_error(error: Exception) -> ApiError:
             log.warning("the database does not answer: %s", error)
             return Overloaded("The database does not answer at the moment; try again.")
         case HTTPException(status_code=404):
-            return NotFound("There is nothing at this address.")
+            return NotFound("There is nothing at this address; GET /openapi.json has all addresses.")
         case HTTPException(status_code=405):
             return MethodNotAllowed("This address does not take that method.")
         case _:

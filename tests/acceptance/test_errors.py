@@ -160,6 +160,16 @@ def test_unknown_address_is_not_found(scripted_server: ServerProcess, path: str)
     check_error(httpx.get(scripted_server.url + path), 404, "invalid_request_error")
 
 
+def test_browser_is_led_from_the_bare_address_to_the_console_and_others_to_the_list_of_addresses(
+    scripted_server: ServerProcess,
+) -> None:
+    browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    led = httpx.get(scripted_server.url + "/", headers=browser)
+    assert (led.status_code, led.headers["location"]) == (303, "/console")
+    answer = httpx.get(scripted_server.url + "/docs", headers=browser)
+    assert "/openapi.json" in check_error(answer, 404, "invalid_request_error")["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

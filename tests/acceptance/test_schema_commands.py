@@ -159,5 +159,9 @@ def test_an_upgrade_waits_for_a_database_that_starts_beside_it(
             assert upgrading.stderr is not None
             assert "accepts no connections yet; waiting" in upgrading.stderr.readline()
             outage.close()
-            assert upgrading.stderr.read().strip() == "The schema is current."
+            said = upgrading.stderr.read().strip()
+            assert said.startswith("Applied ")
+            assert said.endswith(f" to {newest_revision()}. The schema is current.")
+    again = run_command("db", "upgrade", database_url=empty_database_url)
+    assert again.stderr == f"The schema is current, at {newest_revision()}; nothing was to do.\n"
     assert revision(empty_database_url) == newest_revision()

@@ -5,7 +5,14 @@ import re
 import secrets
 
 from server.administration.checks import TENANT
-from server.cli.command import Subcommands, add_command, opened_database, print_result, print_status
+from server.cli.command import (
+    Subcommands,
+    add_command,
+    opened_database,
+    print_columns,
+    print_result,
+    print_status,
+)
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.store import database_roles
@@ -74,6 +81,7 @@ def _drop(config: Config, options: argparse.Namespace) -> int:
 def _list(config: Config, _options: argparse.Namespace) -> int:
     with opened_database(config, print_status) as opened:
         opened.make_current()
+        print_columns("user", "role", "tenants")
         for user in database_roles.list_users(opened.session_url):
             print_result("\t".join((user.name, user.role, ", ".join(user.tenants) or "all tenants")))
     return 0

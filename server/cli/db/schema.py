@@ -71,11 +71,23 @@ def _upgrade(config: Config, options: argparse.Namespace) -> int:
         return _print_sql(config, options.start)
     _await_database(config)
     with opened_database(config, print_status) as opened:
+        with _answers(), connect(opened.url) as connection:
+            before = upgrade.current_revision(connection)
         if opened.upgrade(options.wait):
-            print_status("The schema is current.")
+            print_status(applied(before, [migration.revision for migration in upgrade.migrations()]))
         else:
             print_status("A newer release made the schema, on which this one can serve; nothing to do.")
     return 0
+
+
+def applied(before: str | None, revisions: list[str]) -> str:
+    """What an upgrade from a revision, None for an empty database, to the last one has done. Pure."""
+    missing = revisions[revisions.index(before) + 1 if before else 0 :]
+    if not missing:
+        return f"The schema is current, at {revisions[-1]}; nothing was to do."
+    if len(missing) == 1:
+        return f"Applied the migration {missing[0]}. The schema is current."
+    return f"Applied {len(missing)} migrations, {missing[0]} to {missing[-1]}. The schema is current."
 
 
 def _await_database(config: Config) -> None:

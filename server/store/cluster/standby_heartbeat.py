@@ -72,7 +72,12 @@ class StandbyHeartbeat:
         self._started_at = monotonic()
         command = [sys.executable, "-P", __file__]
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C would meet it before it ignores SIGINT
+            )
             self._write(json.dumps(asdict(self._settings)).encode() + b"\n")
             assert self._process.stdin is not None
             os.set_blocking(self._process.stdin.fileno(), False)

@@ -181,6 +181,10 @@ def test_a_cluster_of_another_major_is_refused_with_the_way_to_upgrade_it(made_d
     version.write_text("16\n")
     with pytest.raises(EmbeddedError, match=r"made by PostgreSQL 16,.*pg_upgrade --old-bindir /"):
         EmbeddedPostgres(made_dir).start()
+    version.write_text("99\n")
+    with pytest.raises(EmbeddedError, match=r"PostgreSQL 99,.*the extra `embedded`.*PGBIN") as refused:
+        EmbeddedPostgres(made_dir).start()
+    assert "pg_upgrade" not in str(refused.value)
     version.unlink()
     with pytest.raises(EmbeddedError, match="is not a Postgres cluster"):
         EmbeddedPostgres(made_dir).start()
