@@ -15,7 +15,14 @@ from server.admission.request_validation import validate_request
 from server.admission.resolve_input import read_request_input, reading_input, with_own_id
 from server.admission.tenant_limits import HistoryReads
 from server.caller import Caller
-from server.compaction.summary import RETAINED_SHARE, Summary, pending_calls, retained_messages, transcript
+from server.compaction.summary import (
+    RETAINED_SHARE,
+    Summary,
+    pending_calls,
+    retained_messages,
+    settings_items,
+    transcript,
+)
 from server.delivery.image_urls import items_with_image_urls
 from server.errors import InvalidRequest
 from server.prompting.loaded_model import LoadedModel
@@ -94,7 +101,7 @@ def _divide(
         )
     length = served.model_info.context_length
     items = unseal_items(items, served.seal, tenant)
-    retained = retained_messages(served, items, length // RETAINED_SHARE)
+    retained = [*settings_items(items), *retained_messages(served, items, length // RETAINED_SHARE)]
     pending = pending_calls(items)
     retained_ids = {item.id for item in [*retained, *pending]}
     return PendingCompaction(
