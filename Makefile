@@ -20,7 +20,7 @@ NODE_CLIENTS := @openai/codex@0.169.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/ope
 # The name of an environment, and what is installed in it.
 PYTHON_CLIENTS := agents:openai-agents==0.24.0,websockets litellm:litellm==1.106.2,mcp,websockets \
 	langchain:langchain-openai==1.7.3,websockets \
-	$(foreach release,1.109.1 2.8.0 3.52.0,openai-$(release):openai==$(release),websockets) \
+	$(foreach release,1.109.1 2.8.0 3.57.0,openai-$(release):openai==$(release),websockets) \
 	pydantic_ai:pydantic-ai-slim[openai]==2.68.0 instructor:instructor==1.17.0 \
 	langgraph:langgraph==1.2.22,langchain==1.4.7,langchain-openai==1.7.3 \
 	llama_index:llama-index-llms-openai==0.8.3,llama-index-llms-openai-like==0.8.1 \

@@ -21,6 +21,7 @@ from server.compaction.summary import (
     dividing,
     pending_calls,
     retained_messages,
+    settings_items,
     transcript,
 )
 from server.delivery.image_urls import items_with_image_urls
@@ -102,7 +103,10 @@ def _divide(
     length = served.model_info.context_length
     items = unseal_items(items, served.seal, tenant)
     with dividing(served, tenant, items):
-        retained = retained_messages(served, items, length // RETAINED_SHARE)
+        retained = [
+            *settings_items(items),
+            *retained_messages(served, items, length // RETAINED_SHARE),
+        ]
         pending = pending_calls(items)
         retained_ids = {item.id for item in [*retained, *pending]}
         written = transcript(items, retained_ids)

@@ -17,7 +17,7 @@ from server.protocol.conversations import Conversation, CreateConversation
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.error_object import DecodeFailure
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
-from server.protocol.responses.input import AdditionalTools, CompactionTrigger, InputItem, read_input
+from server.protocol.responses.input import CompactionTrigger, InputItem, read_input
 from server.protocol.responses.request import Metadata
 from server.sealing.cipher import Seal
 from server.store.administration import audit_trail
@@ -198,12 +198,6 @@ def _read_items(items: Sequence[dict[str, Any]]) -> list[InputItem]:
         if isinstance(item, CompactionTrigger):
             raise DecodeFailure(
                 "A conversation is compacted by a response: send the trigger with a request for one.",
-                "items",
-                "unsupported_value",
-            )
-        if isinstance(item, AdditionalTools):
-            raise DecodeFailure(
-                "Tools are not kept in a conversation; send them with each request.",
                 "items",
                 "unsupported_value",
             )

@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from engine.request import CheckedRequest, EngineRequest, RequestRefused
+from server.admission.item_settings import with_item_settings
 from server.admission.resolve_input import ResolvedInput, reading_input, with_own_id
 from server.admission.tenant_limits import HistoryReads, QueueLimits
 from server.caller import Caller
@@ -140,6 +141,7 @@ class RunPreparation:
         self, create: ParsedCreate, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
     ) -> NewRun:
         items = resolved_input.prompt_items
+        request = with_item_settings(request, items, self.served.seal, create.caller.tenant)
         tools: Sequence[Tool] = ()
         credentials: Mapping[str, McpCredentials] = {}
         if request.tools or resolved_input.approves:

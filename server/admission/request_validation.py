@@ -4,7 +4,7 @@ Also `generation_config`, whose fields become the request's own parameters. New 
 ones are not. `server.protocol.parameter_table` refuses unknown parameters. Pure.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -18,10 +18,11 @@ from server.prompting.request_parameters import wants_logprobs
 from server.prompting.structured_outputs import OLD_NAMES, with_modern_names
 from server.protocol.completions.requests import CompletionParameters
 from server.protocol.decode import convert, decode_as
-from server.protocol.responses.request import CreateResponse, TokenId
+from server.protocol.responses.request import INCLUDABLE, CreateResponse, TokenId
+from server.protocol.responses.tools import refuse_deferred
 
 COMPACTION = "compaction"
-_MAX_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 128, "stop": 512}
+_MAX_CHARACTERS = {"user": 512, "service_tier": 64, "safety_identifier": 128, "stop": 512}
 """Of strings that are stored as sent or searched for. Not in the types, which also decode stored requests."""
 
 _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
@@ -36,6 +37,18 @@ _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
         "unsupported_parameter",
         lambda r: r.expires_after and r.store is False,
         "A response that is not stored cannot expire; leave out expires_after, or store it.",
+    ),
+    (
+        "image.context_compression",
+        "unsupported_value",
+        lambda r: r.image and r.image.context_compression == "enabled",
+        "Pictures are not compressed in the context here: leave out image.context_compression.",
+    ),
+    (
+        "reasoning.mode",
+        "unsupported_value",
+        lambda r: r.reasoning and r.reasoning.mode == "pro",
+        "Models run in one way here: leave out reasoning.mode; reasoning.effort has them think longer.",
     ),
     (
         "logprob_token_ids",
@@ -89,6 +102,7 @@ def validate_request(caller: Caller, request: CreateResponse, served: LoadedMode
             code="unsupported_parameter",
         )
     refuse_unsupported(request)
+    refuse_deferred(request.tools or ())
     check_model(caller, request.model, served)
 
 
@@ -111,9 +125,21 @@ def refuse_unsupported(request: CreateResponse) -> None:
         if applies(request):
             raise InvalidRequest(sentence, param=param, code=code)
     _check_string_lengths(request)
+    check_include(request.include or ())
     output_format = request.text.format if request.text else None
     if output_format is not None and output_format.type == "json_schema":
         check_format_name(output_format.name, "text.format.name")
+
+
+def check_include(values: Sequence[str]) -> None:
+    """Raises InvalidRequest for a value that is none of OpenAI's, since it may be a misspelt one."""
+    unknown = next((value for value in values if value not in INCLUDABLE), None)
+    if unknown is not None:
+        raise InvalidRequest(
+            f"Invalid value: {unknown[:100]!r}. Values of include are {', '.join(INCLUDABLE)}.",
+            param="include",
+            code="invalid_value",
+        )
 
 
 def _check_string_lengths(request: CreateResponse) -> None:
@@ -121,8 +147,7 @@ def _check_string_lengths(request: CreateResponse) -> None:
         value = getattr(request, param)
         if value is None:
             continue
-        words = value if isinstance(value, list) else [value]
-        if any(len(word) > most for word in words):
+        if len(value) > most:
             raise InvalidRequest(
                 f"A string in {param} may have {most} characters.",
                 param=param,

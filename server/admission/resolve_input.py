@@ -14,7 +14,6 @@ import msgspec
 
 from server.admission.previous_messages import read_previous
 from server.admission.stored_input import (
-    NO_ITEMS,
     ConversationVersion,
     StoredInput,
     read_images,
@@ -29,7 +28,6 @@ from server.prompting.prompt_images import PromptImages, prompt_images, with_pro
 from server.protocol import ids
 from server.protocol.error_object import DecodeFailure, missing_parameter
 from server.protocol.responses.input import (
-    AdditionalTools,
     CompactionTrigger,
     InputItem,
     ItemReference,
@@ -48,7 +46,6 @@ from server.protocol.responses.items import (
     Message,
 )
 from server.protocol.responses.request import ContextManagement, CreateResponse
-from server.protocol.responses.tools import declaration
 from server.sealing.approval_tags import is_tagged, keep_approval_tag
 from server.sealing.cipher import Seal
 from server.sealing.sealed_items import unseal_items
@@ -82,7 +79,7 @@ class ResolvedInput:
 
 
 def read_request_input(request: CreateResponse) -> tuple[CreateResponse, list[InputItem]]:
-    """The parsed input, and the request with the tools and the compaction trigger that the input had.
+    """The parsed input, and the request with the compaction trigger that the input had.
 
     Raises DecodeFailure. Pure.
     """
@@ -94,10 +91,6 @@ def read_request_input(request: CreateResponse) -> tuple[CreateResponse, list[In
         given = read_input(_required_input(request))
     if CompactionTrigger() in given:
         request = _with_compaction_trigger(request, given)
-    more = [tool for item in given if isinstance(item, AdditionalTools) for tool in item.tools]
-    if more:
-        tools = [*(request.tools or []), *map(declaration, more)]
-        request = msgspec.structs.replace(request, tools=tools)
     return request, given
 
 
@@ -127,7 +120,7 @@ def input_alone(
     refers = request.previous_response_id is not None and prior_items is None
     if refers or request.conversation is not None or any(isinstance(one, ItemReference) for one in given):
         return None
-    items = [item for item in given if not isinstance(item, NO_ITEMS | ItemReference)]
+    items = [item for item in given if not isinstance(item, CompactionTrigger | ItemReference)]
     return StoredInput(items, prior_items or ())
 
 
@@ -207,7 +200,7 @@ def with_own_ids(
 
     `given` is the input that they were resolved from; elements that are no items are skipped.
     """
-    stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, NO_ITEMS)]
+    stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, CompactionTrigger)]
     new = [with_own_id(item, source, side, index) for index, item in enumerate(resolved)]
     for index, item in enumerate(resolved):
         if isinstance(item, McpApprovalRequest):
@@ -261,7 +254,9 @@ def _validate_call_outputs(
     """
     calls = _calls([*history, *new])
     for item in new:
-        if not isinstance(item, FunctionCallOutput | CustomToolCallOutput) or item.call_id in calls:
+        if not isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+            continue
+        if item.call_id is None or item.call_id in calls:
             continue
         if item.call_id not in _calls(unseal([*history, *new])):
             raise InvalidRequest(

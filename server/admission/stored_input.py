@@ -11,18 +11,13 @@ from server.admission.tenant_limits import MAX_ITEMS, Reserve, check_history_siz
 from server.errors import InvalidRequest, NotFound
 from server.prompting.prompt_images import stored_digests
 from server.protocol import ids
-from server.protocol.responses.input import AdditionalTools, CompactionTrigger, InputItem, ItemReference
-from server.protocol.responses.items import (
-    Item,
-    decode_item,
-)
+from server.protocol.responses.input import CompactionTrigger, InputItem, ItemReference
+from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.content import conversations, images, responses, stored_items
 from server.store.content.stored_items import HistorySize
 from server.store.database import Connection
-
-NO_ITEMS = AdditionalTools | CompactionTrigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ def read_stored_input(
         previous, history_items = _read_previous(connection, tenant, request.previous_response_id, reserve)
     if conversation is not None:
         version, history_items = _read_versioned_conversation(connection, tenant, conversation, reserve)
-    wanted = [item for item in given if not isinstance(item, NO_ITEMS)]
+    wanted = [item for item in given if not isinstance(item, CompactionTrigger)]
     input_items = resolve_references(connection, tenant, wanted, reserve)
     return StoredInput(input_items, history_items, previous, version)
 
@@ -155,7 +150,7 @@ def resolve_references(
     referred = 0
     for item in given:
         if not isinstance(item, ItemReference):
-            assert not isinstance(item, AdditionalTools | CompactionTrigger)
+            assert not isinstance(item, CompactionTrigger)
             resolved.append(item)
             continue
         payload = _referenced_payload(connection, tenant, item)

@@ -19,6 +19,7 @@ from server.compaction.summary import (
     newest_results,
     pending_calls,
     retained_messages,
+    settings_items,
     transcript,
 )
 from server.errors import InvalidRequest
@@ -47,6 +48,8 @@ def prepare_with_compaction(
 
     Raises ApiError or DecodeFailure as `prepare` does.
     """
+    if resolved.request.prewarms:
+        return prepare(served, resolved)
     context = served.model_info.context_length
     threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in settings)
     triggered = any(one.type == COMPACTION_TRIGGER for one in settings)
@@ -95,6 +98,7 @@ class _Compaction:
         limit = context // RETAINED_SHARE
         with dividing(served, resolved.tenant, items):
             retained = [
+                *settings_items(items),
                 *retained_messages(served, items, limit),
                 *items[start : start + 1],
                 *newest_results(served, items[start:], limit),

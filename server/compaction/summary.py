@@ -33,6 +33,7 @@ from server.protocol.responses.items import (
     plain_text,
 )
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
+from server.protocol.responses.settings_items import SettingsItem
 
 EXCERPT_CHARACTERS = 200
 """Characters of a retained message that the transcript quotes, to show what an answer refers to."""
@@ -80,6 +81,11 @@ def _is_retained(message: Message) -> bool:
     return message.role != "assistant" and not message.id.startswith(ID_PREFIXES[Compaction] + "_")
 
 
+def settings_items(items: Sequence[Item]) -> list[Item]:
+    """The items whose tools and settings last, so that a compaction leaves them as they are."""
+    return [item for item in items if isinstance(item, SettingsItem)]
+
+
 def pending_calls(items: Sequence[Item]) -> list[Item]:
     """Calls without an output and approval requests without an answer, so that they can be answered."""
     answered = {item.call_id for item in items if isinstance(item, FunctionCallOutput | CustomToolCallOutput)}
@@ -109,7 +115,7 @@ def _answered_calls(newest_first: Sequence[Item]) -> Iterator[tuple[Item, Item]]
     outputs: dict[str, Item] = {}
     for item in newest_first:
         if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
-            outputs[item.call_id] = item
+            outputs[item.call_id or ""] = item
         elif isinstance(item, FunctionCall | CustomToolCall) and item.call_id in outputs:
             yield item, outputs.pop(item.call_id)
 

@@ -28,6 +28,7 @@ from server.protocol.responses.items import (
     OtherItem,
     WebSearchCall,
 )
+from server.protocol.responses.settings_items import SettingsItem
 
 FinalStatus = Literal["completed", "failed", "incomplete"]
 ITEM_TYPES: dict[CallType, type[HostedCall]] = {
@@ -161,10 +162,15 @@ DENIED = "The user did not allow this call."
 
 
 def items_for_model(items: Sequence[Item]) -> list[Item]:
-    """The items as a model reads them: a hosted call as a function call with its output."""
+    """The items as a model reads them: a hosted call as a function call with its output.
+
+    So is an output without a call, because chat templates write outputs after calls alone. Tools and settings
+    are no items of a prompt.
+    """
     called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
     answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
-    return [converted for item in items for converted in _as_model_items(item, called, answers)]
+    readable = [item for item in items if not isinstance(item, SettingsItem)]
+    return [converted for item in readable for converted in _as_model_items(item, called, answers)]
 
 
 def _as_model_items(
@@ -173,6 +179,9 @@ def _as_model_items(
     match item:
         case McpListTools() | McpApprovalResponse():
             return
+        case FunctionCallOutput(call_id=None, name=str(name)):
+            yield FunctionCall(item.id, "completed", item.id, name, "{}", item.namespace)
+            yield msgspec.structs.replace(item, call_id=item.id)
         case McpApprovalRequest() if item.id in called:
             return
         case McpCall():

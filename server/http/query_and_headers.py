@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 from msgspec import Meta
 from starlette.requests import HTTPConnection, Request
 
+from server.admission.request_validation import check_include
 from server.errors import InvalidRequest, UnsupportedMediaType
 from server.http.openapi import Parameter
 from server.logs.context import CURRENT
@@ -29,7 +30,7 @@ PAGE = (
 )
 """What `page_request` reads."""
 METADATA = Parameter("metadata", dict[str, str], "Pairs that it must have.", style="deepObject")
-INCLUDE = Parameter("include[]", list[str], "Values that are not known change nothing.")
+INCLUDE = Parameter("include[]", list[str], "Unknown values are refused.")
 """What `include_values` reads."""
 
 
@@ -150,8 +151,10 @@ def metadata(request: Request) -> dict[str, str]:
 
 
 def include_values(request: Request) -> list[str]:
-    """The values of `include`, in both of the forms in which clients write lists."""
-    return request.query_params.getlist("include[]") + request.query_params.getlist("include")
+    """The values of `include`, in both of the forms in which clients write lists. Raises InvalidRequest."""
+    values = request.query_params.getlist("include[]") + request.query_params.getlist("include")
+    check_include(values)
+    return values
 
 
 def apply_body_request_id(request: HTTPConnection, given: str | None) -> None:

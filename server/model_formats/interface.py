@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engine.request import PromptImage, StructuredOutput
 from server.protocol.responses.items import Item
-from server.protocol.responses.request import Effort
+from server.protocol.responses.request import Effort, ReasoningContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,8 @@ class Conversation:
     tool_choice: ToolChoice = ToolChoice()
     format: OutputFormat = OutputFormat()
     reasoning_effort: Effort | None = None
+    reasoning_context: ReasoningContext | None = None
+    """Which turns' reasoning the prompt has; None and "auto" are the model's own way."""
     verbosity: Literal["low", "medium", "high"] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Extra variables of the chat template, from `chat_template_format.CHAT_TEMPLATE_KWARGS`."""
@@ -238,6 +240,10 @@ class ModelFormat(Protocol):
     @property
     def reasoning_marks(self) -> ReasoningMarks | None:
         """None for models that do not reason or whose reasoning does not end with a single token."""
+
+    @property
+    def reasoning_context(self) -> Literal["current_turn", "all_turns"]:
+        """Which turns' reasoning a prompt has where the conversation does not say."""
 
     def write(self, conversation: Conversation) -> Prompt:
         """The conversation as a prompt.

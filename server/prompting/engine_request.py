@@ -117,10 +117,11 @@ def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
 def prepare_from_prompt(served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt) -> Prepared:
     """`prepare` with a prompt that is written already."""
     model = served.model_info
-    echo = request_echo(resolved.request, resolved.tools, model)
+    echo = request_echo(resolved.request, resolved.tools, model, served.model_format.reasoning_context)
     if len(prompt.token_ids) >= model.context_length:
         raise too_long(model.context_length, tokens=len(prompt.token_ids))
-    return Prepared(prompt, echo, _engine_request(served, resolved, prompt, echo))
+    prepared = Prepared(prompt, echo, _engine_request(served, resolved, prompt, echo))
+    return prepared.without_output() if resolved.request.prewarms else prepared
 
 
 def _engine_request(

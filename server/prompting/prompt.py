@@ -242,6 +242,7 @@ def make_conversation(
         ),
         format=_format(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        reasoning_context=request.reasoning.context if request.reasoning else None,
         verbosity=text.verbosity if text else None,
         chat_template=request.chat_template,
         chat_template_kwargs=request.chat_template_kwargs or {},
@@ -271,6 +272,8 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
                 )
                 for listed in declared.offered
             ]
+        case wire.CustomTool() | wire.FunctionTool() if not wire.is_direct(declared):
+            return []
         case wire.CustomTool(name, description, form):
             tool = Tool(name=name, description=description, kind="custom", namespace=namespace)
             if isinstance(form, wire.GrammarFormat):

@@ -189,7 +189,13 @@ def _bad_words(words: Sequence[str], model_format: ModelFormat) -> tuple[tuple[i
     return tuple(sequences)
 
 
-def request_echo(request: CreateResponse, parsed_tools: Sequence[tools.Tool], model: ModelInfo) -> Echo:
+def request_echo(
+    request: CreateResponse,
+    parsed_tools: Sequence[tools.Tool],
+    model: ModelInfo,
+    reasoning_context: str = "current_turn",
+) -> Echo:
+    """The parameters in effect. `reasoning_context` is the model's own."""
     return Echo(
         background=bool(request.background),
         conversation=_conversation(request.conversation),
@@ -204,7 +210,7 @@ def request_echo(request: CreateResponse, parsed_tools: Sequence[tools.Tool], mo
         previous_response_id=request.previous_response_id,
         prompt=request.prompt if request.prompt is not None else msgspec.UNSET,
         prompt_cache_key=request.prompt_cache_key,
-        reasoning=_reasoning(request.reasoning),
+        reasoning=_reasoning(request.reasoning, reasoning_context),
         safety_identifier=request.safety_identifier,
         service_tier="default",
         store=request.store is not False,
@@ -227,13 +233,15 @@ def _conversation(reference: str | ConversationReference | None) -> Conversation
 
 def asks_for_summary(request: CreateResponse) -> bool:
     """Whether the request wants a summary of the model's reasoning."""
-    return _reasoning(request.reasoning).summary is not None
+    options = request.reasoning
+    return options is not None and (options.summary or options.generate_summary) is not None
 
 
-def _reasoning(options: ReasoningOptions | None) -> ReasoningEcho:
-    if options is None:
-        return ReasoningEcho()
-    return ReasoningEcho(options.effort, options.summary or options.generate_summary)
+def _reasoning(options: ReasoningOptions | None, context: str) -> ReasoningEcho:
+    options = options or ReasoningOptions()
+    if options.context not in (None, "auto"):
+        context = options.context
+    return ReasoningEcho(options.effort, options.summary or options.generate_summary, context, "standard")
 
 
 def _text(text: TextOptions | None) -> TextEcho:

@@ -143,6 +143,10 @@ _RESPONSES: Rows = {
     **_COMMON,
     **_TEMPLATE,
     **_works("input", "instructions", "previous_response_id", "conversation", "prompt", "store"),
+    "background_options": _refused(
+        "Background responses start as soon as there is room for them; no window with a lower priority is "
+        "served."
+    ),
     **_works("background", "metadata", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls"),
     **_works("max_output_tokens", "max_tool_calls", "truncation", "top_logprobs", "include"),
     **_works("context_management", "enable_response_messages", "expires_after", "include_reasoning"),
@@ -151,10 +155,15 @@ _RESPONSES: Rows = {
         "systems and developers are left out, as vLLM does. Not with a response or conversation to go on "
         "from."
     ),
+    "prompt_cache_options": Row(
+        "works",
+        "With `prewarm` the prompt is prefilled and nothing generated; how long prefixes stay cached is the "
+        "server's to decide.",
+    ),
     "stream_options": _ignored("Its one field, `include_obfuscation`, adds padding that nobody reads."),
     "moderation": _MODERATION,
     "access_programs": _ignored("There are no programs by which models are made available."),
-    "image": _ignored("It is about pictures that a model makes; none here makes any."),
+    "image": _ignored("Pictures are read whole: `context_compression: enabled` is refused."),
     "use_beam_search": _refused(f"A response has one answer; {_CHATS_ALONE} has beam search.", False),
     "length_penalty": _ignored("Only beam search reads it, which is not of this endpoint."),
     "early_stopping": _ignored("Only beam search reads it, which is not of this endpoint."),

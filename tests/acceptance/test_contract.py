@@ -102,7 +102,7 @@ def includes(api: Api) -> None:
         "web_search_call.action.sources",
         "web_search_call.results",
     }
-    made = api.create(include=[*get_args(ResponseIncludable), "something.new"])
+    made = api.create(include=[*get_args(ResponseIncludable)])
     assert made["output"][0]["content"][0]["logprobs"]
     api.refused({"include": "message.output_text.logprobs"}, "include")
 
@@ -124,6 +124,42 @@ def prompt_is_looked_up(api: Api) -> None:
 SCHEMA: Body = {"type": "json_schema", "name": "a", "schema": NOTHING, "strict": True}
 
 TOLD_SCHEMA = {**SCHEMA, "description": None}
+
+CALL: Body = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+OUTPUT: Body = {"type": "function_call_output", "call_id": "c1", "output": "A cat."}
+COMPRESSION = "image.context_compression"
+SOON: Body = {"completion_window": "soonest"}
+REASONING: Body = {"effort": None, "summary": None, "context": "current_turn", "mode": "standard"}
+
+
+def reads_reasoning_of_turns(api: Api) -> None:
+    thought: Body = {
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "I see a cat."}],
+    }
+    answer: Body = {"role": "assistant", "content": "A cat."}
+    earlier = [USER, thought, answer, USER]
+    for context in ("auto", "current_turn"):
+        body: Body = {"input": earlier, "reasoning": {"context": context}}
+        assert api.create(**body)["reasoning"]["context"] == "current_turn"
+        assert "I see a cat." not in api.prompt(**body)
+    assert "I see a cat." in api.prompt(input=[USER, thought, CALL, OUTPUT])
+    for wrong in ("all_turns", "last_turn"):  # this model's template leaves out the reasoning of others
+        api.refused({"input": earlier, "reasoning": {"context": wrong}}, "reasoning.context")
+
+
+def only_prefills(api: Api) -> None:
+    for more in ({}, {"background": True}):
+        place = f"responses/{api.create(prompt_cache_options={'prewarm': True}, **more)['id']}"
+
+        def is_complete(place: str = place) -> bool:
+            return bool(api.send("GET", place).json()["status"] == "completed")
+
+        eventually(is_complete, within=30)
+        found = api.send("GET", place).json()
+        assert (found["output"], found["usage"]["output_tokens"]) == ([], 0)
+
 
 PARAMETERS = [
     Row("model", "M", told(model=MODEL)),
@@ -150,14 +186,19 @@ PARAMETERS = [
         ),
     ),
     Row("text.verbosity", "A", told("low", at="verbosity", text={"verbosity": "low"})),
-    Row("reasoning", "M", told({"effort": "high", "summary": None}, reasoning={"effort": "high"})),
+    Row("reasoning", "M", told({**REASONING, "effort": "high"}, reasoning={"effort": "high"})),
     Row("reasoning.effort", "M", refused("reasoning.effort", reasoning={"effort": "enormous"})),
     Row("reasoning.effort max", "M", told("max", at="effort", reasoning={"effort": "max"})),
     Row("reasoning.summary", "A", told("auto", at="summary", reasoning={"summary": "auto"})),
     Row(
         "reasoning.generate_summary", "A", told("auto", at="summary", reasoning={"generate_summary": "auto"})
     ),
-    Row("reasoning.context", "A", changes_nothing(reasoning={"context": "all_turns", "mode": "pro"})),
+    Row("reasoning.context", "M", reads_reasoning_of_turns),
+    Row("reasoning.mode", "A", told("standard", at="mode", reasoning={"mode": "standard"})),
+    Row("reasoning.mode pro", "R", refused("reasoning.mode", reasoning={"mode": "pro"})),
+    Row("reasoning.mode unknown", "R", refused("reasoning.mode", reasoning={"mode": "con"})),
+    Row("background_options", "R", refused("background_options", background=True, background_options=SOON)),
+    Row("background_options empty", "R", refused("background_options", background_options={})),
     Row("include", "M", includes),
     Row("temperature", "M", told(temperature=0.25)),
     Row("top_p", "M", told(top_p=0.5)),
@@ -174,6 +215,7 @@ PARAMETERS = [
     Row("service_tier", "A", told("default", service_tier="flex")),
     Row("prompt", "S", prompt_is_looked_up),
     Row("prompt_cache_key", "A", told(prompt_cache_key="k")),
+    Row("prompt_cache_options.prewarm", "S", only_prefills),
     Row("prompt_cache_options", "A", changes_nothing(prompt_cache_options={"ttl": "30m"})),
     Row("prompt_cache_retention", "A", changes_nothing(prompt_cache_retention="24h")),
     Row(
@@ -188,6 +230,7 @@ PARAMETERS = [
     Row("moderation", "A", refused("moderation", moderation={"model": "omni-moderation-latest"})),
     Row("access_programs", "A", changes_nothing(access_programs={"cyber": "standard"})),
     Row("image", "A", changes_nothing(image={"context_compression": "auto"})),
+    Row("image enabled", "R", refused(COMPRESSION, image={"context_compression": "enabled"})),
     Row("client_metadata", "A", changes_nothing(client_metadata={"app": "x"}, never_heard_of={"a": [1]})),
 ]
 
@@ -202,7 +245,7 @@ def test_parameter_is_treated_as_its_mark_says(api: Api, row: Row) -> None:
 
 def test_no_parameter_of_openai_is_missing_from_the_rows() -> None:
     parameters = set(get_type_hints(response_create_params.ResponseCreateParamsBase))
-    assert len(parameters) == 32
+    assert len(parameters) == 33
     assert parameters - {row.name for row in PARAMETERS} == ELSEWHERE
 
 

@@ -11,7 +11,9 @@ from openai.types.responses import response_input_item_param, tool_param
 from tests.acceptance.error_object import check_error
 from tests.support.contract import (
     FUNCTION,
+    NOTHING,
     USER,
+    Answer,
     Api,
     Body,
     Check,
@@ -26,6 +28,7 @@ from tests.support.contract import (
 from tests.support.server_process import MODEL, ServerProcess
 
 YES: Body = {"type": "grammar", "syntax": "regex", "definition": "yes"}
+TOLD_FUNCTION: Body = {**FUNCTION, "description": None, "strict": False}
 CUSTOM: Body = {"type": "custom", "name": "speak", "description": "Says it.", "format": YES}
 TEXT: Body = {"type": "input_text", "text": "A part."}
 CALL: Body = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
@@ -73,15 +76,112 @@ def is_compacted(api: Api) -> None:
     kept({"type": "compaction", "encrypted_content": "somebody else's"})(api)
 
 
+def added(*tools: Body) -> Body:
+    return {"type": "additional_tools", "role": "developer", "tools": list(tools)}
+
+
+def names_of(made: Answer) -> list[str]:
+    return [tool["name"] for tool in made["tools"]]
+
+
 def brings_tools(api: Api) -> None:
-    tools: Body = {"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}
-    assert "look" in api.prompt(input=[tools, USER])
-    assert [tool["name"] for tool in api.create(input=[tools, USER])["tools"]] == ["look"]
+    """To this response and to every later one of its chain or conversation, and it is an item of them."""
+    first = api.create(input=[added(FUNCTION), USER])
+    assert names_of(first) == ["look"]
+    (_, item) = api.send("GET", f"responses/{first['id']}/input_items").json()["data"]
+    assert item == {**added(TOLD_FUNCTION), "id": item["id"]}
+    assert item["id"].startswith("at_")
+    second = api.create(previous_response_id=first["id"], tools=[CUSTOM])
+    assert names_of(second) == ["speak", "look"]
+    assert "look" in api.prompt(previous_response_id=second["id"])
+    conversation = api.send("POST", "conversations", {"items": [added(FUNCTION)]}).json()["id"]
+    assert names_of(api.create(conversation=conversation)) == ["look"]
+    assert names_of(api.create(input=[{"type": "item_reference", "id": item["id"]}, USER])) == ["look"]
 
 
-def updates_nothing(api: Api) -> None:
-    update: Body = {"type": "configuration_update", "reasoning": {"effort": "high"}}
-    assert api.create(input=[update, USER])["reasoning"]["effort"] is None
+def newest_tool_counts(api: Api) -> None:
+    def described(text: str) -> Body:
+        return {**FUNCTION, "description": text}
+
+    first = api.create(input=[added(described("Old.")), added(described("New.")), USER])
+    assert [tool["description"] for tool in first["tools"]] == ["New."]
+    second = api.create(previous_response_id=first["id"], tools=[described("Mine.")])
+    assert [tool["description"] for tool in second["tools"]] == ["Mine."]
+
+
+def too_many_tools_are_refused(api: Api) -> None:
+    many = [{**FUNCTION, "name": f"f{number}"} for number in range(128)]
+    api.refused({"input": [added(*many, FUNCTION), USER]}, "input[0].tools")
+    api.refused({"input": [added(*many), USER], "tools": [FUNCTION]}, "tools")
+
+
+def brings_no_secrets(api: Api) -> None:
+    server: Body = {"type": "mcp", "server_label": "s", "server_url": "https://tools.example.com/mcp"}
+    for name, value in (
+        ("authorization", "x"),
+        ("headers", {"X-Key": "x"}),
+        ("server_url", "https://a.b/?k=x"),
+    ):
+        api.refused({"input": [added({**server, name: value}), USER]}, f"input[0].tools[0].{name}")
+
+
+def updated(**settings: Body) -> Body:
+    return {"type": "configuration_update", **settings}
+
+
+FORM: Body = {"type": "json_schema", "name": "a", "schema": NOTHING, "strict": True}
+
+
+def updates_settings(api: Api) -> None:
+    """From there on, whatever a request says, until the next update."""
+    changes = [updated(reasoning={"effort": "high"}), updated(text={"format": FORM})]
+    first = api.create(input=[*changes, USER], max_output_tokens=4)
+    assert first["reasoning"]["effort"] == "high"
+    assert first["text"]["format"]["name"] == "a"
+    listed = api.send("GET", f"responses/{first['id']}/input_items?order=asc").json()["data"]
+    assert [{k: v for k, v in item.items() if k != "id"} for item in listed[:2]] == changes
+    going_on = {"previous_response_id": first["id"], "reasoning": {"effort": "low", "summary": "auto"}}
+    second = api.create(**going_on, max_output_tokens=4)
+    assert (second["reasoning"]["effort"], second["reasoning"]["summary"]) == ("high", "auto")
+    assert second["text"]["format"]["schema"] == NOTHING
+    back: list[Body] = [updated(reasoning={"effort": None}, text={"format": {"type": "text"}}), USER]
+    third = api.create(previous_response_id=second["id"], input=back)
+    assert (third["reasoning"]["effort"], third["text"]["format"]) == (None, {"type": "text"})
+    for settings, param in (
+        ({}, "input[0].reasoning"),
+        ({"reasoning": {"effort": "enormous"}}, "input[0].reasoning.effort"),
+        ({"reasoning": {"summary": "auto"}}, "input[0].reasoning.summary"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "input[0].text.format.schema"),
+        ({"text": {"format": {"type": "json_object"}}}, "input[0].text.format.type"),
+    ):
+        api.refused({"input": [updated(**settings), USER]}, param)
+    choice = {"structured_outputs": {"choice": ["a"]}}
+    api.refused({"input": [updated(text={"format": FORM}), USER], **choice}, "structured_outputs")
+
+
+def outlast_a_compaction(api: Api) -> None:
+    """Of a client that sends the compacted context in place of what it stands for."""
+    items = [added(FUNCTION), updated(reasoning={"effort": "high"}), message("assistant", ANSWER), USER]
+    trigger: Body = {"type": "compaction_trigger"}
+    (sealed,) = api.create(input=[*items, trigger])["output"]
+    compacted = api.send("POST", "responses/compact", {"model": MODEL, "input": items}).json()["output"]
+    for context in ([sealed], compacted):
+        made = api.create(input=[*context, USER], store=False)
+        assert (names_of(made), made["reasoning"]["effort"]) == (["look"], "high")
+
+
+def is_heard_unasked(api: Api) -> None:
+    """An output that answers no call is read as that of a call without arguments."""
+    output: Body = {
+        "type": "function_call_output",
+        "name": "bell",
+        "namespace": "door",
+        "output": "It rings.",
+    }
+    kept(output, {**output, "output": [TEXT]})(api)
+    prompt = api.prompt(input=[USER, output])
+    assert prompt.index("door__bell") < prompt.index("It rings.")
+    api.refused({"input": [{"type": "function_call_output", "output": "x"}, USER]}, "input[0].call_id")
 
 
 ITEMS = [
@@ -99,7 +199,13 @@ ITEMS = [
     Row("item_reference", "S", is_referred_to),
     Row("compaction", "S", is_compacted),
     Row("additional_tools", "S", brings_tools),
-    Row("configuration_update", "A", updates_nothing),
+    Row("additional_tools newest", "S", newest_tool_counts),
+    Row("additional_tools many", "R", too_many_tools_are_refused),
+    Row("additional_tools secrets", "R", brings_no_secrets),
+    Row("additional_tools role", "R", refused("input[0].role", input=[{**added(), "role": "user"}, USER])),
+    Row("configuration_update", "S", updates_settings),
+    Row("settings compacted", "S", outlast_a_compaction),
+    Row("function_call_output unasked", "S", is_heard_unasked),
     *(
         Row(kind, "A", kept({"type": kind, "something": {"of": ["its", "own"]}}))
         for kind in (
@@ -139,9 +245,20 @@ def chosen(choice: object) -> Check:
     return told(tool_choice=choice, tools=[FUNCTION, CUSTOM], max_output_tokens=4)
 
 
-TOLD_FUNCTION = {**FUNCTION, "description": None, "strict": False}
 NAMED: Body = {"type": "function", "name": "look"}
 GROUP: Body = {"type": "namespace", "name": "all", "description": "All.", "tools": [FUNCTION]}
+
+
+def is_not_offered(api: Api) -> None:
+    """A function that programs alone may call: it is repeated, and the model does not hear of it."""
+    shut: Body = {**TOLD_FUNCTION, "allowed_callers": ["programmatic"]}
+    told([shut], tools=[shut])(api)
+    assert "look" not in api.prompt(tools=[shut])
+    assert "look" not in api.prompt(tools=[{**GROUP, "tools": [shut, {**FUNCTION, "name": "see"}]}])
+    for choice in ("required", NAMED):
+        api.refused({"tools": [shut], "tool_choice": choice}, "tool_choice")
+
+
 TOOLS = [
     Row("function", "M", told([TOLD_FUNCTION], tools=[FUNCTION])),
     Row("custom", "M", told([CUSTOM], tools=[CUSTOM])),
@@ -169,6 +286,21 @@ TOOLS = [
     Row("choice function", "M", chosen(NAMED)),
     Row("choice custom", "M", chosen({"type": "custom", "name": "speak"})),
     Row("choice allowed_tools", "M", chosen({"type": "allowed_tools", "mode": "auto", "tools": [NAMED]})),
+    Row("function programmatic", "A", is_not_offered),
+    Row("defer_loading", "R", refused("tools[0].defer_loading", tools=[{**FUNCTION, "defer_loading": True}])),
+    Row(
+        "defer_loading namespace",
+        "R",
+        refused(
+            "tools[0].tools[0].defer_loading",
+            tools=[{**GROUP, "tools": [{**FUNCTION, "defer_loading": True}]}],
+        ),
+    ),
+    Row(
+        "defer_loading added",
+        "R",
+        refused("input[0].tools[0].defer_loading", input=[added({**FUNCTION, "defer_loading": True}), USER]),
+    ),
     Row("choice unknown", "R", refused("tool_choice", tools=[FUNCTION], tool_choice={"type": "telepathy"})),
 ]
 

@@ -95,7 +95,9 @@ def test_items_are_listed_by_pages_newest_first(scripted_server: ServerProcess, 
 
     assert texts() == list(reversed(range(40)))
     assert texts(order="asc", limit=7) == list(range(40))
-    first = client.conversations.items.list(conversation, order="asc", limit=10, include=["x"])  # type: ignore[list-item]
+    first = client.conversations.items.list(
+        conversation, order="asc", limit=10, include=["file_search_call.results"]
+    )
     assert (len(first.data), first.has_more) == (10, True)
     assert first.last_id == first.data[-1].id
     rest = client.conversations.items.list(conversation, order="asc", limit=30, after=first.data[-1].id)  # type: ignore[arg-type]
@@ -121,7 +123,7 @@ WRONG: list[tuple[str, object, str]] = [
     ("conversations", {"items": [{"role": "user"}]}, "items[0].content"),
     ("conversations", {"items": [{"type": "telepathy"}]}, "items[0].type"),
     ("conversations", {"items": [{"type": "item_reference", "id": "msg_1"}]}, "items[0].id"),
-    ("conversations", {"items": [{"type": "additional_tools", "tools": []}]}, "items"),
+    ("conversations", {"items": [{"type": "compaction_trigger"}]}, "items"),
     ("conversations", {"metadata": {"a": 1}}, "metadata.a"),
     ("conversations/{}", {}, "metadata"),
     ("conversations/{}", {"metadata": {"k" * 65: "x"}}, "metadata"),

@@ -86,7 +86,7 @@ def test_wrong_value_is_refused_by_name(
 
 def test_parameters_that_change_nothing_are_accepted(scripted_server: ServerProcess) -> None:
     tolerated = {
-        "include": ["reasoning.encrypted_content", "something.new"],
+        "include": ["reasoning.encrypted_content", "file_search_call.results"],
         "client_metadata": {"app": "x"},
         "service_tier": "flex",
         "stream_options": {"include_obfuscation": True},

@@ -18,7 +18,7 @@ from tests.support.server_process import MODEL, PATIENCE_S, REPOSITORY
 CLIENTS = REPOSITORY / ".clients"
 CODEX = CLIENTS / "node_modules" / ".bin" / "codex"
 AGENTS = CLIENTS / "agents" / "bin" / "python"
-PYTHONS = [CLIENTS / f"openai-{release}" / "bin" / "python" for release in ("1.109.1", "2.8.0", "3.52.0")]
+PYTHONS = [CLIENTS / f"openai-{release}" / "bin" / "python" for release in ("1.109.1", "2.8.0", "3.57.0")]
 LITELLM = CLIENTS / "litellm" / "bin" / "python"
 LANGCHAIN = CLIENTS / "langchain" / "bin" / "python"
 HERE = Path(__file__).parent

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -38,7 +38,7 @@ from server.model_formats.interface import (
 )
 from server.protocol import ids
 from server.protocol.responses.events import Event, render
-from server.protocol.responses.input import AdditionalTools, CompactionTrigger, ItemReference
+from server.protocol.responses.input import CompactionTrigger, ItemReference
 from server.protocol.responses.items import InputText, Item, Message
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo, Ending, ReasoningEcho, TextEcho
@@ -124,6 +124,10 @@ class SpelledFormat:
     @property
     def max_chars_per_token(self) -> int | None:
         return None
+
+    @property
+    def reasoning_context(self) -> Literal["current_turn"]:
+        return "current_turn"
 
     @property
     def reasoning_marks(self) -> ReasoningMarks | None:
@@ -214,7 +218,7 @@ def read_items(given: object) -> list[Item]:
     return [
         with_own_id(item, RESPONSE, "i", n)
         for n, item in enumerate(read)
-        if not isinstance(item, ItemReference | AdditionalTools | CompactionTrigger)
+        if not isinstance(item, ItemReference | CompactionTrigger)
     ]
 
 

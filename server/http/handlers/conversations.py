@@ -70,6 +70,7 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
 def create_items(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
     """POST /v1/conversations/{conversation_id}/items"""
     conversation = _conversation_id(request)
+    query_and_headers.include_values(request)  # which has none that changes this answer
     wanted = decode(body, CreateItems)
     services.admission.storage.check(caller)
     added = conversations.add_items(
@@ -80,6 +81,7 @@ def create_items(services: Services, caller: Caller, request: Request, body: byt
 
 def list_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/conversations/{conversation_id}/items; `include` changes nothing, URLs are given always"""
+    query_and_headers.include_values(request)
     page = query_and_headers.page_request(request)
     listed = conversations.list_items(
         services.database,
@@ -95,6 +97,7 @@ def list_items(services: Services, caller: Caller, request: Request, _body: byte
 def retrieve_item(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/conversations/{conversation_id}/items/{item_id}"""
     conversation, item = _conversation_id(request), _item_id(request)
+    query_and_headers.include_values(request)
     found = conversations.find_item(services.database, caller.tenant, conversation, item)
     return json_response(request, msgspec.Raw(found))
 

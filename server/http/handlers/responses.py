@@ -94,10 +94,11 @@ def idempotency_key(request: Request, body: bytes) -> IdempotencyKey | None:
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
     """GET /v1/responses/{response_id}"""
     response = response_id(request)
+    include = query_and_headers.include_values(request)
     query_and_headers.flag(request, "include_obfuscation")
     if not query_and_headers.flag(request, "stream"):
         found = _read(services, caller, request, response)
-        if SEALED_REASONING in query_and_headers.include_values(request):
+        if SEALED_REASONING in include:
             found = seal_reasoning(found, services.model.seal, caller.tenant)
         return json_response(request, found)
     after = query_and_headers.resume_after(request)

@@ -2,21 +2,22 @@
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
 from server.model_formats.chat_template.messages import write_messages
 from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
-from server.model_formats.chat_template.template_probe import probe_template
+from server.model_formats.chat_template.template_probe import ALL_REASONING, probe_template
 from server.model_formats.interface import Conversation, Prompt, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.model_formats.tool_index import ToolIndex, function_schema
-from server.protocol.responses.items import PreparedImage
+from server.protocol.responses.items import Message, PreparedImage, Reasoning
 from server.protocol.responses.request import Effort
 
 CHAT_TEMPLATE_KWARGS = frozenset(
@@ -111,6 +112,7 @@ class ChatTemplateFormat:
             callable_ = _NO_TOOLS
         elif choice.allowed is not None:
             callable_ = tool_index.only(choice.allowed)
+        conversation = self._with_reasoning_of(conversation)
         messages, images = write_messages(conversation, self._template, self._capabilities, self._calls)
         continues = conversation.continue_final_message
         if continues and (not messages or messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
@@ -171,6 +173,25 @@ class ChatTemplateFormat:
     @property
     def reasoning_marks(self) -> ReasoningMarks | None:
         return self._marks
+
+    @property
+    def reasoning_context(self) -> Literal["current_turn", "all_turns"]:
+        return "all_turns" if self._capabilities.earlier_reasoning else "current_turn"
+
+    def _with_reasoning_of(self, conversation: Conversation) -> Conversation:
+        """The conversation without the reasoning that its context leaves out. Raises PromptError."""
+        context = conversation.reasoning_context
+        if context == "all_turns" and not self._capabilities.all_reasoning:
+            raise PromptError(
+                "The model's chat template leaves out the reasoning of earlier turns.", "reasoning.context"
+            )
+        if context != "current_turn":
+            return conversation
+        items = conversation.items
+        starts = [at for at, item in enumerate(items) if isinstance(item, Message) and item.role == "user"]
+        start = starts[-1] if starts else 0
+        earlier = [item for item in items[:start] if not isinstance(item, Reasoning)]
+        return replace(conversation, items=[*earlier, *items[start:]])
 
     def _find_marks(self) -> ReasoningMarks | None:
         """The reasoning tags as tokens; None unless the end tag is one token, whose encoding is unique."""
@@ -240,7 +261,7 @@ class ChatTemplateFormat:
         raise PromptError(str(error), param) from error
 
     def _effort_variables(self, conversation: Conversation) -> dict[str, Any]:
-        """The template variables for reasoning effort and verbosity."""
+        """The template variables for reasoning and verbosity."""
         known, effort = self._template.variables, conversation.reasoning_effort
         variables: dict[str, Any] = {}
         if effort is not None:
@@ -248,6 +269,8 @@ class ChatTemplateFormat:
             variables = {name: thinks for name in _THINKING_SWITCHES if name in known}
             if "reasoning_effort" in known:
                 variables["reasoning_effort"] = effort
+        if conversation.reasoning_context == "all_turns":
+            variables |= {name: value for name, value in ALL_REASONING.items() if name in known}
         if conversation.verbosity is not None and "verbosity" in known:
             variables["verbosity"] = conversation.verbosity
         return variables

@@ -188,7 +188,7 @@ def _add(turn: Turn, item: Item, ids: "_CallIds") -> None:
 def _turn_of(item: Item, ids: "_CallIds", texts: _Texts) -> Turn:
     if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
         text = item.output.replace(_IMAGE, "") if isinstance(item.output, str) else texts.of(item.output)
-        return Turn("tool", text, call=ids.answered(item.call_id))
+        return Turn("tool", text, call=ids.answered(item.call_id or ""))
     assert isinstance(item, MessageItem)
     role = "system" if item.role == "developer" else item.role
     return Turn(role, texts.of(item.content))

@@ -4,7 +4,7 @@ Templates differ in their support for system messages, tools, calls with text, p
 of arguments; none declares it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,15 @@ _SYSTEM, _LATER, _ASKED, _AGAIN, _TEXT = "xsystemx", "xlaterx", "xaskedx", "xaga
 _FUNCTION, _OTHER, _VALUE, _OUTPUT, _THOUGHT = "xfunctionx", "xotherx", "xvaluex", "xoutputx", "xthoughtx"
 _ID = "xcallxid1"
 _USER: Message = {"role": "user", "content": _ASKED}
+
+
+ALL_REASONING: Mapping[str, bool] = {
+    "clear_thinking": False,
+    "keep_all_reasoning": True,
+    "preserve_thinking": True,
+    "truncate_history_thinking": False,
+}
+"""Variables by which templates write the reasoning of all turns; each reads its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +49,9 @@ class TemplateCapabilities:
     """Text beside calls, and several calls, in one message."""
     reasoning_as_part: bool
     """Reasoning is a content part, else a field of the message, which the template may ignore."""
+    earlier_reasoning: bool
+    all_reasoning: bool
+    """Reasoning of turns before the last user message: by default, and with `ALL_REASONING`."""
     content_as_parts: bool
     """Content is always a list of parts, as templates of some models that read pictures take no text."""
     images: bool
@@ -65,6 +77,8 @@ def probe_template(template: ChatTemplate) -> TemplateCapabilities:
     picture = [{"type": "image"}, {"type": "text", "text": _ASKED}]
     pictured = {"role": "user", "content": picture}
     placeholder = template.image_placeholder
+    as_part = probe.shows([_USER, thinking, again], _THOUGHT, _TEXT) and "thinking'" in template.source
+    earlier = [_USER, {**answer, "thinking": _THOUGHT, "reasoning_content": _THOUGHT}, again]
     return TemplateCapabilities(
         content_as_parts=probe.as_parts,
         images=placeholder is not None and probe.shows([pictured], placeholder, _ASKED),
@@ -81,8 +95,9 @@ def probe_template(template: ChatTemplate) -> TemplateCapabilities:
         text_with_calls=probe.shows([_USER, beside, output], _TEXT, _VALUE, tools=True),
         parallel_calls=probe.shows([_USER, two, output, output], _FUNCTION + '"', _OTHER, tools=True)
         or probe.shows([_USER, two, output, output], _OTHER, tools=True),
-        reasoning_as_part=probe.shows([_USER, thinking, again], _THOUGHT, _TEXT)
-        and "thinking'" in template.source,
+        reasoning_as_part=as_part,
+        earlier_reasoning=as_part or probe.shows(earlier, _THOUGHT, _TEXT),
+        all_reasoning=as_part or probe.shows(earlier, _THOUGHT, _TEXT, variables=ALL_REASONING),
     )
 
 
@@ -103,9 +118,14 @@ class _Probe:
             self.as_parts = self.shows([_USER], _ASKED)
 
     def shows(
-        self, messages: Sequence[Message], *texts: str, tools: bool = False, twice: str | None = None
+        self,
+        messages: Sequence[Message],
+        *texts: str,
+        tools: bool = False,
+        twice: str | None = None,
+        variables: Mapping[str, bool] | None = None,
     ) -> bool:
-        rendered = self._render(messages, tools)
+        rendered = self._render(messages, tools, variables)
         if rendered is None or (twice and rendered.count(twice) != 2):
             return False
         return all(text in rendered for text in texts)
@@ -121,7 +141,9 @@ class _Probe:
                 return _VALUE in rendered and not any(text in rendered for text in odd)
         return False
 
-    def _render(self, messages: Sequence[Message], tools: bool) -> str | None:
+    def _render(
+        self, messages: Sequence[Message], tools: bool, variables: Mapping[str, Any] | None = None
+    ) -> str | None:
         if self.as_parts:
             messages = [
                 {**message, "content": [{"type": "text", "text": message["content"]}]}
@@ -130,7 +152,8 @@ class _Probe:
                 for message in messages
             ]
         try:
-            return self._template.plain(self._template.render(messages, tools=_TOOLS if tools else None))
+            rendered = self._template.render(messages, tools=_TOOLS if tools else None, **(variables or {}))
+            return self._template.plain(rendered)
         except PromptError:
             return None
 

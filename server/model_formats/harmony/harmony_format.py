@@ -1,7 +1,8 @@
 """gpt-oss's model format, OpenAI's harmony: writes the prompt's system, developer and conversation messages.
 
 Follows docs/format.md of openai/harmony: a system message of settings, a developer message of instructions
-and tools, then the conversation. Reasoning is included only after the last final answer.
+and tools, then the conversation. Reasoning is included only after the last final answer, unless
+all of it is asked for.
 """
 
 import json
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Literal
 
 from server.model_formats.harmony.decoded_messages import read_messages
 from server.model_formats.harmony.encoding import HarmonyEncoding, clean
@@ -120,7 +122,11 @@ class HarmonyFormat:
             tokens += self._encode_message(
                 PromptMessage(author="developer", text=developer), conversation.max_tokens
             )
-        for message in prompt_messages(items, continues=conversation.continue_final_message):
+        for message in prompt_messages(
+            items,
+            continues=conversation.continue_final_message,
+            all_reasoning=conversation.reasoning_context == "all_turns",
+        ):
             tokens += self._encode_message(message, conversation.max_tokens)
             if conversation.max_tokens is not None and len(tokens) > conversation.max_tokens:
                 raise PromptTooLong(conversation.max_tokens)
@@ -150,6 +156,10 @@ class HarmonyFormat:
     @property
     def reasoning_marks(self) -> ReasoningMarks:
         return ReasoningMarks((CHANNEL, *self.encoding.word("analysis"), MESSAGE), (END,))
+
+    @property
+    def reasoning_context(self) -> Literal["current_turn"]:
+        return "current_turn"
 
     def messages(self, token_ids: Sequence[int]) -> Messages:
         return read_messages(token_ids, self.encoding.tokens)
@@ -230,9 +240,11 @@ def split_instructions(conversation: Conversation) -> tuple[str | None, Sequence
     return conversation.instructions, items
 
 
-def prompt_messages(items: Sequence[Item], *, continues: bool) -> Iterator[PromptMessage]:
+def prompt_messages(
+    items: Sequence[Item], *, continues: bool, all_reasoning: bool = False
+) -> Iterator[PromptMessage]:
     """The messages. Raises PromptError for an output without its call, or if no message can be continued."""
-    answered = _last_answer(items[:-1] if continues else items)
+    answered = -1 if all_reasoning else _last_answer(items[:-1] if continues else items)
     callees: dict[str, str] = {}
     for index, item in enumerate(items):
         match item:
@@ -246,7 +258,7 @@ def prompt_messages(items: Sequence[Item], *, continues: bool) -> Iterator[Promp
                 callees[item.call_id] = recipient(item.name, item.namespace or None)
                 yield _call(item, callees[item.call_id])
             case FunctionCallOutput() | CustomToolCallOutput():
-                yield _output(item.output, item.call_id, callees)
+                yield _output(item.output, item.call_id or "", callees)
     if continues and not (items and isinstance(items[-1], Message) and items[-1].role == "assistant"):
         raise PromptError("Only a last message of the assistant's can be continued.")
 

@@ -125,6 +125,12 @@ def _assistant(message: dict[str, Any], path: str) -> list[MessageElement]:
             f"{path}.function_call",
             "unsupported_parameter",
         )
+    if message.get("audio") is not None:
+        raise DecodeFailure(
+            "No answer here is spoken: send what was said as the message's content.",
+            f"{path}.audio",
+            "unsupported_parameter",
+        )
     elements: list[MessageElement] = []
     source = "reasoning_content" if message.get("reasoning_content") else "reasoning"
     thought = message.get(source)
@@ -260,7 +266,7 @@ def stored_message(group: Sequence[Item], message_id: str) -> StoredMessage:
                 role="tool",
                 content=text,
                 content_parts=_content_parts(parts),
-                tool_call_id=call_id,
+                tool_call_id=call_id or "",
             )
         case Message(_, _, role, content) if role != "assistant":
             return StoredMessage(

@@ -164,6 +164,12 @@ def is_nested_deeper(value: object, levels: int) -> bool:
     return levels == 0 or any(is_nested_deeper(element, levels - 1) for element in inner)
 
 
+def refuse_deep(element: dict[str, Any], path: str) -> None:
+    """Raises DecodeFailure for an item with values nested deeper than `MAX_NESTING`."""
+    if is_nested_deeper(element, MAX_NESTING):
+        raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
+
+
 def abbreviated(value: object) -> str:
     """A client's value for an error message: its first 100 characters, or its type."""
     if not isinstance(value, str):

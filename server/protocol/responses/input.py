@@ -1,27 +1,26 @@
-"""Decodes the `input` of a request into items: messages, reasoning, tool calls and outputs, references.
+"""Decodes the `input` of a request into items: messages, calls, outputs, tools, settings, references.
 
 Foreign ids, unknown fields and unsupported item types are accepted; a wrong value in a known field is a
 DecodeFailure with its path. Pure.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from server.protocol.decode import convert
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.content_parts import (
-    MAX_NESTING,
     TypeReader,
     abbreviated,
-    is_nested_deeper,
     read_parts,
+    refuse_deep,
 )
 from server.protocol.responses.items import (
     MAX_TEXT,
+    Caller,
     CallStatus,
     Compaction,
     ContentPart,
@@ -49,8 +48,13 @@ from server.protocol.responses.items import (
     decode_item,
     encode_item,
 )
-from server.protocol.responses.request import InputContentParam, ToolParam
-from server.protocol.responses.tools import Tool, log_ignored_tools, read_tools
+from server.protocol.responses.request import InputContentParam
+from server.protocol.responses.settings_input import (
+    AdditionalToolsParam,
+    ConfigurationUpdateParam,
+    read_additional_tools,
+    read_configuration_update,
+)
 
 T = TypeVar("T")
 
@@ -64,18 +68,11 @@ class ItemReference:
 
 
 @dataclass(frozen=True, slots=True)
-class AdditionalTools:
-    """An input item that adds tools."""
-
-    tools: list[Tool]
-
-
-@dataclass(frozen=True, slots=True)
 class CompactionTrigger:
     """Requests compaction of the items before it into one encrypted item, without generating an answer."""
 
 
-InputItem = Item | ItemReference | AdditionalTools | CompactionTrigger
+InputItem = Item | ItemReference | CompactionTrigger
 
 
 class _Item(msgspec.Struct, kw_only=True):
@@ -101,6 +98,8 @@ class _Call(_Item, kw_only=True):
     call_id: str
     name: str
     namespace: str | None = None
+    caller: Caller | None = None
+    is_async: bool | None = msgspec.field(default=None, name="async")
 
 
 class _FunctionCall(_Call, kw_only=True):
@@ -112,8 +111,18 @@ class _CustomToolCall(_Call, kw_only=True):
 
 
 class _Output(_Item, kw_only=True):
-    call_id: str
     output: Text | list[InputContentParam]
+    caller: Caller | None = None
+
+
+class _FunctionOutput(_Output, kw_only=True):
+    call_id: str | None = None
+    name: Annotated[str, Meta(min_length=1)] | None = None
+    namespace: str | None = None
+
+
+class _CustomToolOutput(_Output, kw_only=True):
+    call_id: str
 
 
 class _McpListTools(msgspec.Struct, kw_only=True):
@@ -156,10 +165,6 @@ class _Reference(msgspec.Struct, kw_only=True):
     id: str
 
 
-class _AdditionalTools(msgspec.Struct, kw_only=True):
-    tools: list[ToolParam]
-
-
 class _HostedCall(msgspec.Struct, kw_only=True):
     """A call of a hosted tool, or its output: only these fields are checked."""
 
@@ -179,23 +184,22 @@ def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[I
     """
     if isinstance(value, str):
         return [Message("", "completed", "user", [InputText(value)])]
-    items = [_read_item(element, f"{name}[{index}]") for index, element in enumerate(value)]
-    return [item for item in items if item is not None]
+    return [_read_item(element, f"{name}[{index}]") for index, element in enumerate(value)]
 
 
-def _read_item(element: dict[str, Any], path: str) -> InputItem | None:
+def _read_item(element: dict[str, Any], path: str) -> InputItem:
     kind = element.get("type", "message" if "role" in element or "content" in element else None)
     if kind is None and isinstance(element.get("id"), str):
         kind = "item_reference"  # earlier SDKs send references without a type
     reader = ITEM_READERS.get(kind) if isinstance(kind, str) else None
     if reader is not None:
-        item: InputItem | None = reader.read(element, path)
+        item: InputItem = reader.read(element, path)
         return item
     if not isinstance(kind, str) or kind not in OPAQUE_ITEM_TYPES:
         raise DecodeFailure(
             f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
         )
-    _refuse_deep(element, path)
+    refuse_deep(element, path)
     convert(element, _HostedCall, path)
     return OtherItem("", "completed", {**element, "type": kind})
 
@@ -227,32 +231,55 @@ def _read_reasoning(element: dict[str, Any], path: str) -> Item:
 
 def _read_function_call(element: dict[str, Any], path: str) -> Item:
     call: _FunctionCall = convert(element, _FunctionCall, path)
-    return FunctionCall(*_call_fields(call), call.arguments, _or_unset(call.namespace))
+    return FunctionCall(*_call_fields(call), call.arguments, *_call_origin(call))
 
 
 def _read_custom_tool_call(element: dict[str, Any], path: str) -> Item:
     call: _CustomToolCall = convert(element, _CustomToolCall, path)
-    return CustomToolCall(*_call_fields(call), call.input, _or_unset(call.namespace))
+    return CustomToolCall(*_call_fields(call), call.input, *_call_origin(call))
 
 
 def _call_fields(call: _Call) -> tuple[str, ItemStatus, str, str]:
     return "", call.status or "completed", call.call_id, call.name
 
 
+def _call_origin(call: _Call) -> tuple[str | UnsetType, Caller | UnsetType, bool | UnsetType]:
+    return _or_unset(call.namespace), _or_unset(call.caller), _or_unset(call.is_async)
+
+
 def _or_unset(value: T | None) -> T | UnsetType:
     return UNSET if value is None else value
 
 
-def _read_output(
-    kind: type[FunctionCallOutput] | type[CustomToolCallOutput],
-) -> Callable[[dict[str, Any], str], Item]:
-    def read(element: dict[str, Any], path: str) -> Item:
-        param: _Output = convert(element, _Output, path)
-        text = param.output
-        output = text if isinstance(text, str) else read_parts(text, f"{path}.output")
-        return kind("", param.status or "completed", param.call_id, output)
+def _read_function_output(element: dict[str, Any], path: str) -> Item:
+    param: _FunctionOutput = convert(element, _FunctionOutput, path)
+    if param.call_id is None and param.name is None:
+        raise DecodeFailure(
+            "An output names its call by call_id, or the function that has written it by name.",
+            f"{path}.call_id",
+            "missing_required_parameter",
+        )
+    return FunctionCallOutput(
+        "",
+        param.status or "completed",
+        param.call_id,
+        _read_output(param, path),
+        _or_unset(param.name),
+        _or_unset(param.namespace),
+        _or_unset(param.caller),
+    )
 
-    return read
+
+def _read_custom_tool_output(element: dict[str, Any], path: str) -> Item:
+    param: _CustomToolOutput = convert(element, _CustomToolOutput, path)
+    output = _read_output(param, path)
+    return CustomToolCallOutput(
+        "", param.status or "completed", param.call_id, output, _or_unset(param.caller)
+    )
+
+
+def _read_output(param: _Output, path: str) -> str | list[ContentPart]:
+    return param.output if isinstance(param.output, str) else read_parts(param.output, f"{path}.output")
 
 
 def _read_compaction(element: dict[str, Any], path: str) -> Item:
@@ -266,7 +293,7 @@ def _mcp_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
     """
 
     def read(element: dict[str, Any], path: str) -> Item:
-        _refuse_deep(element, path)
+        refuse_deep(element, path)
         fields = msgspec.structs.asdict(convert(element, shape, path))
         fields["id"] = fields["id"] or ""
         if "status" in fields:
@@ -278,28 +305,16 @@ def _mcp_reader(shape: type[msgspec.Struct], kind: type[Item]) -> TypeReader:
 
 def _read_stored_call(element: dict[str, Any], path: str) -> Item:
     """A call in the server's own form; any other form becomes an `OtherItem`, stored unchanged."""
-    _refuse_deep(element, path)
+    refuse_deep(element, path)
     convert(element, _HostedCall, path)
     value = element.get("status")
     status: Any = value if value in ("incomplete", "failed") else "completed"
     return decode_item(encode_item(OtherItem("", status, element)))
 
 
-def _refuse_deep(element: dict[str, Any], path: str) -> None:
-    if is_nested_deeper(element, MAX_NESTING):
-        raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
-
-
 def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
     reference: _Reference = convert(element, _Reference, path)
     return ItemReference(reference.id, path)
-
-
-def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTools:
-    param: _AdditionalTools = convert(element, _AdditionalTools, path)
-    tools = read_tools(param.tools, f"{path}.tools")
-    log_ignored_tools(param.tools)
-    return AdditionalTools(tools)
 
 
 STORED_FORM_TYPES = frozenset({"code_interpreter_call", "web_search_call"})
@@ -308,9 +323,9 @@ ITEM_READERS: dict[str, TypeReader] = {
     "message": TypeReader(_Message, _read_message),
     "reasoning": TypeReader(_Reasoning, _read_reasoning),
     "function_call": TypeReader(_FunctionCall, _read_function_call),
-    "function_call_output": TypeReader(_Output, _read_output(FunctionCallOutput)),
+    "function_call_output": TypeReader(_FunctionOutput, _read_function_output),
     "custom_tool_call": TypeReader(_CustomToolCall, _read_custom_tool_call),
-    "custom_tool_call_output": TypeReader(_Output, _read_output(CustomToolCallOutput)),
+    "custom_tool_call_output": TypeReader(_CustomToolOutput, _read_custom_tool_output),
     "compaction": TypeReader(_Compaction, _read_compaction),
     "mcp_list_tools": _mcp_reader(_McpListTools, McpListTools),
     "mcp_call": _mcp_reader(_McpCall, McpCall),
@@ -319,8 +334,8 @@ ITEM_READERS: dict[str, TypeReader] = {
     "mcp_approval_request": _mcp_reader(_McpApprovalRequest, McpApprovalRequest),
     "mcp_approval_response": _mcp_reader(_McpApprovalResponse, McpApprovalResponse),
     "item_reference": TypeReader(_Reference, _read_reference),
-    "additional_tools": TypeReader(_AdditionalTools, _read_additional_tools),
-    "configuration_update": TypeReader(_NoFields, lambda _element, _path: None),  # for OpenAI's servers
+    "additional_tools": TypeReader(AdditionalToolsParam, read_additional_tools),
+    "configuration_update": TypeReader(ConfigurationUpdateParam, read_configuration_update),
 }
 """By `type`, which is optional for messages."""
 

@@ -1,4 +1,4 @@
-"""Items of conversations: messages, reasoning, tool calls, MCP calls, code, web searches; parts; their JSON.
+"""Items of conversations: messages, reasoning, calls, outputs, tools, settings; content parts; their JSON.
 
 Optional fields are absent rather than null.
 """
@@ -12,6 +12,12 @@ from msgspec import UNSET, UnsetType
 
 from server.protocol.decode import decode_as
 from server.protocol.input_files import file_text
+from server.protocol.responses.settings_items import (
+    AdditionalTools,
+    CompletedItem,
+    ConfigurationUpdate,
+    SettingsItem,
+)
 
 Role = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -124,20 +130,38 @@ class Reasoning(_Item, frozen=True, tag="reasoning"):
     encrypted_content: str | UnsetType = UNSET
 
 
+class DirectCaller(msgspec.Struct, frozen=True, tag_field="type", tag="direct"):
+    """The model itself."""
+
+
+class ProgramCaller(msgspec.Struct, frozen=True, tag_field="type", tag="program"):
+    """A program that the model has written."""
+
+    caller_id: str
+
+
+Caller = DirectCaller | ProgramCaller
+
+
 class FunctionCall(_Item, frozen=True, tag="function_call"):
-    """A call of a function tool."""
+    """A call of a function tool. `caller` and `async` are stored and returned unchanged."""
 
     call_id: str
     name: str
     arguments: str
     namespace: str | UnsetType = UNSET
+    caller: Caller | UnsetType = UNSET
+    is_async: bool | UnsetType = msgspec.field(default=UNSET, name="async")
 
 
 class FunctionCallOutput(_Item, frozen=True, tag="function_call_output"):
-    """The output of a function call."""
+    """The output of a function call, or without a `call_id` what the function `name` says unasked."""
 
-    call_id: str
+    call_id: str | None
     output: str | list[ContentPart]
+    name: str | UnsetType = UNSET
+    namespace: str | UnsetType = UNSET
+    caller: Caller | UnsetType = UNSET
 
 
 class CustomToolCall(_Item, frozen=True, tag="custom_tool_call"):
@@ -147,6 +171,8 @@ class CustomToolCall(_Item, frozen=True, tag="custom_tool_call"):
     name: str
     input: str
     namespace: str | UnsetType = UNSET
+    caller: Caller | UnsetType = UNSET
+    is_async: bool | UnsetType = msgspec.field(default=UNSET, name="async")
 
 
 class CustomToolCallOutput(_Item, frozen=True, tag="custom_tool_call_output"):
@@ -154,6 +180,7 @@ class CustomToolCallOutput(_Item, frozen=True, tag="custom_tool_call_output"):
 
     call_id: str
     output: str | list[ContentPart]
+    caller: Caller | UnsetType = UNSET
 
 
 class Compaction(_Item, frozen=True, tag="compaction"):
@@ -185,20 +212,11 @@ class ListedTool(msgspec.Struct, frozen=True):
         return self.only_reads or bool((self.annotations or {}).get("idempotentHint"))
 
 
-class _CompletedItem(msgspec.Struct, frozen=True, tag_field="type"):
-    id: str
-
-    @property
-    def status(self) -> Literal["completed"]:
-        """The status in the item's row; OpenAI's items of these types have none."""
-        return "completed"
-
-
-class McpListTools(_CompletedItem, frozen=True, tag="mcp_list_tools"):
+class McpListTools(CompletedItem, frozen=True, tag="mcp_list_tools"):
     """The tools of an MCP server, or the error of listing them."""
 
     server_label: str
-    tools: list[ListedTool] = []
+    tools: list[ListedTool] = msgspec.field(default_factory=list)
     error: str | None = None
 
 
@@ -225,7 +243,7 @@ class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
     approval_request_id: str | None = None
 
 
-class McpApprovalRequest(_CompletedItem, frozen=True, tag="mcp_approval_request"):
+class McpApprovalRequest(CompletedItem, frozen=True, tag="mcp_approval_request"):
     """A call that waits for the client's approval."""
 
     server_label: str
@@ -233,7 +251,7 @@ class McpApprovalRequest(_CompletedItem, frozen=True, tag="mcp_approval_request"
     arguments: str
 
 
-class McpApprovalResponse(_CompletedItem, frozen=True, tag="mcp_approval_response"):
+class McpApprovalResponse(CompletedItem, frozen=True, tag="mcp_approval_response"):
     """The client's answer to an approval request."""
 
     approval_request_id: str
@@ -294,6 +312,7 @@ Item = (
     | CustomToolCall
     | CustomToolCallOutput
     | Compaction
+    | SettingsItem
     | HostedItem
     | OtherItem
 )
@@ -310,6 +329,8 @@ ID_PREFIXES: dict[type[Item], str] = {
     CustomToolCall: "ctc",
     CustomToolCallOutput: "ctco",
     Compaction: "cmp",
+    AdditionalTools: "at",
+    ConfigurationUpdate: "cu",
     **HOSTED_ID_PREFIXES,
     OtherItem: "item",
 }

@@ -12,7 +12,7 @@ import msgspec
 
 from server.protocol.decode import decode
 from server.protocol.error_object import DecodeFailure
-from server.protocol.responses.input import AdditionalTools, ItemReference, read_input
+from server.protocol.responses.input import ItemReference, read_input
 from server.protocol.responses.items import MAX_TEXT, ContentPart, InputText, Item, Message, OutputText
 
 _VARIABLE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}")
@@ -48,8 +48,7 @@ def read_template(content: bytes) -> Template:
     items: list[Item] = []
     for item in read_input(prompt.input) if prompt.input is not None else []:
         if not isinstance(item, Item):
-            kinds = {AdditionalTools: "tools", ItemReference: "references to items"}
-            kind = kinds.get(type(item), "compaction triggers")
+            kind = "references to items" if isinstance(item, ItemReference) else "compaction triggers"
             raise DecodeFailure(f"A prompt cannot hold {kind}.", "input", "unsupported_value")
         items.append(item)
     if not prompt.instructions and not items:

@@ -46,6 +46,18 @@ GenerationConfigParam = dict[str, Any] | Annotated[str, Meta(max_length=65_536)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 Summary = Literal["auto", "concise", "detailed"]
+ReasoningContext = Literal["auto", "current_turn", "all_turns"]
+INCLUDABLE = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""OpenAI's values of `include`. Not a type, because requests are stored as they were sent."""
 Kind = Literal["response", "chat", "completion"]
 """The API of a request: Responses, Chat Completions or the legacy completions."""
 MAX_END_USER = 512
@@ -60,9 +72,10 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
     effort: Effort | None = None
     summary: Summary | None = None
     generate_summary: Summary | None = None
-
-
-"""Deprecated name of `summary`."""
+    """Deprecated name of `summary`."""
+    context: ReasoningContext | None = None
+    """Which turns' reasoning the model reads again."""
+    mode: Literal["standard", "pro"] | None = None
 
 
 class TextFormat(msgspec.Struct, frozen=True):
@@ -102,6 +115,15 @@ class ContextManagement(msgspec.Struct, frozen=True):
 
     type: str
     compact_threshold: Annotated[int, Meta(ge=1000)] | None = None
+
+
+class PromptCacheOptions(msgspec.Struct, frozen=True):
+    prewarm: bool | None = None
+    """The prompt is prefilled and nothing is generated; the other fields change nothing here."""
+
+
+class ImageOptions(msgspec.Struct, frozen=True):
+    context_compression: Literal["auto", "enabled", "disabled"] | None = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -184,9 +206,11 @@ class CreateResponse(SharedParameters, frozen=True, kw_only=True):
     prompt: PromptReference | None = None
     safety_identifier: str | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     user: str | None = None
     include: Annotated[list[str], Meta(max_length=64)] | None = None
     service_tier: str | None = None
+    image: ImageOptions | None = None
     chat_template: Annotated[str, Meta(max_length=MAX_TEMPLATE)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Meta(max_length=256)] | None = None
@@ -197,6 +221,11 @@ class CreateResponse(SharedParameters, frozen=True, kw_only=True):
     previous_input_messages: Annotated[list[dict[str, Any]], Meta(max_length=4096)] | None = None
     stream_options: StreamOptions | None = None
     expires_after: ExpiresAfter | None = None
+
+    @property
+    def prewarms(self) -> bool:
+        """Whether the prompt is prefilled without an answer."""
+        return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
 
 
 class CountInput(CreateResponse, frozen=True, kw_only=True):

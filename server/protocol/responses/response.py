@@ -155,6 +155,9 @@ def read_turns(column: str | None) -> Sequence[TurnUsage]:
 class ReasoningEcho(msgspec.Struct, frozen=True):
     effort: str | None = None
     summary: str | None = None
+    context: str | UnsetType = UNSET
+    """In effect, as `mode` is; absent in responses of earlier releases."""
+    mode: str | UnsetType = UNSET
 
 
 class TextEcho(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from server.protocol.decode import convert
 from server.protocol.error_object import DecodeFailure, missing_parameter
@@ -21,11 +21,19 @@ log = logging.getLogger("holdfast.wire")
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$(?!\n)")]
 
 
+AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], Meta(max_length=2)] | None | UnsetType
+"""Who may call a tool: the model directly, which is the default, or programs that it writes."""
+
+
 class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    allowed_callers: AllowedCallers = UNSET
+    defer_loading: bool | UnsetType = UNSET
+    is_async: bool | UnsetType = msgspec.field(default=UNSET, name="async")
+    output_schema: dict[str, Any] | UnsetType | None = UNSET
 
 
 class CustomToolTextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -41,6 +49,9 @@ class CustomTool(msgspec.Struct, frozen=True, tag_field="type", tag="custom"):
     name: Name
     description: str | None = None
     format: CustomToolTextFormat | GrammarFormat | None = None
+    allowed_callers: AllowedCallers = UNSET
+    defer_loading: bool | UnsetType = UNSET
+    is_async: bool | UnsetType = msgspec.field(default=UNSET, name="async")
 
 
 class NamespaceTool(msgspec.Struct, frozen=True, tag_field="type", tag="namespace"):
@@ -83,6 +94,8 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     require_approval: Literal["always", "never"] | ApprovalFilter | None = None
     authorization: str | None = None
     headers: dict[str, str] | None = None
+    allowed_callers: AllowedCallers = UNSET
+    defer_loading: bool | UnsetType = UNSET
     listed: list[ListedTool] = []
     """The server's tools from tool discovery; never a client's value."""
     listing_error: str | None = None
@@ -99,7 +112,9 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
 
     @property
     def offered(self) -> list[ListedTool]:
-        """The discovered tools that `allowed_tools` permits."""
+        """The discovered tools that `allowed_tools` permits; none where only programs may call them."""
+        if not is_direct(self):
+            return []
         allowed = self.allowed_tools
         if isinstance(allowed, list):
             allowed = None if ALL_TOOLS in allowed else ToolFilter(tool_names=allowed)
@@ -124,6 +139,11 @@ TOOL_TYPES: dict[str, type[Tool]] = {
     "namespace": NamespaceTool,
     "mcp": McpTool,
 }
+
+
+def is_direct(tool: FunctionTool | CustomTool | McpTool) -> bool:
+    """Whether the model may call the tool itself, not programs alone, of which there are none here."""
+    return not isinstance(tool.allowed_callers, list) or "direct" in tool.allowed_callers
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -166,6 +186,25 @@ def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> li
     return tools
 
 
+def refuse_deferred(declared: Sequence[Any], path: str = "tools") -> None:
+    """Raises DecodeFailure for a tool that is to be loaded by a tool search.
+
+    Not part of `read_tools`, which also reads the tools of stored requests.
+    """
+    for index, element in enumerate(declared):
+        if not isinstance(element, dict) or element.get("type") not in TOOL_TYPES:
+            continue
+        if element.get("defer_loading") is True:
+            raise DecodeFailure(
+                "Deferred tools are loaded by the tool tool_search, which is not available here: leave out "
+                "defer_loading, and the model has the tool from the beginning.",
+                f"{path}[{index}].defer_loading",
+                "unsupported_parameter",
+            )
+        inner = element.get("tools")
+        refuse_deferred(inner if isinstance(inner, list) else (), f"{path}[{index}].tools")
+
+
 def _refuse_duplicates(tools: list[Tool], path: str) -> None:
     seen: set[str] = set()
     for tool in tools:
@@ -196,10 +235,10 @@ def callable_names(tools: list[Tool]) -> set[str]:
     for tool in tools:
         match tool:
             case NamespaceTool():
-                names |= {inner.name for inner in tool.tools}
+                names |= {inner.name for inner in tool.tools if is_direct(inner)}
             case McpTool(label):
                 names |= {f"{label}__{inner.name}" for inner in tool.offered}
-            case _:
+            case FunctionTool() | CustomTool() if is_direct(tool):
                 names.add(tool.name)
     return names
 
@@ -304,6 +343,11 @@ def declaration(tool: Tool) -> dict[str, Any]:
     if not isinstance(tool, McpTool):
         return echo(tool)
     return {name: value for name, value in msgspec.to_builtins(tool).items() if name not in INTERNAL_FIELDS}
+
+
+def declared_name(element: dict[str, Any]) -> str:
+    """What tells a declared tool apart from others: its name or label, of OpenAI's own tools their type."""
+    return str(element.get("name") or element.get("server_label") or element.get("type"))
 
 
 def _redacted_url(url: str | None) -> str | None:

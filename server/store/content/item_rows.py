@@ -72,7 +72,7 @@ def stored_item(item: Item, decoded: ImagesByUrl | None = None) -> NewItem:
     return NewItem(
         id=item.id,
         type=item_type(item),
-        role=getattr(item, "role", None),
+        role=item.role if isinstance(item, Message) else None,
         status=item.status,
         name=getattr(item, "name", None),
         call_id=getattr(item, "call_id", None),

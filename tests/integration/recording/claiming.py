@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -89,6 +89,10 @@ class RealParsers:
     @property
     def max_chars_per_token(self) -> int | None:
         return None
+
+    @property
+    def reasoning_context(self) -> Literal["current_turn"]:
+        return "current_turn"
 
     @property
     def reasoning_marks(self) -> ReasoningMarks | None:

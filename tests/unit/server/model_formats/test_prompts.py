@@ -304,6 +304,19 @@ def test_an_item_without_a_meaning_here_is_left_out() -> None:
     assert write("hermes", other, ASKED) == write("hermes", ASKED)
 
 
+@pytest.mark.parametrize("name", CALLERS)
+def test_reasoning_of_earlier_turns_is_written_as_its_context_says(name: str) -> None:
+    shape, items = format_of(name), [*TURN, message("assistant", "Rain."), message("user", "And now?")]
+    assert ("I look." in write(name, *items)) == (shape.reasoning_context == "all_turns")
+    assert "I look." not in write(name, *items, reasoning_context="current_turn")
+    assert write(name, *TURN, reasoning_context="current_turn") == write(name, *TURN)
+    if shape._capabilities.all_reasoning:
+        assert "I look." in write(name, *items, reasoning_context="all_turns")
+    else:
+        with pytest.raises(PromptError, match="earlier turns"):
+            write(name, *items, reasoning_context="all_turns")
+
+
 def test_an_output_without_its_call_is_refused() -> None:
     with pytest.raises(PromptError, match="call_9"):
         write("hermes", ASKED, output("call_9", "Rain."))
@@ -367,3 +380,15 @@ def test_conversations_with_tools_may_have_a_template_of_their_own(
         '[{"type": "function", "function": {"name": "get_time"'
     )
     assert decode(list(without.token_ids)) == "user: Weather?\n"
+
+
+def test_a_template_with_a_switch_writes_the_reasoning_of_all_turns_where_it_is_asked_to(
+    make_format: Callable[[str], ModelFormat],
+) -> None:
+    thought = "{% if m.reasoning_content and preserve_thinking %}{{ m.reasoning_content }}{% endif %}"
+    switched = make_format("{% for m in messages %}{{ m.role }}: " + thought + "{{ m.content }} {% endfor %}")
+    items = [ASKED, TURN[1], message("assistant", "Rain."), message("user", "And now?")]
+    own = switched.write(Conversation(items=items))
+    whole = switched.write(Conversation(items=items, reasoning_context="all_turns"))
+    assert switched.reasoning_context == "current_turn"
+    assert len(whole.token_ids) > len(own.token_ids)

@@ -208,17 +208,12 @@ def test_thoughts_of_a_finished_turn_are_left_out() -> None:
 
 
 def test_thoughts_between_calls_stay_until_the_answer() -> None:
-    open_turn: list[Item] = [
-        user("a"),
-        thought("1"),
-        call("f"),
-        output("x"),
-        thought("2"),
-        call("f"),
-        output("y"),
-    ]
+    first: list[Item] = [user("a"), thought("1"), call("f"), output("x")]
+    open_turn = [*first, thought("2"), call("f"), output("y")]
     assert turns(open_turn).count("<|channel|>analysis") == 2
-    assert turns([*open_turn, answer("z"), user("b")]).count("<|channel|>analysis") == 0
+    for context, thoughts in ((None, 0), ("all_turns", 2)):
+        text = turns([*open_turn, answer("z"), user("b")], reasoning_context=context)
+        assert text.count("<|channel|>analysis") == thoughts
 
 
 def test_thoughts_without_a_text_are_left_out() -> None:

@@ -82,7 +82,7 @@ def test_wrong_variable_is_refused_by_name(variables: dict[str, Any], param: str
         {"input": []},
         {"input": [{"role": "wizard", "content": "x"}]},
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
-        {"input": [{"type": "additional_tools", "tools": []}]},
+        {"input": [{"type": "compaction_trigger"}]},
         {"instructions": "\0"},
     ],
 )

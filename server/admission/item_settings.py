@@ -1,0 +1,97 @@
+"""`with_item_settings`: the tools and settings that items of a conversation give to the requests after them.
+
+The newest item of each kind counts, wherever it is: in the input, in the history or in a compaction.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from server.errors import InvalidRequest
+from server.protocol.decode import convert_to
+from server.protocol.responses.items import Compaction, Item, Message
+from server.protocol.responses.request import (
+    MAX_TOOLS,
+    CreateResponse,
+    ReasoningOptions,
+    TextFormat,
+    TextOptions,
+)
+from server.protocol.responses.settings_items import AdditionalTools, ConfigurationUpdate, SettingsItem
+from server.protocol.responses.tools import declared_name
+from server.sealing.cipher import Seal
+from server.sealing.sealed_items import unseal_context
+
+
+def with_item_settings(
+    request: CreateResponse, items: Sequence[Item], seal: Seal, tenant: str
+) -> CreateResponse:
+    """The request with what its conversation's items set: further tools, reasoning effort, text format.
+
+    A tool of the request replaces one of that name in an item, and an item's an earlier item's. An updated
+    setting replaces the request's. Raises InvalidRequest for too many tools, and for a format that does not
+    go with the rest of the request.
+    """
+    if all(isinstance(item, Message) for item in items):
+        return request
+    settings = list(_settings(items, seal, tenant))
+    if not settings:
+        return request
+    tools = _with_additional(request.tools or (), settings)
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(
+            f"The request and the additional_tools of its conversation have {len(tools)} tools; at most "
+            f"{MAX_TOOLS} are offered.",
+            param="tools",
+            code="array_above_max_length",
+        )
+    changed = msgspec.structs.replace(request, tools=tools or request.tools)
+    for item in settings:
+        if isinstance(item, ConfigurationUpdate):
+            changed = _updated(changed, item)
+    output_format = changed.text.format if changed.text else None
+    if changed.structured_outputs is not None and output_format is not None and output_format.type != "text":
+        raise InvalidRequest(
+            "A configuration_update has set a format of text: send one that sets text, or leave out "
+            "structured_outputs.",
+            param="structured_outputs",
+            code="invalid_value",
+        )
+    return changed
+
+
+def _settings(items: Sequence[Item], seal: Seal, tenant: str) -> Iterator[SettingsItem]:
+    for item in items:
+        if isinstance(item, SettingsItem):
+            yield item
+        elif isinstance(item, Compaction) and item.encrypted_content:
+            yield from _settings(unseal_context(item, seal, tenant) or (), seal, tenant)
+
+
+def _with_additional(
+    declared: Sequence[dict[str, Any]], settings: Sequence[SettingsItem]
+) -> list[dict[str, Any]]:
+    names = {declared_name(tool) for tool in declared}
+    added: list[dict[str, Any]] = []
+    for item in reversed(settings):
+        if isinstance(item, AdditionalTools):
+            new = [tool for tool in item.tools if declared_name(tool) not in names]
+            names |= {declared_name(tool) for tool in new}
+            added = [*new, *added]
+    return [*declared, *added]
+
+
+def _updated(request: CreateResponse, update: ConfigurationUpdate) -> CreateResponse:
+    if update.reasoning is not UNSET and update.reasoning.effort is not UNSET:
+        reasoning = request.reasoning or ReasoningOptions()
+        effort = update.reasoning.effort
+        request = msgspec.structs.replace(
+            request, reasoning=msgspec.structs.replace(reasoning, effort=effort)
+        )
+    if update.text is not UNSET:
+        text = request.text or TextOptions()
+        output_format = convert_to(update.text["format"], TextFormat)
+        request = msgspec.structs.replace(request, text=msgspec.structs.replace(text, format=output_format))
+    return request
