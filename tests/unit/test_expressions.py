@@ -50,6 +50,7 @@ REACH = {
     "server/console/contents/previews.py:_TEXT": HEADER,
     "server/console/contents/previews.py:_CUT_ESCAPE": HEADER,
     "server/cli/audit.py": OPERATOR,
+    "server/store/console/reader.py:_NAME": 20_000,  # a query of the console
     "server/store/transfer/columns.py:_NUL": TEXT,  # a value of an import
     "server/logs/formats.py": OPERATOR,  # messages of the engine's log
     "server/browser/page.py:_CHARSET": PAGE,

@@ -2,13 +2,15 @@
 
 `set role` in a session of the server's own could be undone by the query. So the session is that of a user who
 has no other rights. It is one statement (extended protocol) in a read-only transaction that is rolled back,
-bounded in time, rows, columns and bytes.
+bounded in time, rows, columns and bytes. It names no function that may do more than read
+(`_require_reading`).
 
 Every value comes as text. The query runs inside another, which cuts long values and counts the rows, so that
 a value of 1 GB is not sent.
 """
 
 import contextlib
+import re
 import resource
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -51,6 +53,41 @@ _MAY_MORE = """
         and pg_has_role(session_user, oid, 'member')
     ) or has_table_privilege(session_user, 'responses', 'insert, update, delete, truncate')
     or has_column_privilege(session_user, 'api_keys', 'digest', 'select')
+"""
+_NAME = re.compile(r"[a-z_][a-z0-9_$]*")
+_ESCAPED_NAME: Final = 'u&"'
+"""How an identifier begins that is written with escapes, which hide its name."""
+HARMLESS: Final = (
+    "random",
+    "random_normal",
+    "gen_random_uuid",
+    "uuidv4",
+    "uuidv7",
+    "clock_timestamp",
+    "timeofday",
+    "pg_sleep",
+    "pg_relation_size",
+    "pg_table_size",
+    "pg_indexes_size",
+    "pg_total_relation_size",
+    "pg_database_size",
+    "pg_tablespace_size",
+    "pg_relation_filenode",
+    "pg_is_in_recovery",
+    "pg_current_wal_lsn",
+    "pg_current_wal_insert_lsn",
+    "pg_partition_tree",
+    "pg_partition_ancestors",
+    "pg_blocking_pids",
+    "system",
+    "bernoulli",
+)
+"""Volatile functions that only read, draw or wait; `system` is the name of a role as well."""
+WITH_EFFECT: Final = ("txid_current", "pg_current_xact_id")
+"""Functions that are not volatile and take a transaction's id, whose end is written to the log."""
+_CALLED = """
+    select min(proname) from pg_catalog.pg_proc
+    where proname = any(%s) and proname <> all(%s) and (provolatile = 'v' or proname = any(%s))
 """
 _NOT_A_READER = (
     "The user of reader-database-url may do more than read; make one with"
@@ -106,6 +143,7 @@ def run_query(url: str, query: str, *, explain: bool, is_embedded: bool) -> Quer
         with closing(connect(url, "holdfast console", _LIMITS, pooled=True)) as connection:
             connection.read_only = True
             _require_reader(connection)
+            _require_reading(connection, text)
             if is_embedded:
                 _limit_memory(connection.info.backend_pid)
             columns = _columns(connection, text)
@@ -123,6 +161,23 @@ def _require_reader(connection: TimeoutConnection) -> None:
     found = connection.execute(_MAY_MORE).fetchone()
     if found != (False,):
         raise QueryFailed(_NOT_A_READER)
+
+
+def _require_reading(connection: TimeoutConnection, query: str) -> None:
+    """Raises QueryFailed for a query that names a function which may write, lock or signal.
+
+    A read-only transaction lets such functions write to the log, take advisory locks and change settings, and
+    their right belongs to everybody. Any mention counts, also in a string or a comment: what is named nowhere
+    cannot be called, because functions that run a query given as text, which could be put together, are
+    volatile too.
+    """
+    lowered = query.lower()
+    if _ESCAPED_NAME in lowered:
+        raise QueryFailed('Write names without escapes: U&"…" is refused.')
+    names = list(set(_NAME.findall(lowered)))
+    found = connection.execute(_CALLED, [names, list(HARMLESS), list(WITH_EFFECT)]).fetchone()
+    if found is not None and found[0] is not None:
+        raise QueryFailed(f"This page only reads, and {found[0]} may do more; a session of psql may call it.")
 
 
 def _limit_memory(pid: int) -> None:

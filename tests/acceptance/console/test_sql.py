@@ -133,15 +133,14 @@ WRITING = "select query_to_xml('{}', true, false, '')"
 ATTACKS = {
     "insert into tenants (tenant) values ('x')": GIVES_NO_ROWS,
     "with gone as (delete from responses returning 1) select * from gone": "data-modifying",
-    WRITING.format("delete from tenants"): "not allowed",
-    "select set_config('role', 'postgres', false)": "denied",
-    "select set_config('session_authorization', 'postgres', false)": "denied",
-    "select set_config('transaction_read_only', 'off', false)": "must be set before any query",
+    WRITING.format("delete from tenants"): "query_to_xml may do more",
+    "select set_config('role', 'postgres', false)": "set_config may do more",
+    "select set_config('statement_timeout', '0', false)": "set_config may do more",
     "set role postgres": GIVES_NO_ROWS,
     "copy (select 1) to program 'id'": GIVES_NO_ROWS,
-    WRITING.format("copy (select 1) to program ''id''"): "copy",
-    "select pg_read_file('/etc/passwd')": "denied",
-    "select lo_import('/etc/passwd')": "denied",
+    "select pg_read_file('/etc/passwd')": "pg_read_file may do more",
+    "select lo_import('/etc/passwd')": "lo_import may do more",
+    "select pg_terminate_backend(pid) from pg_stat_activity": "pg_terminate_backend may do more",
     "select digest from api_keys": "denied",
     "select secret, old_secret from webhook_endpoints": "denied",
     "select * from seal_keys": "denied",
@@ -161,6 +160,76 @@ def test_what_does_not_only_read_is_answered_with_a_sentence(console: Console, q
     assert ATTACKS[query].lower() in said.lower()
     assert status == 400
     assert console.get("/console/tenants").status_code == 200
+
+
+LOGGED = "pg_logical_emit_message(false, 'x', repeat('y', 1000000))"
+EFFECTS = (
+    f"select {LOGGED} from generate_series(1, 300)",  # noqa: S608
+    f"select pg_catalog.{LOGGED}",
+    f'select pg_catalog."pg_logical_emit_message"{LOGGED[23:]}',
+    f"select PG_Logical_EMIT_message/* */ {LOGGED[23:]}",
+    f'select U&"pg\\005flogical_emit_message"{LOGGED[23:]}',
+    f"select u&\"pg!005flogical_emit_message\" uescape '!' {LOGGED[23:]}",
+    f"with x as (select {LOGGED} as a) select 1 from x where a is not null",  # noqa: S608
+    f"select 1 from (values (1)) v (a) join lateral {LOGGED} as w on true",  # noqa: S608
+    f"select 1 order by {LOGGED}",
+    f"select 1 limit case when {LOGGED} is null then 0 else 1 end",
+    f"select count(*) filter (where {LOGGED} is not null)",
+    f"values ({LOGGED})",
+    f"do $$ begin perform {LOGGED}; end $$",
+    f"explain analyze select {LOGGED}",
+    f"create temp table t as select {LOGGED}",
+    "select query_to_xml('select pg_logical' || '_emit_message(false, ''x'', ''y'')', true, false, '')",
+    "select query_to_xmlschema(chr(115), true, false, '')",
+    "select cursor_to_xml('c', 1, true, false, '')",
+    "select * from ts_stat('select pg_logical' || '_emit_message(false, ''x'', ''y'')::text::tsvector')",
+    "select ts_rewrite('a'::tsquery, 'select pg_' || 'export_snapshot()::tsquery, null::tsquery')",
+    "select pg_try_advisory_lock(g) from generate_series(1, 100000) g",
+    "select pg_advisory_xact_lock_shared(1)",
+    "select pg_export_snapshot()",
+    "select pg_current_xact_id()",
+    "select txid_current()",
+    "select pg_notify('holdfast_cancel', 'x')",
+    "select lo_create(g) from generate_series(1, 1000) g",
+    "select lo_from_bytea(0, 'x')",
+    "select nextval('s')",
+    "select setval('s', 1)",
+    "select pg_switch_wal()",
+    "select pg_create_restore_point('x')",
+    "select pg_cancel_backend(1)",
+    "select * from dblink('', 'select 1') as t (a int)",
+)
+PAGE_BYTES = 8192
+
+
+@pytest.mark.parametrize("wish", ["run", "explain"])
+def test_no_query_writes_to_the_log_nor_takes_a_lock(console: Console, site: Site, wish: str) -> None:
+    """Pruning of pages that are read may write a page; what servers write meanwhile is not counted here."""
+    with psycopg.connect(site.database_url, autocommit=True) as connection:
+        for query in EFFECTS:
+            before = _log_position(connection)
+            status, said = ask(console, query, wish)
+            assert status == 400, (query, said)
+            assert _log_position(connection) - before < 16 * PAGE_BYTES, query
+
+
+def _log_position(connection: psycopg.Connection) -> int:
+    row = connection.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select count(*) from admin.items where role = 'system'",
+        "select random(), clock_timestamp(), gen_random_uuid(), pg_total_relation_size('responses')",
+        "select relname, pg_size_pretty(pg_table_size(oid)) from pg_class limit 1",
+        "select pid, state from pg_stat_activity",
+    ],
+)
+def test_what_only_reads_or_draws_is_answered(console: Console, query: str) -> None:
+    assert ask(console, query)[0] == 200
 
 
 @pytest.mark.parametrize("query", ["", " ", "x" * 20_001])
