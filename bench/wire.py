@@ -199,6 +199,7 @@ class _Written:
         self.encode = model_format.encode
         self.max_chars_per_token = model_format.max_chars_per_token
         self.reasoning_marks = model_format.reasoning_marks
+        self.reasoning_context = model_format.reasoning_context
 
     def write(self, _conversation: Conversation) -> Prompt:
         return self._prompt
