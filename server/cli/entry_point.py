@@ -119,10 +119,11 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"holdfast {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command")
+    adders = {(module, function) for name, _, module, function in _COMMANDS if module and name == chosen}
     for name, sentence, module, function in _COMMANDS:
         if name in commands.choices:
             continue  # another command's function has added it
-        if chosen not in (None, name):
+        if chosen is not None and (module, function) not in adders and name != chosen:
             commands.add_parser(name, help=sentence)
         elif not module:
             add_command(commands, name, sentence, _serve, all_settings=True)
