@@ -40,7 +40,6 @@ def upgrade() -> None:
     _create_tables()
     _run(_function_that_drops_responses().replace(OLD_CHANGE, NEW_CHANGE))
     _run((FOLDER / "functions" / "rights.sql").read_text(encoding="utf-8").strip().removesuffix(";"))
-    op.execute("drop function admin.chain(text), admin.search(text)")
     for statement in _statements(FOLDER / "views" / "admin" / "view_columns.sql"):
         op.execute(statement)
 

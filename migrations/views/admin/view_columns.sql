@@ -98,7 +98,7 @@ comment on column admin.responses.request_bytes is 'bytes of its row, most of th
 comment on column admin.responses.items_bytes is 'bytes of its items, input and output';
 comment on column admin.responses.stream_bytes is 'bytes of its stream of events, once it has ended';
 
-create function admin.chain(response text) returns setof admin.responses language sql stable parallel safe
+create or replace function admin.chain(response text) returns setof admin.responses language sql stable parallel safe
 begin atomic
     with recursive chain (tenant, id, previous_id) as (
         select tenant, id, previous_id from responses where id = admin.uuid_of(response)
@@ -129,7 +129,7 @@ from responses r
 join items i on i.tenant = r.tenant and i.response_id = r.id;
 comment on column admin.items.text is 'what it says: the text of a message or of reasoning, the arguments of a call, the output of one';
 
-create function admin.search(words text) returns setof admin.items language sql stable parallel safe
+create or replace function admin.search(words text) returns setof admin.items language sql stable parallel safe
 begin atomic
     select
         i.response_id, admin.name_of('resp_', i.response_id), i.tenant,
