@@ -26,7 +26,7 @@ from tests.support.documents import SQL_PAGE, between, sql_lines
 RESPONSES = int(os.environ.get("BENCH_RESPONSES", "1000000"))
 MAJORS = (15, 18)
 ROUNDS = 7
-GOAL_MS = 100.0
+GOAL_MS = 500.0
 _PARTITION = re.compile(r"_before_[0-9]{8}|_default$")
 """What names of partitions, and of their indexes, have behind those of the whole."""
 QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_wal_size": "4GB"}
@@ -44,7 +44,7 @@ class Asked:
 
 
 def run() -> None:
-    """Times of the questions of docs/sql.md; goal: each within 100 ms on Postgres 15 and 18."""
+    """Times of the questions of docs/sql.md; goal: each within 500 ms on Postgres 15 and 18."""
     lines = [(title, line) for title, line in sql_lines() if "admin.search" not in line]  # off by default
     found: dict[int, list[Asked]] = {}
     for major in MAJORS:

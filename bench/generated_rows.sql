@@ -34,26 +34,33 @@ select distinct tenant, 'key-' || tenant, 'the key of ' || tenant, sha256(tenant
 insert into responses (tenant, id, previous_id, status, background, stream, model, seed, created_at, queued_at,
     started_at, first_token_at, finished_at, expires_at, input_tokens, cached_tokens, output_tokens,
     reasoning_tokens, error_code, error_message, key_id, request, metadata, size, request_id, queue_seconds,
-    prefill_seconds, end_user, kind, root_id, turn)
+    prefill_seconds, end_user, kind, root_id, turn, prompt_hash, user_agent, cancel_reason)
 select tenant, id, previous_id, status, background, not background, model, i, created_at,
     case when background then created_at end, created_at, first_token_at, finished_at,
     created_at + interval '120 days', input_tokens, (cached * input_tokens)::int, output_tokens, 0,
     case when status = 'failed' then 'server_error' end, case when status = 'failed' then 'It failed.' end,
     'key-' || tenant,
     json_build_object('background', background, 'model', model, 'temperature', 0.7, 'tools', '[]'::json,
-        'user', end_user, 'top_p', 1, 'truncation', 'disabled', 'store', true, 'parallel_tool_calls', true),
-    jsonb_build_object('team', (array['red', 'blue', 'green'])[1 + i % 3]), 1500, 'req_' || i, queue, first_token,
-    end_user, 'response', case when turn > 1 then root_id end, turn
+        'user', end_user, 'top_p', 1, 'truncation', 'disabled', 'store', true, 'parallel_tool_calls', true,
+        'instructions', repeat('Answer in few words. ', 10),
+        'prompt', case when i % 4 = 0 then json_build_object('id', 'greeting', 'version', (1 + i / 4 % 3)::text) end),
+    jsonb_build_object('team', (array['red', 'blue', 'green'])[1 + i % 3], 'variant', (array['a', 'b'])[1 + i % 2]), 1700, 'req_' || i, queue, first_token,
+    end_user, 'response', case when turn > 1 then root_id end, turn,
+    sha256(case when i % 10 = 0 then (i % 500)::text else i::text end::bytea),
+    (array['OpenAI/Python 3.57.0', 'OpenAI/JS 6.9.0', 'curl/8.5.0'])[1 + i % 3],
+    case when status = 'cancelled' then 'client_request' end
 from chained order by created_at;
 
 insert into usage_ledger (tenant, response_id, key_id, model, status, stored, input_tokens, cached_tokens,
     output_tokens, reasoning_tokens, started_at, finished_at, first_token_at, queue_seconds, prefill_seconds,
-    error_code, cost, request_id, end_user, kind, background, attempt)
+    error_code, cost, request_id, end_user, kind, background, attempt, cancel_reason, metadata)
 select tenant, id, 'key-' || tenant, model, status, stored, input_tokens, (cached * input_tokens)::int, output_tokens,
     0, created_at, finished_at, first_token_at, queue, first_token,
     case when status = 'failed' then 'server_error' end,
     case when model <> 'llama-3.2-3b' then (input_tokens * 0.2 + output_tokens * 0.6) / 1000000 end,
-    'req_' || i, end_user, (array['response', 'response', 'chat', 'completion'])[1 + i % 4], background, 1
+    'req_' || i, end_user, (array['response', 'response', 'chat', 'completion'])[1 + i % 4], background, 1,
+    case when status = 'cancelled' then 'client_request' end,
+    jsonb_build_object('team', (array['red', 'blue', 'green'])[1 + i % 3], 'variant', (array['a', 'b'])[1 + i % 2])
 from chained order by created_at;
 
 insert into items (tenant, response_id, side, idx, id, type, role, status, payload, created_at, size)
@@ -90,3 +97,10 @@ select tenant, h, '/v1/responses', 429, 'rate_limit_exceeded', 5 from api_keys c
     date_trunc('hour', clock_timestamp() - interval '90 days'), clock_timestamp(), interval '1 hour') as h;
 
 insert into storage_changes (tenant, bytes) select tenant, sum(size) from responses group by tenant;
+
+insert into refused_keys (tenant, hour, key_id, status, error_code, requests)
+select tenant, h, id, 429, 'rate_limit_exceeded', 5 from api_keys cross join generate_series(
+    date_trunc('hour', clock_timestamp() - interval '90 days'), clock_timestamp(), interval '1 hour') as h;
+
+insert into storage_days (tenant, day, added, removed)
+select tenant, created_at::date, sum(size), 0 from responses group by 1, 2;

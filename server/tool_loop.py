@@ -21,6 +21,7 @@ from server.hosted_tools.offered_tools import DueCall, PendingToolWork, ToolResu
 from server.logs.context import response_fields
 from server.prompting.turns import TurnBuilder
 from server.protocol.responses.items import McpCall
+from server.protocol.responses.response import CancelReason
 from server.recording.messages import (
     SERVER_ERROR,
     CancelRequested,
@@ -123,17 +124,21 @@ class ToolLoop:
             if not self._closed:
                 self._turn_pool.submit(act, *arguments)
 
-    def cancel(self, response: UUID) -> None:
-        """Cancels a response in any of its turns, or between two."""
-        self._engine.cancel(response.hex)
+    def cancel(self, response: UUID, reason: CancelReason | None = None) -> None:
+        """Cancels a response in any of its turns, or between two. Without a reason its run has ended here.
+
+        The recorder has the reason before the engine's end, which comes through the same inbox.
+        """
         with self._lock:
-            if response not in self._turn_builders:
-                return
-            self._cancelled.add(response)
+            has_turns = response in self._turn_builders
+            if has_turns:
+                self._cancelled.add(response)
             engine_request = self._engine_requests.get(response)
+        if reason is not None or has_turns:
+            self._deliver([CancelRequested(response, reason)])
+        self._engine.cancel(response.hex)
         if engine_request is not None:
             self._engine.cancel(engine_request)
-        self._deliver([CancelRequested(response)])
 
     def close(self) -> None:
         """Begins nothing more, and does not wait for current work, whose results may still be delivered."""

@@ -176,6 +176,7 @@ class ResponseWriter:
             lifetime=lifetime(request, self._retention_days_of(new.caller)),
             request_id=new.origin.request_id,
             trace_parent=new.origin.trace_parent,
+            user_agent=new.origin.user_agent,
             end_user=new.end_user,
             kind=facts.kind,
             weights=self._served.weights_of(echo.model),

@@ -37,7 +37,7 @@ from server.delivery.frames import FramePage
 from server.delivery.hub import Abandonment, Channel, Hub
 from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
-from server.logs.context import CURRENT, Origin
+from server.logs.context import CURRENT, Origin, current_origin
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import Event, frames
 from server.protocol.responses.input import InputItem
@@ -173,7 +173,7 @@ class Admission:
         `input_items` there is one request, whose `input` is read.
         """
         context = CURRENT.get()
-        origin = Origin() if context is None else Origin(context.request_id, context.trace_parent)
+        origin = current_origin()
         with self._entered():
             accepted = self._admit(
                 caller, requests, idempotency_key, input_items, prior_items, origin, generate=generate

@@ -1,7 +1,8 @@
 """`RunSubmission`: accepted responses are given to the recorder and the engine, or end if that fails."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from uuid import UUID
 
 from engine.request import RequestRefused
 from server.admission.accept import AcceptedResponse, StoredStart
@@ -91,7 +92,9 @@ class RunSubmission:
         response = new.response
         if (new.resolved.tools or new.prepared.compaction) and new.turns.may_have_next_turn:
             self._tool_loop.register(new.turns)
-        on_abandoned = self._unread.add if new.stored else self._tool_loop.cancel
+        on_abandoned: Callable[[UUID], None] = self._unread.add
+        if not new.stored:
+            on_abandoned = partial(self._tool_loop.cancel, reason="client_disconnect")
         return self._hub.open(
             response,
             stored=new.stored,

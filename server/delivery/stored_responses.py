@@ -108,6 +108,7 @@ def _ending(stored: StoredResponse) -> Ending | None:
         error_code=stored.error_code,
         error_message=stored.error_message,
         incomplete_reason=stored.incomplete_reason,
+        cancel_reason=stored.cancel_reason if stored.status == "cancelled" else None,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET
 
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
@@ -70,6 +71,7 @@ def build_response(
         else None,
         output=list(output),
         usage=_usage(ending),
+        cancel_reason=(ending.cancel_reason if ending else None) or UNSET,
     )
 
 

@@ -22,7 +22,7 @@ from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest
 from server.protocol.responses.request import Kind
-from server.protocol.responses.response import Echo, Ending, EndStatus, Response, TurnUsage
+from server.protocol.responses.response import CancelReason, Echo, Ending, EndStatus, Response, TurnUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,7 @@ class Run:
         )
         self.started = False
         """`response.in_progress` was emitted."""
+        self._cancel_reason: CancelReason | None = None
         self._first_token_at: datetime | None = None
         self.call_seconds: dict[int, float] = {}
         """How long calls took that the server made in this attempt, by the output index of their items."""
@@ -165,10 +166,7 @@ class Run:
         self._emitter.numbers.next_seq = next_seq
 
     def restore_output_only(self, log: RunLog) -> None:
-        """Restores the output from logged events where the tokens can no longer be decoded.
-
-        Such a run can only be ended.
-        """
+        """Restores the output from logged events, only to end a run whose tokens can no longer be decoded."""
         self.emit_start_events(log)
         self._first_token_at = log.first_token_at
         self._decoder.token_count = self._resumed_tokens = len(log.token_ids)
@@ -292,8 +290,9 @@ class Run:
         self._begin_decoding(decoding, prompt_tokens)
         return []
 
-    def request_cancel(self, at: datetime) -> list[Event]:
-        """Ends the run between two turns. During a turn the engine ends it, which is cancelled as well."""
+    def request_cancel(self, at: datetime, reason: CancelReason | None = None) -> list[Event]:
+        """Ends the run between two turns, else the engine's end does. The first reason stays."""
+        self._cancel_reason = self._cancel_reason or reason
         return self.cancel(at) if self.awaiting_tools else []
 
     def _add_usage(self, usage: EngineUsage) -> None:
@@ -317,8 +316,9 @@ class Run:
         """Adds those of a turn; what no turn has is not known."""
         self._times = RequestTimes(*map(_sum_of_known, self._times, times))
 
-    def cancel(self, at: datetime) -> list[Event]:
+    def cancel(self, at: datetime, reason: CancelReason | None = None) -> list[Event]:
         """The last events of a response that is cancelled while the engine has no request of it."""
+        self._cancel_reason = self._cancel_reason or reason
         return self.finish("cancelled", self._counted_usage(), at)
 
     def fail(
@@ -377,6 +377,7 @@ class Run:
             error_code=error_code,
             error_message=error_message,
             incomplete_reason=incomplete_reason,
+            cancel_reason=self._cancel_reason if status == "cancelled" else None,
         )
         events, self.final = self._emitter.end(self.ending, self._token_dump, self._decoder.details)
         return events

@@ -19,6 +19,7 @@ from server.limits import SharedLimit
 from server.metrics.events import Events
 from server.metrics.exposition import Metrics
 from server.prompting.loaded_model import LoadedModel
+from server.protocol.responses.response import CancelReason
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
@@ -67,9 +68,11 @@ class Services:
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server begins to refuse requests."""
 
-    def request_stop(self, response: UUID) -> None:
-        """Ends a response whose row has `cancel_requested_at`, on whichever replica it runs or waits."""
-        self.tool_loop.cancel(response)
+    def request_stop(self, response: UUID, reason: CancelReason) -> None:
+        """Ends a response whose row has `cancel_requested_at` and the reason, on whichever replica it runs or
+        waits.
+        """
+        self.tool_loop.cancel(response, reason)
         self.claimer.wake()
         self.notifier.notify_cancel(response)
 

@@ -16,6 +16,7 @@ class Origin:
     request_id: str | None = None
     trace_parent: str | None = None
     """`traceparent` of the span of its request; None if it is not traced."""
+    user_agent: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +32,8 @@ class RequestContext:
     tenant: str | None = None
     key_id: str | None = None
     trace_parent: str | None = None
+    user_agent: str | None = None
+    """The header User-Agent, cut and without control characters."""
     responses: Sequence[UUID] = ()
     """The responses that it began, or found by its idempotency key."""
     error_code: str | None = None
@@ -55,7 +58,9 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("holdfast_request", defa
 def current_origin() -> Origin:
     """Of responses that this thread or task begins; empty outside a request."""
     request = CURRENT.get()
-    return Origin() if request is None else Origin(request.request_id, request.trace_parent)
+    if request is None:
+        return Origin()
+    return Origin(request.request_id, request.trace_parent, request.user_agent)
 
 
 def note_responses(responses: Sequence[UUID]) -> None:

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from uuid import UUID
 
 from server.admission.admit import Admission
@@ -44,6 +45,7 @@ from server.process.process_metrics import ProcessMetrics
 from server.process.ready_lines import ready_lines
 from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
+from server.protocol.responses.response import CancelReason
 from server.quotas.rate_limits import RateLimits
 from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
@@ -51,7 +53,7 @@ from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
 from server.sealing.cipher import Seal, load_seal_keys
 from server.store.administration import audit_trail
-from server.store.cluster import leases
+from server.store.cluster import claims, leases
 from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
 from server.store.database import Connection, Database
@@ -124,7 +126,9 @@ class ServerProcess:
         self._notifier = Notifier(database, self._replica, enabled=notifies, on_fatal=self._fenced)
         self._recorder = self._make_recorder(model, hub)
         self._claimer = self._make_claimer(model)
-        self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
+        self._abandonment = Abandonment(
+            is_unread=hub.is_unread, cancel=partial(self._cancel, reason="client_disconnect")
+        )
         self._admission = self._make_admission(model, hub, opened)
         self._standby = make_standby(database.dedicated_url, self._replica, config.lease_seconds)
         self._stall_watch = StallWatch()
@@ -132,7 +136,9 @@ class ServerProcess:
         self._follower = self._make_follower(hub)
         self._retention = Retention(database, opened.disk, config, self._replica)
         self._connections = OpenConnections()
-        self._ended_keys = EndedKeys(database, self._recorder, self._connections, self._cancel)
+        self._ended_keys = EndedKeys(
+            database, self._recorder, self._connections, partial(self._cancel, reason="key_ended")
+        )
         self._door = Door(model.seal, allowed_receivers(config), config.webhook_seconds)
         self._webhooks = WebhookSender(database, self._replica, self._door, config.webhook_retry_seconds)
         self._refusals = RefusalWriter(database, self._events.refused)
@@ -342,13 +348,15 @@ class ServerProcess:
         if any(update.run.ending is not None for update in updates):
             self._webhooks.response_ended()
 
-    def _cancel(self, response: UUID) -> None:
-        self._tool_loop.cancel(response)
+    def _cancel(self, response: UUID, reason: CancelReason | None) -> None:
+        self._tool_loop.cancel(response, reason)
 
-    def _cancel_all(self, wanted: Iterable[UUID]) -> None:
-        """Called by the follower's thread with other replicas' cancellation requests."""
-        for response in wanted:
-            self._cancel(response)
+    def _cancel_all(self, hinted: Iterable[UUID]) -> None:
+        """Called by the follower's thread with other replicas' cancellation requests, whose rows say why."""
+        if any(map(self._recorder.produces, hinted)):
+            read = partial(claims.cancel_requested, me=self._replica)
+            for response, reason in self._database.autocommit(read):
+                self._cancel(response, reason)
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]

@@ -9,6 +9,7 @@ from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.hosted_tools.offered_tools import ToolResult
 from server.protocol.responses.events import Event
+from server.protocol.responses.response import CancelReason
 from server.store.log_append import NewLogRow
 
 SERVER_ERROR = "server_error"
@@ -39,6 +40,7 @@ class CancelRun:
     """Ends a run as cancelled where the engine has no request of it."""
 
     response_id: UUID
+    reason: CancelReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,10 @@ class StartTurn:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """Cancels a run that may be between two turns. During a turn the engine is asked to cancel as well."""
+    """Cancels a run that may be between two turns. During a turn the engine is asked to cancel after it."""
 
     response_id: UUID
+    reason: CancelReason | None = None
 
 
 RecorderMessage = (

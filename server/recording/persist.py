@@ -166,6 +166,7 @@ def _write_ends(
     The logs of responses in `with_gaps` may have gaps; of all others LogGap is raised for one.
     """
     ends = [(run, run.ending) for run in ended if run.ending is not None]
+    deleted: set[UUID] = set()
     if stored := [(run, ending) for run, ending in ends if run.stored]:
         finished = responses.finish_all(connection, replica, [_end(run, ending) for run, ending in stored])
         items = [(*key, outputs.get(key.id, ())) for key in finished]
@@ -176,18 +177,21 @@ def _write_ends(
             log_append.compact_unless_gap(connection, *key)
         for key, row in finished.items():
             if row.deleted:
+                deleted.add(key.id)
                 deletion.remove_if_unneeded(connection, *key)
             elif row.conversation_id is not None:
                 conversations.append_response(connection, key.tenant, row.conversation_id, key.id)
-    metering.record_usage(connection, [(_usage(run), ending) for run, ending in ends])
+    metering.record_usage(connection, [(_usage(run, deleted), ending) for run, ending in ends])
 
 
 def _end(run: Run, ending: Ending) -> End:
     return End(_key(run), run.facts.attempt, ending, _lifetime_after_end(run.facts.echo))
 
 
-def _usage(run: Run) -> Usage:
+def _usage(run: Run, deleted: Collection[UUID]) -> Usage:
+    """The ledger's entry; without metadata where nothing of the content is to stay."""
     facts = run.facts
+    has_tags = facts.echo.store and facts.id not in deleted
     return Usage(
         tenant=facts.tenant,
         response_id=facts.id,
@@ -200,6 +204,7 @@ def _usage(run: Run) -> Usage:
         kind=facts.kind,
         background=facts.echo.background,
         attempt=facts.attempt,
+        metadata=facts.echo.metadata if has_tags else {},
     )
 
 

@@ -233,16 +233,16 @@ def _action(
 ) -> Callable[[Run], list[Event]]:
     """What a message of a handler, a tool or the tool loop does to its run."""
     match message:
-        case FailRun(_, code, reason):
-            return partial(Run.fail, code=code, message=reason, at=now)
-        case CancelRun():
-            return partial(Run.cancel, at=now)
+        case FailRun(_, code, text):
+            return partial(Run.fail, code=code, message=text, at=now)
+        case CancelRun(_, reason):
+            return partial(Run.cancel, at=now, reason=reason)
         case ToolCallFinished(_, index, outcome):
             return partial(Run.finish_call, index=index, outcome=outcome, at=now)
         case StartTurn(_, decoding, prompt_tokens):
             return partial(Run.next_turn, decoding=decoding, prompt_tokens=prompt_tokens, at=now)
-        case CancelRequested():
-            return partial(Run.request_cancel, at=now)
+        case CancelRequested(_, reason):
+            return partial(Run.request_cancel, at=now, reason=reason)
 
 
 @dataclass(slots=True)

@@ -356,7 +356,7 @@ class Claimer:
     def _end(self, rebuilt: Rebuilt) -> None:
         stored = rebuilt.stored
         if stored.cancel_requested_at is not None:
-            end: CancelRun | FailRun = CancelRun(stored.id)
+            end: CancelRun | FailRun = CancelRun(stored.id, stored.cancel_reason)
         else:
             log.warning(
                 "%s was left by a dead replica and ends as failed",

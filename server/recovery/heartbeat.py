@@ -11,6 +11,7 @@ from uuid import UUID
 
 from server.crashpoints import crashpoint
 from server.delivery.hub import Abandonment
+from server.protocol.responses.response import CancelReason
 from server.store.cluster import claims, leases
 from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database
@@ -37,7 +38,7 @@ class Heartbeat:
         replica: UUID,
         *,
         produces: Callable[[UUID], bool],
-        cancel: Callable[[UUID], None],
+        cancel: Callable[[UUID, CancelReason | None], None],
         lease_seconds: float,
         read_here: Callable[[], Sequence[UUID]],
         abandonment: Abandonment,
@@ -140,8 +141,8 @@ class Heartbeat:
         orphans = self._release_orphans() if looks else {}
         owned, cancelled = self._database.autocommit(self._read_owned)
         lost = self._release_lost(owned)
-        for response in cancelled:
-            self._cancel(response)
+        for response, reason in cancelled:
+            self._cancel(response, reason)
         if orphans or lost:
             self._on_claimable()
         self._on_database_here()
@@ -157,7 +158,9 @@ class Heartbeat:
             log.warning("released %d unfinished responses of replica %s, which is gone", count, replica)
         return orphans
 
-    def _read_owned(self, connection: Connection) -> tuple[list[ResponseKey], list[UUID]]:
+    def _read_owned(
+        self, connection: Connection
+    ) -> tuple[list[ResponseKey], list[tuple[UUID, CancelReason | None]]]:
         """The responses that this replica owns, and those of them that are to be cancelled."""
         return claims.owned_responses(connection, self._replica), claims.cancel_requested(
             connection, self._replica

@@ -189,7 +189,7 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
         attempt=stored.attempt,
         prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
         wants_output=prepared is None or prepared.wants_output,
-        origin=Origin(stored.request_id, stored.trace_parent),
+        origin=Origin(stored.request_id, stored.trace_parent, stored.user_agent),
         # A release without these columns may have accepted it.
         end_user=stored.end_user or end_user(echo.user, echo.safety_identifier),
         kind=stored.kind or ("response" if stored.choice is None else "chat"),

@@ -12,6 +12,8 @@ from sqlalchemy.dialects import postgresql
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 _NUMBERED = postgresql.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
+_JSON = ("json", "jsonb")
+
 
 def type_name(column: Column[Any]) -> str:
     """The column's type as Postgres writes it."""
@@ -24,14 +26,14 @@ def unnest(alias: str, columns: Mapping[str, str]) -> str:
     JSON stays text, which `value` casts.
     """
     arrays = ", ".join(
-        f"cast(:{name} as {'text' if kind == 'json' else kind}[])" for name, kind in columns.items()
+        f"cast(:{name} as {'text' if kind in _JSON else kind}[])" for name, kind in columns.items()
     )
     return f"unnest({arrays}) as {alias} ({', '.join(columns)})"
 
 
 def value(alias: str, name: str, kind: str) -> str:
     """SQL of a column of these rows as a value of its type."""
-    return f"cast({alias}.{name} as {kind})" if kind == "json" else f"{alias}.{name}"
+    return f"cast({alias}.{name} as {kind})" if kind in _JSON else f"{alias}.{name}"
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -71,6 +71,14 @@ def origin_columns() -> list[Column[object]]:
     ]
 
 
+def cancel_reason() -> Column[object]:
+    return Column(
+        "cancel_reason",
+        Text,
+        comment="client_request, client_disconnect, deleted, key_ended, erased or operator",
+    )
+
+
 def engine_times() -> list[Column[object]]:
     return [
         Column("request_id", Text, comment="x-request-id of its create"),
@@ -160,6 +168,8 @@ responses = Table(
     Column("root_id", Uuid, comment="the first response of its chain of previous responses"),
     Column("turn", Integer, comment="its place in that chain, the first at 1"),
     Column("weights", Text, comment="digest of the weights that generate it"),
+    cancel_reason(),
+    Column("user_agent", Text, comment="of its create's client: printable ASCII, at most 200 characters"),
     CheckConstraint(
         "status in ('queued', 'in_progress', 'completed', 'failed', 'incomplete', 'cancelled')",
         name="status",
@@ -371,15 +381,6 @@ response_streams = Table(
     time_column("finished_at", required=True),
     Column("size", Integer, comment="bytes of the body"),
     postgresql_partition_by="range (response_id)",
-)
-
-storage_changes = Table(
-    "storage_changes",
-    metadata,
-    Column("tenant", Text, primary_key=True),
-    Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
-    Column("bytes", BigInteger, nullable=False, comment="less than 0 where something was removed"),
-    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
 )
 
 idempotency_keys = Table(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import openai
 import psycopg
 import pytest
 from openai import APIStatusError, OpenAI
@@ -15,7 +16,13 @@ from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
 LINES = sql_lines()
-NOTHING_HERE = ("admin.unfinished", "admin.search", "request_id = 'req_…'")
+NOTHING_HERE = (
+    "admin.unfinished",
+    "admin.search",
+    "request_id = 'req_…'",
+    "http_status = 429",
+    "status = 'cancelled'",
+)
 """What lines ask about of which a quiet server has nothing, or that a test cannot name."""
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}
 
@@ -32,11 +39,15 @@ class Traffic:
 
 
 @pytest.fixture(scope="module")
-def traffic(module_database: str) -> Iterator[Traffic]:
+def traffic(module_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traffic]:
     traffic = Traffic(module_database)
     for model in (MODEL, "another"):
         priced = ["prices", "set", model, "--input", "0.3", "--cached-input", "0.1", "--output", "0.7"]
         assert run_command(*priced, database_url=module_database).returncode == 0
+    template = tmp_path_factory.mktemp("prompts") / "greeting"
+    template.write_text("Say hello.")
+    put = ["prompts", "put", "greeting", str(template), "--tenant", "acme"]
+    assert run_command(*put, database_url=module_database).returncode == 0
     answers = json.dumps([("weather", '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>')])
     server = ServerProcess(module_database, settings={**SCRIPTED, "scripted_answers": answers})
     server.start()
@@ -60,6 +71,9 @@ def _ask(client: OpenAI, traffic: Traffic) -> None:
         answer = client.responses.create(model=MODEL, input="Hello", user="user-42", **previous)
         traffic.chain.append(answer.id)
     client.responses.create(model=MODEL, input="What is the weather?", tools=[WEATHER], background=True)
+    tags = {"team": "red", "variant": "a", "note": "x" * 65}
+    client.responses.create(model=MODEL, input="Hello", metadata=tags, max_output_tokens=16)
+    client.responses.create(model=MODEL, prompt={"id": "greeting", "version": "1"}, temperature=0.5)
     client.responses.create(model=MODEL, input="Hello", store=False, safety_identifier="somebody")
     messages: Any = [{"role": "user", "content": "Hello"}]
     chat = client.chat.completions.create(model=MODEL, messages=messages, store=True, user="user-42")
@@ -95,6 +109,36 @@ def test_each_api_leaves_its_kind_and_its_end_user(traffic: Traffic) -> None:
     stored = "select kind, end_user from admin.responses where id = admin.uuid_of('{}')"
     assert rows(traffic, stored.format(traffic.chat)) == [("chat", "user-42")]
     assert rows(traffic, stored.format(traffic.chain[0])) == [("response", "user-42")]
+
+
+def test_views_say_who_asked_how_and_with_what(traffic: Traffic) -> None:
+    columns = "temperature, prompt_id, prompt_version, user_agent, items_bytes > 0, stream_bytes > 0"
+    asked = f"select {columns} from admin.responses where prompt_id is not null"  # noqa: S608 - of constants
+    (row,) = rows(traffic, asked)
+    assert row == (0.5, "greeting", "1", f"OpenAI/Python {openai.__version__}", True, True)
+    same = (
+        "select count(*) from admin.responses where model = '{}' group by prompt_hash order by 1 desc limit 1"
+    )
+    assert rows(traffic, same.format(MODEL)) >= [(2,)]
+    said = "select text from admin.items where response_id = admin.uuid_of('{}') and side = 'input'"
+    assert rows(traffic, said.format(traffic.chain[0])) == [("Hello",)]
+
+
+def test_tags_are_in_the_ledger_and_long_values_are_not(traffic: Traffic) -> None:
+    tags = "select metadata, key_name from admin.usage where metadata is not null"
+    assert rows(traffic, tags) == [({"team": "red", "variant": "a"}, "")]
+
+
+def test_refused_requests_are_counted_by_their_key(traffic: Traffic) -> None:
+    by_key = (
+        "select tenant, http_status, error_code, requests from admin.refused_hourly where key_id like '%'"
+    )
+    assert rows(traffic, by_key) == [("acme", 404, "model_not_found", 1)]
+
+
+def test_stored_bytes_of_the_days_are_those_that_are_there(traffic: Traffic) -> None:
+    days = "select tenant, sum(growth)::bigint from admin.storage_daily group by 1 order by 1"
+    assert rows(traffic, days) == rows(traffic, "select tenant, bytes from admin.storage order by 1") != []
 
 
 def test_a_chain_is_numbered_from_its_first_response(traffic: Traffic) -> None:

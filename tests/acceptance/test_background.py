@@ -114,6 +114,9 @@ def test_cancelled_response_says_so_and_keeps_what_it_had(
         cancelled = client.responses.cancel(response_id)
         seen += list(stream)
     assert cancelled.status == "cancelled"
+    assert cancelled.model_extra == {"cancel_reason": "client_request", **(cancelled.model_extra or {})}
+    assert cancelled.incomplete_details is None
+    assert seen[-1].json["response"]["cancel_reason"] == "client_request"
     assert [frame.number for frame in seen] == list(range(len(seen)))
     assert seen[-1].json["type"] == "response.incomplete"
     assert seen[-1].json["response"]["status"] == "cancelled"
@@ -236,12 +239,19 @@ def test_another_replica_finishes_what_a_killed_one_was_generating_and_its_reade
     assert [ended(second, response_id)["status"] for response_id in ids] == ["completed"] * 4
 
 
-def test_cancel_and_delete_reach_a_response_on_another_replica(start_server: StartServer) -> None:
+def test_cancel_and_delete_reach_a_response_on_another_replica_with_their_reason(
+    start_server: StartServer, database_url: str
+) -> None:
     first = start_server(**PACED)
     running = [httpx.post(f"{first.api}/responses", json=ASK).json()["id"] for _ in range(2)]
     eventually(lambda: all(status(first, response_id) == "in_progress" for response_id in running))
     second = start_server(**PACED)
     answer = httpx.post(f"{second.api}/responses/{running[0]}/cancel", timeout=60).json()
-    assert answer["status"] == "cancelled"
+    assert (answer["status"], answer["cancel_reason"]) == ("cancelled", "client_request")
     assert httpx.delete(f"{second.api}/responses/{running[1]}").status_code == 200
     assert [get(server, running[1]).status_code for server in (first, second)] == [404, 404]
+    reasons = "select cancel_reason from usage_ledger where status = 'cancelled' order by 1"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        eventually(
+            lambda: connection.execute(reasons).fetchall() == [("client_request",), ("deleted",)], within=30
+        )

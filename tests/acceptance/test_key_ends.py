@@ -104,3 +104,6 @@ def test_queued_responses_of_an_expired_key_are_cancelled(
     waiting = [begin(server, key, LONG) for _ in range(3)]
     expire(database_url, key)
     eventually(lambda: {status(server, staying, one) for one in waiting} == {"cancelled"}, within=30)
+    with psycopg.connect(database_url) as connection:
+        reasons = connection.execute("select distinct cancel_reason from admin.responses").fetchall()
+    assert reasons == [("key_ended",)]

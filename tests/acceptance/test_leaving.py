@@ -35,6 +35,7 @@ def test_stored_response_is_cancelled_when_its_client_stays_away(paced_server: S
         frames = parse(stream.read())
     assert frames[-1].event == "response.incomplete"
     assert frames[-1].json["response"] == kept
+    assert kept["cancel_reason"] == "client_disconnect"
     assert kept["output"][0]["status"] == "incomplete"
     assert kept["output"][0]["content"][0]["text"] == text_of(frames)
     assert 10 < kept["usage"]["output_tokens"] < 500

@@ -112,6 +112,18 @@ def test_ledger_has_one_line_of_every_response(
     assert rows == [("default", None, MODEL, "completed", stored, *counts, True)]
 
 
+def test_ledger_loses_the_tags_of_a_deleted_response(
+    scripted_server: ServerProcess, scripted_database: str
+) -> None:
+    asked = {**HELLO, "metadata": {"topic": "tags"}, "user": "tagged"}
+    response = httpx.post(f"{scripted_server.api}/responses", json=asked).json()
+    tags = "select metadata from admin.usage where end_user = 'tagged'"
+    with psycopg.connect(scripted_database, autocommit=True) as connection:
+        assert connection.execute(tags).fetchall() == [({"topic": "tags"},)]
+        httpx.delete(f"{scripted_server.api}/responses/{response['id']}")
+        assert connection.execute(tags).fetchall() == [(None,)]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_response_that_is_not_stored_leaves_no_content(
     scripted_server: ServerProcess, scripted_database: str, stream: bool

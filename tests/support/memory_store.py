@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from server.protocol.responses.events import Event
-from server.protocol.responses.response import TERMINAL_STATUSES, Ending, columns_of
+from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, columns_of
 from server.store import log_append
 from server.store.administration.metering import Usage
 from server.store.cluster import leases
@@ -146,9 +146,9 @@ def owned_responses(at: Memory, me: UUID) -> list[ResponseKey]:
     ]
 
 
-def cancel_requested(at: Memory, me: UUID) -> list[UUID]:
+def cancel_requested(at: Memory, me: UUID) -> list[tuple[UUID, CancelReason | None]]:
     return [
-        place.id
+        (place.id, at.rows[place.id].stored.cancel_reason)
         for place in owned_responses(at, me)
         if at.rows[place.id].stored.cancel_requested_at is not None
     ]
@@ -158,10 +158,14 @@ def count_waiting(at: Memory, most: int) -> int:
     return min(most, sum(row.stored.replica_id is None for row in _unfinished(at)))
 
 
-def request_cancel(at: Memory, tenant: str, response_id: UUID) -> None:
+def request_cancel(at: Memory, tenant: str, response_id: UUID, reason: CancelReason) -> None:
     row = at.rows.get(response_id)
     if row and not row.deleted and row.stored.status not in TERMINAL_STATUSES:
-        at.change(row, cancel_requested_at=row.stored.cancel_requested_at or at.now)
+        at.change(
+            row,
+            cancel_requested_at=row.stored.cancel_requested_at or at.now,
+            cancel_reason=row.stored.cancel_reason or reason,
+        )
 
 
 def fail_undecodable(database: MemoryDatabase, _replica: UUID, _claimed: StoredResponse) -> bool:
@@ -288,7 +292,7 @@ def delete(at: Memory, tenant: str, response_id: UUID) -> bool | None:
     row = at.rows.get(response_id)
     if row is None or row.deleted:
         return None
-    request_cancel(at, tenant, response_id)
+    request_cancel(at, tenant, response_id, "deleted")
     row.deleted = True
     at.wrote(lambda: setattr(row, "deleted", False))
     return row.stored.status not in TERMINAL_STATUSES

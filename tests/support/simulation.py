@@ -207,7 +207,7 @@ class World:
         response = self.dice.choice(list(self.memory.rows))
 
         def ask() -> None:
-            replica.database.retry(lambda at: claims.request_cancel(at, TENANT, response))
+            replica.database.retry(lambda at: claims.request_cancel(at, TENANT, response, "client_request"))
             self.end_early(replica, response)
 
         replica.act(ask)

@@ -54,10 +54,10 @@ def cancel(console: ConsoleRequest) -> Answer:
     response, facts = console.response_id(), find_facts(console)
     if facts["status"] not in TERMINAL_STATUSES:
         with console.services.database.begin() as connection:
-            claims.request_cancel(connection, facts["tenant"], response)
+            claims.request_cancel(connection, facts["tenant"], response, "operator")
             name = ids.response_id(response)
             console.actor.record(connection, "response.cancel", facts["tenant"], name, {})
-        console.services.request_stop(response)
+        console.services.request_stop(response, "operator")
     return console.redirect(f"/console/responses/{ids.response_id(response)}")
 
 
@@ -70,7 +70,7 @@ def delete(console: ConsoleRequest) -> Answer:
             name = ids.response_id(response)
             console.actor.record(connection, "response.delete", facts["tenant"], name, {})
     if running:
-        console.services.request_stop(response)
+        console.services.request_stop(response, "deleted")
     return console.redirect("/console/history")
 
 

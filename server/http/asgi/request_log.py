@@ -21,6 +21,8 @@ log = logging.getLogger("holdfast.access")
 
 _PROBES = ("/health", "/ping", "/metrics")
 """How the routes begin that are asked every few seconds."""
+MAX_USER_AGENT = 200
+"""Characters of the header User-Agent that a response has."""
 _CONTEXT = "request_context"
 """The key of a request's RequestContext in its ASGI scope's state."""
 
@@ -30,12 +32,20 @@ def begin_request(scope: Scope) -> RequestContext:
     state = scope.setdefault("state", {})
     context: RequestContext | None = state.get(_CONTEXT)
     if context is None:
-        context = RequestContext(request_id_of(Headers(scope=scope).get("x-request-id")))
+        headers = Headers(scope=scope)
+        context = RequestContext(request_id_of(headers.get("x-request-id")))
+        context.user_agent = bounded_user_agent(headers.get("user-agent"))
         state[_CONTEXT], state["request_id"] = context, context.request_id
         CURRENT.set(context)
     if "route" in scope:
         context.route = scope["route"].path
     return context
+
+
+def bounded_user_agent(header: str | None) -> str | None:
+    """The header's printable ASCII, cut to `MAX_USER_AGENT`; None if there is none of it. Pure."""
+    shown = "".join(char for char in (header or "")[:MAX_USER_AGENT] if " " <= char <= "~").strip()
+    return shown or None
 
 
 class RequestLog:

@@ -166,7 +166,7 @@ def delete_chat(services: Services, caller: Caller, request: Request, _body: byt
         running = stored_chat.delete(connection, caller.tenant, first)
         record_deletion(connection, caller, request, "response.delete", ids.completion_id(first))
     for response in running:
-        services.request_stop(response)
+        services.request_stop(response, "deleted")
     return json_response(request, DeletedCompletion(ids.completion_id(first)))
 
 

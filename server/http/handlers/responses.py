@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import get_args
 from uuid import UUID
 
@@ -126,9 +127,12 @@ def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -
             raise InvalidRequest("Cannot cancel a synchronous response.")
         return json_response(request, found)
     channel = services.hub.watch(caller.tenant, response)
-    services.database.retry(lambda connection: claims.request_cancel(connection, caller.tenant, response))
+    request_cancel = partial(
+        claims.request_cancel, tenant=caller.tenant, response_id=response, reason="client_request"
+    )
+    services.database.retry(request_cancel)
     crashpoint("cancel.marked")
-    services.request_stop(response)
+    services.request_stop(response, "client_request")
     return _final_response(services, caller, request, response, channel, CANCEL_SECONDS)
 
 
@@ -144,7 +148,7 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
     if running is None:
         raise response_not_found(request)
     if running:
-        services.request_stop(response)
+        services.request_stop(response, "deleted")
     return json_response(request, Deleted(ids.response_id(response)))
 
 

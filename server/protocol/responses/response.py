@@ -25,6 +25,9 @@ Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "
 
 
 EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
+CancelReason = Literal["client_request", "client_disconnect", "deleted", "key_ended", "erased", "operator"]
+"""Why a response is cancelled: its client asked for it, or left; it was deleted; its key was revoked or has
+expired; its tenant or user was erased; an operator asked for it."""
 TRANSITIONS: dict[Status, frozenset[Status]] = {
     "queued": frozenset({"in_progress", "cancelled", "failed"}),
     "in_progress": frozenset({"completed", "incomplete", "failed", "cancelled"}),
@@ -139,6 +142,8 @@ class Ending:
     error_code: str | None = None
     error_message: str | None = None
     incomplete_reason: str | None = None
+    cancel_reason: CancelReason | None = None
+    """None as well where a release that knew no reasons was asked to cancel."""
 
 
 def columns_of(ending: Ending) -> dict[str, Any]:
@@ -260,6 +265,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str
     usage: Usage | None
     user: str | None
+    cancel_reason: CancelReason | UnsetType = UNSET
+    """Why it was cancelled; only a cancelled response has it."""
     input_messages: list[ModelMessage] | UnsetType = UNSET
     """With `output_messages`: present after the end, with `enable_response_messages`."""
     output_messages: list[ModelMessage] | UnsetType = UNSET

@@ -1,7 +1,8 @@
 """Meters responses: `record_usage` adds to the ledger, to what keys have spent, and to the sums of days."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from uuid import UUID
 
@@ -30,6 +31,20 @@ class Usage:
     kind: Kind = "response"
     background: bool = False
     attempt: int = 1
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+MAX_TAG = 64
+"""Characters of the values of metadata that the ledger has, too."""
+
+
+def tags_of(metadata: Mapping[str, str]) -> str | None:
+    """The JSON of the pairs whose values are short; None if there is none. Pure.
+
+    Requests are bounded to 16 pairs, with names of 64 characters.
+    """
+    tags = {name: value for name, value in metadata.items() if len(value) <= MAX_TAG}
+    return json.dumps(tags) if tags else None
 
 
 def record_usage(connection: Connection, entries: Sequence[tuple[Usage, Ending]]) -> None:
@@ -39,6 +54,7 @@ def record_usage(connection: Connection, entries: Sequence[tuple[Usage, Ending]]
             **_NO_USAGE,
             **{name: getattr(ending, name) for name in _OF_ENDING},
             **asdict(usage),
+            "metadata": tags_of(usage.metadata),
         }
         for usage, ending in entries
     ]
@@ -48,13 +64,14 @@ def record_usage(connection: Connection, entries: Sequence[tuple[Usage, Ending]]
 _NO_USAGE = dict.fromkeys(column.name for column in usage_ledger.c if column.name != "cost")
 _USAGE_TYPES = {name: arrays.type_name(usage_ledger.c[name]) for name in _NO_USAGE}
 _OF_ENDING = [name for name in Ending.__dataclass_fields__ if name in _NO_USAGE]
+_VALUES = ", ".join(arrays.value("e", name, kind) for name, kind in _USAGE_TYPES.items())
 _METER = text(
     f"""
     with entries as (
         select * from {arrays.unnest("e", _USAGE_TYPES)}
     ), metered as (
         insert into usage_ledger ({", ".join(_NO_USAGE)}, cost)
-        select {", ".join(_NO_USAGE)}, ({COST}) from entries e
+        select {_VALUES}, ({COST}) from entries e
         returning {usage_days.RETURNED}),
     spent as ({spend.ADD})
     {usage_days.ADD}

@@ -21,8 +21,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from server.store.administration import counter_tables  # noqa: F401 - the metadata has its tables
 from server.store.schema.column_comments import describe
-from server.store.tables import NOW, engine_times, metadata, origin_columns, time_column
+from server.store.tables import NOW, cancel_reason, engine_times, metadata, origin_columns, time_column
 
 _PERIODS = "budget_period in ('day', 'month', 'total')"
 
@@ -158,6 +159,8 @@ usage_ledger = Table(
     *origin_columns(),
     Column("background", Boolean),
     Column("attempt", Integer, comment="how many replicas ran it"),
+    cancel_reason(),
+    Column("metadata", JSONB, comment="of a stored response: pairs whose values have at most 64 characters"),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
     Index("ix_usage_ledger_time", "finished_at"),
     Index("ix_usage_ledger_uncounted", "finished_at", postgresql_where=text("kind is null")),
@@ -228,20 +231,6 @@ user_days = Table(
     Index("ix_user_days_day", "day"),
     postgresql_with={"fillfactor": "80"},
     comment="sums of the ledger by end user and day, as far back as the ledger goes",
-)
-
-refused_requests = Table(
-    "refused_requests",
-    metadata,
-    Column("tenant", Text, primary_key=True, comment="empty: not known, as with a wrong key"),
-    Column("hour", DateTime(timezone=True), primary_key=True),
-    Column("route", Text, primary_key=True, comment="the template of the address; empty: no such address"),
-    Column("status", Integer, primary_key=True, autoincrement=False, comment="of HTTP, 400 and above"),
-    Column("error_code", Text, primary_key=True, comment="of the error object; empty: it has none"),
-    Column("requests", BigInteger, nullable=False),
-    Index("ix_refused_requests_hour", "hour"),
-    postgresql_with={"fillfactor": "50"},
-    comment="requests that were answered with an error object, counted by hour",
 )
 
 audit_trail = Table(
@@ -388,4 +377,4 @@ saved_views = Table(
 
 describe(metadata)
 ALL_TABLES = metadata
-"""The metadata of these tables and of those in `tables.py`."""
+"""The metadata of these tables and of those in `tables.py` and `counter_tables.py`."""

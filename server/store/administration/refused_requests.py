@@ -21,26 +21,33 @@ class Refusal(NamedTuple):
 _ADD = text(
     """
     with present as materialized (
-        select id from api_keys where id = any(cast(:key_ids as text[])) order by id for key share)
+        select id from api_keys where id = any(cast(:key_ids as text[])) order by id for key share
+    ), refused as materialized (
+        select date_trunc('hour', statement_timestamp(), 'UTC') as hour, n.*
+        from unnest(
+            cast(:tenants as text[]), cast(:routes as text[]), cast(:statuses as integer[]),
+            cast(:codes as text[]), cast(:key_ids as text[]), cast(:counts as bigint[]))
+            as n (tenant, route, status, error_code, key_id, requests)
+        where key_id = '' or key_id in (select id from present)
+    ), by_key as (
+        insert into refused_keys (hour, tenant, key_id, status, error_code, requests)
+        select hour, tenant, key_id, status, error_code, sum(requests) from refused where key_id <> ''
+        group by 1, 2, 3, 4, 5 order by 2, 3, 4, 5
+        on conflict (tenant, hour, key_id, status, error_code)
+        do update set requests = refused_keys.requests + excluded.requests)
     insert into refused_requests (hour, tenant, route, status, error_code, requests)
-    select date_trunc('hour', statement_timestamp(), 'UTC'), tenant, route, status, error_code, sum(requests)
-    from unnest(
-        cast(:tenants as text[]), cast(:routes as text[]), cast(:statuses as integer[]),
-        cast(:codes as text[]), cast(:key_ids as text[]), cast(:counts as bigint[]))
-        as n (tenant, route, status, error_code, key_id, requests)
-    where key_id = '' or key_id in (select id from present)
-    group by 2, 3, 4, 5 order by 2, 3, 4, 5
+    select hour, tenant, route, status, error_code, sum(requests) from refused
+    group by 1, 2, 3, 4, 5 order by 2, 3, 4, 5
     on conflict (tenant, hour, route, status, error_code)
     do update set requests = refused_requests.requests + excluded.requests
     """
 )
 """Nothing of a tenant whose keys an erasure has removed: it waits for their locks, and looks once more."""
-_FORGET = text(
-    """
-    delete from refused_requests where hour < least(
+_FORGET = """
+    delete from {table} where hour < least(
         (select min(finished_at) from usage_ledger), statement_timestamp() - interval '1 day')
-    """
-)
+"""
+_FORGET_ALL = tuple(text(_FORGET.format(table=table)) for table in ("refused_requests", "refused_keys"))
 
 
 def add(connection: Connection, counts: Mapping[Refusal, int]) -> None:
@@ -59,4 +66,5 @@ def add(connection: Connection, counts: Mapping[Refusal, int]) -> None:
 
 def forget(connection: Connection) -> None:
     """Removes counts of a time of which the ledger has nothing any more, but for those of the last day."""
-    connection.execute(_FORGET)
+    for statement in _FORGET_ALL:
+        connection.execute(statement)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.protocol.responses.response import Ending
+from server.protocol.responses.response import CancelReason, Ending
 from server.store import log_append
 from server.store.administration import metering
 from server.store.cluster import leases
@@ -156,7 +156,7 @@ def claim_again(connection: Connection, me: UUID, key: ResponseKey, attempt: int
 _IS_WAITING = text(f"select exists (select 1 from responses where {_UNOWNED})")  # noqa: S608 - a constant of ours
 _OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")
 _CANCEL_REQUESTED = text(
-    "select id from responses"
+    "select id, cancel_reason from responses"
     " where replica_id = :me and status = 'in_progress' and cancel_requested_at is not null"
 )
 _WAITING = """
@@ -178,9 +178,9 @@ def owned_responses(connection: Connection, me: UUID) -> list[ResponseKey]:
     return [ResponseKey(*row) for row in connection.execute(_OWNED, {"me": me})]
 
 
-def cancel_requested(connection: Connection, me: UUID) -> list[UUID]:
-    """The owned responses with a cancellation request."""
-    return list(connection.scalars(_CANCEL_REQUESTED, {"me": me}))
+def cancel_requested(connection: Connection, me: UUID) -> list[tuple[UUID, CancelReason | None]]:
+    """The owned responses with a cancellation request, and why."""
+    return [(id_, reason) for id_, reason in connection.execute(_CANCEL_REQUESTED, {"me": me})]
 
 
 def count_waiting(connection: Connection, most: int) -> int:
@@ -217,7 +217,8 @@ def count_unserved(connection: Connection, most: int) -> list[tuple[str, int]]:
 
 
 _REQUEST_CANCEL = """
-    update responses set cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
+    update responses set cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp()),
+        cancel_reason = coalesce(cancel_reason, :reason)
     where {which} and deleted_at is null and status in ('queued', 'in_progress')
 """
 _CANCEL_ONE = text(_REQUEST_CANCEL.format(which="tenant = :tenant and id = :id"))
@@ -226,12 +227,12 @@ _CANCEL_OF_KEY = text(_REQUEST_CANCEL.format(which="key_id = :key"))
 
 def request_cancel_of_key(connection: Connection, key_id: str) -> int:
     """Requests cancellation of every unfinished response of an API key; returns how many there are."""
-    return connection.execute(_CANCEL_OF_KEY, {"key": key_id}).rowcount
+    return connection.execute(_CANCEL_OF_KEY, {"key": key_id, "reason": "key_ended"}).rowcount
 
 
-def request_cancel(connection: Connection, tenant: str, response_id: UUID) -> None:
+def request_cancel(connection: Connection, tenant: str, response_id: UUID, reason: CancelReason) -> None:
     """Requests cancellation of an unfinished response. Its owner, or the replica that claims it, ends it."""
-    connection.execute(_CANCEL_ONE, {"tenant": tenant, "id": response_id})
+    connection.execute(_CANCEL_ONE, {"tenant": tenant, "id": response_id, "reason": reason})
 
 
 UNDECODABLE_MESSAGE = "What is stored of this response cannot be read, so it cannot be finished."

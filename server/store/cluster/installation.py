@@ -36,7 +36,11 @@ _HELD: Final = f"""
     background and status in ('queued', 'in_progress') and cancel_requested_at is null and not {NOT_HELD}
 """
 _COUNT = text(f"select count(*) from responses where {_HELD}")  # noqa: S608 - a constant of ours
-_CANCEL = text(f"update responses set cancel_requested_at = clock_timestamp() where {_HELD}")  # noqa: S608
+_CANCEL = text(
+    f"""
+    update responses set cancel_requested_at = clock_timestamp(), cancel_reason = 'operator' where {_HELD}
+    """  # noqa: S608 - a constant of ours
+)
 
 
 class Identity(NamedTuple):

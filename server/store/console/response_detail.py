@@ -21,7 +21,7 @@ MAX_RELATIVES: Final = 50
 _RELATIVE = "r.id, r.response, r.status, r.model, r.created_at, r.turn, r.deleted_at is not null"
 
 _FACTS = text("""
-    select r.*, s.seed, s.cancel_requested_at, s.queued_at, s.conversation_id is not null as in_conversation,
+    select r.*, s.cancel_requested_at, s.queued_at, s.conversation_id is not null as in_conversation,
         p.host, p.pid, p.version, p.state as replica_state, l.cost, length(s.request::text) as request_size
     from admin.responses r
     join responses s on s.tenant = r.tenant and s.id = r.id

@@ -24,9 +24,18 @@ _MARK_DELETED = text(
     """
     update responses set deleted_at = clock_timestamp(), cancel_requested_at = case
         when status in ('queued', 'in_progress') then coalesce(cancel_requested_at, clock_timestamp())
-        else cancel_requested_at end
+        else cancel_requested_at end,
+        cancel_reason = case
+            when status in ('queued', 'in_progress') then coalesce(cancel_reason, 'deleted')
+            else cancel_reason end
     where tenant = :tenant and id = :id and deleted_at is null
     returning status
+    """
+)
+_FORGET_TAGS = text(
+    """
+    update usage_ledger set metadata = null
+    where tenant = :tenant and response_id = :id and metadata is not null
     """
 )
 _HAS_NEXT = text("select 1 from responses where tenant = :tenant and previous_id = :id limit 1")
@@ -91,6 +100,7 @@ def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | Non
         return None
     if status in ("queued", "in_progress"):
         return True
+    connection.execute(_FORGET_TAGS, place)
     remove_if_unneeded(connection, tenant, response_id)
     return False
 

@@ -12,7 +12,7 @@ from server.protocol.responses.request import Kind
 from server.store import arrays
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.readable import READABLE
-from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES
+from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, TODAY
 from server.store.content.stored_items import INPUT
 from server.store.database import Database
 from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
@@ -42,6 +42,7 @@ class NewResponse:
     kind: Kind = "response"
     request_id: str | None = None
     trace_parent: str | None = None
+    user_agent: str | None = None
     weights: str | None = None
     """The digest of the weights that generate it; of a queued one, those of the replica that accepts it."""
     created_at: datetime
@@ -135,8 +136,8 @@ def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
             select r.tenant, r.id, first_seq, n, kind, output_index, content_index, r.attempt, body
             from response r cross join {NEW_LOG_ROWS}
         ), counted as (
-            insert into storage_changes (tenant, bytes)
-            select tenant, size + (select coalesce(sum(bytes), 0) from input) from response)
+            insert into storage_changes (tenant, day, bytes)
+            select tenant, {TODAY}, size + (select coalesce(sum(bytes), 0) from input) from response)
         select count(*) from response
         """  # noqa: S608 - constants of ours
     )

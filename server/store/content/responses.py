@@ -10,10 +10,10 @@ from sqlalchemy import Connection, Row, bindparam, select, text
 
 from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.request import Kind
-from server.protocol.responses.response import TERMINAL_STATUSES, Ending, Status, columns_of
+from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, Status, columns_of
 from server.store import arrays
 from server.store.content.readable import READABLE
-from server.store.content.storage_usage import count_added
+from server.store.content.storage_usage import TODAY, count_added
 from server.store.database_errors import OwnershipLost
 from server.store.tables import responses
 
@@ -44,6 +44,8 @@ class StoredResponse:
     prompt_hash: bytes | None
     key_id: str | None
     cancel_requested_at: datetime | None
+    cancel_reason: CancelReason | None = None
+    """Why it is to be cancelled, or was."""
     created_at: datetime
     first_token_at: datetime | None
     finished_at: datetime | None
@@ -63,6 +65,7 @@ class StoredResponse:
     """None in rows of releases without the column."""
     request_id: str | None = None
     trace_parent: str | None = None
+    user_agent: str | None = None
     weights: str | None = None
     """The digest of the weights that generate it. None in rows of releases without the column, and if the
     engine does not know it."""
@@ -150,8 +153,8 @@ _FINISH = text(
         returning r.tenant, r.id, r.deleted_at is not null as deleted, r.conversation_id,
             case when r.size is not null then q.freed else 0 end as freed
     ), counted as (
-        insert into storage_changes (tenant, bytes)
-        select tenant, -sum(freed) from changed group by tenant having sum(freed) > 0)
+        insert into storage_changes (tenant, day, bytes)
+        select tenant, {TODAY}, -sum(freed) from changed group by tenant having sum(freed) > 0)
     select tenant, id, deleted, conversation_id from changed
     """  # noqa: S608 - constants of ours
 )

@@ -19,6 +19,8 @@ FOLD_ROWS = 64
 _MAX_FOLDED = 10_000
 """The most changes that are folded in one transaction."""
 
+TODAY: Final = "cast(statement_timestamp() at time zone 'utc' as date)"
+"""SQL of the day of a change."""
 IMAGE_BYTES: Final = f"size + {ROW_BYTES}"
 """SQL of a picture's size."""
 ITEM_BYTES: Final = "size + coalesce(octet_length(for_model), 0)"
@@ -43,8 +45,8 @@ def _with_change_row(change: str, bytes_: str, before: str, gives: str) -> str:
     first = f"{before}," if before else ""
     return f"""
     with {first} changed as ({change}), counted as (
-        insert into storage_changes (tenant, bytes)
-        select tenant, {bytes_} from changed group by tenant having sum(bytes) <> 0)
+        insert into storage_changes (tenant, day, bytes)
+        select tenant, {TODAY}, {bytes_} from changed group by tenant having sum(bytes) <> 0)
     select {gives} from changed
     """  # noqa: S608 - constants of ours
 
@@ -60,7 +62,13 @@ _FOLD = text(
             select tenant, id from storage_changes where tenant in (
                 select tenant from storage_changes group by tenant having count(*) > :rows)
             limit :limit for update skip locked)
-        returning tenant, bytes
+        returning tenant, day, bytes
+    ), days as (
+        insert into storage_days (tenant, day, added, removed)
+        select tenant, day, sum(greatest(bytes, 0)), sum(greatest(-bytes, 0)) from gone
+        where day is not null group by tenant, day order by tenant, day
+        on conflict (tenant, day) do update set added = storage_days.added + excluded.added,
+            removed = storage_days.removed + excluded.removed
     ), sums as (
         insert into storage_changes (tenant, bytes) select tenant, sum(bytes) from gone group by tenant)
     select count(*) from gone
@@ -80,7 +88,9 @@ def totals(connection: Connection) -> list[tuple[str, int]]:
 
 
 def fold_changes(connection: Connection) -> bool:
-    """Replaces the changes of tenants with many by their sums; returns whether there may be more.
+    """Replaces the changes of tenants with many by their sums, and adds them to those of their days.
+
+    Returns whether there may be more.
 
     Skips locked rows; readers see either the changes or their sum.
     """

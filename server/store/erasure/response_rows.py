@@ -23,7 +23,8 @@ _RUNNING: Final = "status in ('queued', 'in_progress')"
 
 _CANCEL_ALL = text(
     f"""
-    update responses set cancel_requested_at = clock_timestamp() where (tenant, id) in (
+    update responses set cancel_requested_at = clock_timestamp(), cancel_reason = 'erased'
+    where (tenant, id) in (
         select tenant, id from responses
         where tenant = :tenant and {_RUNNING} and cancel_requested_at is null limit :limit
         for update skip locked)
@@ -45,7 +46,8 @@ _MARK = text(
     f"""
     update responses set deleted_at = coalesce(deleted_at, clock_timestamp()), expires_at = clock_timestamp(),
         cancel_requested_at = case when {_RUNNING} then coalesce(cancel_requested_at, clock_timestamp())
-            else cancel_requested_at end
+            else cancel_requested_at end,
+        cancel_reason = case when {_RUNNING} then coalesce(cancel_reason, 'erased') else cancel_reason end
     where (tenant, id) in (
         select tenant, id from responses where {_THESE} and {_NOT_MARKED} for update skip locked)
     returning id, {_RUNNING} as running
@@ -156,6 +158,7 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
             cached_tokens=0,
             output_tokens=row.tokens,
             reasoning_tokens=0,
+            cancel_reason="erased",
         )
         of_row = Usage(
             tenant=subject.tenant,

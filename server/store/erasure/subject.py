@@ -21,7 +21,7 @@ are gone."""
 ANONYMOUS: Final = "substr(l.response_id::text, 15, 1) = '8'"
 """Whether the ledger's line `l` has been made anonymous, which leaves a UUID of version 8."""
 MAKE_ANONYMOUS: Final = """
-    end_user = null, request_id = null,
+    end_user = null, request_id = null, metadata = null,
     response_id = (substr(l.response_id::text, 1, 14) || '8' || substr(gen_random_uuid()::text, 16))::uuid
 """
 """SQL that makes a line of the ledger anonymous: its id becomes a random one of the same millisecond."""

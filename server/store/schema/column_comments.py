@@ -146,6 +146,8 @@ _COLUMNS: Final = {
     "usage_days": {"status": "completed, incomplete, failed or cancelled"},
     "user_days": {},
     "refused_requests": {"hour": "its begin", "requests": "how many"},
+    "refused_keys": {"hour": "its begin", "requests": "how many"},
+    "storage_days": {},
     "audit_trail": {
         "id": "random",
         "at": "when it was changed",

@@ -34,4 +34,5 @@ def test_a_running_response_is_cancelled_from_its_page(open_page: OpenPage, oper
         page.wait_for_selector("#replay-text-0-0:not(:empty)")
         page.click("main button:text-is('Cancel')")
         page.locator("h1", has_text="cancelled").wait_for()
+        assert "operator" in page.locator(".facts").first.inner_text()
         assert client.responses.retrieve(made.id).status == "cancelled"

@@ -65,13 +65,14 @@ def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(database
     with taking(database_url) as at:
         wanted, unwanted = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
         with at.bench.database.begin() as connection:
-            claims.request_cancel(connection, TENANT, unwanted.facts.id)
+            claims.request_cancel(connection, TENANT, unwanted.facts.id, "operator")
         at.claimer.claim_all()
         assert [request.request_id for request in at.engine.requests] == [wanted.engine_request_id]
         at.bench.recorder.deliver([Finished(wanted.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, wanted.facts.id, [], "completed")
         told = check_end(at.bench, unwanted.facts.id, [], "cancelled")
         assert told["usage"]["output_tokens"] == 0
+        assert told["cancel_reason"] == "operator"
         types = [event_type(event) for event in at.bench.stored(unwanted.facts.id)]
         assert types == ["response.created", "response.queued", "response.incomplete"]
 

@@ -177,11 +177,11 @@ def test_a_wish_to_cancel_is_seen_by_the_owner_or_makes_the_waiting_one_claimed_
     running, queued = accept(database, me), accept(database, me, background=True)
     with database.begin() as connection:
         for run in (running, queued):
-            claims.request_cancel(connection, "other", run.facts.id)
+            claims.request_cancel(connection, "other", run.facts.id, "operator")
         assert claims.cancel_requested(connection, me) == []
         for run in (running, queued):
-            claims.request_cancel(connection, TENANT, run.facts.id)
-        assert claims.cancel_requested(connection, me) == [running.facts.id]
+            claims.request_cancel(connection, TENANT, run.facts.id, "client_request")
+        assert claims.cancel_requested(connection, me) == [(running.facts.id, "client_request")]
     assert hopeless(database, me) == {queued.facts.id}
 
 

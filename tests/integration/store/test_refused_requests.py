@@ -37,7 +37,11 @@ def test_counts_of_a_key_that_was_removed_go_with_it(database: Database) -> None
         of_keys = {LIMITED._replace(key_id=key): 2 for key in ("k1", "k2", "erased")}
         refused_requests.add(connection, {**of_keys, LIMITED: 1})
         found = connection.exec_driver_sql("select tenant, requests from refused_requests").all()
+        by_key = connection.exec_driver_sql(
+            "select tenant, key_id, http_status, error_code, requests from admin.refused_hourly order by 2"
+        ).all()
     assert found == [("acme", 5)]
+    assert by_key == [("acme", key, 429, "rate_limit_exceeded", 2) for key in ("k1", "k2")]
 
 
 def test_an_erasure_waits_for_who_counts_what_was_refused(database: Database) -> None:

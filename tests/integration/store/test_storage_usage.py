@@ -226,3 +226,21 @@ def test_folding_keeps_sums_and_waits_for_nobody(database: Database, replica: UU
         deletion.delete(connection, TENANT, node)
         end(connection, replica, node)
     assert (counted(database), counted(database, OTHER)) == (before, others)
+
+
+def test_the_sums_of_days_stay_when_changes_are_folded(database: Database, replica: UUID) -> None:
+    days = "select sum(added), sum(removed), sum(growth) from admin.storage_daily where tenant = %(tenant)s"
+    with database.begin() as connection:
+        for _ in range(storage_usage.FOLD_ROWS):
+            begin(connection, replica, "in")
+        node = begin(connection, replica, "in")
+        end(connection, replica, node, "out")
+        deletion.delete(connection, TENANT, node)
+    total = counted(database)
+    with database.begin() as connection:
+        before = connection.exec_driver_sql(days, {"tenant": TENANT}).one()
+        assert storage_usage.fold_changes(connection) is False
+        assert scalar(connection, ROWS) == 1
+        assert connection.exec_driver_sql(days, {"tenant": TENANT}).one() == before
+    assert before[1] > 0
+    assert before[0] - before[1] == before[2] == total
