@@ -21,9 +21,6 @@ from server.configuration.settings import Config, changed_settings, without_pass
 from server.console.routes import console_routes
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
-from server.errors import ConfigError
-from server.hosted_tools.mcp_client import McpServers
-from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens
 from server.http.app import build
 from server.http.asgi.client_connections import is_health
 from server.http.asgi.hypercorn_patches import install_patches
@@ -36,11 +33,11 @@ from server.limits import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
 from server.metrics.refused_requests import RefusalWriter
-from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.ended_keys import EndedKeys
 from server.process.key_required import needs_key
 from server.process.load_model import load_model, log_engine
+from server.process.mcp_servers import make_mcp_servers
 from server.process.open_database import OpenDatabase
 from server.process.process_metrics import ProcessMetrics
 from server.process.ready_lines import ready_lines
@@ -53,7 +50,7 @@ from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
-from server.sealing.cipher import Seal, load_seal_keys
+from server.sealing.cipher import load_seal_keys
 from server.store.administration import audit_trail
 from server.store.cluster import claims, leases
 from server.store.cluster.notifications import Notifier
@@ -77,22 +74,6 @@ FINAL_WRITE_SECONDS = 5.0
 
 RESTART_EXIT_CODE = 70
 """EX_SOFTWARE: this replica was declared dead, or its engine died for good; a supervisor must restart it."""
-
-
-def make_mcp_servers(config: Config, seal: Seal | None = None) -> McpServers:
-    """Raises ConfigError."""
-    places = read_servers(config.tool_server)
-    registered = RegisteredServers(
-        places,
-        read_access(config.tool_access, frozenset(places)),
-        read_tokens(config.tool_token),
-        seal or Seal.of_this_process(),
-    )
-    try:
-        allowed = read_allowed(config.mcp_hosts)
-    except ValueError as error:
-        raise ConfigError(f"mcp-hosts: {error}.") from None
-    return McpServers(registered, config.mcp_seconds, allowed, list_seconds=config.mcp_list_seconds)
 
 
 class ServerProcess:
@@ -155,14 +136,8 @@ class ServerProcess:
         self._metrics.start(self._services, self._heartbeat, self._retention, sending, scraped)
 
     def _make_tool_loop(self) -> ToolLoop:
-        return ToolLoop(
-            self._engine,
-            self._mcp,
-            self._deliver,
-            self._events.tool_call,
-            self._traces,
-            self._budgets.reserve_turn,
-        )
+        observers = (self._events.tool_call, self._traces)
+        return ToolLoop(self._engine, self._mcp, self._deliver, *observers, self._budgets.reserve_turn)
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):

@@ -170,7 +170,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
             bench.database,
             bench.replica,
             produces=bench.recorder.produces,
-            cancel=lambda response: engine.cancel(response.hex),
+            cancel=lambda response, _reason: engine.cancel(response.hex),
             lease_seconds=10,
             read_here=list,
             abandonment=unread,

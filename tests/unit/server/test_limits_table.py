@@ -16,11 +16,11 @@ from server.console.contents import comparison, event_page, item_view, stored_re
 from server.console.figures import usage as figures
 from server.console.pages import history as history_page
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
-from server.http import query_and_headers
-from server.http.asgi import endpoint, request_body
+from server.http import metrics_listener, query_and_headers
+from server.http.asgi import endpoint, listener, request_body
 from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.input_images import image_reader, image_worker
-from server.metrics import events, exposition
+from server.metrics import events
 from server.model_formats.output_grammar import argument_schemas
 from server.model_formats.tool_calls import literal_arguments
 from server.oidc import access_tokens, issuer, key_set, signing_keys
@@ -104,8 +104,8 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
 
 def test_the_table_names_the_bounds_of_metrics() -> None:
     assert f"in metrics; the rest is `other` | | {events.MAX_TENANTS}; {events.MAX_TOOLS} |" in TABLE
-    most, silent = exposition.MAX_CONNECTIONS, exposition.CONNECTION_SECONDS
-    assert f"of the metrics listener | | {most}, each silent for {silent:g} s at most |" in TABLE
+    most = metrics_listener.MAX_CONNECTIONS + listener._SPARE
+    assert f"of the metrics listener | | {most} | none | the oldest is closed |" in TABLE
 
 
 def test_the_table_names_the_bytes_of_answers() -> None:
