@@ -22,7 +22,7 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _RESPONSE: TypeAdapter[Response] = TypeAdapter(Response)
 
 BEYOND_OPENAI: dict[type, set[str]] = {
-    Response: {"store", "presence_penalty", "frequency_penalty"},
+    Response: {"store", "presence_penalty", "frequency_penalty", "cancel_reason"},
     ResponseCompactionItem: {"status"},
     ResponseFunctionCallArgumentsDoneEvent: {"name"},
     InputTokensDetails: {"input_tokens_per_turn", "cached_tokens_per_turn"},

@@ -59,7 +59,11 @@ def test_an_audit_that_cannot_look_says_so_with_another_code(empty_database_url:
         (["audit"], UNREACHABLE, "The audit could not go on: "),
         (["audit"], empty_database_url, "holdfast db upgrade"),
         (["audit", "--since", "soon"], empty_database_url, "'soon' is neither an age nor a time"),
-        (["audit", "--limit", "0"], empty_database_url, "'0' is not a number of responses"),
+        (
+            ["audit", "--limit", "0"],
+            empty_database_url,
+            "--limit: must be a whole number of responses from 1",
+        ),
     ]
     for arguments, url, sentence in refused:
         ended = run_command(*arguments, database_url=url)

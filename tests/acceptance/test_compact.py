@@ -164,7 +164,7 @@ WRONG: list[tuple[dict[str, object], int, str]] = [
     ({}, 400, "input"),
     ({"input": 7}, 400, "input"),
     ({"input": [{"type": "compaction"}]}, 400, "input[0].encrypted_content"),
-    ({"previous_response_id": "resp_x"}, 404, "previous_response_id"),
+    ({"previous_response_id": "resp_x"}, 400, "previous_response_id"),
 ]
 
 

@@ -8,7 +8,7 @@ from tests.acceptance.error_object import check_error
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
 HELLO = {"model": MODEL, "input": "Hello"}
-MORE_THAN_THERE_IS = 2**60
+MORE_THAN_THERE_IS = 10**15
 
 
 def test_new_responses_are_refused_and_nothing_is_purged_while_the_disk_is_nearly_full(

@@ -67,7 +67,7 @@ WRONG: list[tuple[dict[str, object], int, str]] = [
     ({"model": "gpt-9"}, 404, "model"),
     ({"input": 7}, 400, "input"),
     ({"input": [{"role": "wizard", "content": ""}]}, 400, "input[0].role"),
-    ({"previous_response_id": "resp_x"}, 404, "previous_response_id"),
+    ({"previous_response_id": "resp_x"}, 400, "previous_response_id"),
     ({"tool_choice": "required"}, 400, "tool_choice"),
     ({"tools": [{"type": "function"}]}, 400, "tools[0].name"),
     ({"truncation": "maybe"}, 400, "truncation"),

@@ -55,6 +55,7 @@ VALUES: dict[str, Any] = {
     "previous_input_messages": SAID,
     "priority": 1,
     "prompt_cache_key": "key",
+    "prompt_cache_options": {},
     "reasoning": {"effort": "low"},
     "reasoning_effort": "low",
     "repetition_penalty": 1.1,
@@ -104,7 +105,7 @@ OF_ENDPOINT: dict[tuple[str, str], dict[str, Any]] = {
     ("responses", "text"): {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
     ("responses", "top_logprobs"): {"top_logprobs": 2},
     ("responses", "max_output_tokens"): {"max_output_tokens": 3},
-    ("chat", "max_completion_tokens"): {"max_completion_tokens": 3},
+    ("chat", "max_completion_tokens"): {"max_tokens": 3, "max_completion_tokens": 3},
     **{(endpoint, "model"): {"model": MODEL} for endpoint in ENDPOINTS},
     **{
         (endpoint, "continue_final_message"): {

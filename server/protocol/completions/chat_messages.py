@@ -101,8 +101,10 @@ def _elements(message: dict[str, Any], path: str) -> list[MessageElement]:
         case "assistant":
             return _assistant(message, path)
         case "tool":
+            if message.get("tool_call_id") is None:
+                raise missing_parameter(f"{path}.tool_call_id")
             output = _content(content, "input_text", path)
-            fields = _given(type="function_call_output", call_id=message.get("tool_call_id"), output=output)
+            fields = _given(type="function_call_output", call_id=message["tool_call_id"], output=output)
             return [MessageElement(fields, {"call_id": "tool_call_id", "output": "content"}, content)]
     raise DecodeFailure(
         "A message's role is system, developer, user, assistant or tool.", f"{path}.role", "invalid_value"
