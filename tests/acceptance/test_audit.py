@@ -62,7 +62,7 @@ def test_an_audit_that_cannot_look_says_so_with_another_code(empty_database_url:
         (
             ["audit", "--limit", "0"],
             empty_database_url,
-            "--limit: must be a whole number of responses from 1",
+            "must be a whole number of responses from 1",
         ),
     ]
     for arguments, url, sentence in refused:

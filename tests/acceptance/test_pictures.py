@@ -321,7 +321,7 @@ def ask(server: ServerProcess, content: bytes) -> httpx.Response:
 def test_a_url_that_is_not_allowed_is_refused_by_every_api(server: ServerProcess, url: str) -> None:
     asked = {
         "responses": ({"input": question(url)}, "input[0].content[0].image_url"),
-        "chat/completions": ({"messages": chat_question(url)}, "messages[0].content[0].image_url"),
+        "chat/completions": ({"messages": chat_question(url)}, "messages[0].content[0].image_url.url"),
         "conversations": ({"items": question(url)}, "items[0].content[0].image_url"),
         "responses/input_tokens": ({"input": question(url)}, "input[0].content[0].image_url"),
     }
