@@ -280,7 +280,7 @@ def _read_function_output(element: dict[str, Any], path: str) -> Item:
     param: _FunctionOutput = convert(element, _FunctionOutput, path)
     if param.call_id is None and param.name is None:
         raise DecodeFailure(
-            "An output names its call by call_id, or the function that has written it by name.",
+            "An output needs the id of its call, or the name of the function that has written it.",
             f"{path}.call_id",
             "missing_required_parameter",
         )
