@@ -232,22 +232,14 @@ def test_nothing_is_wrong_with_what_a_run_leaves() -> None:
     assert check(running(), SERVED, Limits()) == []
 
 
-def with_id(index: int, id_: str) -> Wound:
-    def wound(response: AuditedResponse) -> AuditedResponse:
-        item = response.items[index]
-        renamed = replace(item, id=id_, payload=item.payload.replace(item.id, id_))
-        return replace(response, items=[*response.items[:index], renamed, *response.items[index + 1 :]])
-
-    return wound
-
-
 def test_an_input_item_may_have_the_id_that_it_was_sent_with() -> None:
-    for sent in ("msg_68af1", ids.item_id("msg", OTHER, "o", 1)):
-        assert check(with_id(0, sent)(running()), SERVED, Limits()) == []
-    for own_of_another_item in (ids.item_id("msg", RESPONSE, "i", 1), ids.item_id("msg", RESPONSE, "o", 0)):
-        assert broken(with_id(0, own_of_another_item)(running())) == {"I9"}
-    assert broken(with_id(0, "rs_68af1")(running())) == {"I9"}
-    assert "I9" in broken(with_id(1, "msg_68af1")(ended()))
+    def sent_as(id_: str) -> AuditedResponse:
+        item = running().items[0]
+        return with_item(0, id=id_, payload=item.payload.replace(item.id, id_))(running())
+
+    assert broken(sent_as("msg_68af1")) == broken(sent_as(ids.item_id("msg", OTHER, "o", 1))) == set()
+    for wrong in (ids.item_id("msg", RESPONSE, "i", 1), ids.item_id("msg", RESPONSE, "o", 0), "rs_68af1"):
+        assert broken(sent_as(wrong)) == {"I9"}
 
 
 @pytest.mark.parametrize(
