@@ -1,9 +1,10 @@
-"""`with_item_settings`: the tools and settings that items of a conversation give to the requests after them.
+"""The tools and settings that items of a conversation give to the requests after them.
 
 The newest item of each kind counts, wherever it is: in the input, in the history or in a compaction.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -60,6 +61,33 @@ def with_item_settings(
             code="invalid_value",
         )
     return changed
+
+
+@contextmanager
+def naming_tools_of_items(
+    request: CreateResponse, tools: Sequence[dict[str, Any]] | None, new: Sequence[Item]
+) -> Iterator[None]:
+    """Has the errors of `tools`, which are the request's and those of items, name the input item of a tool.
+
+    `new` are the request's new items. A tool of the history has no field in the request.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        number, end, rest = (error.param or "").removeprefix("tools[").partition("]")
+        if end and number.isdecimal() and (path := _path_of_tool((tools or ())[int(number)], request, new)):
+            error.param = path + rest
+        raise
+
+
+def _path_of_tool(tool: dict[str, Any], request: CreateResponse, new: Sequence[Item]) -> str | None:
+    sent = request.input if isinstance(request.input, list) else []
+    before = max(len(new) - sum(element.get("type") != "compaction_trigger" for element in sent), 0)
+    for index, item in enumerate(new[before:]):
+        for number, added in enumerate(item.tools if isinstance(item, AdditionalTools) else ()):
+            if added is tool:
+                return f"input[{index}].tools[{number}]"
+    return None
 
 
 def _settings(items: Sequence[Item], seal: Seal, tenant: str) -> Iterator[SettingsItem]:

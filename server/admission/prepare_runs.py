@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from engine.request import CheckedRequest, EngineRequest, RequestRefused
-from server.admission.item_settings import with_item_settings
+from server.admission.item_settings import naming_tools_of_items, with_item_settings
 from server.admission.resolve_input import ResolvedInput, reading_input, with_own_id
 from server.admission.tenant_limits import HistoryReads, QueueLimits
 from server.caller import Caller
@@ -141,12 +141,13 @@ class RunPreparation:
         self, create: ParsedCreate, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
     ) -> NewRun:
         items = resolved_input.prompt_items
-        request = with_item_settings(request, items, self.served.seal, create.caller.tenant)
+        sent, request = request, with_item_settings(request, items, self.served.seal, create.caller.tenant)
         tools: Sequence[Tool] = ()
         credentials: Mapping[str, McpCredentials] = {}
         if request.tools or resolved_input.approves:
-            request, tools, credentials = discover_tools(self.servers, create.caller, request, items)
-            check_functions(tools, request.tools)
+            with naming_tools_of_items(sent, request.tools, resolved_input.new):
+                request, tools, credentials = discover_tools(self.servers, create.caller, request, items)
+                check_functions(tools, request.tools)
         resolved = ResolvedRequest(
             tenant=create.caller.tenant,
             request=request,

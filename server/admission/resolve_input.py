@@ -1,10 +1,11 @@
 """The items of a request: its input parsed, and its history before it.
 
-New items get ids of the response, and calls and approvals that outputs and answers refer to must be among the
-items.
+New items keep the ids that they are sent with. They get ids of the response where the history has theirs,
+because readers of items tell them apart by their ids, and in a conversation, where an id names one item of
+the tenant. Calls and approvals that outputs and answers refer to must be among the items.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +32,7 @@ from server.protocol.responses.input import (
     CompactionTrigger,
     InputItem,
     ItemReference,
+    has_lasting_id,
     read_input,
 )
 from server.protocol.responses.items import (
@@ -59,7 +61,7 @@ class ResolvedInput:
     previous_id: UUID | None
     history: Sequence[Item]
     new: Sequence[Item]
-    """The new input, with ids of this response."""
+    """The new input. Items that were sent with an id have it still, others one of this response."""
     conversation: ConversationVersion | None = None
     images: PromptImages = field(default_factory=dict)
     approves: bool = False
@@ -129,10 +131,15 @@ def resolve_input(
 ) -> ResolvedInput:
     """The items of a request. Raises ApiError for unmatched call outputs and approvals. Pure."""
     history, items = stored.history, stored.input_items
+    lasting = _lasting_ids(items)
+    if stored.conversation is not None:
+        lasting.clear()
+    elif lasting:
+        lasting.difference_update(item.id for item in history)
     if all(isinstance(item, Message) for item in (*history, *items)):
-        own = [with_own_id(item, response, "i", index) for index, item in enumerate(items)]
+        own = [with_own_id(item, response, "i", index, lasting) for index, item in enumerate(items)]
         return ResolvedInput(stored.previous_id, history, own, stored.conversation)
-    new = with_own_ids(given, items, response, "i", seal, tenant)
+    new = with_own_ids(given, items, response, "i", seal, tenant, lasting)
     approves = any(isinstance(item, McpApprovalResponse) for item in (*history, *new))
     if approves:
         _validate_approvals([*history, *new], new, given, seal, tenant)
@@ -183,8 +190,31 @@ def reading_input(
         yield resolved
 
 
-def with_own_id(item: Item, response: UUID, side: ids.ItemSource, index: int) -> Item:
-    """The item with an id derived from the response (or conversation) and its index there."""
+def _lasting_ids(items: Sequence[Item]) -> set[str]:
+    """The ids that items keep. Raises InvalidRequest, in OpenAI's words, where two items have the same."""
+    lasting: set[str] = set()
+    for item in items:
+        if not has_lasting_id(item):
+            continue
+        if item.id in lasting:
+            raise InvalidRequest(
+                f"Duplicate item found with id {item.id}. Remove duplicate items from your input and try "
+                "again.",
+                param="input",
+            )
+        lasting.add(item.id)
+    return lasting
+
+
+def with_own_id(
+    item: Item, response: UUID, side: ids.ItemSource, index: int, lasting: Container[str] = ()
+) -> Item:
+    """The item with an id derived from the response (or conversation) and its index there.
+
+    An item whose id is in `lasting` is returned as it is.
+    """
+    if item.id in lasting and has_lasting_id(item):
+        return item
     return msgspec.structs.replace(item, id=ids.item_id(ID_PREFIXES[type(item)], response, side, index))
 
 
@@ -195,13 +225,14 @@ def with_own_ids(
     side: ids.ItemSource,
     seal: Seal,
     tenant: str,
+    lasting: Container[str] = (),
 ) -> list[Item]:
-    """The items with new ids, and references between them changed accordingly.
+    """The items with new ids, but for the lasting ones, and references between them changed accordingly.
 
     `given` is the input that they were resolved from; elements that are no items are skipped.
     """
     stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, CompactionTrigger)]
-    new = [with_own_id(item, source, side, index) for index, item in enumerate(resolved)]
+    new = [with_own_id(item, source, side, index, lasting) for index, item in enumerate(resolved)]
     for index, item in enumerate(resolved):
         if isinstance(item, McpApprovalRequest):
             new[index] = keep_approval_tag(seal, tenant, item, new[index], stored=stored[index])

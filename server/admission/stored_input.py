@@ -164,9 +164,12 @@ def resolve_references(
 
 
 def _referenced_payload(connection: Connection, tenant: str, item: ItemReference) -> str:
-    """The JSON of the referenced item. Raises NotFound."""
-    payload = stored_items.get_item(connection, tenant, item.id) or conversations.get_item(
-        connection, tenant, item.id
+    """The JSON of the item for which the id was made, or of one that was sent with it. Raises NotFound."""
+    source = ids.response_of_item(item.id)
+    payload = (
+        (source and stored_items.get_item(connection, tenant, item.id, source))
+        or conversations.get_item(connection, tenant, item.id)
+        or stored_items.get_item(connection, tenant, item.id)
     )
     if payload is None:
         raise NotFound(

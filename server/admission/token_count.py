@@ -1,6 +1,6 @@
 """POST /v1/responses/input_tokens: the length of a request's prompt, without running it."""
 
-from server.admission.item_settings import with_item_settings
+from server.admission.item_settings import naming_tools_of_items, with_item_settings
 from server.admission.request_validation import validate_request
 from server.admission.resolve_input import reading_input
 from server.admission.template_input import read_templated_input
@@ -34,9 +34,10 @@ def count_input(
 
     with reading_input(database, history, served, tenant, request, input_items, new_uuid()) as resolved:
         items = resolved.prompt_items
-        request = with_item_settings(request, items, served.seal, tenant)
-        request, tools, _ = discover_tools(servers, caller, request, items)
-        check_functions(tools, request.tools)
+        sent, request = request, with_item_settings(request, items, served.seal, tenant)
+        with naming_tools_of_items(sent, request.tools, resolved.new):
+            request, tools, _ = discover_tools(servers, caller, request, items)
+            check_functions(tools, request.tools)
         max_tokens = MAX_COUNTED_CONTEXTS * served.model_info.context_length
         prompt = write_prompt(served, tenant, request, tools, items, max_tokens=max_tokens)
         return len(prompt.token_ids)

@@ -129,8 +129,9 @@ def discover_tools(
 def ignored_types(servers: McpServers, caller: Caller, tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """The types of declared tools that the model is not offered, without repetition."""
     labels = servers.registered.labels_for(caller.tenant, caller.key_id)
-    types = dict.fromkeys(str(tool.get("type")) for tool in tools)
-    return [kind for kind in types if kind not in TOOL_TYPES and BUILTIN_LABELS.get(kind) not in labels]
+    unsupported = [dict(tool) for tool in tools if tool.get("type") not in TOOL_TYPES]
+    ignored = (str(tool.get("type")) for tool in unsupported if _builtin_server(labels, tool) is None)
+    return list(dict.fromkeys(ignored))
 
 
 class _RequestServers:
@@ -199,7 +200,8 @@ class _RequestServers:
             raise NotReady(self._pending)
 
     def check_usage(self, tool: McpTool, credentials: McpCredentials, path: str, *, background: bool) -> None:
-        """Raises InvalidRequest for a server, header or URL that this caller may not use."""
+        """Raises InvalidRequest for a server, header, URL or restriction that this caller may not use."""
+        _refuse_restrictions(tool.stands_for or {}, path)
         for name in ("connector_id", "tunnel_id"):
             if getattr(tool, name) is not None:
                 raise InvalidRequest(
@@ -275,10 +277,13 @@ class _RequestServers:
 def _builtin_server(
     labels: frozenset[str], element: dict[str, Any], allowed: object = None
 ) -> dict[str, Any] | None:
-    """The MCP tool of the registered server that implements a built-in tool; None if there is none."""
+    """The MCP tool of the registered server that implements a built-in tool; None if there is none.
+
+    There is none for a search without access to the web, because a browser has no store of pages to search.
+    """
     kind = element.get("type")
     label = BUILTIN_LABELS.get(kind) if isinstance(kind, str) else None
-    if label is None or label not in labels:
+    if label is None or label not in labels or element.get("external_web_access") is False:
         return None
     tools = list(BUILTIN_TOOLS[label])
     if isinstance(allowed, list) and ALL_TOOLS not in allowed:
@@ -290,6 +295,36 @@ def _builtin_server(
         "require_approval": "never",
         "stands_for": element,
     }
+
+
+def _refuse_restrictions(element: Mapping[str, Any], path: str) -> None:
+    """Raises InvalidRequest for a setting of a built-in tool that its server would not obey.
+
+    What only tunes a tool (`search_context_size`, `user_location`, `memory_limit`) is accepted.
+    """
+    filters, container = element.get("filters"), element.get("container")
+    for name in ("allowed_domains", "blocked_domains"):
+        if isinstance(filters, dict) and filters.get(name):
+            raise _unsupported(f"{path}.filters.{name}", "Searches here cannot be limited to domains.")
+    if isinstance(container, str) and container != "auto":
+        raise _unsupported(
+            f"{path}.container", "Containers cannot be named here: each response has one of its own."
+        )
+    for name, why in _REFUSED_OF_CONTAINERS.items():
+        if isinstance(container, dict) and container.get(name):
+            raise _unsupported(f"{path}.container.{name}", why)
+
+
+_REFUSED_OF_CONTAINERS = {
+    "file_ids": "There is no file store, so no file can be put into a container.",
+    "network_policy": "What code may reach is set by this server's operator, not by requests.",
+}
+
+
+def _unsupported(path: str, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{why} Leave out {path.rpartition('.')[2]}.", param=path, code="unsupported_parameter"
+    )
 
 
 def _require_builtin_tool(listed: ToolList, tool: McpTool) -> None:

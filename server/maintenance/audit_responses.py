@@ -15,7 +15,8 @@ from server.maintenance.audit_event_log import SLACK, Finding, check_log
 from server.maintenance.audit_images import check_uses
 from server.protocol import ids
 from server.protocol.decode import decode_as
-from server.protocol.responses.items import Message, decode_item
+from server.protocol.responses.input import has_lasting_id
+from server.protocol.responses.items import Item, Message, decode_item
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo
 from server.store.audit_snapshot import (
     AuditedItem,
@@ -212,19 +213,28 @@ def _check_items(response: AuditedResponse) -> Iterator[Finding]:
 
 
 def _check_item(response: UUID, item: AuditedItem, name: str) -> Iterator[Finding]:
-    prefix = item.id.partition("_")[0]
-    if ids.split_id_tag(item.id)[0] != ids.item_id(
-        prefix, response, "i" if item.side == INPUT else "o", item.idx
-    ):
-        yield "I9", f"its {name} has the id of another place, {item.id}."
     try:
         payload = decode_item(item.payload)
     except msgspec.MsgspecError as error:
         yield "I6", f"its {name} cannot be read: {error}"
         return
+    if not _has_own_id(response, item) and not _has_sent_id(response, item, payload):
+        yield "I9", f"its {name} has the id of another place, {item.id}."
     role = payload.role if isinstance(payload, Message) else None
     if (payload.id, payload.status, role) != (item.id, item.status, item.role):
         yield "I6", f"its {name} has columns that say otherwise than its JSON."
+
+
+def _has_own_id(response: UUID, item: AuditedItem) -> bool:
+    prefix = item.id.partition("_")[0]
+    own = ids.item_id(prefix, response, "i" if item.side == INPUT else "o", item.idx)
+    return ids.split_id_tag(item.id)[0] == own
+
+
+def _has_sent_id(response: UUID, item: AuditedItem, payload: Item) -> bool:
+    """Whether the item may have come with its id, which is that of no other item of this response."""
+    own = ids.response_of_item(item.id) == response
+    return item.side == INPUT and item.id == payload.id and has_lasting_id(payload) and not own
 
 
 def _check_columns(response: AuditedResponse) -> Iterator[Finding]:

@@ -109,7 +109,11 @@ def check_functions(tools: Sequence[wire.Tool], declared: Sequence[Mapping[str, 
     for tool in tools:
         if isinstance(tool, wire.NamespaceTool):
             check_functions(tool.tools, declared)
-        elif isinstance(tool, wire.FunctionTool) and tool.parameters and (why := _no_object(tool.parameters)):
+        elif (
+            isinstance(tool, wire.FunctionTool)
+            and tool.parameters
+            and (why := _no_arguments(tool.parameters, strict=bool(tool.strict)))
+        ):
             raise InvalidRequest(
                 f"Invalid schema for function '{tool.name}': {why}.",
                 param=grammar_path(declared, tool.name),
@@ -117,14 +121,21 @@ def check_functions(tools: Sequence[wire.Tool], declared: Sequence[Mapping[str, 
             )
 
 
-def _no_object(schema: Mapping[str, Any]) -> str | None:
+def _no_arguments(schema: Mapping[str, Any], *, strict: bool) -> str | None:
     """Why the schema of a function's arguments is none of an object; None if it is one."""
     properties, required = schema.get("properties"), schema.get("required")
     if properties is not None and not isinstance(properties, Mapping):
         return "properties must be an object"
     if required is not None and not isinstance(required, list):
         return "required must be an array"
-    if schema.get("type") == "object" or not (types := types_of(schema)) or "object" in types:
+    return _no_object(schema, strict=strict)
+
+
+def _no_object(schema: Mapping[str, Any], *, strict: bool) -> str | None:
+    """Why the root of a schema is no object's; None if it is, or may be where the schema is not strict."""
+    if schema.get("type") == "object" or not (types := types_of(schema)):
+        return None
+    if types == {"object"} or ("object" in types and not strict):
         return None
     return (
         "schema must be a JSON Schema of 'type: \"object\"', got 'type: " + f'"{", ".join(sorted(types))}"\''
@@ -165,10 +176,17 @@ def _check_format(conversation: Conversation) -> None:
         )
     if wanted.kind != "json_schema" or wanted.schema is None:
         return
+    why = _no_object(wanted.schema, strict=True) if wanted.strict else None
+    if why is not None:
+        raise _invalid_format(f"Invalid schema for response_format '{wanted.name}': {why}.")
     try:
         check_schema(wanted.schema)
     except BadGrammar as error:
-        raise InvalidRequest(str(error), param="text.format.schema", code="invalid_json_schema") from error
+        raise _invalid_format(str(error)) from error
+
+
+def _invalid_format(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param="text.format.schema", code="invalid_json_schema")
 
 
 def _invalid_tools(message: str) -> InvalidRequest:

@@ -7,6 +7,7 @@ response's UUID and the item's index, so a run that is rebuilt after a crash gen
 import os
 import re
 import time
+from string import ascii_letters, digits
 from typing import Literal
 from uuid import UUID
 
@@ -14,6 +15,9 @@ _OUTPUT_ID = re.compile(r"[a-z]{2,8}_[0-9a-f]{32}o[0-9a-f]{1,8}(_[0-9a-f]{32})?"
 _RESPONSE_ITEM = re.compile(r"[a-z]{2,8}_([0-9a-f]{32})[io][0-9a-f]{1,8}(_[0-9a-f]{32})?")
 _TAGGED_ID = re.compile(r"(mcpr_[0-9a-f]{32}[ioc][0-9a-f]{1,8})_([0-9a-f]{32})")
 MAX_REQUEST_ID = 128
+MAX_ITEM_ID = 64
+"""Characters of an item's id that a client sends; OpenAI's limit."""
+_ITEM_ID_CHARACTERS = frozenset(ascii_letters + digits + "_-")
 ItemSource = Literal["i", "o", "c"]
 """The item's list: a response's input, its output, or one request that adds items to a conversation."""
 
@@ -110,6 +114,11 @@ def item_id(prefix: str, response: UUID, side: ItemSource, index: int) -> str:
     `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning, `fc` for calls.
     """
     return f"{prefix}_{response.hex}{side}{index:x}"
+
+
+def is_item_id(text: str, prefix: str = "") -> bool:
+    """Whether an item that a client sends may have this id, which begins with its type's prefix."""
+    return text.startswith(prefix) and 1 <= len(text) <= MAX_ITEM_ID and _ITEM_ID_CHARACTERS.issuperset(text)
 
 
 def response_of_item(text: str) -> UUID | None:

@@ -125,6 +125,18 @@ def brings_no_secrets(api: Api) -> None:
         api.refused({"input": [added({**server, name: value}), USER]}, f"input[0].tools[0].{name}")
 
 
+def names_the_item_of_a_tool(api: Api) -> None:
+    for tool, field in (
+        ({"type": "mcp", "server_label": "nowhere"}, "server_label"),
+        ({**FUNCTION, "name": "see", "parameters": {"type": "array"}}, "parameters"),
+    ):
+        of_item: Body = {"input": [USER, added(CUSTOM, tool)], "tools": [FUNCTION]}
+        api.refused(of_item, f"input[1].tools[1].{field}")
+        counted = api.send("POST", "responses/input_tokens", {"model": MODEL, **of_item})
+        assert check_error(counted, 400, "invalid_request_error")["param"] == f"input[1].tools[1].{field}"
+        api.refused({"input": [USER, added(CUSTOM)], "tools": [FUNCTION, tool]}, f"tools[1].{field}")
+
+
 def updated(**settings: Body) -> Body:
     return {"type": "configuration_update", **settings}
 
@@ -202,6 +214,7 @@ ITEMS = [
     Row("additional_tools newest", "S", newest_tool_counts),
     Row("additional_tools many", "R", too_many_tools_are_refused),
     Row("additional_tools secrets", "R", brings_no_secrets),
+    Row("additional_tools paths", "R", names_the_item_of_a_tool),
     Row("additional_tools role", "R", refused("input[0].role", input=[{**added(), "role": "user"}, USER])),
     Row("configuration_update", "S", updates_settings),
     Row("settings compacted", "S", outlast_a_compaction),

@@ -304,6 +304,25 @@ def test_tenant_gets_for_anothers_id_what_an_unknown_id_gives_on_every_route(
             assert call(server, method, path, tenants.ours.text, tenants.ids).status_code == 200
 
 
+def test_id_of_an_item_is_its_sender_s_whoever_else_sends_it(keyed: Keyed, tenants: Tenants) -> None:
+    def send(key: Key, *items: object) -> httpx.Response:
+        body = {"model": MODEL, "input": [*items]}
+        return httpx.post(
+            f"{keyed.server.api}/responses", json=body, headers={"authorization": f"Bearer {key.text}"}
+        )
+
+    made = send(tenants.ours, {"role": "user", "content": "Hello"}).json()["output"][-1]
+    forged = {**made, "content": "It was never said."}
+    reference = {"type": "item_reference", "id": made["id"]}
+    check_error(send(tenants.theirs, reference), 404, "invalid_request_error")
+    send(tenants.theirs, forged).raise_for_status()
+    for key, text in ((tenants.ours, made["content"][0]["text"]), (tenants.theirs, forged["content"])):
+        referred = send(key, reference).json()["id"]
+        path = f"{keyed.server.api}/responses/{referred}/input_items"
+        (item,) = httpx.get(path, headers={"authorization": f"Bearer {key.text}"}).json()["data"]
+        assert (item["id"], item["content"][0]["text"]) == (made["id"], text)
+
+
 def as_unknown(text: str, tenants: Tenants) -> str:
     """The text with ids that were never made in place of ours."""
     for name, own in tenants.ids.items():

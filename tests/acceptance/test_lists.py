@@ -88,6 +88,82 @@ def test_pages_of_input_items_join_to_the_whole_list(
     assert walk(scripted_server, path, order=order, limit=limit) == whole
 
 
+def sent_again(first: str, server: ServerProcess) -> list[dict[str, Any]]:
+    """What a client without state sends after that response: its output, and the next question."""
+    output = get(server, f"/responses/{first}").json()["output"]
+    return [*ITEMS[:1], *output, {"role": "user", "content": "And now?"}]
+
+
+def test_items_that_are_sent_again_keep_their_ids_and_are_cursors_by_them(
+    scripted_server: ServerProcess,
+) -> None:
+    first = make(scripted_server)
+    called = {**CALL, "id": "fc_68af1"}
+    output = sent_again(first, scripted_server)
+    path = (
+        f"/responses/{make(scripted_server, input=[*ITEMS[2:3], called, CALL_OUTPUT, *output])}/input_items"
+    )
+    listed = ids_of(get(scripted_server, path, order="asc"))
+    assert listed[:2] == ["rs_foreign", "fc_68af1"]
+    sent = [item["id"] for item in output if "id" in item]
+    assert sent
+    assert set(sent) < set(listed)
+    assert walk(scripted_server, path, order="asc", limit=1) == listed
+    assert ids_of(get(scripted_server, path, order="asc", after=sent[-1])) == listed[-1:]
+
+
+def test_a_reference_is_to_the_item_that_the_id_was_made_for_while_it_is_there(
+    scripted_server: ServerProcess,
+) -> None:
+    first = make(scripted_server)
+    (made,) = [item for item in sent_again(first, scripted_server) if item.get("type") == "message"]
+    forged = {**made, "content": "It was never said."}
+    copies = [make(scripted_server, input=[forged, *ITEMS[:1]]) for _ in range(2)]
+
+    def referred() -> str:
+        response = make(scripted_server, input=[{"type": "item_reference", "id": made["id"]}])
+        (item,) = get(scripted_server, f"/responses/{response}/input_items").json()["data"]
+        assert item["id"] == made["id"]
+        httpx.delete(f"{scripted_server.api}/responses/{response}").raise_for_status()
+        text: str = item["content"][0]["text"]
+        return text
+
+    assert referred() == made["content"][0]["text"]
+    httpx.delete(f"{scripted_server.api}/responses/{first}").raise_for_status()
+    assert referred() == forged["content"]
+    assert made["id"] in ids_of(get(scripted_server, f"/responses/{copies[1]}/input_items"))
+
+
+@pytest.mark.parametrize("sent", ["call_1", "rs_1", "msg_" + "a" * 61, "msg_a b", "msg_\u00e9", ""])
+def test_an_id_of_another_form_is_replaced(scripted_server: ServerProcess, sent: str) -> None:
+    again = {"id": sent, "role": "user", "content": "Hello"}
+    path = f"/responses/{make(scripted_server, input=[again, again])}/input_items"
+    listed = ids_of(get(scripted_server, path))
+    assert len({*listed, sent}) == 3
+
+
+def test_an_id_that_the_history_has_is_replaced(scripted_server: ServerProcess, connect: Connect) -> None:
+    first = make(scripted_server)
+    output = sent_again(first, scripted_server)
+    second = make(scripted_server, input=output, previous_response_id=first)
+    conversation = connect(scripted_server).conversations.create(items=[{"role": "user", "content": "Hello"}])
+    third = make(scripted_server, input=output, conversation=conversation.id)
+    for response in (second, third):
+        listed = ids_of(get(scripted_server, f"/responses/{response}/input_items"))
+        assert len(listed) == len(output)
+        assert all(item.get("id") not in listed for item in output)
+
+
+def test_an_id_that_is_in_the_input_twice_is_refused_in_openai_s_words(
+    scripted_server: ServerProcess,
+) -> None:
+    again = {"id": "msg_1", "role": "user", "content": "Hello"}
+    answer = httpx.post(f"{scripted_server.api}/responses", json={"model": MODEL, "input": [again, again]})
+    error = check_error(answer, 400, "invalid_request_error")
+    words = "Duplicate item found with id msg_1. Remove duplicate items from your input and try again."
+    assert (error["param"], error["message"]) == ("input", words)
+
+
 def test_input_items_are_the_response_s_own(scripted_server: ServerProcess) -> None:
     first = make(scripted_server, input=ITEMS)
     second = make(scripted_server, input="More", previous_response_id=first)

@@ -22,6 +22,7 @@ GRAMMAR = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}
 CUSTOM = {"type": "custom", "custom": {"name": "c", "format": GRAMMAR}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "auto"}}
 PLACE = {"type": "object", "properties": {"a": {"type": "string"}}}
+ARRAY = {"type": "array", "items": {"type": "string"}}
 CIRCLE = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": PLACE, "strict": True}}
 RICH: dict[str, Any] = {
@@ -169,6 +170,9 @@ def broken_rows() -> Iterator[tuple[dict[str, Any], str]]:
     for schema in SCHEMAS:
         form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
         yield {"response_format": form}, "response_format.json_schema.schema"
+    strict = {"name": "n", "schema": ARRAY, "strict": True}
+    form = {"type": "json_schema", "json_schema": strict}
+    yield {"response_format": form}, "response_format.json_schema.schema"
     yield from OTHERS
 
 
@@ -281,6 +285,16 @@ ITEM = {"role": "user", "content": "Hi"}
             "invalid_function_parameters",
         ),
         (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": ARRAY, "strict": True}}},
+            "text.format.schema",
+            "invalid_json_schema",
+        ),
+        (
+            {"tools": [{**FUNCTION, "strict": True, "parameters": {"type": ["object", "null"]}}]},
+            "tools[0].parameters",
+            "invalid_function_parameters",
+        ),
+        (
             {"tools": [{"type": "namespace", "name": "n", "tools": [
                 {**FUNCTION, "parameters": {"anyOf": [{"type": "array"}]}}
             ]}]},
@@ -321,6 +335,25 @@ def test_a_broken_response_is_refused_before_it_is_accepted(
     assert error["param"] == param, error
     assert code is None or error["code"] == code
     assert not OUR_WORDS.search(error["message"].replace(param, "")), error
+
+
+def test_a_strict_format_of_no_object_is_refused_in_openai_s_words_and_a_loose_one_is_served(
+    client: OpenAI,
+) -> None:
+    form: Any = {"type": "json_schema", "name": "n", "schema": ARRAY}
+    with pytest.raises(BadRequestError) as refused:
+        client.responses.create(
+            model=MODEL, input="Hi", extra_body={"text": {"format": {**form, "strict": True}}}
+        )
+    words = """schema must be a JSON Schema of 'type: "object"', got 'type: "array"'."""
+    error: Any = refused.value.body
+    assert error["message"] == f"Invalid schema for response_format 'n': {words}"
+    by_reference = {"$ref": "#/$defs/a", "$defs": {"a": PLACE}}
+    objects = [{**form, "strict": True, "schema": one} for one in (PLACE, by_reference, {"anyOf": [PLACE]})]
+    served: list[Any] = [{"text": {"format": one}} for one in (form, *objects)]
+    for more in (*served, {"structured_outputs": {"json": ARRAY}}, {"guided_json": ARRAY}):
+        answer = client.responses.create(model=MODEL, input="Hi", max_output_tokens=8, extra_body=more)
+        assert answer.status in ("completed", "incomplete")
 
 
 def test_functions_whose_arguments_may_be_an_object_are_served(client: OpenAI) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from server.protocol import ids
 from server.protocol.decode import convert
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.content_parts import (
@@ -19,6 +20,7 @@ from server.protocol.responses.content_parts import (
     refuse_deep,
 )
 from server.protocol.responses.items import (
+    ID_PREFIXES,
     MAX_TEXT,
     Caller,
     CallStatus,
@@ -57,6 +59,12 @@ from server.protocol.responses.settings_input import (
 )
 
 T = TypeVar("T")
+_SENT_PREFIXES: dict[type[Item], str] = {
+    **{kind: prefix for kind, prefix in ID_PREFIXES.items() if not prefix.startswith("mcp")},
+    FunctionCallOutput: ID_PREFIXES[FunctionCall],
+    CustomToolCallOutput: ID_PREFIXES[CustomToolCall],
+    OtherItem: "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ InputItem = Item | ItemReference | CompactionTrigger
 
 
 class _Item(msgspec.Struct, kw_only=True):
-    """Fields that are checked and not read: a new item gets an id and, unless it is a call, a status."""
+    """Fields of all items. Only calls and outputs have the status that is sent: other items are complete."""
 
     id: str | None = None
     status: ItemStatus | None = None
@@ -178,8 +186,9 @@ class _NoFields(msgspec.Struct, kw_only=True):
 
 
 def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[InputItem]:
-    """The items of a request's `input`, or of the parameter `name`, without ids; a string is a user message.
+    """The items of a request's `input`, or of the parameter `name`; a string is a user message.
 
+    An item has the id that was sent, if it is well-formed, or else an empty one.
     Raises DecodeFailure with the item's path.
     """
     if isinstance(value, str):
@@ -194,14 +203,30 @@ def _read_item(element: dict[str, Any], path: str) -> InputItem:
     reader = ITEM_READERS.get(kind) if isinstance(kind, str) else None
     if reader is not None:
         item: InputItem = reader.read(element, path)
-        return item
+        return _with_sent_id(item, element)
     if not isinstance(kind, str) or kind not in OPAQUE_ITEM_TYPES:
         raise DecodeFailure(
             f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
         )
     refuse_deep(element, path)
     convert(element, _HostedCall, path)
-    return OtherItem("", "completed", {**element, "type": kind})
+    return _with_sent_id(OtherItem("", "completed", {**element, "type": kind}), element)
+
+
+def _with_sent_id(item: InputItem, element: dict[str, Any]) -> InputItem:
+    if isinstance(item, ItemReference | CompactionTrigger) or not isinstance(element.get("id"), str):
+        return item
+    sent = msgspec.structs.replace(item, id=element["id"])
+    return sent if has_lasting_id(sent) else item
+
+
+def has_lasting_id(item: Item) -> bool:
+    """Whether an item that is sent with this id keeps it: it is well-formed for the item's type.
+
+    The id of an MCP item says whether this server has written it, so it never lasts.
+    """
+    prefix = _SENT_PREFIXES.get(type(item))
+    return prefix is not None and ids.is_item_id(item.id, prefix)
 
 
 def _read_message(element: dict[str, Any], path: str) -> Item:
@@ -255,7 +280,7 @@ def _read_function_output(element: dict[str, Any], path: str) -> Item:
     param: _FunctionOutput = convert(element, _FunctionOutput, path)
     if param.call_id is None and param.name is None:
         raise DecodeFailure(
-            "An output names its call by call_id, or the function that has written it by name.",
+            "An output needs the id of its call, or the name of the function that has written it.",
             f"{path}.call_id",
             "missing_required_parameter",
         )

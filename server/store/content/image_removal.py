@@ -42,6 +42,7 @@ _ADOPT = """
     insert into item_images (tenant, owner, item_id, digest)
     select c.tenant, i.conversation_id, c.item_id, c.digest
     from {uses} join conversation_items i on i.tenant = c.tenant and i.id = c.item_id
+        and strpos(i.payload::text, encode(c.digest, 'hex')) > 0
     on conflict do nothing
 """
 """Uses of items that a server of an earlier release appended to a conversation, from the response's."""

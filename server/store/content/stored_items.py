@@ -9,7 +9,6 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, select, text
 
-from server.protocol.ids import response_of_item
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.readable import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, count_added
@@ -76,16 +75,16 @@ def _read_items(
     return payloads
 
 
-def get_item(connection: Connection, tenant: str, item_id: str) -> str | None:
-    """The JSON of one item of a response that exists for readers."""
+def get_item(connection: Connection, tenant: str, item_id: str, response: UUID | None = None) -> str | None:
+    """The JSON of one item of that response, or of the newest one that has it and exists for readers."""
     found = (
         select(items.c.payload)
         .join(responses, (responses.c.tenant == items.c.tenant) & (responses.c.id == items.c.response_id))
         .where(items.c.tenant == tenant, items.c.id == item_id, READABLE)
     )
-    if (response_id := response_of_item(item_id)) is not None:  # in one partition instead of all
-        found = found.where(items.c.response_id == response_id, responses.c.id == response_id)
-    return connection.execute(found).scalar()
+    if response is not None:  # in one partition instead of all
+        found = found.where(items.c.response_id == response, responses.c.id == response)
+    return connection.execute(found.order_by(items.c.response_id.desc()).limit(1)).scalar()
 
 
 class HistorySize(NamedTuple):

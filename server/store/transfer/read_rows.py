@@ -40,7 +40,8 @@ _OWN: Final = {
             and u.removed_at is null and (
                 exists (select from responses r where r.tenant = u.tenant and r.id = u.owner and {OF_USER})
                 or exists (select from conversation_items i
-                    where i.tenant = u.tenant and i.id = u.item_id and {BROUGHT_BY_USER})))
+                    where i.tenant = u.tenant and i.conversation_id = u.owner and i.id = u.item_id
+                        and {BROUGHT_BY_USER})))
     """,  # noqa: S608 - constants of ours
     "prompt": "false",
     "conversation": f"""

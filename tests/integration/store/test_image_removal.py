@@ -288,6 +288,24 @@ def test_uses_of_items_that_an_earlier_release_deleted_are_found_page_by_page(
     assert count(database) == 2
 
 
+def test_a_conversation_does_not_keep_the_picture_of_another_item_with_the_same_id(
+    database: Database, replica: UUID
+) -> None:
+    conversation = new_uuid()
+    of_conversation = picture_item(conversation, 0, PNG)
+    of_response = picture_item(conversation, 0, PNG + b"2").images
+    with database.begin() as connection:
+        conversations.create(connection, TENANT, conversation, "{}")
+        held = conversations.lock_for_update(connection, TENANT, conversation)
+        assert held
+        conversations.append(connection, TENANT, held, [of_conversation])
+        node = store(connection, replica)
+        images.insert(connection, TENANT, node, [(of_conversation.id, image) for image in of_response])
+    delete(database, node)
+    assert remove_images(database) == 1
+    assert (count(database), count(database, "item_images")) == (1, 1)
+
+
 def test_pictures_of_several_owners_are_locked_in_one_order(database: Database, replica: UUID) -> None:
     """A transaction that waits for a picture holds none that comes after it."""
     low, high = sorted((PNG, PNG + b"2"), key=digest_of)

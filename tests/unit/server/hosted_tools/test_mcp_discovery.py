@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from server.caller import Caller
-from server.errors import NotReady, ToolNotAllowed
+from server.errors import InvalidRequest, NotReady, ToolNotAllowed
 from server.hosted_tools.mcp_client import McpServers
-from server.hosted_tools.mcp_discovery import discover_tools
+from server.hosted_tools.mcp_discovery import discover_tools, ignored_types
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.outbound_http.allowed_addresses import read_allowed
 from server.protocol.error_object import DecodeFailure
@@ -55,6 +55,50 @@ def is_allowed(tool: dict[str, Any], *allowed: str) -> bool:
     except ToolNotAllowed:
         return False
     raise AssertionError
+
+
+CONTAINER: dict[str, Any] = {"type": "auto", "memory_limit": "4g", "file_ids": [], "network_policy": None}
+LIMITED = {"type": "allowlist", "allowed_domains": ["a.example"]}
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "web_search", "filters": {"allowed_domains": ["a.example"]}}, "filters.allowed_domains"),
+        ({**CODE, "container": {**CONTAINER, "file_ids": ["file_1"]}}, "container.file_ids"),
+        ({**CODE, "container": {**CONTAINER, "network_policy": LIMITED}}, "container.network_policy"),
+        ({**CODE, "container": "cntr_1"}, "container"),
+    ],
+)
+def test_a_restriction_that_a_served_tool_would_not_obey_is_refused_by_its_path(
+    tool: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        is_allowed(tool, "code_interpreter", "web_search")
+    assert (refused.value.param, refused.value.code) == (f"tools[0].{param}", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "web_search", "filters": {"allowed_domains": None}, "external_web_access": True},
+        {"type": "web_search", "search_context_size": "low", "user_location": {"type": "approximate"}},
+        {**SEARCH, "search_content_types": ["text"]},
+        {**CODE, "container": CONTAINER},
+        {**CODE, "container": "auto"},
+    ],
+)
+def test_a_setting_that_tunes_a_served_tool_is_accepted(tool: dict[str, Any]) -> None:
+    assert is_allowed(tool, "code_interpreter", "web_search")
+
+
+def test_a_search_without_access_to_the_web_is_left_out_and_said_to_be() -> None:
+    servers = McpServers(RegisteredServers({"browser": "http://127.0.0.1:1/mcp"}), 1)
+    tools: list[dict[str, Any]] = [{"type": "web_search", "external_web_access": False}]
+    request = msgspec.convert({"model": "m", "input": "x", "tools": tools}, CreateResponse)
+    assert discover_tools(servers, CALLER, request, []) == (request, [], {})
+    assert ignored_types(servers, CALLER, tools) == ["web_search"]
+    assert ignored_types(servers, CALLER, [{"type": "web_search"}, {"type": "function"}]) == []
 
 
 @pytest.mark.parametrize(

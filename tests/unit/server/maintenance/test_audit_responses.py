@@ -232,6 +232,16 @@ def test_nothing_is_wrong_with_what_a_run_leaves() -> None:
     assert check(running(), SERVED, Limits()) == []
 
 
+def test_an_input_item_may_have_the_id_that_it_was_sent_with() -> None:
+    def sent_as(id_: str) -> AuditedResponse:
+        item = running().items[0]
+        return with_item(0, id=id_, payload=item.payload.replace(item.id, id_))(running())
+
+    assert broken(sent_as("msg_68af1")) == broken(sent_as(ids.item_id("msg", OTHER, "o", 1))) == set()
+    for wrong in (ids.item_id("msg", RESPONSE, "i", 1), ids.item_id("msg", RESPONSE, "o", 0), "rs_68af1"):
+        assert broken(sent_as(wrong)) == {"I9"}
+
+
 @pytest.mark.parametrize(
     ("invariant", "wound"),
     [(name, wound) for name, _, wound in WOUNDS],
