@@ -1,5 +1,6 @@
 import functools
 import gc
+import os
 import signal
 from itertools import groupby
 from operator import itemgetter
@@ -30,6 +31,7 @@ is to begin one when the others have ended."""
 
 
 def pytest_configure() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # several workers' threads of torch would spin for a core
     gc.disable()  # until all tests are there: they stay, and each pass would look at all of them again
     _read_certificates_once()
     _feel_interrupts()
