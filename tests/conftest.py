@@ -1,6 +1,8 @@
 import functools
 import gc
+import os
 import signal
+from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -30,6 +32,7 @@ is to begin one when the others have ended."""
 
 
 def pytest_configure() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # several workers' threads of torch would spin for a core
     gc.disable()  # until all tests are there: they stay, and each pass would look at all of them again
     _read_certificates_once()
     _feel_interrupts()
@@ -58,6 +61,18 @@ def _folder(tests: list[pytest.Item]) -> str:
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Collects what a file leaves, and has later passes not look at the rest: models, caches, modules.
+
+    Otherwise each `gc.collect()` of a test walks what all files before it have left, for seconds.
+    """
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def _read_certificates_once() -> None:

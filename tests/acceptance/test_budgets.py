@@ -46,7 +46,7 @@ def ask_at_once(servers: list[ServerProcess], key: str, body: dict[str, object])
 def test_120_requests_at_once_on_two_replicas_stay_within_a_budget_and_a_killed_one_keeps_none_of_it(
     start_server: StartServer, database_url: str
 ) -> None:
-    paced = {**PACED, "scripted_tokens": 400, "scripted_step_seconds": 0.02}
+    paced = {**PACED, "scripted_tokens": 250}
     servers = [start_server(lease_seconds=2, **paced) for _ in range(2)]
     check_bursts(servers, database_url)
     check_death(servers[0], servers[1], database_url)

@@ -78,7 +78,7 @@ def test_short_body_that_unpacks_to_a_long_one_is_too_large(
     scripted_server: ServerProcess, coding: str
 ) -> None:
     made = zlib.compressobj(9, wbits=zlib.MAX_WBITS | (16 if coding == "gzip" else 0))
-    bomb = b"".join(made.compress(bytes(MIB)) for _ in range(200)) + made.flush()
+    bomb = b"".join(made.compress(bytes(MIB)) for _ in range(20)) + made.flush()
     assert len(bomb) < MIB
     check_error(post(scripted_server, bomb, coding), 413, "invalid_request_error")
 

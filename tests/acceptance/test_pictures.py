@@ -277,6 +277,7 @@ def test_two_tenants_with_the_same_picture_share_nothing_that_can_be_counted(
 def test_hostile_pictures_are_refused_by_name_and_delay_nobody(server: ServerProcess) -> None:
     slowest = 0.0
     done = threading.Event()
+    readable = {name: make for name, make in READABLE.items() if "EXIF" not in name}
 
     def watch() -> None:
         nonlocal slowest
@@ -289,7 +290,7 @@ def test_hostile_pictures_are_refused_by_name_and_delay_nobody(server: ServerPro
     with ThreadPoolExecutor(5) as pool:
         watching = pool.submit(watch)
         files = {name: make() for name, (make, _) in UNREADABLE.items()} | {
-            name: make() for name, make in READABLE.items()
+            name: make() for name, make in readable.items()
         }
         answers = dict(
             zip(files, pool.map(lambda content: ask(server, content), files.values()), strict=True)
@@ -297,7 +298,7 @@ def test_hostile_pictures_are_refused_by_name_and_delay_nobody(server: ServerPro
         done.set()
         watching.result()
     statuses = {name: answer.status_code for name, answer in answers.items()}
-    assert statuses == dict.fromkeys(UNREADABLE, 400) | dict.fromkeys(READABLE, 200)
+    assert statuses == dict.fromkeys(UNREADABLE, 400) | dict.fromkeys(readable, 200)
     params = {answers[name].json()["error"]["param"] for name in UNREADABLE}
     assert params == {"input[0].content[0].image_url"}
     assert slowest < 2.0, "beside other tests on a busy machine; `make faults` tries each alone"

@@ -80,6 +80,6 @@ def test_response_goes_on_while_it_is_read_through_another_replica_and_ends_with
         seen = stream.take(5)
     address = f"{one.api}/responses/{seen[0].json['response']['id']}"
     with replay(other.url, address.rpartition("/")[2]) as followed:
-        assert followed.take(300)[:5] == seen  # six seconds, twelve times the grace
+        assert followed.take(150)[:5] == seen  # three seconds, six times the grace
         assert httpx.get(address).json()["status"] == "in_progress"
     eventually(lambda: httpx.get(address).json()["status"] == "cancelled", within=60)

@@ -84,7 +84,7 @@ def status(api: ServerProcess, response_id: str) -> str:
     return found
 
 
-def test_background_response_is_generated_by_a_worker_and_streamed_and_cancelled_through_any_api(
+def test_a_response_is_generated_by_a_worker_in_the_background_else_by_the_api_replica_that_got_it(
     start_fleet: StartFleet,
 ) -> None:
     fleet = start_fleet(2, 2)
@@ -102,6 +102,9 @@ def test_background_response_is_generated_by_a_worker_and_streamed_and_cancelled
     cancelled = httpx.post(f"{other.api}/responses/{begun['id']}/cancel", timeout=60).json()
     assert cancelled["status"] == "cancelled"
     assert status(one, begun["id"]) == "cancelled"
+    foreground = httpx.post(f"{one.api}/responses", json=ASK | {"background": False}, timeout=60).json()
+    assert foreground["usage"]["output_tokens"] == 60
+    assert fleet.roles_of_owners(background=False) == {"api"}
 
 
 def test_background_response_of_a_killed_worker_is_finished_by_the_other(start_fleet: StartFleet) -> None:
@@ -120,14 +123,6 @@ def test_background_response_of_a_killed_worker_is_finished_by_the_other(start_f
         assert parse(again.read()) == seen
     with psycopg.connect(fleet.database_url, autocommit=True) as connection:
         assert connection.execute("select attempt, deaths from responses").fetchall() == [(2, 0)]
-
-
-def test_foreground_response_is_generated_by_the_api_replica_that_got_it(start_fleet: StartFleet) -> None:
-    fleet = start_fleet(1, 1)
-    (api,) = fleet.apis
-    answer = httpx.post(f"{api.api}/responses", json=ASK | {"background": False}, timeout=60)
-    assert answer.json()["usage"]["output_tokens"] == 60
-    assert fleet.roles_of_owners(background=False) == {"api"}
 
 
 def test_foreground_response_of_a_killed_api_replica_is_ended_by_the_others(

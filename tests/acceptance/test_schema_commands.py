@@ -11,7 +11,7 @@ import pytest
 from server.store.cluster.leases import register_replica
 from server.store.database import Database
 from server.store.schema.session import connect
-from server.store.schema.upgrade import current_revision, migrations, newest_revision
+from server.store.schema.upgrade import current_revision, downgrade, migrations, newest_revision
 from tests.fix_proxy import Through
 from tests.support.eventually import eventually
 from tests.support.server_process import REPOSITORY, command, environment, free_port, run_command
@@ -22,6 +22,12 @@ LAST = migrations()[-1]
 def revision(url: str) -> str | None:
     with connect(url) as connection:
         return current_revision(connection)
+
+
+def go_back(url: str, newest: str) -> None:
+    """Downgrades to that revision at once, without a command for each step."""
+    downgrade(url, next(step for step in migrations() if step.previous == newest))
+    assert revision(url) == newest
 
 
 def execute(url: str, statement: str) -> None:
@@ -65,24 +71,21 @@ def test_one_step_goes_back_and_forward_and_the_status_tells_each(database_url: 
 
 
 def test_a_lock_is_waited_for_as_long_as_told_and_then_named(database_url: str) -> None:
-    while str(revision(database_url)) > "0019":  # which makes the table of saved views
-        assert db(database_url, "downgrade", "--yes").returncode == 0
+    go_back(database_url, "0019")  # to the revision that makes the table of saved views
     with idle_transaction(database_url):
         said = refused(db(database_url, "downgrade", "--yes", "--wait", "0"))
         assert "another transaction uses the tables" in said
         assert revision(database_url) == "0019"
         shown = "report of postgres (idle in transaction, open for"
         eventually(lambda: shown in db(database_url, "status").stdout)
-    while str(revision(database_url)) >= "0016":  # which changes the table of replicas
-        assert db(database_url, "downgrade", "--yes", str(revision(database_url))).returncode == 0
+    go_back(database_url, "0015")  # 0016 changes the table of replicas
     with psycopg.connect(database_url) as connection:
         connection.execute("select 1 from replicas limit 0")
         assert "another transaction uses the tables" in refused(db(database_url, "upgrade", "--wait", "0"))
 
 
 def test_what_a_downgrade_deletes_must_be_named(database_url: str) -> None:
-    while revision(database_url) != "0012":
-        assert db(database_url, "downgrade", "--yes", str(revision(database_url))).returncode == 0
+    go_back(database_url, "0012")
     execute(
         database_url,
         "insert into usage_ledger (tenant, response_id, model, status, stored, input_tokens, cached_tokens,"

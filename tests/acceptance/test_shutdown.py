@@ -20,15 +20,21 @@ def is_draining(server: ServerProcess) -> bool:
     return httpx.get(f"{server.url}/health/ready").status_code == 503
 
 
-def test_running_stream_finishes_when_server_is_asked_to_end(start_server: StartServer) -> None:
+def test_running_stream_finishes_and_new_responses_are_refused_when_server_is_asked_to_end(
+    start_server: StartServer,
+) -> None:
     server = start_server(scripted_tokens=60, scripted_step_seconds=0.02)
     with create(server.url, HELLO) as stream:
         stream.take(5)
         server.ask_to_end()
+        eventually(lambda: is_draining(server))
+        refused = httpx.post(f"{server.api}/responses", json=HELLO)
         raw = stream.read()
     assert server.wait() == 0
     assert raw.endswith(DONE)
     assert parse(raw)[-1].event == "response.completed"
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["type"] == "server_error"
 
 
 def test_stream_that_is_too_long_ends_failed_when_server_is_asked_to_end(start_server: StartServer) -> None:
@@ -75,20 +81,6 @@ def waits_for_a_lock(database_url: str) -> bool:
     query = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     with psycopg.connect(database_url) as connection:
         return connection.execute(query).fetchone() is not None
-
-
-def test_new_responses_are_refused_while_server_drains(start_server: StartServer) -> None:
-    server = start_server(scripted_tokens=60, scripted_step_seconds=0.02)
-    with create(server.url, HELLO) as stream:
-        stream.take(5)
-        server.ask_to_end()
-        eventually(lambda: is_draining(server))
-        refused = httpx.post(f"{server.api}/responses", json=HELLO)
-        stream.read()
-    assert refused.status_code == 503
-    assert refused.headers["retry-after"] == "1"
-    assert refused.json()["error"]["type"] == "server_error"
-    assert server.wait() == 0
 
 
 def test_responses_are_accepted_during_the_shutdown_delay_and_refused_after_it(
@@ -181,11 +173,10 @@ def test_idle_server_ends_quietly(start_server: StartServer) -> None:
     assert "ERROR" not in server.said()
 
 
-def test_server_that_is_asked_where_it_is_says_so_and_goes_on(start_server: StartServer) -> None:
-    server = start_server(scripted_tokens=60, scripted_step_seconds=0.02)
-    with create(server.url, HELLO) as stream:
+def test_server_that_is_asked_where_it_is_says_so_and_goes_on(paced_server: ServerProcess) -> None:
+    with create(paced_server.url, HELLO | {"max_output_tokens": 60}) as stream:
         stream.take(5)
-        server.say_where_it_is()
+        paced_server.say_where_it_is()
         raw = stream.read()
-    assert parse(raw)[-1].event == "response.completed"
-    eventually(lambda: "recorder.py" in server.said() and "scripted" in server.said())
+    assert parse(raw)[-1].event == "response.incomplete"
+    eventually(lambda: "recorder.py" in paced_server.said() and "scripted" in paced_server.said())

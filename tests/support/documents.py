@@ -23,6 +23,7 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 DEVELOPMENT = ROOT / "docs" / "development.md"
 LOGS = ROOT / "docs" / "tracing-and-logs.md"
 DICTIONARY = ROOT / "docs" / "data-dictionary.md"
+LIMITS = ROOT / "docs" / "limits.md"
 SQL_PAGE = ROOT / "docs" / "sql.md"
 QUESTIONS = ROOT / "server" / "console" / "sql" / "questions.sql"
 FOLDERS = ("server", "engine", "runner", "migrations", "demo", "bench")
@@ -93,6 +94,16 @@ def actions_table() -> str:
     lines = ["", "| action | says |", "| --- | --- |"]
     lines += [f"| `{action}` | {meaning} |" for action, meaning in ACTIONS.items()]
     return "\n".join(lines) + "\n\n"
+
+
+def limits() -> str:
+    """docs/limits.md with the tables of its parts."""
+    from tests.support import limits_page
+
+    text = _text(LIMITS)
+    for name in limits_page.PARTS:
+        text = between(text, name, limits_page.part(name))
+    return text
 
 
 def _row(setting: Setting) -> str:
@@ -214,6 +225,7 @@ GENERATED: dict[Path, Callable[[], str]] = {
     DEVELOPMENT: lambda: between(_text(DEVELOPMENT), "benches", benches()),
     LOGS: lambda: between(_text(LOGS), "actions", actions_table()),
     DICTIONARY: lambda: between(_text(DICTIONARY), "dictionary", dictionary()),
+    LIMITS: limits,
     QUESTIONS: questions,
 }
 """The pages with generated parts, and how each is made."""

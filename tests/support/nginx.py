@@ -70,6 +70,8 @@ class Nginx:
             self._process = None
 
     def _accepts(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._folder / "error.log").read_text(errors="replace")
         with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1):
             return True
         return False

@@ -22,7 +22,7 @@ import httpx
 
 from tests.support.bodies import Bodies
 from tests.support.eventually import eventually
-from tests.support.fork_server import Process, fork_server, model_fork_server
+from tests.support.fork_server import ForkServer, Process, fork_server, model_fork_server
 from tests.support.nginx import Nginx, documented_server
 from tests.support.recorded_server import DESCRIPTOR
 
@@ -77,11 +77,15 @@ def run_command(
     *arguments: str, database_url: str | None = None, **settings: object
 ) -> subprocess.CompletedProcess[str]:
     """Runs `holdfast` with these arguments to its end."""
-    return run_module(["server", *arguments], environment(database_url, settings))
+    forked_from = model_fork_server if "torch_threads" in settings else fork_server
+    return run_module(["server", *arguments], environment(database_url, settings), forked_from=forked_from)
 
 
 def run_module(
-    arguments: Sequence[str], environment: Mapping[str, str], given: str = ""
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    given: str = "",
+    forked_from: ForkServer = fork_server,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python -m *arguments`, with `given` on its standard input, to its end."""
     with (
@@ -91,7 +95,7 @@ def run_module(
     ):
         input_.write(given.encode())
         input_.seek(0)
-        process = fork_server.fork(
+        process = forked_from.fork(
             arguments,
             environment,
             (input_.fileno(), output.fileno(), errors.fileno()),

@@ -16,6 +16,7 @@ from engine.runner.input_builder import PagedInputBuilder
 from engine.vision.image_encoder import EncodedImage
 from tests.support.engines import Bench, make_prompt, make_request, start_model, tiny_model
 from tests.support.flash import flash_attn_with_kvcache as flash
+from tests.support.rounds import faults_only
 from tests.support.vision_families import COUNT, VisionFamily, vision_family
 from tests.support.vision_models import FAMILIES, IMAGE_TOKEN, picture
 
@@ -64,7 +65,7 @@ def test_answers_about_pictures_equal_generate_alone_and_beside_others(
     assert model.generate(other) != model.generate(one), "a model that does not look proves nothing"
 
 
-@pytest.mark.parametrize("before", [3, 20, 40])
+@pytest.mark.parametrize("before", [*faults_only(3), 20, *faults_only(40)])
 def test_a_cached_prefix_may_end_before_in_or_after_a_picture(
     model: VisionFamily, bench: Bench, before: int
 ) -> None:

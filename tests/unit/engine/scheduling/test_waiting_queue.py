@@ -77,12 +77,12 @@ def test_what_the_cache_had_costs_a_share_nothing() -> None:
 
 def test_accounts_that_are_settled_are_forgotten() -> None:
     play = Play(limits(max_running=1))
-    for n in range(20 * MIN_ACCOUNTS_TO_PRUNE):
+    for n in range(4 * MIN_ACCOUNTS_TO_PRUNE):
         play.add(5, 1, n, fairness_key=str(n))
         play.add(5, 1, n, fairness_key="always here")
-        if n > 3:
+        while len(play.scheduler._waiting) > 1:
             play.step()
-    assert len(play.scheduler._waiting._levels[0].accounts) < 20 * MIN_ACCOUNTS_TO_PRUNE + 2
+        assert len(play.scheduler._waiting._levels[0].accounts) <= MIN_ACCOUNTS_TO_PRUNE
     play.finish()
     assert not play.scheduler._waiting._levels
 

@@ -1,0 +1,208 @@
+"""The last tables of docs/limits.md: bounds inside the server and of the console."""
+
+from collections.abc import Mapping
+
+from engine.remote.servers import answer_reader, discovery, http_client
+from server.administration import checks
+from server.admission import tenant_limits
+from server.configuration.settings import settings
+from server.console import console_request, process_state, promise_check, routes, search, session
+from server.console.contents import comparison, event_page, item_view, stored_request, timeline
+from server.console.figures import usage as figures
+from server.console.pages import history as history_page
+from server.hosted_tools import mcp_session
+from server.http import metrics_listener
+from server.http.asgi import listener, request_body, tls
+from server.http.handlers import administration_data
+from server.input_images import image_reader
+from server.maintenance import erasure, import_lines
+from server.metrics import events
+from server.model_formats.output_grammar import argument_schemas, relaxed_schemas
+from server.model_formats.tool_calls import literal_arguments
+from server.oidc import issuer, key_set, signing_keys
+from server.outbound_http import guarded_http
+from server.protocol import list_pages, parameter_table
+from server.protocol.administration import requests
+from server.recording import run_registry, side_writer
+from server.store.cluster import watches
+from server.store.console import history as stored_history
+from server.store.console import (
+    live,
+    reader,
+    response_detail,
+    response_events,
+    saved_views,
+    stored_input,
+    time_limit,
+    usage,
+)
+from server.store.content import image_removal
+from server.webhooks import endpoint_slots, retries
+
+Rows = Mapping[str, str]
+"""A table: what is bounded, and its bound."""
+_SETTINGS = {setting.name: setting for setting in settings()}
+
+
+def flag(name: str) -> str:
+    """The flag of a setting, in backticks."""
+    return f"`{_SETTINGS[name].flag}`"
+
+
+def default(name: str, unit: str = "") -> str:
+    """A setting's default with its flag, bytes in the unit that fits."""
+    value = _SETTINGS[name].default
+    assert isinstance(value, int | float)
+    whole = int(value)
+    amount = size(whole) if unit == "bytes" else f"{whole if whole == value else value:,} {unit}".rstrip()
+    return f"{amount}, {flag(name)}"
+
+
+def size(count: int) -> str:
+    """Bytes in their largest whole unit."""
+    shift, unit = next((shift, unit) for shift, unit in _UNITS if count % 2**shift == 0)
+    return f"{count >> shift:,} {unit}"
+
+
+_UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "bytes"))
+
+
+def table(rows: Rows) -> str:
+    """Markdown: a line for each bound."""
+    return "".join(
+        f"| {what} | {bound} |\n" for what, bound in {"what": "at most", "---": "---", **rows}.items()
+    )
+
+
+def tables() -> Mapping[str, Rows]:
+    """The tables by their headings."""
+    return {
+        "Bodies and history": {
+            "bodies without a valid key, or to an unknown address, being dropped": (
+                f"{request_body._MAX_LINGERING}; {size(request_body._DROPPED_BYTES)} of each, "
+                f"{request_body._LINGER_S:g} s"
+            ),
+            "connections beyond `--max-connections`, for health checks and refusals": f"{listener._SPARE}",
+            "TLS handshake": f"{tls.HANDSHAKE_SECONDS:g} s",
+            "stored items of a WebSocket's unstored response": f"count {tenant_limits.DECODED_FACTOR}-fold",
+            "form that signs in to the console": f"{size(routes._MAX_UNUSED_BODY_BYTES)}, "
+            f"{routes._SIGN_IN_SECONDS:g} s",
+            "read pictures in the cache": size(image_reader.CACHE_BYTES),
+            "stored pictures that a compaction gives back": f"{size(list_pages.MAX_BYTES)} a request",
+            "unknown names compared with the known ones": f"{parameter_table.MAX_UNKNOWN_NAMES} of "
+            f"{parameter_table.MAX_NAME} characters",
+        },
+        "Steps, readers and labels": {
+            "tries to store a step whose row is locked": f"{side_writer.MAX_TRIES}; then the response fails, "
+            "or goes back to the queue",
+            "messages retained while it is tried": f"{run_registry.MAX_RETAINED:,} a response",
+            "readers of other replicas' responses that are announced": f"{watches.MAX_WATCHES:,}; the rest "
+            "poll, up to 2 s late",
+            "values of the labels `tenant`; `tool`": f"{events.MAX_TENANTS}; {events.MAX_TOOLS}; the rest is "
+            "`other`",
+            "connections of the metrics listener": f"{metrics_listener.MAX_CONNECTIONS + listener._SPARE}",
+            "uses and bytes of pictures that one transaction removes": f"{image_removal.MAX_BATCH_USES:,}; "
+            f"{size(image_removal.MAX_BATCH_BYTES)}",
+            "one request of an erasure": f"about {administration_data.ERASE_SECONDS:g} s",
+            "rows that one of its transactions deletes": f"{erasure.MAX_BATCH}",
+            "line of an import; pictures of one item of it": f"{size(import_lines.MAX_LINE)}; "
+            f"{import_lines._MAX_PICTURES:,}",
+        },
+        **_outside(),
+        **_console(),
+    }
+
+
+def _outside() -> Mapping[str, Rows]:
+    hours, minutes = retries.MAX_RETRY_AFTER_SECONDS / 3600, endpoint_slots.MAX_PAUSE_SECONDS / 60
+    return {
+        "Schemas": {
+            "schema of a forced call whose function is not strict": "as an enforced one, and "
+            f"{relaxed_schemas.MAX_REFERENCES} references; beyond it only its types are enforced",
+            "schemas in that of one argument, of models that write arguments one by one": (
+                f"{argument_schemas.MAX_READ:,}"
+            ),
+            "schemas of a tool that are written out for Gemma": f"{literal_arguments.MAX_SCHEMAS:,}",
+        },
+        "MCP servers and webhooks": {
+            "list of a server's tools": f"{mcp_session.MAX_LIST_LINES} lines of events, "
+            f"{default('mcp_list_seconds', 's')}",
+            "answers to one call": f"{size(guarded_http.MAX_BYTES)}, "
+            f"{guarded_http.MAX_VALUES:,} JSON values, "
+            f"{guarded_http.MAX_LINES:,} lines of events",
+            "lines of an answer that are read": f"{guarded_http.BURST_LINES} at once, then "
+            f"{guarded_http.LINES_PER_SECOND} a second",
+            "`Retry-After` of a receiver; pause of an endpoint that fails": f"{hours:g} hour; "
+            f"{minutes:g} minutes",
+            "webhooks to endpoints whose last attempt failed": "half of those being sent",
+        },
+        "Engine servers": {
+            "URLs; characters of one; their file": f"{discovery.MAX_URLS}; {discovery.MAX_URL:,}; "
+            f"{size(discovery.MAX_FILE_BYTES)}",
+            "sent without a token; tokens of one event; answer to a probe": (
+                f"{size(answer_reader.EVENT_BYTES)}; {answer_reader.TOKENS_PER_CHUNK:,}; "
+                f"{size(http_client.PROBE_BYTES)}"
+            ),
+            "silence of a server to all calls": f"{default('hang_seconds', 's')}; with comments "
+            "four times as long",
+            "silence of a connection's other end to TCP": (
+                f"{http_client.LIVENESS_SECONDS * (http_client.LIVENESS_PROBES + 1)} s"
+            ),
+            "time in which no server takes a response": default("engine_outage_seconds", "s"),
+        },
+        "Issuers of access tokens": {
+            "its configuration; its key set": f"{size(issuer.FETCH.size)}, {issuer.FETCH.seconds:g} s each",
+            "keys of a set; bits of RSA; characters of a `kid`": f"{key_set.MAX_KEYS}; "
+            f"{key_set.MIN_RSA_BITS:,} to {key_set.MAX_RSA_BITS:,}; {key_set.MAX_KID}",
+            "fetches": f"one in {signing_keys.PAUSE_S:g} s",
+            "keys while it is away": f"good for {signing_keys.KEEP_S / 3600:g} hours, then 503",
+        },
+        "Admin API": {
+            "numbers and money": f"{requests.MAX_COUNT:,}; {checks._MAX_DECIMALS} decimals",
+            "requests and responses": f"{requests.MAX_INT32:,}",
+        },
+    }
+
+
+def _console() -> Mapping[str, Rows]:
+    seconds = time_limit.TIME_LIMIT_MS // 1000
+    return {
+        "Console: pages": {
+            "form; its fields; key or token that signs in": f"{size(routes.MAX_FORM_BYTES)}; "
+            f"{console_request.MAX_FIELDS}; {session.MAX_KEY_CHARS:,} characters",
+            "rows of the history; of its CSV": f"{history_page.PAGE_ROWS}; {history_page.CSV_ROWS:,}",
+            "search of the history; responses that it reads without an index": f"{search.MAX_CHARS:,} "
+            f"characters, {seconds} s; the newest {stored_history.WORDS_WITHOUT_INDEX:,}",
+            "saved views of a page; their names; what is saved": f"{saved_views.MAX_VIEWS}; "
+            f"{saved_views.MAX_NAME_CHARS}; {saved_views.MAX_CONTENT_CHARS:,} characters",
+            "days of usage; by user": f"{figures.MAX_DAYS}; {figures.MAX_DAYS_OF_USERS}",
+            "rows of usage; of its CSV; responses whose times it shows": f"{usage.MAX_GROUPS}; "
+            f"{usage.MAX_CSV_ROWS:,}; the newest {usage.MEASURED_RESPONSES:,}",
+            "replicas; running responses; queued ones": f"{live.MAX_REPLICAS}; {live.MAX_RUNNING}; "
+            f"{live.MAX_QUEUED}",
+            "check of the promises: responses; time; findings": f"{promise_check.MAX_RESPONSES:,}; "
+            f"{promise_check.MAX_SECONDS:g} s; {promise_check.MAX_FINDINGS}",
+        },
+        "Console: a response": {
+            "items a side; their characters; as Markdown": f"{response_detail.MAX_ITEMS}; "
+            f"{response_detail.MAX_CHARS:,}; {item_view.MARKDOWN_CHARS:,}",
+            "events read at once; their characters; of one": f"{event_page.MAX_EVENTS:,}; "
+            f"{event_page.MAX_BYTES:,}; {event_page.MAX_PAYLOAD_BYTES:,}",
+            "its stream; rows of a running one": f"{size(response_events.MAX_STREAM_BYTES)}; "
+            f"{response_events.MAX_ROWS:,}",
+            "items, marks and pauses of a timeline": f"{timeline.MAX_LANES}; {timeline.MAX_MARKS}; the "
+            f"{timeline.MAX_GAPS} longest",
+            "texts compared by word; else by line": f"{comparison.MAX_CHARS_BY_WORD:,} characters and "
+            f"{comparison.MAX_WORDS:,} words; {comparison.MAX_LINES:,} lines",
+            "characters of a parameter that is compared": f"{comparison.MAX_SHOWN_CHARS:,}",
+            "request to be run again; its items": f"{stored_request.MAX_EDITED_BYTES:,} bytes, else without "
+            f"its input; {stored_input.MAX_ITEMS:,}",
+        },
+        "Console: SQL": {
+            "query; its time": f"{reader.MAX_QUERY_CHARS:,} characters; {reader.SECONDS} s",
+            "rows; bytes; columns": f"{reader.MAX_ROWS:,}; {reader.MAX_BYTES // 1_000_000} MB; "
+            f"{reader.MAX_COLUMNS}",
+            "characters of a value": f"{reader.MAX_VALUE_CHARS:,}, then cut",
+            "queries at a time": f"{process_state.MAX_QUERIES} in a process",
+        },
+    }
