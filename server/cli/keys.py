@@ -28,6 +28,7 @@ from server.cli.option_types import (
     option_value,
     or_none,
     refusals_as_sentences,
+    refuse_unknown_tenant,
     this_user,
 )
 from server.configuration.settings import Config
@@ -164,6 +165,8 @@ def _list(config: Config, options: argparse.Namespace) -> int:
         now = clock(connection)
         stored = stored_keys.list_all(connection, options.tenant)
         held = budgets.of_keys(connection, stored)
+        if not stored:
+            refuse_unknown_tenant(connection, options.tenant)
     if not options.json:
         print_columns("key", "tenant", "made", "used", "state", "name", "more")
     for key in stored:
