@@ -163,7 +163,7 @@ def parse_page(url: str, html: str, seconds: float = CPU_SECONDS) -> Page:
             [sys.executable, "-m", "server.browser.page"],
             input=message,
             capture_output=True,
-            env={name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},  # and no secret
+            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # and no secret
             check=True,
             timeout=4 * seconds,  # wall-clock time; CPU time is limited in the process
         ).stdout
