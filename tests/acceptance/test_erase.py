@@ -206,4 +206,14 @@ def test_erasing_the_last_tenant_with_keys_opens_nothing_to_callers_without_one(
     server = start_server()
     answer = httpx.post(f"{server.url}/admin/v1/keys", json={"tenant": "default"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    make_key(database_url, "--tenant", STAYS, "--if-none")
+    key = ""
+    for made in (True, False):
+        ran = run_command("keys", "create", "--tenant", STAYS, "--if-none", database_url=database_url)
+        assert (ran.returncode, bool(ran.stdout)) == (0, made), ran.stderr
+        assert ("It opens the console" if made else "A key exists already") in ran.stderr
+        key = ran.stdout.strip() if made else key
+        headers = {"authorization": f"Bearer {key}"}
+        assert httpx.get(f"{server.url}/admin/v1/keys", headers=headers).status_code == 200
+    assert run_command("keys", "revoke", key.split("_")[1], database_url=database_url).returncode == 0
+    ran = run_command("keys", "create", "--if-none", database_url=database_url)
+    assert (ran.returncode, ran.stdout, "none that is valid" in ran.stderr) == (0, "", True)
