@@ -3,7 +3,9 @@
 #                                                    DEBIAN_PACKAGES="gcc libc6-dev" for gpt-oss in 4 bits
 # docker build --target api .                        without torch, for engines that run elsewhere
 # docker build --target runner .                     the code runner; --build-arg PACKAGES="numpy pandas" for its code
-FROM python:3.11-slim AS runner
+# docker build --build-arg PYTHON_IMAGE=python:3.11-slim@sha256:…     on an image of Python that cannot change
+ARG PYTHON_IMAGE=python:3.11-slim
+FROM ${PYTHON_IMAGE} AS runner
 
 ARG PACKAGES=
 RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
@@ -19,7 +21,7 @@ HEALTHCHECK CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://
 ENTRYPOINT ["python", "-m", "runner", "--host", "0.0.0.0", "--python", "/usr/local/bin/python3"]
 
 # The environments of the server's images are made in stages of their own, whose caches and tools stay behind.
-FROM python:3.11-slim AS environment
+FROM ${PYTHON_IMAGE} AS environment
 
 RUN apt-get update && apt-get install --yes --no-install-recommends binutils && rm -rf /var/lib/apt/lists/*
 RUN python -m venv --without-pip /opt/holdfast
@@ -58,9 +60,9 @@ RUN pip install --no-compile . && sh deploy/trim-packages.sh /opt/holdfast
 # Loads the demo model, which nothing that was removed may hinder, and compiles what that imports.
 RUN cd / && /opt/holdfast/bin/holdfast doctor
 
-FROM python:3.11-slim AS api
+FROM ${PYTHON_IMAGE} AS api
 
-RUN useradd --create-home --uid 10001 holdfast
+RUN useradd --create-home --uid 10001 holdfast && install --directory --owner=holdfast --mode=700 /var/lib/holdfast
 COPY --from=api-packages /opt/holdfast /opt/holdfast
 ENV PATH=/opt/holdfast/bin:$PATH HOLDFAST_HOST=0.0.0.0
 
@@ -71,12 +73,12 @@ HEALTHCHECK --start-period=120s CMD ["python", "-c", "import os, urllib.request 
 ENTRYPOINT ["holdfast"]
 CMD ["serve"]
 
-FROM python:3.11-slim AS server
+FROM ${PYTHON_IMAGE} AS server
 
 ARG DEBIAN_PACKAGES=
 RUN test -z "${DEBIAN_PACKAGES}" || (apt-get update \
     && apt-get install --yes --no-install-recommends ${DEBIAN_PACKAGES} && rm -rf /var/lib/apt/lists/*)
-RUN useradd --create-home --uid 10001 holdfast
+RUN useradd --create-home --uid 10001 holdfast && install --directory --owner=holdfast --mode=700 /var/lib/holdfast
 COPY --from=server-packages /opt/holdfast /opt/holdfast
 ENV PATH=/opt/holdfast/bin:$PATH HOLDFAST_HOST=0.0.0.0
 

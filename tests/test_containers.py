@@ -1,6 +1,9 @@
 """What the container files must say, as far as it can be seen without building them."""
 
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +55,7 @@ def test_image_for_other_engines_has_no_torch_and_is_not_the_default() -> None:
 def test_service_vllm_answers_with_token_ids_to_those_who_have_its_key() -> None:
     vllm = SERVICES["vllm"]
     assert {"--enable-scale-out", "--enable-prompt-tokens-details"} <= set(vllm["command"])
-    assert vllm["image"] == "vllm/vllm-openai:v0.32.0"
+    assert filled(vllm["image"]) == "vllm/vllm-openai:v0.32.0"
     for name in WITH_VLLM:
         settings = SERVICES[name]["environment"]
         assert "HOLDFAST_ENGINE_MODEL" not in settings  # it takes the only one that vLLM serves
@@ -101,7 +104,7 @@ def test_model_is_mounted_where_the_replica_reads_it_and_ends_with_its_own_name(
 ) -> None:
     variables = settings_of(name, MODEL=folder)
     config = load({}, {key: value for key, value in variables.items() if not key.startswith("PG")})
-    (volume,) = (filled(volume, MODEL=folder) for volume in SERVICES[name]["volumes"])
+    volume = filled(SERVICES[name]["volumes"][0], MODEL=folder)
     source, target, _ = volume.split(":")
     assert source == (folder or "./demo/holdfast-demo")
     assert target == variables["HOLDFAST_MODEL"]
@@ -118,22 +121,86 @@ def test_port_is_the_same_inside_and_outside_so_that_what_the_server_prints_is_t
     assert ports in ([], ["127.0.0.1:9000:9000"])
 
 
-@pytest.mark.parametrize("name", ["setup", "setup-api", *REPLICAS])
+@pytest.mark.parametrize("name", ["setup", "setup-api"])
 def test_password_is_no_part_of_a_url(name: str) -> None:
     password = "p@ss/w0rd#1"
     variables = settings_of(name, POSTGRES_PASSWORD=password)
     assert variables["DATABASE_URL"] == "postgresql://"
-    assert variables["PGPASSWORD"] == password
-    assert (
-        filled(SERVICES["postgres"]["environment"]["POSTGRES_PASSWORD"], POSTGRES_PASSWORD=password)
-        == password
+    assert (variables["PGUSER"], variables["PGPASSWORD"]) == ("holdfast", password)
+    owner = SERVICES["postgres"]["environment"]
+    assert filled(owner["POSTGRES_PASSWORD"], POSTGRES_PASSWORD=password) == password
+    assert owner["POSTGRES_USER"] == "holdfast"
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_server_is_neither_the_owner_of_the_database_nor_knows_the_password(name: str) -> None:
+    settings = SERVICES[name]["environment"]
+    assert settings["DATABASE_URL"] == "postgresql://"
+    assert "PGPASSWORD" not in settings
+    assert "POSTGRES_PASSWORD" not in str(SERVICES[name])
+    for setup in ("setup", "setup-api"):
+        made = f"create-user {settings['PGUSER']} --as server --passfile {settings['PGPASSFILE']}"
+        assert made in SERVICES[setup]["entrypoint"][-1]
+        assert "credentials:/var/lib/holdfast" in SERVICES[setup]["volumes"]
+    assert "credentials:/var/lib/holdfast:ro" in SERVICES[name]["volumes"]
+    assert settings["PGPASSFILE"].startswith("/var/lib/holdfast/")
+    for stage in ("api", "server"):
+        image = (ROOT / "Dockerfile").read_text().partition(f" AS {stage}\n")[2].partition("\nFROM ")[0]
+        assert "install --directory --owner=holdfast --mode=700 /var/lib/holdfast" in image
+
+
+def start(name: str, passfile: Path, **environment: str) -> subprocess.Popen[str]:
+    """The entry point of a service, with `echo` as the command that it runs in the end."""
+    *shell, script, called = SERVICES[name]["entrypoint"]
+    script = script.replace("$$", "$").replace("exec holdfast", "exec echo")
+    return subprocess.Popen(
+        [*shell, script, called, *SERVICES[name]["command"]],
+        env={"PATH": os.environ["PATH"], "PGPASSFILE": str(passfile), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
-def test_no_password_of_the_database_is_known_to_everybody() -> None:
+@pytest.mark.parametrize("name", ["holdfast", "holdfast-worker"])
+def test_server_waits_for_its_password_and_can_be_stopped_meanwhile(name: str, tmp_path: Path) -> None:
+    with start(name, tmp_path / "none", HOLDFAST_ENGINE_API_KEY="key") as waits:
+        with pytest.raises(subprocess.TimeoutExpired):
+            waits.wait(0.5)
+        waits.terminate()
+        waits.wait(10)
+    (tmp_path / "pgpass").write_text("*:*:*:holdfast_app:password")
+    with start(name, tmp_path / "pgpass", HOLDFAST_ENGINE_API_KEY="key") as serves:
+        assert serves.communicate(timeout=10)[0].split() == SERVICES[name]["command"]
+
+
+@pytest.mark.parametrize("name", WITH_VLLM)
+def test_without_a_key_between_them_no_replica_of_vllm_starts(name: str, tmp_path: Path) -> None:
+    (tmp_path / "pgpass").write_text("*:*:*:holdfast_app:password")
+    with start(name, tmp_path / "pgpass", HOLDFAST_ENGINE_API_KEY="") as refuses:
+        said = refuses.communicate(timeout=10)
+    assert (refuses.returncode, said) == (1, ("", "Set VLLM_API_KEY in .env, as docs/deployment.md says.\n"))
+
+
+def test_no_secret_is_known_to_everybody() -> None:
     text = (ROOT / "compose.yaml").read_text()
-    assert "${POSTGRES_PASSWORD:-" not in text
+    secrets = re.findall(r"\$\{(\w*(?:PASSWORD|KEY|TOKEN)):([^}]*)\}", text)
+    assert {name for name, _ in secrets} == {"POSTGRES_PASSWORD", "VLLM_API_KEY", "HOLDFAST_TOOL_TOKEN"}
+    assert all(default == "-" or default.startswith("?") for _, default in secrets)
     assert text.count("${POSTGRES_PASSWORD:?") == 2
+
+
+def test_images_of_others_can_be_pinned_by_a_digest() -> None:
+    pin = "@sha256:" + 64 * "0"
+    for name, variable in (("postgres", "POSTGRES_IMAGE"), ("vllm", "VLLM_IMAGE")):
+        assert filled(SERVICES[name]["image"], **{variable: pin}) == pin
+    for name in BUILT_HERE:
+        built = SERVICES[name].get("build")
+        assert built is None or filled(built["args"]["PYTHON_IMAGE"], PYTHON_IMAGE=pin) == pin
+    text = (ROOT / "Dockerfile").read_text()
+    stages = {"runner", "environment", "api-packages", "server-packages", "api", "server"}
+    outside = set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) - stages
+    assert outside == {"${PYTHON_IMAGE}"}
 
 
 def test_postgres_is_healthy_when_it_answers_by_tcp_and_not_before() -> None:

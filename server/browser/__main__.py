@@ -13,6 +13,7 @@ from server.browser.mcp_server import RequireToken, build_server
 from server.configuration.environment import tool_tokens
 from server.configuration.settings import LOOPBACK
 from server.outbound_http.allowed_addresses import Refused, allow_host_of, read_allowed
+from server.protocol import worker_sandbox
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not tokens and options.host not in LOOPBACK:
         print(  # noqa: T201 - this is a command line
             "holdfast-browser: whoever reaches this port can fetch pages; HOLDFAST_TOOL_TOKEN closes it",
+            file=sys.stderr,
+            flush=True,
+        )
+    if (lacking := worker_sandbox.missing()) is not None:
+        print(  # noqa: T201 - this is a command line
+            f"holdfast-browser: the processes that read pages have a part of their sandbox: {lacking}",
             file=sys.stderr,
             flush=True,
         )

@@ -4,11 +4,13 @@ Links have the form that gpt-oss is trained on: `【4†text†host】`, without
 These brackets in a page's own text are replaced, so that a page cannot forge links. A model sees a page as
 gpt-oss's own tool shows it: `[cursor]`, then `L9: text`, so that it can cite `【6†L9-L11】`.
 
-HTML parsers take time quadratic in a page's depth and cannot be interrupted, so `parse_page` runs this module
-in a process of its own, with limits of CPU time and memory.
+HTML parsers take time quadratic in a page's depth and cannot be interrupted, and pages are untrusted, so
+`parse_page` runs this module in a process of its own, with limits of CPU time and memory, locked down as the
+workers of `worker_sandbox` are.
 """
 
 import codecs
+import os
 import re
 import resource
 import subprocess
@@ -22,6 +24,7 @@ import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from server.outbound_http.allowed_addresses import Refused, read_url
+from server.protocol import worker_sandbox
 from server.protocol.decode import decode_as
 
 WIDTH = 80
@@ -160,6 +163,7 @@ def parse_page(url: str, html: str, seconds: float = CPU_SECONDS) -> Page:
             [sys.executable, "-m", "server.browser.page"],
             input=message,
             capture_output=True,
+            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # and no secret
             check=True,
             timeout=4 * seconds,  # wall-clock time; CPU time is limited in the process
         ).stdout
@@ -173,7 +177,9 @@ def main() -> None:
     cpu = max(1, round(seconds))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    worker_sandbox.lock_down()
     sys.stdout.buffer.write(msgspec.json.encode(from_html(url, html)))
 
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from server.cli.command import Subcommands, add_command, opened_database, print_result, print_status
-from server.cli.option_types import MAX_DURATION, moment, whole_number
+from server.cli.option_types import MAX_DURATION, moment, refuse_unknown_tenant, whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
@@ -85,6 +85,9 @@ def _audit(opened: OpenDatabase, options: argparse.Namespace) -> int:
             scope = _scope(connection, options)
             for violation in violations(connection, scope, Limits(), tally):
                 print_result(_line(violation, as_json=options.json))
+            if not tally.responses:
+                with store.snapshot(connection):
+                    refuse_unknown_tenant(connection, options.tenant)
     except DatabaseError as error:
         raise ConfigError(f"The audit could not go on: {_cause(error)}") from error
     if options.json:

@@ -28,6 +28,7 @@ from server.cli.option_types import (
     option_value,
     or_none,
     refusals_as_sentences,
+    refuse_unknown_tenant,
     this_user,
 )
 from server.configuration.settings import Config
@@ -48,8 +49,8 @@ def add_commands(commands: Subcommands) -> None:
     create.add_argument(
         "--if-none",
         action="store_true",
-        help="make the operator's first key, by default with the scopes admin, read and write; do nothing "
-        "when a key exists already",
+        help="make the operator's key where there is none, at first or after the erasure of all, by default "
+        "with the scopes admin, read and write; do nothing when a key exists already",
     )
     _add_properties(create)
     listing = add_command(group, "list", "list keys", _list)
@@ -128,24 +129,24 @@ def _chosen(connection: Connection, properties: KeyProperties, options: argparse
 def _create(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), refusals_as_sentences():
         with database.begin() as connection:
-            is_first = not stored_keys.any_exist(connection)
-            if options.if_none and not is_first:
-                print_status(
-                    "A key exists already; keys are shown once. To make another: holdfast keys create"
-                )
+            is_only = not stored_keys.any_exist(connection)
+            if options.if_none and not is_only:
+                valid = stored_keys.any_valid(connection)
+                exists = "A key exists already" if valid else "Keys exist, though none that is valid"
+                print_status(f"{exists}; keys are shown once. To make another: holdfast keys create")
                 return 0
             defaults = KeyProperties(scopes=OPERATOR_SCOPES) if options.if_none else KeyProperties()
             properties = _chosen(connection, defaults, options)
             key = keys.create_key(connection, this_user(), options.tenant, properties)
         print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
         print_result(key.text)
-        if is_first:
+        if is_only:
             print_status(_what_first_key_opens(properties.scopes))
     return 0
 
 
 def _what_first_key_opens(scopes: frozenset[Scope]) -> str:
-    """The sentence on the console below a server's first key, whose holder has no other way in."""
+    """The sentence on the console below the only key of a server, whose holder has no other way in."""
     if "admin" in scopes:
         return (
             "It opens the console, and shows the contents of all tenants there; give applications keys of "
@@ -164,6 +165,8 @@ def _list(config: Config, options: argparse.Namespace) -> int:
         now = clock(connection)
         stored = stored_keys.list_all(connection, options.tenant)
         held = budgets.of_keys(connection, stored)
+        if not stored:
+            refuse_unknown_tenant(connection, options.tenant)
     if not options.json:
         print_columns("key", "tenant", "made", "used", "state", "name", "more")
     for key in stored:

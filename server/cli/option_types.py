@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from server.administration.actor import Actor, as_json
-from server.caller import PERIODS, Limits
+from server.caller import DEFAULT_TENANT, PERIODS, Limits
 from server.cli.command import terminal_user
 from server.errors import ApiError, ConfigError
 from server.store.administration.budgets import Standing
+from server.store.database import Connection
+from server.store.erasure import tenant_rows
 
 T = TypeVar("T")
 
@@ -182,3 +184,10 @@ def refusals_as_sentences() -> Iterator[None]:
         yield
     except ApiError as error:
         raise ConfigError(str(error)) from error
+
+
+def refuse_unknown_tenant(connection: Connection, tenant: str | None) -> None:
+    """Raises ConfigError for a tenant whose list is empty, if nothing else is stored of it either."""
+    if tenant is not None and tenant != DEFAULT_TENANT:
+        with refusals_as_sentences():
+            tenant_rows.refuse_unknown(connection, tenant)

@@ -22,6 +22,7 @@ from server.cli.option_types import (
     this_user,
 )
 from server.configuration.settings import Config
+from server.errors import ConfigError
 from server.store.administration import prices
 from server.store.administration.prices import Price
 from server.store.database import clock
@@ -67,6 +68,8 @@ def _set(config: Config, options: argparse.Namespace) -> int:
 def _list(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
         found = prices.list_all(connection, options.model)
+    if options.model is not None and not found:
+        raise ConfigError(f"No model {options.model!r} has a price; `holdfast prices list` shows which have.")
     if not options.json:
         print_columns("model", "from", "input", "cached input", "output")
     for price in found:

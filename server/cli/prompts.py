@@ -18,6 +18,7 @@ from server.cli.command import (
     print_status,
     terminal_user,
 )
+from server.cli.option_types import refuse_unknown_tenant
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.error_object import DecodeFailure
@@ -102,6 +103,8 @@ def _list(config: Config, options: argparse.Namespace) -> int:
     """Prints a line for each version: id, tenant, version, creation time, variables."""
     with current_database(config) as (database, _), database.begin() as connection:
         versions = prompt_templates.list_all(connection, options.tenant)
+        if not versions:
+            refuse_unknown_tenant(connection, options.tenant)
     print_columns("prompt", "tenant", "version", "put", "variables")
     for stored in versions:
         columns = (

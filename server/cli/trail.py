@@ -6,7 +6,7 @@ import msgspec
 
 from server.cli.audit import AGE_HELP, read_age
 from server.cli.command import Subcommands, add_command, current_database, print_columns, print_result
-from server.cli.option_types import whole_number
+from server.cli.option_types import refuse_unknown_tenant, whole_number
 from server.configuration.settings import Config
 from server.store.administration import audit_trail
 from server.store.administration.audit_trail import MAX_LISTED, Entry
@@ -41,6 +41,8 @@ def _trail(config: Config, options: argparse.Namespace) -> int:
                 limit=options.limit,
             )
         )
+        if not found:
+            refuse_unknown_tenant(connection, options.tenant)
     if not options.json:
         print_columns("at", "actor", "action", "tenant", "target", "details")
     for entry in found:

@@ -27,6 +27,7 @@ from server.cli.option_types import (
     names,
     option_value,
     refusals_as_sentences,
+    refuse_unknown_tenant,
     this_user,
 )
 from server.configuration import settings
@@ -130,6 +131,8 @@ def _show_secret(what: str, made: webhooks.EndpointWithSecret) -> None:
 def _list(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), database.begin() as connection:
         found = endpoints.list_all(connection, options.tenant)
+        if not found:
+            refuse_unknown_tenant(connection, options.tenant)
     if not options.json:
         print_columns("endpoint", "tenant", "made", "name", "url", "which", "events", "state")
     for endpoint in found:

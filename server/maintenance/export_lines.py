@@ -62,8 +62,7 @@ def _refuse_unknown(connection: Connection, subject: Subject) -> None:
     """Raises NotFound for a user, of whom nothing is stored, and for a tenant without a row in any table."""
     if subject.user is not None:
         raise NotFound(f"There is nothing to export of user {subject.user!r} of tenant {subject.tenant}.")
-    if not tenant_rows.counts(connection, subject.tenant):
-        raise NotFound(f"There is nothing of a tenant {subject.tenant!r}; the name is unknown.")
+    tenant_rows.refuse_unknown(connection, subject.tenant)
 
 
 def _objects(connection: Connection, subject: Subject, counts: Counter[str]) -> Iterator[bytes]:

@@ -126,8 +126,8 @@ def create_user(url: str, name: str, role: Role, password: str, tenants: Sequenc
     """A login role with that password; with `tenants` a reader of their rows alone."""
     group = SERVER if role == "server" else TENANT_READER if tenants else READER
     with _owner(url) as connection, connection.transaction():
-        encrypted = connection.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256")
-        options = sql.SQL("login password {} in role {}").format(encrypted.decode(), sql.Identifier(group))
+        encrypted = _encrypted(connection, name, password)
+        options = sql.SQL("login password {} in role {}").format(encrypted, sql.Identifier(group))
         user = sql.Identifier(name)
         try:
             connection.execute(sql.SQL("create role {} {}").format(user, options))
@@ -141,6 +141,18 @@ def create_user(url: str, name: str, role: Role, password: str, tenants: Sequenc
                 connection.execute(change)
         for tenant in tenants:
             connection.execute("insert into reader_tenants (tenant, role) values (%s, %s)", [tenant, name])
+
+
+def set_password(url: str, name: str, password: str) -> None:
+    """Gives a user of `create_user` that password; its sessions go on."""
+    with _owner(url) as connection:
+        change = sql.SQL("alter role {} password {}")
+        connection.execute(change.format(sql.Identifier(name), _encrypted(connection, name, password)))
+
+
+def _encrypted(connection: psycopg.Connection, name: str, password: str) -> str:
+    """The password as the server stores it, so that no log of statements has it."""
+    return connection.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode()
 
 
 def has_user(url: str, name: str) -> bool:

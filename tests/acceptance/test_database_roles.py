@@ -1,7 +1,9 @@
 """Database roles: a server without DDL, people who only read, and readers of one tenant."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -33,6 +35,7 @@ from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
 ADMIN_LINES = [line.replace("resp_…", "resp_" + 32 * "0") for _, line in sql_lines()]
+_STORED_PASSWORD = "select rolpassword from pg_authid where rolname = %s"
 TENANT_TABLES = {name for name, table in ALL_TABLES.tables.items() if "tenant" in table.columns}
 
 
@@ -282,6 +285,39 @@ def test_mistakes_are_answered_with_a_sentence(
     assert answered.returncode == 1
     assert sentence in answered.stderr
     assert "Traceback" not in answered.stderr
+
+
+def test_a_password_file_is_made_once_and_what_it_says_is_the_users_password_again_and_again(
+    users: Users, tmp_path: Path
+) -> None:
+    user, passfile = f"passfile_of_{conninfo_to_dict(users.owner)['dbname']}", tmp_path / "pgpass"
+    command = ("db", "create-user", user, "--as", "server", "--passfile", str(passfile))
+    with_passfile = make_conninfo(users.owner, user=user, password="", passfile=str(passfile))
+    replaced: list[tuple[object, ...]] = []
+    try:
+        for _ in range(2):
+            made = run_command(*command, database_url=users.owner)
+            assert (made.returncode, made.stdout) == (0, ""), made.stderr
+            line = passfile.read_text()
+            with psycopg.connect(with_passfile) as connection:
+                assert connection.execute("select current_user").fetchone() == (user,)
+            assert (line, passfile.stat().st_mode & 0o777) == (passfile.read_text(), 0o600)
+            with psycopg.connect(users.owner) as connection:
+                (stored,) = connection.execute(_STORED_PASSWORD, [user]).fetchall()
+                assert stored not in replaced
+                connection.execute(f"alter role {user} password 'another'")
+                replaced += connection.execute(_STORED_PASSWORD, [user]).fetchall()
+        assert os.listdir(tmp_path) == [passfile.name]
+        for arguments, content, sentence in (
+            (command, "*:*:*:nobody:a\n", "has another content than a password of"),
+            ((*command[:4], "reader", *command[5:]), line, "There is a role"),
+            ((*command[:6], str(tmp_path / "no" / "folder")), line, "cannot be written"),
+        ):
+            passfile.write_text(content)
+            refused = run_command(*arguments, database_url=users.owner)
+            assert (refused.returncode, sentence in refused.stderr) == (1, True), refused.stderr
+    finally:
+        run_command("db", "drop-user", user, database_url=users.owner)
 
 
 def test_a_user_without_the_right_is_told_so(users: Users) -> None:

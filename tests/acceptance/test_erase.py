@@ -19,6 +19,24 @@ GONE, STAYS = "gone-k7q", "stays-w3x"
 """A tenant that is erased, and one that is not."""
 
 
+def traced_columns(database_url: str, marker: str) -> list[int]:
+    """How many responses have the marker in their user agent, how many lines of the ledger in their tags."""
+    queries = (
+        "select count(*) from responses where user_agent like %s",
+        "select count(*) from usage_ledger where metadata::text like %s",
+    )
+    with psycopg.connect(database_url) as connection:
+        rows = [connection.execute(query, [f"%{marker}%"]).fetchone() for query in queries]
+    return [row[0] for row in rows if row is not None]
+
+
+def cancel_reasons(database_url: str) -> list[tuple[str]]:
+    """Why responses were cancelled, as the ledger has it."""
+    query = "select cancel_reason from admin.usage where status = 'cancelled' order by 1"
+    with psycopg.connect(database_url) as connection:
+        return connection.execute(query).fetchall()
+
+
 def erase(database_url: str, *flags: str, code: int = 0) -> str:
     ran = run_command("erase", *flags, "--yes", database_url=database_url, lease_seconds=2)
     assert ran.returncode == code, ran.stderr
@@ -45,7 +63,9 @@ def test_nothing_of_an_erased_tenant_is_left_and_another_is_as_it_was(
         with closing(Client(server.api, key.text, tenant)) as client:
             made[tenant] = fill(client)
     before = rows_of(database_url, STAYS)
+    assert traced_columns(database_url, GONE) == [4, 4]
     assert "responses" in erase(database_url, "--tenant", GONE)
+    assert [traced_columns(database_url, marker) for marker in (GONE, STAYS)] == [[0, 0], [4, 4]]
     assert traces(database_url, GONE, *made[GONE].values()) == []
     assert rows_of(database_url, STAYS) == before
     assert traces(database_url, STAYS) != []
@@ -70,7 +90,9 @@ def test_a_user_is_gone_with_what_others_said_after_and_the_ledger_keeps_the_tok
         with psycopg.connect(database_url) as connection:
             sums = "select count(*), sum(input_tokens + output_tokens) from usage_ledger"
             used = connection.execute(sums).fetchall()
+        assert traced_columns(database_url, "of-ada-5f") == [5, 5]
         erase(database_url, "--tenant", "acme", "--user", "ada-5f@example.org")
+        assert traced_columns(database_url, "of-ada-5f") == [0, 0]
         shared = own.pop("conversation")
         assert traces(database_url, "of-ada-5f", "ada-5f@example.org", *own.values()) == []
         assert bob.get(f"/conversations/{shared}").status_code == 200
@@ -104,6 +126,9 @@ def test_what_a_user_said_goes_from_a_conversation_when_the_response_of_another_
         erase(database_url, *user)
         assert traces(database_url, "of-ada-5f", name, own) == []
         assert bob.get(f"/responses/{stays}").status_code == 200
+        ada.say(safety_identifier=name, background=True)
+        erase(database_url, *user)
+    assert cancel_reasons(database_url) == [("client_request",), ("erased",)]
 
 
 def test_without_any_server_what_runs_and_waits_is_ended_by_the_command(
@@ -117,9 +142,8 @@ def test_without_any_server_what_runs_and_waits_is_ended_by_the_command(
     erase(database_url, "--tenant", GONE, "--keep-usage")
     assert traces(database_url, key.text, *unfinished) == []
     with psycopg.connect(database_url) as connection:
-        lines = connection.execute("select tenant, status, output_tokens > 0 from usage_ledger").fetchall()
-    assert {line[:2] for line in lines} == {(GONE, "cancelled")}
-    assert len(lines) == 3
+        lines = connection.execute("select tenant, cancel_reason, metadata from usage_ledger").fetchall()
+    assert lines == [(GONE, "erased", None)] * 3
 
 
 def test_the_admin_api_counts_first_and_erases_when_it_is_told(
@@ -182,4 +206,14 @@ def test_erasing_the_last_tenant_with_keys_opens_nothing_to_callers_without_one(
     server = start_server()
     answer = httpx.post(f"{server.url}/admin/v1/keys", json={"tenant": "default"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    make_key(database_url, "--tenant", STAYS, "--if-none")
+    key = ""
+    for made in (True, False):
+        ran = run_command("keys", "create", "--tenant", STAYS, "--if-none", database_url=database_url)
+        assert (ran.returncode, bool(ran.stdout)) == (0, made), ran.stderr
+        assert ("It opens the console" if made else "A key exists already") in ran.stderr
+        key = ran.stdout.strip() if made else key
+        headers = {"authorization": f"Bearer {key}"}
+        assert httpx.get(f"{server.url}/admin/v1/keys", headers=headers).status_code == 200
+    assert run_command("keys", "revoke", key.split("_")[1], database_url=database_url).returncode == 0
+    ran = run_command("keys", "create", "--if-none", database_url=database_url)
+    assert (ran.returncode, ran.stdout, "none that is valid" in ran.stderr) == (0, "", True)

@@ -232,6 +232,25 @@ def test_keys_are_listed_without_their_secret(database_url: str) -> None:
     assert of_tenant.splitlines() == [listed[1]]
 
 
+def test_a_command_that_is_given_a_name_of_which_nothing_is_known_says_so(database_url: str) -> None:
+    make_key(database_url, "--tenant", "acme")
+    of_tenant = (
+        ("keys", "list"),
+        ("trail",),
+        ("prompts", "list"),
+        ("webhooks", "list"),
+        ("audit", "--quick"),
+    )
+    for words in of_tenant:
+        ran = run_command(*words, "--tenant", "acne", database_url=database_url)
+        assert (ran.returncode, ran.stdout) == (2 if "audit" in words else 1, ""), words
+        assert ran.stderr.splitlines()[-1].startswith("holdfast: No tenant is named 'acne'; "), words
+    for known in ("acme", "default"):
+        assert run_command("prompts", "list", "--tenant", known, database_url=database_url).returncode == 0
+    priced = run_command("prices", "list", "qwen-3", database_url=database_url)
+    assert (priced.returncode, "No model 'qwen-3' has a price" in priced.stderr) == (1, True)
+
+
 def test_first_key_is_made_only_once_when_asked_so(keyed: Keyed) -> None:
     again = run_command("keys", "create", "--if-none", database_url=keyed.database_url)
     assert (again.returncode, again.stdout) == (0, "")

@@ -64,6 +64,16 @@ def test_a_pooler_that_no_setting_names_is_recognised_and_commands_say_what_they
     assert "Traceback" not in refused.stderr + dropped.stderr + shell.stderr
 
 
+def test_the_schema_changes_through_a_pooler_of_sessions_and_past_one_of_transactions_without_a_word_of_it(
+    database_url: str, start_pgbouncer: StartPgBouncer
+) -> None:
+    sessions = {"database_url": start_pgbouncer(database_url, pool_mode="session").url}
+    for settings in (sessions, pooled(start_pgbouncer(database_url), database_url)):
+        for command in (("db", "downgrade", "--yes"), ("db", "upgrade"), ("db", "upgrade")):
+            changed = run_command(*command, **settings)
+            assert (changed.returncode, "pool" in changed.stderr) == (0, False), changed.stderr
+
+
 def test_a_dump_is_restored_past_the_pooler(
     database_url: str, empty_database_url: str, start_pgbouncer: StartPgBouncer, tmp_path: Path
 ) -> None:

@@ -113,7 +113,7 @@ def test_input_items_have_image_urls_only_if_they_are_included(client: Client) -
     assert client.urls(path) == [None] * 6
     assert client.urls(f"{path}?include=file_search_call.results") == [None] * 6
     assert client.urls(f"{path}?include={IMAGE_URLS}") == whole
-    assert client.urls(f"{path}?include[]={IMAGE_URLS}&include[]=other") == whole
+    assert client.urls(f"{path}?include[]={IMAGE_URLS}&include[]=file_search_call.results") == whole
     assert client.get(path)["data"][0]["content"][1]["detail"] == "low"
 
 

@@ -125,6 +125,13 @@ def test_data_outlives_down_and_up_and_its_operator_gets_keys_sql_and_limits(dep
 
     query = ["psql", "-U", "holdfast", "-At", "-c", "select count(*) from responses"]
     assert compose.execute("postgres", *query).stdout.split() == ["1"]
+    query[-1] = """
+        select distinct usename, usesuper, pg_has_role(usename, 'holdfast', 'member')
+        from pg_stat_activity join pg_user using (usename) where client_addr is not null
+    """
+    assert compose.execute("postgres", *query).stdout.split() == ["holdfast_app|f|f"]
+    listed = compose.run("run", "--rm", "--entrypoint", "holdfast", "setup", "db", "users").stdout
+    assert "holdfast_app\tserver\tall tenants" in listed
     refused = compose.execute("holdfast", "holdfast", "psql", check=False)
     assert "docker compose exec postgres psql" in refused.stderr
 

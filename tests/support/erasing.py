@@ -19,10 +19,11 @@ PIXEL = (
 
 
 class Client:
-    """Requests with one key; every request has an id with the marker in it."""
+    """Requests with one key; every request has an id and a user agent with the marker in it."""
 
     def __init__(self, url: str, key: str, marker: str) -> None:
-        headers = {"authorization": f"Bearer {key}", "x-request-id": f"req_{marker}"}
+        names = {"x-request-id": f"req_{marker}", "user-agent": f"agent/{marker}"}
+        headers = {"authorization": f"Bearer {key}", **names}
         self._http = httpx.Client(base_url=url, timeout=60, headers=headers)
         self.marker = marker
 

@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Body, str]] = {
     ),
     "messages.content.file.file_id": (
         part(type="file", file={"file_id": "x"}),
-        "messages[0].content[0].file_id",
+        "messages[0].content[0].file.file_id",
     ),
 }
 """Chats with refused fields of objects, and what the error names."""

@@ -1,8 +1,10 @@
 """`holdfast db roles`, `users`, `create-user`, `drop-user`: database roles of servers and readers."""
 
 import argparse
+import os
 import re
 import secrets
+from pathlib import Path
 
 from server.administration.checks import TENANT
 from server.cli.command import (
@@ -16,6 +18,7 @@ from server.cli.command import (
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.store import database_roles
+from server.store.database_roles import DatabaseUser
 
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
 
@@ -33,6 +36,13 @@ def add_commands(group: Subcommands) -> None:
         action="append",
         default=[],
         help="a reader of this tenant's rows alone; may be given several times",
+    )
+    create.add_argument(
+        "--passfile",
+        type=Path,
+        metavar="FILE",
+        help="write the password to a password file of libpq in place of showing it; if FILE is there, the "
+        "user, new or not, gets the password that it has",
     )
     add_command(group, "drop-user", "end a user's sessions and remove it", _drop).add_argument("name")
     add_command(group, "users", "list the users of these roles", _list)
@@ -57,16 +67,61 @@ def _create(config: Config, options: argparse.Namespace) -> int:
     for tenant in options.tenant:
         if not TENANT.fullmatch(tenant):
             raise ConfigError(f"{tenant!r} is not a tenant's name.")
-    password = secrets.token_urlsafe(24)
+    passfile: Path | None = options.passfile
+    password = (None if passfile is None else _password_in(passfile, options.name)) or _new_password()
+    tenants = tuple(sorted(set(options.tenant)))
+    user = DatabaseUser(options.name, options.user_role, tenants)
     with opened_database(config, print_status) as opened:
         opened.make_current()
         if not database_roles.roles_exist(opened.session_url):
             raise ConfigError("This database has no roles yet; run: holdfast db roles")
-        tenants = tuple(dict.fromkeys(options.tenant))
-        database_roles.create_user(opened.session_url, options.name, options.user_role, password, tenants)
-    print_status(f"User {options.name}; its password is shown this once:")
-    print_result(password)
+        if passfile is not None and user in database_roles.list_users(opened.session_url):
+            database_roles.set_password(opened.session_url, user.name, password)
+        else:
+            database_roles.create_user(opened.session_url, user.name, user.role, password, tenants)
+    if passfile is None:
+        print_status(f"User {user.name}; its password is shown this once:")
+        print_result(password)
+    else:
+        _write_passfile(passfile, user.name, password)
+        print_status(f"User {user.name} has the password in {passfile}.")
     return 0
+
+
+def _new_password() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def _password_in(passfile: Path, user: str) -> str | None:
+    """The password in a file of `_write_passfile`; None without a file. Raises ConfigError."""
+    try:
+        line = passfile.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{passfile} cannot be read: {error}.") from error
+    *which, password = line.rstrip("\n").split(":")
+    if which != ["*", "*", "*", user] or not password or "\\" in password:
+        raise ConfigError(f"{passfile} has another content than a password of {user}; remove it first.")
+    return password
+
+
+def _write_passfile(passfile: Path, user: str, password: str) -> None:
+    """Puts the file there as a whole, readable for its owner alone, which libpq requires.
+
+    It comes after the password is set: who finds the file can log in. Raises ConfigError.
+    """
+    unfinished = passfile.with_name(f".{passfile.name}.{os.getpid()}")
+    try:
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(f"*:*:*:{user}:{password}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(passfile)
+    except OSError as error:
+        raise ConfigError(
+            f"{passfile} cannot be written: {error.strerror}. Repeat this with a folder that can."
+        ) from error
 
 
 def _drop(config: Config, options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from server.console.contents.markdown import MAX_CHARS
 from server.console.formats import pretty_json
 from server.store.console.response_detail import StoredItem
 
@@ -27,17 +28,20 @@ class ItemView:
     parts: list[Part] = field(default_factory=list)
 
 
-MARKDOWN_CHARS = 200_000
+MARKDOWN_CHARS = 150_000
 """Of all texts of a page that are rendered as Markdown, two seconds' work at most; the rest is plain."""
+_CHARS_OF_A_TEXT = 3
+"""What rendering an empty text takes, in characters."""
 
 
 def item_views(stored: Iterable[StoredItem]) -> list[ItemView]:
-    """The items of one page."""
+    """All items of one page: of two lists on it, both."""
     left = MARKDOWN_CHARS
     views = []
     for one in stored:
         view = item_view(one)
-        left -= sum(len(part.text) for part in view.parts if part.kind == "text")
+        sizes = [len(part.text) + _CHARS_OF_A_TEXT for part in view.parts if part.kind == "text"]
+        left -= sum(size for size in sizes if size <= MAX_CHARS)
         views.append(view if left >= 0 else _plain(view))
     return views
 

@@ -7,7 +7,7 @@ import msgspec
 
 from server.console.console_request import ConsoleRequest
 from server.console.contents.comparison import compare_parameters, compare_texts, text_of
-from server.console.contents.item_view import item_views
+from server.console.contents.item_view import item_view
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
 from server.protocol import ids
@@ -47,7 +47,7 @@ def show(console: ConsoleRequest) -> Answer:
 
 
 def _diff(a: list[response_detail.StoredItem], b: list[response_detail.StoredItem]) -> Any:
-    return compare_texts(text_of(item_views(a)), text_of(item_views(b)))
+    return compare_texts(text_of(map(item_view, a)), text_of(map(item_view, b)))
 
 
 def _parameters(detail: ResponseDetail) -> dict[str, Any]:

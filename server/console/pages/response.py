@@ -25,12 +25,14 @@ def show(console: ConsoleRequest) -> Answer:
     )
     if detail is None:
         raise not_found(console)
+    outputs = detail.outputs[: response_detail.MAX_ITEMS]
+    views = item_views([*outputs, *detail.inputs[: response_detail.MAX_ITEMS]])
     return console.page(
         "response.html",
         detail=detail,
         facts=detail.facts,
-        inputs=item_views(detail.inputs[: response_detail.MAX_ITEMS]),
-        outputs=item_views(detail.outputs[: response_detail.MAX_ITEMS]),
+        inputs=views[len(outputs) :],
+        outputs=views[: len(outputs)],
         more_inputs=len(detail.inputs) > response_detail.MAX_ITEMS,
         more_outputs=len(detail.outputs) > response_detail.MAX_ITEMS,
         has_ended=detail.facts["status"] in TERMINAL_STATUSES,

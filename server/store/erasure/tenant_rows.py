@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 from sqlalchemy import Connection, Table, TextClause, text
 
+from server.errors import NotFound
 from server.store.administration import stored_keys, usage_days
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.erasure.subject import ANONYMOUS, MAKE_ANONYMOUS
@@ -154,6 +155,18 @@ def forget_readings(connection: Connection) -> None:
 def readers_of(connection: Connection, tenant: str) -> list[str]:
     """The database users that read this tenant's rows and no other's."""
     return list(connection.scalars(_READERS, {"tenant": tenant}))
+
+
+def refuse_unknown(connection: Connection, tenant: str) -> None:
+    """Raises NotFound for a tenant of which no table has a row: most likely a mistyped name."""
+    exist = " or ".join(
+        f"exists (select from {table} where tenant = :tenant)"
+        for table in tenant_tables()
+    )
+    if not connection.execute(text(f"select {exist}"), {"tenant": tenant}).scalar_one():
+        raise NotFound(
+            f"No tenant is named {tenant!r}; `holdfast tenants list` shows which have settings or keys."
+        )
 
 
 def counts(connection: Connection, tenant: str) -> Counter[str]:

@@ -9,6 +9,7 @@ import pytest
 from server.administration.actor import Actor
 from server.administration.keys import create_key, rotate_key
 from server.caller import Limits, Period
+from server.maintenance import retention
 from server.protocol.ids import new_uuid
 from server.protocol.responses.response import Ending
 from server.quotas.budgets import Budgets
@@ -18,6 +19,7 @@ from server.store.administration.prices import Price
 from server.store.administration.stored_keys import KeyProperties
 from server.store.cluster.leases import mark_stopped, register_replica
 from server.store.database import Connection, Database
+from server.store.disk_space import Disk
 from tests.support.builders import insert_response, make_facts
 
 NOW = datetime.now(UTC).replace(hour=12)
@@ -125,6 +127,21 @@ def test_many_rows_of_a_key_and_day_are_folded_into_one(database: Database) -> N
         assert standing(connection, "acme", None, "total") == before
         rows = connection.exec_driver_sql("select key_id, count(*) from spend group by key_id, day").all()
     assert sorted(map(tuple, rows)) == [("", 1), ("k", 1), ("k", 2)]
+
+
+def test_retention_takes_nothing_from_a_total_budget(database: Database) -> None:
+    with database.begin() as connection:
+        for days in (0, 0, 40, 400, 400):
+            end(connection, "k", at=datetime.now(UTC) - timedelta(days=days))
+        before = [standing(connection, "acme", key, "total") for key in ("k", None)]
+    retention.fold(database)
+    retention.purge(database, Disk(None, None), 0)
+    retention.remove_old(database, 1)
+    retention.fold(database)
+    with database.begin() as connection:
+        assert len(costs(connection)) == 2
+        assert [standing(connection, "acme", key, "total") for key in ("k", None)] == before
+        assert [budget.spent_tokens for budget in before] == [500, 500]
 
 
 def _end_and_fail(database: Database) -> None:

@@ -1,5 +1,10 @@
+import subprocess
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +22,8 @@ from server.browser.page import (
     number_lines,
     parse_page,
 )
+from server.protocol import worker_sandbox
+from server.protocol.decode import decode_as
 
 URL = "https://a.example/docs/page?x=1"
 
@@ -83,6 +90,64 @@ def test_a_page_that_is_made_to_be_slow_is_given_up() -> None:
 def test_a_page_read_in_a_process_of_its_own_is_the_same() -> None:
     html = "<title>T</title><p>\ud800 <a href='/x'>ä</a>"
     assert parse_page(URL, html) == from_html(URL, html.replace("\ud800", "?"))
+
+
+TAKEN_OVER = """
+import os, socket
+from server.browser import page
+
+
+def tried(attempt):
+    try:
+        attempt()
+    except OSError as error:
+        return type(error).__name__
+    return "done"
+
+
+def take_over(url, html):
+    attempts = (
+        lambda: socket.socket(socket.AF_INET),
+        lambda: open("/etc/passwd"),
+        lambda: open("/proc/1/environ", "rb"),
+        os.fork,
+        lambda: os.execv("/bin/true", ["/bin/true"]),
+        lambda: open(url, "w"),
+    )
+    return page.Page(url, " ".join(map(tried, attempts)), ())
+
+
+page.from_html = take_over
+page.main()
+"""
+
+
+@pytest.mark.skipif(worker_sandbox.missing() is not None, reason="this kernel lacks a part of the sandbox")
+def test_a_page_that_takes_its_parser_over_reaches_neither_the_network_nor_files_nor_processes(
+    tmp_path: Path,
+) -> None:
+    message = msgspec.json.encode((str(tmp_path / "written"), "<p>", 5.0))
+    ran = subprocess.run(
+        [sys.executable, "-c", TAKEN_OVER], input=message, capture_output=True, check=True, timeout=60
+    )
+    assert set(decode_as(ran.stdout, Page).title.split()) == {"PermissionError"}
+    assert not (tmp_path / "written").exists()
+
+
+def test_a_process_that_reads_a_page_is_started_without_the_browser_s_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_TOOL_TOKEN", "secret")
+    started: list[dict[str, str]] = []
+    run = subprocess.run
+
+    def note(*words: Any, **options: Any) -> Any:
+        started.append(options["env"])
+        return run(*words, **options)
+
+    monkeypatch.setattr(subprocess, "run", note)
+    assert parse_page(URL, "<p>Hello").lines == ("Hello",)
+    assert "secret" not in str(started)
 
 
 def test_the_charset_is_the_headers_or_the_pages_own_or_utf_8() -> None:

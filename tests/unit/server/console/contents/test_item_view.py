@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from server.console.contents.item_view import MARKDOWN_CHARS, Part, item_view, item_views
+from server.console.contents.markdown import MAX_CHARS
 from server.store.console.response_detail import StoredItem
 
 
@@ -61,6 +62,15 @@ def test_contents_of_an_unknown_form_are_no_error(content: object) -> None:
 
 
 def test_texts_beyond_a_page_s_share_of_markdown_are_shown_plain() -> None:
-    half = stored({"type": "message", "content": "a" * (MARKDOWN_CHARS // 2)})
-    kinds = [view.parts[0].kind for view in item_views([half, half, half])]
-    assert kinds == ["text", "text", "code"]
+    tenth = MARKDOWN_CHARS // 10 - 10
+    text = stored({"type": "message", "content": "a" * tenth})
+    kinds = [view.parts[0].kind for view in item_views([text] * 12)]
+    assert kinds == ["text"] * 10 + ["code"] * 2
+
+
+def test_a_great_number_of_small_texts_is_bounded_and_one_that_is_plain_anyway_takes_no_share() -> None:
+    small = stored({"type": "message", "content": [{"type": "input_text", "text": "a"}] * 500})
+    long = stored({"type": "message", "content": "a" * (MAX_CHARS + 1)})
+    views = item_views([long] * 20 + [small] * 200)
+    rendered = [part for view in views for part in view.parts if part.kind == "text" and part.text == "a"]
+    assert 30_000 < len(rendered) < 40_000
