@@ -7,6 +7,7 @@ import itertools
 import select
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
@@ -20,6 +21,14 @@ SENT = {
     "readers": b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 8,
     "trickles": b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 8,
     "forms": b"POST /console/sign-in HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\nkey=",
+    "expecting": b"POST /console/sign-in HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+    b"content-length: 4000\r\n\r\n",
+    "chunks": b"POST /console/sign-in HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n",
+    "heads": b"GET /v1/models HTTP/1.1\r\nx: ",
+    "bodies": b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n{",
+    "pipelines": b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" * 400,
+    "h2c": b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\n"
+    b"upgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n\r\n",
     "scrapes": b"GET /metrics HTTP/1.1\r\nx: ",
     "whole scrapes": b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n",
     "upgrades": UPGRADE,
@@ -27,6 +36,10 @@ SENT = {
     "silent": b"",
 }
 """What a connection sends at once. None of them reads, but for the trickles, a byte a second."""
+_DROPS = dict.fromkeys(("forms", "expecting", "heads", "bodies", "scrapes", "handshakes"), b"a") | {
+    "chunks": b"1\r\na\r\n"
+}
+"""What it sends every second."""
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _ADDRESSES = 200
 
@@ -68,11 +81,15 @@ class Flood:
 
     def drip(self) -> None:
         """A byte more of what is sent, or of what is read."""
-        if self.kind not in ("forms", "scrapes", "trickles"):
-            return
+        if self.kind == "trickles":
+            self._each(lambda client: client.recv(1))
+        elif drop := _DROPS.get(self.kind):
+            self._each(lambda client: client.send(drop))
+
+    def _each(self, turn: Callable[[socket.socket], object]) -> None:
         for client in self._open.values():
             with suppress(OSError):
-                client.recv(1) if self.kind == "trickles" else client.send(b"a")
+                turn(client)
 
 
 def main() -> None:
@@ -82,10 +99,14 @@ def main() -> None:
     ended = select.poll()
     ended.register(sys.stdin, select.POLLIN | select.POLLHUP)
     dripped = monotonic()
+    first = 0
     while not ended.poll(0):
-        for _ in range(min(200, flood.count - flood.opened)):
-            flood.open()
-            if flood.opened == flood.count:
+        if first < flood.count:
+            more = min(200, flood.count - first)
+            first += more
+            for _ in range(more):
+                flood.open()
+            if first == flood.count:
                 sys.stdout.write("all are open\n")
                 sys.stdout.flush()
         flood.turn()
