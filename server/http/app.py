@@ -212,6 +212,5 @@ def _websocket_endpoint(
         authorize=lambda caller: caller.require("write"),
         sockets=_half_per_tenant(services, "WebSockets", max(2, connections // 4)),
         seconds=services.config.websocket_seconds,
-        send_seconds=services.config.send_seconds,
         closing=services.closing,
     )
