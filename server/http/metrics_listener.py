@@ -16,7 +16,6 @@ from server.configuration.settings import Config
 from server.http.asgi.endpoint import PublicEndpoint
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener, hypercorn_settings
-from server.http.asgi.request_body import LingeringClose
 from server.metrics.exposition import CONTENT_TYPE, Metrics
 
 MAX_CONNECTIONS = 32
@@ -59,7 +58,7 @@ def _application(metrics: Metrics) -> Starlette:
     def render(_request: Request) -> Response:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
-    endpoint = PublicEndpoint(render, None, LingeringClose())
+    endpoint = PublicEndpoint(render, None)
     app = Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path in ("/metrics", "/metrics/")])
     app.router.redirect_slashes = False
     return app
