@@ -1,7 +1,7 @@
 """Arrival: an accepted connection until the head of its first request is whole: a socket and some bytes.
 
 A client that is silent, or sends a head byte by byte, costs no more. The head of a malformed request may be
-whole earlier than it seems, or never; Hypercorn refuses it.
+whole earlier than it seems, or never; Hypercorn refuses it. Of TLS it is the ClientHello that has to be whole.
 """
 
 import asyncio
@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 _MAX_HEAD_BYTES = 16 * 1024
 """Of a head that is waited for; Hypercorn refuses a longer one."""
+_HANDSHAKE = 22
+"""The type of a TLS record that a client begins with; OpenSSL refuses another one."""
+_RECORD_HEAD_BYTES = 5
 _READ_AT_ONCE = 64
 """Arrivals that are read in one turn of the event loop: about as long as one request takes of it."""
 
@@ -50,9 +53,9 @@ class Arrivals:
 
 
 class Arrival:
-    """Reads a socket without blocking until there is a head, or of a TLS connection until anything comes."""
+    """Reads a socket without blocking until there is a head; looks at one of TLS until there is a record."""
 
-    __slots__ = ("_arrivals", "_flags", "_is_watched", "_on_lost", "_on_whole", "head", "socket")
+    __slots__ = ("_arrivals", "_flags", "_is_watched", "_on_lost", "_on_whole", "_seen", "head", "socket")
 
     def __init__(
         self,
@@ -69,6 +72,8 @@ class Arrival:
         """What was read; nothing of a TLS connection."""
         self._arrivals = arrivals
         self._flags = socket.MSG_PEEK if is_encrypted else 0
+        self._seen = 0
+        """Bytes of the TLS record that had come at the last look."""
         self._on_whole, self._on_lost = on_whole, on_lost
         self._is_watched = False
 
@@ -80,7 +85,7 @@ class Arrival:
             data = None
         except OSError:
             data = b""
-        if data == b"":
+        if data == b"" or (data and len(data) == self._seen):  # it can be read, but no more has come
             self.close()
             self._on_lost(self)
         elif data is not None and self._is_whole(data):
@@ -92,11 +97,20 @@ class Arrival:
 
     def _is_whole(self, data: bytes) -> bool:
         if self._flags:
-            return True
+            return self._is_whole_record(data)
         self.head += data
         last = self.head[-len(data) - 3 :]
         is_no_request = not self.head[:1].isalpha() or len(self.head) > _MAX_HEAD_BYTES
         return is_no_request or b"\n\r\n" in last or b"\n\n" in last
+
+    def _is_whole_record(self, seen: bytes) -> bool:
+        needed = _RECORD_HEAD_BYTES
+        if len(seen) >= needed:
+            needed += int.from_bytes(seen[3:needed])
+        is_whole = seen[0] != _HANDSHAKE or len(seen) >= min(needed, _MAX_HEAD_BYTES)
+        self._seen = 0 if is_whole else len(seen)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if is_whole else needed)
+        return is_whole
 
     def target_and_key(self) -> tuple[bytes, bytes]:
         """The request's target and its Authorization header; empty where there is none."""

@@ -205,7 +205,7 @@ class Listener:
                 task.add_done_callback(self._attaching.discard)
 
         def arrive(arrival: Arrival) -> None:
-            if is_encrypted or self._connections.goes_first(*arrival.target_and_key()):
+            if not is_encrypted and self._connections.goes_first(*arrival.target_and_key()):
                 begin()
             else:
                 self._connections.turn(client).add_done_callback(begin)
