@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 
 from server.http.asgi.listener import raise_file_limit
 
@@ -33,6 +33,7 @@ SENT = {
     "whole scrapes": b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n",
     "upgrades": UPGRADE,
     "handshakes": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "visits": b"GET /v1/models HTTP/1.1\r\nx: ",
     "silent": b"",
 }
 """What a connection sends at once. None of them reads, but for the trickles, a byte a second."""
@@ -42,6 +43,8 @@ _DROPS = dict.fromkeys(("forms", "expecting", "heads", "bodies", "scrapes", "han
 """What it sends every second."""
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _ADDRESSES = 200
+_VISITS_PER_S = 2_000
+"""Connections that are opened, and closed as soon as they are made."""
 
 
 class Flood:
@@ -70,14 +73,14 @@ class Flood:
     def turn(self) -> None:
         """Sends where a connection was made, and opens again where one was closed."""
         for number, events in self._epoll.poll(0.2):
-            if events & _GONE:
-                self._epoll.unregister(number)
-                self._open.pop(number).close()
-                self.open()
-            elif events & select.EPOLLOUT:
+            if events & select.EPOLLOUT and not events & _GONE:
                 with suppress(OSError):
                     self._open[number].send(SENT[self.kind])
                 self._epoll.modify(number, _GONE)
+            if events & _GONE or self.kind == "visits":
+                self._epoll.unregister(number)
+                self._open.pop(number).close()
+                self.open()
 
     def drip(self) -> None:
         """A byte more of what is sent, or of what is read."""
@@ -98,7 +101,7 @@ def main() -> None:
     flood = Flood(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     ended = select.poll()
     ended.register(sys.stdin, select.POLLIN | select.POLLHUP)
-    dripped = monotonic()
+    began = dripped = monotonic()
     first = 0
     while not ended.poll(0):
         if first < flood.count:
@@ -110,6 +113,8 @@ def main() -> None:
                 sys.stdout.write("all are open\n")
                 sys.stdout.flush()
         flood.turn()
+        if flood.kind == "visits" and flood.opened > _VISITS_PER_S * (monotonic() - began):
+            sleep(0.01)
         if monotonic() - dripped > 1:
             dripped = monotonic()
             flood.drip()

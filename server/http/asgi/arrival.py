@@ -1,7 +1,7 @@
 """Arrival: an accepted connection until the head of its first request is whole: a socket and some bytes.
 
 A client that is silent, or sends a head byte by byte, costs no more. The head of a malformed request may be
-whole earlier than it seems, or never; Hypercorn refuses it. Of TLS it is the ClientHello that has to be whole.
+whole earlier than it seems, or never; Hypercorn refuses it. Of TLS the ClientHello has to be whole.
 """
 
 import asyncio

@@ -49,8 +49,8 @@ _ACCEPTED_AT_ONCE = 64
 one waits behind all that came before it. At 25 us each they take as long as one request does."""
 _PART_AT_ONCE = 16
 """At most a 16th of the limit: a request that waits for its turn is not driven out before that comes."""
-_RESERVED_FILES = 160
-"""File descriptors for everything except client and database connections; 64 are the metrics listener's."""
+_RESERVED_FILES = 96
+"""File descriptors for everything except connections."""
 _MAX_FILES = 65536
 """The soft limit is not raised further: some child processes close or scan every possible descriptor."""
 _PAUSE_S = 1.0
@@ -72,8 +72,13 @@ def raise_file_limit() -> int:
 
 def connection_limit(wanted: int | None, files: int, database: int) -> int:
     """The most client connections, given the limit of open files and the database connections; at least 8."""
-    room = files - _RESERVED_FILES - database - _SPARE
+    room = files - _RESERVED_FILES - database - _SPARE - metrics_connection_limit(wanted, files) - _SPARE
     return max(8, min(wanted or DEFAULT_CONNECTIONS, room))
+
+
+def metrics_connection_limit(wanted: int | None, files: int) -> int:
+    """The most connections of the metrics port: as many as of clients, at most a quarter of the files."""
+    return max(32, min(wanted or DEFAULT_CONNECTIONS, files // 4))
 
 
 def hypercorn_settings(config: Config) -> HypercornConfig:

@@ -16,7 +16,7 @@ from server.console.contents import comparison, event_page, item_view, stored_re
 from server.console.figures import usage as figures
 from server.console.pages import history as history_page
 from server.hosted_tools import mcp_client, mcp_session, tool_lists
-from server.http import metrics_listener, query_and_headers
+from server.http import query_and_headers
 from server.http.asgi import endpoint, listener, request_body
 from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.input_images import image_reader, image_worker
@@ -104,8 +104,8 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
 
 def test_the_table_names_the_bounds_of_metrics() -> None:
     assert f"in metrics; the rest is `other` | | {events.MAX_TENANTS}; {events.MAX_TOOLS} |" in TABLE
-    most = metrics_listener.MAX_CONNECTIONS + listener._SPARE
-    assert f"of the metrics listener | | {most} | none | the oldest is closed |" in TABLE
+    most = f"{listener.metrics_connection_limit(None, listener._MAX_FILES):,}, at most a quarter of the files"
+    assert f"of the metrics listener | | {most} that may be open; {listener._SPARE} more |" in TABLE
 
 
 def test_the_table_names_the_bytes_of_answers() -> None:
