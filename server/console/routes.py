@@ -136,9 +136,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         *(_route(services, signed_in, page, state) for page in PAGES),
         _sign_in(services, anonymous, "GET", sign_in.show),
         _sign_in(services, anonymous, "POST", sign_in.sign_in),
-        Route(
-            f"{PATH}/static/{{name:path}}", PublicEndpoint(static_files.serve, None, context.lingering_close)
-        ),
+        Route(f"{PATH}/static/{{name:path}}", PublicEndpoint(static_files.serve, None)),
         Route(
             f"{PATH}/{{rest:path}}",
             Endpoint(

@@ -26,7 +26,6 @@ from server.http.asgi.endpoint import (
     address_share,
 )
 from server.http.asgi.measure_requests import MeasureRequests
-from server.http.asgi.request_body import LingeringClose
 from server.http.asgi.request_log import RequestLog
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
 from server.http.asgi.websocket import SocketEndpoint
@@ -64,7 +63,7 @@ def build(services: Services, connections: int, more_routes: MoreRoutes | None =
     def refuse(request: Request, error: Exception) -> RouterRefusal:
         leads_on = services.config.console == "on" and _is_browser_at_root(request)
         answer = RedirectResponse("/console", 303) if leads_on else on_error(request, error)
-        return RouterRefusal(answer, context.lingering_close)
+        return RouterRefusal(answer)
 
     app = Starlette(
         routes=[
@@ -106,7 +105,7 @@ def _build_worker(services: Services, threads: ThreadPools, connections: int) ->
         ],
     )
     app.router.redirect_slashes = False
-    app.router.default = RefuseAll(WorkerReplica, context.lingering_close)
+    app.router.default = RefuseAll(WorkerReplica)
     return app
 
 
@@ -132,7 +131,6 @@ def _endpoint_context(services: Services, threads: ThreadPools, connections: int
         requests=_half_per_tenant(services, "requests in progress", connections),
         bodies=_half_per_tenant(services, "bytes of request bodies", memory),
         answers=_half_per_tenant(services, "bytes of answers", MAX_ANSWER_BYTES),
-        lingering_close=LingeringClose(),
         key_of=lambda caller: caller.key_id,
         connections=services.connections,
     )
@@ -196,9 +194,7 @@ def _public_endpoint(
     """The endpoint of a handler. `live` and `version` run on the event loop, so no queue delays them."""
     on_loop = handler in (health.live, health.version)
     threads = context.threads.health if handler is health.ready else context.threads.document
-    return PublicEndpoint(
-        lambda request: handler(services, request, b""), None if on_loop else threads, context.lingering_close
-    )
+    return PublicEndpoint(lambda request: handler(services, request, b""), None if on_loop else threads)
 
 
 def _websocket_endpoint(
@@ -212,6 +208,5 @@ def _websocket_endpoint(
         authorize=lambda caller: caller.require("write"),
         sockets=_half_per_tenant(services, "WebSockets", max(2, connections // 4)),
         seconds=services.config.websocket_seconds,
-        send_seconds=services.config.send_seconds,
         closing=services.closing,
     )

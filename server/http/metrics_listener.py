@@ -15,12 +15,8 @@ from starlette.routing import Route
 from server.configuration.settings import Config
 from server.http.asgi.endpoint import PublicEndpoint
 from server.http.asgi.hypercorn_patches import install_patches
-from server.http.asgi.listener import Listener, hypercorn_settings
-from server.http.asgi.request_body import LingeringClose
+from server.http.asgi.listener import Listener, hypercorn_settings, metrics_connection_limit, raise_file_limit
 from server.metrics.exposition import CONTENT_TYPE, Metrics
-
-MAX_CONNECTIONS = 32
-"""Connections of the metrics listener at a time, beside the spare ones."""
 
 
 class MetricsListener:
@@ -35,9 +31,8 @@ class MetricsListener:
         self._runner = asyncio.Runner()
         settings = hypercorn_settings(config)
         settings.graceful_timeout = 0.0
-        self._listener = Listener(
-            _application(metrics), settings, MAX_CONNECTIONS, send_seconds=config.send_seconds
-        )
+        limit = metrics_connection_limit(config.max_connections, raise_file_limit())
+        self._listener = Listener(_application(metrics), settings, limit, send_seconds=config.send_seconds)
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
 
     def start(self) -> None:
@@ -59,7 +54,7 @@ def _application(metrics: Metrics) -> Starlette:
     def render(_request: Request) -> Response:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
-    endpoint = PublicEndpoint(render, None, LingeringClose())
+    endpoint = PublicEndpoint(render, None)
     app = Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path in ("/metrics", "/metrics/")])
     app.router.redirect_slashes = False
     return app

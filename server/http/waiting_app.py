@@ -12,7 +12,6 @@ from server.configuration.origins import read_cors_origins
 from server.errors import ApiError
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
 from server.http.asgi.endpoint import PublicEndpoint, RefuseAll
-from server.http.asgi.request_body import LingeringClose
 from server.http.asgi.request_log import RequestLog
 from server.http.handlers.health import Health, Version
 from server.http.json_responses import json_response
@@ -26,7 +25,6 @@ def build_waiting(reason: Callable[[], ApiError]) -> Starlette:
 
     `reason` returns what is waited for, as the answer to every request.
     """
-    lingering = LingeringClose()
 
     def live(request: Request) -> Response:
         return json_response(request, Health("live"))
@@ -42,11 +40,11 @@ def build_waiting(reason: Callable[[], ApiError]) -> Starlette:
     endpoints += [(method, path, ready) for method, path in READINESS]
     app = Starlette(
         routes=[
-            Route(path, PublicEndpoint(handler, None, lingering), methods=[method])
+            Route(path, PublicEndpoint(handler, None), methods=[method])
             for method, path, handler in endpoints
         ],
         middleware=[Middleware(RequestLog), Middleware(CorsAndSlashes, read_cors_origins(None))],
     )
     app.router.redirect_slashes = False
-    app.router.default = RefuseAll(reason, lingering)
+    app.router.default = RefuseAll(reason)
     return app

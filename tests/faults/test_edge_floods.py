@@ -252,7 +252,9 @@ def send_all_but_one(client: socket.socket, size: int) -> bytes:
 CLIENTS = 4096
 DELAY_S = 0.25
 """What clients without a key may add to a request."""
-BESIDE = 25
+KINDS = ["readers", "trickles", "forms", "chunks", "bodies", "expecting", "heads", "scrapes", "upgrades"]
+KINDS += ["h2c", "pipelines", "silent", "visits"]
+BESIDE = 20
 """Requests of each kind while they are there."""
 
 
@@ -265,6 +267,10 @@ def without_key(kind: str, port: int) -> Iterator[None]:
         assert flood.stdout.readline() == "all are open\n"
         yield
         flood.communicate("")
+
+
+def p95(times: list[float]) -> float:
+    return sorted(times)[len(times) * 19 // 20 - 1]
 
 
 class Asked:
@@ -294,7 +300,7 @@ class Asked:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("limit", [CLIENTS, CLIENTS // 4], ids=["all have room", "renewed"])
-@pytest.mark.parametrize("kind", ["readers", "trickles", "forms", "scrapes", "upgrades", "silent"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_clients_without_a_key_delay_nobody(
     database_url: str,
     other_database_url: str,
@@ -320,10 +326,15 @@ def test_clients_without_a_key_delay_nobody(
         for _ in range(BESIDE):
             alone.ask()
             beside.ask()
-    added = {name: median(times) - median(alone.times[name]) for name, times in beside.times.items()}
-    for name, seconds in added.items():
-        tally["F34", f"ms that {CLIENTS} {kind} add to {name}, {limit} connections"] += round(1000 * seconds)
-    assert max(added.values()) <= DELAY_S, added
+    added = {
+        (name, at.__name__): at(times) - at(alone.times[name])
+        for name, times in beside.times.items()
+        for at in (median, p95)
+    }
+    for (name, at), seconds in added.items():
+        counted = f"ms that {CLIENTS} {kind} add to the {at} of {name}, {limit} connections"
+        tally["F34", counted] += round(1000 * seconds)
+    assert max(seconds for (_, at), seconds in added.items() if at == "median") <= DELAY_S, added
     assert resident_bytes(server) < 2 * resident_bytes(calm)
     assert "Traceback" not in server.said()
 

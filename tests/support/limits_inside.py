@@ -11,7 +11,6 @@ from server.console.contents import comparison, event_page, item_view, stored_re
 from server.console.figures import usage as figures
 from server.console.pages import history as history_page
 from server.hosted_tools import mcp_session
-from server.http import metrics_listener
 from server.http.asgi import listener, request_body, tls
 from server.http.handlers import administration_data
 from server.input_images import image_reader
@@ -79,8 +78,7 @@ def tables() -> Mapping[str, Rows]:
     return {
         "Bodies and history": {
             "bodies without a valid key, or to an unknown address, being dropped": (
-                f"{request_body._MAX_LINGERING}; {size(request_body._DROPPED_BYTES)} of each, "
-                f"{request_body._LINGER_S:g} s"
+                f"{size(request_body._DROPPED_BYTES)} of each, {request_body._LINGER_S:g} s"
             ),
             "connections beyond `--max-connections`, for health checks and refusals": f"{listener._SPARE}",
             "TLS handshake": f"{tls.HANDSHAKE_SECONDS:g} s",
@@ -100,7 +98,8 @@ def tables() -> Mapping[str, Rows]:
             "poll, up to 2 s late",
             "values of the labels `tenant`; `tool`": f"{events.MAX_TENANTS}; {events.MAX_TOOLS}; the rest is "
             "`other`",
-            "connections of the metrics listener": f"{metrics_listener.MAX_CONNECTIONS + listener._SPARE}",
+            "connections of the metrics listener": f"{listener.metrics_connection_limit(None, listener._MAX_FILES):,}, "
+            f"at most a quarter of the files that may be open; {listener._SPARE} more",
             "uses and bytes of pictures that one transaction removes": f"{image_removal.MAX_BATCH_USES:,}; "
             f"{size(image_removal.MAX_BATCH_BYTES)}",
             "one request of an erasure": f"about {administration_data.ERASE_SECONDS:g} s",

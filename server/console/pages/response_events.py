@@ -13,7 +13,7 @@ from server.delivery.stored_responses import StreamReader
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer, EventStream
 from server.http.asgi.stream_position import StreamPosition
-from server.http.handlers.responses import subscribe, timing_of
+from server.http.handlers.responses import subscribe
 from server.http.query_and_headers import resume_after, whole_number
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.console import response_detail, response_events
@@ -57,7 +57,7 @@ def stream(console: ConsoleRequest) -> Answer:
     channel = subscribe(services.hub, reader, after.position, begun)
     return EventStream(
         StreamPosition(channel, reader.read, after.position, begun),
-        timing=timing_of(services),
+        keep_alive=services.config.keep_alive_seconds,
         headers={name: value for name, value in headers.items() if name != "cache-control"},
         transform=MessageEvents(),
     )

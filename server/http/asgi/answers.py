@@ -7,7 +7,6 @@ those that are committed meanwhile, and for responses that run on another replic
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.requests import Request
@@ -32,23 +31,13 @@ _STORE_POLL_SECONDS = 1.0
 _FINAL_POLL_SECONDS = 2.0
 """Silence after which the store is read for a final response, which may be of another replica."""
 _BLOCK_BYTES = 32 * 1024
-"""Bytes of frames in one ASGI message: few enough that a slow client takes them within `Timing.send`."""
+"""Bytes of frames in one ASGI message: about what the listener has a client take within the send time."""
 
 
 class Answer(Protocol):
     """An ASGI app that sends one response: a Starlette response, an EventStream or a FinalResponse."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Time limits in seconds."""
-
-    keep_alive: float
-    """Silence after which a stream sends a comment."""
-    send: float
-    """Time that a client has to take one message."""
 
 
 class _Waker(asyncio.Event):
@@ -84,18 +73,14 @@ class _Waker(asyncio.Event):
 
 @asynccontextmanager
 async def _waker(channels: Iterable[Channel | None], receive: Receive) -> AsyncIterator[_Waker]:
-    """A waker for the block, which a TimeoutError ends: the client does not read what it is sent.
-
-    Its responses run on, and can be replayed.
-    """
+    """A waker for the block. A client that does not read what it is sent is disconnected by the listener."""
     disconnected = asyncio.ensure_future(_receive_disconnect(receive))
     waker = _Waker(disconnected)
     joined = [channel for channel in channels if channel is not None]
     for channel in joined:
         channel.join(waker)
     try:
-        with suppress(TimeoutError):
-            yield waker
+        yield waker
     finally:
         disconnected.cancel()
         for channel in joined:
@@ -127,12 +112,13 @@ class EventStream:
     def __init__(
         self,
         *positions: StreamPosition,
-        timing: Timing,
+        keep_alive: float,
         headers: dict[str, str],
         transform: FrameTransform | None = None,
     ) -> None:
+        """After `keep_alive` seconds of silence it sends a comment."""
         self._positions = positions
-        self._timing = timing
+        self._keep_alive_seconds = keep_alive
         self._headers = headers
         self._transform = transform
         self._keep_alive = KEEP_ALIVE_LINE if transform is None else KEEP_ALIVE
@@ -142,21 +128,17 @@ class EventStream:
         """Of `_write_news`, to be raised by the task."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(self._timing.send):
-                await send(message)
-
         self._writer = body_writer(scope)
         async with _waker((position.channel for position in self._positions), receive) as waker:
-            await send_in_time(_response_start(self._headers))
+            await send(_response_start(self._headers))
             async for block in self._blocks(waker, store_reader(scope)):
                 if is_last_pass("stream.frame"):
-                    await send_in_time(_body_part(block[: len(block) // 2 + 1]))
+                    await send(_body_part(block[: len(block) // 2 + 1]))
                     die()
-                await send_in_time(_body_part(block))
+                await send(_body_part(block))
                 await asyncio.sleep(0)  # `send` on a reset connection never yields; let `receive` report it
             if waker.has_client():
-                await send_in_time({"type": "http.response.body", "body": b"", "more_body": False})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _blocks(self, waker: _Waker, run: RunInThread) -> AsyncIterator[bytes]:
         """Blocks of whole frames; ends after `[DONE]` or when the client has disconnected."""
@@ -173,7 +155,7 @@ class EventStream:
             if all(position.ended for position in self._positions):
                 yield b"".join(self._transform.end() if self._transform else []) + DONE
                 return
-            left = self._silent_since + self._timing.keep_alive - clock()
+            left = self._silent_since + self._keep_alive_seconds - clock()
             if left <= 0:
                 yield self._keep_alive
                 self._silent_since = clock()
@@ -269,7 +251,6 @@ class FinalResponse:
         self,
         *channels: Channel,
         fallback: Callable[[], Answer],
-        timing: Timing,
         headers: dict[str, str],
         seconds: float | None = None,
         render: Callable[[Sequence[bytes]], Answer] | None = None,
@@ -279,7 +260,6 @@ class FinalResponse:
         self._stored: Sequence[bytes] | None = None
         self._channels = channels
         self._fallback = fallback
-        self._timing = timing
         self._headers = headers
         self._seconds = seconds
         self._render = render
@@ -290,8 +270,7 @@ class FinalResponse:
             await self._wait_for_end(waker, run)
             if waker.has_client():
                 answer = await self._answer(Request(scope), run)
-                async with asyncio.timeout(self._timing.send):
-                    await answer(scope, receive, send)
+                await answer(scope, receive, send)
 
     @property
     def _ended(self) -> bool:

@@ -2,8 +2,9 @@
 
 A connection on which no valid key has come holds its place only until somebody else needs it: the oldest is
 closed first, whatever it does. One with a key is closed only between two requests, and only where hardly any
-without a key are left. A request on a connection without a key waits for its turn, the newest first, unless
-it goes first: health, and a key that was valid when it was last used.
+without a key are left. A request without a key waits for its turn, the newest first, and so does each part
+of its body. Health waits for none, nor do a key that was valid when it was last used and the request that
+follows one with a key.
 """
 
 import asyncio
@@ -14,7 +15,8 @@ GoesFirst = Callable[[bytes, bytes], bool]
 """Whether a request with this target and Authorization header waits for no turn."""
 _HEALTH = frozenset({b"/health/live", b"/health/ready", b"/health", b"/ping"})
 _TURN_S = 0.002
-"""Least pause between two requests without a key: twice what one takes of the event loop's time."""
+"""Least pause between two requests without a key, or parts of their bodies: twice what a request takes of the
+event loop's time."""
 _TURNS = 10
 """The same in turns of the loop, of which a request takes some twenty: a busy loop begins fewer."""
 
@@ -27,15 +29,31 @@ def is_health(target: bytes, _authorization: bytes = b"") -> bool:
     return target in _HEALTH
 
 
+def _nothing() -> None:
+    pass
+
+
 class ClientConnection:
     """One connection, from when it is accepted on: while it shakes hands, between requests and in one."""
+
+    __slots__ = (
+        "_connections",
+        "abort",
+        "close",
+        "had_request",
+        "has_begun",
+        "has_key",
+        "has_turn",
+        "is_idle",
+        "on_authenticated",
+    )
 
     def __init__(self, connections: "ClientConnections", abort: Callable[[], object]) -> None:
         self.abort = abort
         """Closes it at once."""
         self.close = abort
         """Closes it when all that was written has been sent."""
-        self.on_authenticated: Callable[[], object] = lambda: None
+        self.on_authenticated: Callable[[], object] = _nothing
         """Called when a valid key has come."""
         self.is_idle = True
         """It is between two requests, or before the first."""
@@ -48,7 +66,9 @@ class ClientConnection:
         self._connections = connections
 
     def set_idle(self, idle: bool) -> None:
-        """Says whether a request is in progress."""
+        """Says whether a request is in progress. Each has to show its key: a proxy's connection has many."""
+        if not idle:
+            self.has_turn, self.has_key = self.has_turn or self.has_key, False
         self.is_idle = idle
         self.had_request = self.has_begun = True
         self._connections.sort_in(self)
@@ -60,9 +80,14 @@ class ClientConnection:
 
     async def wait_for_turn(self, target: bytes, authorization: bytes) -> None:
         """Returns when this request may begin; is cancelled when the connection is closed before."""
-        if not self.has_turn and not self._connections.goes_first(self, target, authorization):
+        if not self.has_turn and not self._connections.goes_first(target, authorization):
             await self._connections.turn(self)
         self.has_turn = False
+
+    async def wait_to_read(self) -> None:
+        """Returns when more of a request's body may be read, of one with a valid key at once; as above."""
+        if not (self.is_idle or self.has_key):
+            await self._connections.turn(self)
 
     def set_authenticated(self, valid: bool) -> None:
         """Says that a request here has had a valid key, or that the key is not valid any more."""
@@ -70,6 +95,7 @@ class ClientConnection:
             self.has_key = valid
             self._connections.sort_in(self)
             if valid:
+                self._connections.end_turn(self)
                 self.on_authenticated()
 
 
@@ -85,7 +111,7 @@ class ClientConnections:
 
     def __init__(self, most: int, reserved: int, goes_first: GoesFirst) -> None:
         """As many connections without a key as are `reserved` are closed only where nothing else can be."""
-        self._goes_first = goes_first
+        self.goes_first = goes_first
         self._waiting: dict[ClientConnection, asyncio.Future[None]] = {}
         """Requests that wait for their turn, the newest last."""
         self._turns: asyncio.Task[None] | None = None
@@ -122,9 +148,10 @@ class ClientConnections:
         if (turn := self._waiting.pop(client, None)) is not None:
             turn.cancel()
 
-    def goes_first(self, client: ClientConnection, target: bytes, authorization: bytes) -> bool:
-        """Whether a request on this connection waits for no turn."""
-        return client.has_key or self._goes_first(target, authorization)
+    def end_turn(self, client: ClientConnection) -> None:
+        """Has a connection that waits for its turn go on."""
+        if (turn := self._waiting.pop(client, None)) is not None and not turn.done():
+            turn.set_result(None)
 
     def turn(self, client: ClientConnection) -> "asyncio.Future[None]":
         """Done when the next request on this connection may begin; cancelled when the connection closes."""

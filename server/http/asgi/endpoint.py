@@ -22,7 +22,12 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.client_connections import set_authenticated
 from server.http.asgi.measure_requests import SentStatus
 from server.http.asgi.open_connections import KeyEnded, OpenConnections
-from server.http.asgi.request_body import LingeringClose, RequestBody, read_content_encoding
+from server.http.asgi.request_body import (
+    RequestBody,
+    answer_and_drain,
+    drain_and_answer,
+    read_content_encoding,
+)
 from server.http.asgi.request_log import begin_request
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
@@ -65,7 +70,6 @@ class EndpointContext(Generic[C]):
     """Bytes of request bodies in memory."""
     answers: SharedLimit
     """Bytes of answers to reads in memory, until their clients have taken them."""
-    lingering_close: LingeringClose
     known_caller: Callable[[HTTPConnection], C | None] = lambda _request: None
     """The caller as it was when its key was last found valid here; None for other keys. Called on the loop;
     raises as `expected_share` does."""
@@ -127,7 +131,7 @@ class Endpoint(Generic[C]):
             if body.whole or not _has_body(request):
                 await answer(scope, receive, tracked_send)
             else:
-                await self.context.lingering_close.answer_and_drain(answer, scope, receive, tracked_send)
+                await answer_and_drain(answer, scope, receive, tracked_send)
 
     async def _serve(self, request: Request, body: RequestBody, send: Send) -> None:
         known = self._known_caller(request)
@@ -195,7 +199,6 @@ class PublicEndpoint:
         self,
         handler: Callable[[Request], Response],
         threads: ThreadPool | None,
-        lingering_close: LingeringClose,
     ) -> None:
         """Without a pool the handler is called on the loop and must not block.
 
@@ -204,7 +207,6 @@ class PublicEndpoint:
         """
         self._handler = handler
         self._threads = threads
-        self._lingering_close = lingering_close
         self._shared_call: asyncio.Task[Response] | None = None
         self._answered_at = 0.0
 
@@ -216,7 +218,7 @@ class PublicEndpoint:
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             answer = on_error(request, error)
         if _has_body(request):
-            await self._lingering_close.answer_and_drain(answer, scope, receive, send)
+            await answer_and_drain(answer, scope, receive, send)
         else:
             await answer(scope, receive, send)
 
@@ -243,13 +245,12 @@ class PublicEndpoint:
 class RouterRefusal:
     """A 404 or 405 of the router, which has not read the request's body."""
 
-    def __init__(self, answer: Response, lingering: LingeringClose) -> None:
+    def __init__(self, answer: Response) -> None:
         self._answer = answer
-        self._lingering_close = lingering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if _has_body(Request(scope)):
-            await self._lingering_close.drain_and_answer(self._answer, scope, receive, send)
+            await drain_and_answer(self._answer, scope, receive, send)
         else:
             await self._answer(scope, receive, send)
 
@@ -257,10 +258,9 @@ class RouterRefusal:
 class RefuseAll:
     """An ASGI app that answers each request and WebSocket with one error, and reads no request's body."""
 
-    def __init__(self, reason: Callable[[], ApiError], lingering: LingeringClose) -> None:
+    def __init__(self, reason: Callable[[], ApiError]) -> None:
         """`reason` returns the error at the time of a request."""
         self._reason = reason
-        self._lingering = lingering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -268,7 +268,7 @@ class RefuseAll:
             await websocket.send_denial_response(on_error(websocket, self._reason()))
         elif scope["type"] == "http":
             answer = on_error(HTTPConnection(scope), self._reason())
-            await RouterRefusal(answer, self._lingering)(scope, receive, send)
+            await RouterRefusal(answer)(scope, receive, send)
 
 
 async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:

@@ -1,4 +1,4 @@
-"""Request bodies: read within limits, decompressed (gzip, deflate), drained when refused (LingeringClose)."""
+"""Request bodies: read within limits, decompressed (gzip, deflate), drained when refused."""
 
 import asyncio
 import zlib
@@ -19,8 +19,6 @@ _LINGER_S = 2.0
 destroys the answer."""
 _DROPPED_BYTES = 1024 * 1024
 """Bytes up to which the body of a 404 or 405 is drained so that its connection can be reused."""
-_MAX_LINGERING = 64
-"""Refused requests that are drained at the same time; further ones are closed at once."""
 _PIECE = 64 * 1024
 """Bytes that are decompressed at a time."""
 _GZIP = zlib.MAX_WBITS | 16
@@ -99,71 +97,56 @@ class RequestBody:
             self._reserved = 0
 
 
-class LingeringClose:
-    """Lingering close (nginx's term) for refused requests; bounds how many are drained at a time."""
+async def drain_and_answer(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Drains a short body, then answers, so that the connection can be reused.
 
-    def __init__(self, most: int = _MAX_LINGERING) -> None:
-        self._free = most
+    A longer or slower body is handled by `answer_and_drain`.
+    """
+    if await _drop(receive):
+        await answer(scope, receive, send)
+    else:
+        await answer_and_drain(answer, scope, receive, send)
 
-    async def drain_and_answer(self, answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Drains a short body, then answers, so that the connection can be reused.
 
-        A longer or slower body is handled by `answer_and_drain`.
-        """
-        if await self._drop(receive):
-            await answer(scope, receive, send)
+async def _drop(receive: Receive) -> bool:
+    """Whether the body ended, or the client disconnected, within the limits of time and bytes."""
+    left = _DROPPED_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while left >= 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return True
+    return False
+
+
+async def answer_and_drain(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends an answer to a request whose body was not read, then drains the body for `_LINGER_S`.
+
+    nginx's lingering close. The answer must have a Content-Length: its last ASGI message is delayed until the
+    body has ended.
+    """
+    last: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+
+    async def send_open(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
         else:
-            await self.answer_and_drain(answer, scope, receive, send)
+            message = {**message, "more_body": True}
+        await send(message)
 
-    async def _drop(self, receive: Receive) -> bool:
-        """Whether the body ended, or the client disconnected, within the limits of time and bytes."""
-        if self._free <= 0:
-            return False
-        self._free -= 1
-        left = _DROPPED_BYTES
-        try:
+    ended = asyncio.Event()
+    draining = asyncio.ensure_future(_drain(receive, ended))
+    try:
+        await answer(scope, receive, send_open)
+        with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
-                while left >= 0:
-                    message = await receive()
-                    left -= len(message.get("body", b""))
-                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                        return True
-        except TimeoutError:
-            pass
-        finally:
-            self._free += 1
-        return False
-
-    async def answer_and_drain(self, answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends an answer to a request whose body was not read, then drains the body for `_LINGER_S`.
-
-        The answer must have a Content-Length: its last ASGI message is delayed until the body has ended.
-        """
-        last: Message = {"type": "http.response.body", "body": b"", "more_body": False}
-
-        async def send_open(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-            else:
-                message = {**message, "more_body": True}
-            await send(message)
-
-        ended = asyncio.Event()
-        draining = asyncio.ensure_future(_drain(receive, ended))
-        try:
-            await answer(scope, receive, send_open)
-            if self._free > 0:
-                self._free -= 1
-                try:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_LINGER_S):
-                            await ended.wait()
-                finally:
-                    self._free += 1
-            await send(last)  # Hypercorn then reports a disconnect, which ends the draining
-        except BaseException:
-            draining.cancel()
-            raise
+                await ended.wait()
+        await send(last)  # Hypercorn then reports a disconnect, which ends the draining
+    except BaseException:
+        draining.cancel()
+        raise
 
 
 async def _drain(receive: Receive, ended: asyncio.Event) -> None:

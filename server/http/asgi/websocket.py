@@ -7,7 +7,6 @@ the client's messages are read all the same, so that its disconnect is noticed; 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -89,7 +88,6 @@ class SocketEndpoint(Generic[C]):
     """Raises ApiError for a caller who may not open a WebSocket; called on the loop."""
     sockets: SharedLimit
     seconds: float
-    send_seconds: float
     closing: asyncio.Event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,13 +115,12 @@ class SocketEndpoint(Generic[C]):
         received = ReceivedBytes(self.context.bodies, share.tenant)
         buffer: MessageBuffer = websocket.scope["state"][MESSAGE_BUFFER]
         buffer.received = received
-        connection = _Connection(websocket, session, self.context.threads, share, received, self.send_seconds)
+        connection = _Connection(websocket, session, self.context.threads, share, received)
         try:
             async with self.context.connections.tracked(self.context.key_of(caller)):
                 await self._accept_and_serve(websocket, session, connection)
         except KeyEnded:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(websocket.close(POLICY_VIOLATION), self.send_seconds)
+            await websocket.close(POLICY_VIOLATION)
         finally:
             received.close()
             session.close()
@@ -143,7 +140,6 @@ class _Connection:
     threads: ThreadPools
     share: ThreadShare
     received: ReceivedBytes
-    send_seconds: float
     _queued: deque[PendingResponse] = field(default_factory=deque)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a response has been queued."""
@@ -155,9 +151,7 @@ class _Connection:
         try:
             code = await self._take_turns(until, listening, closed)
             if not listening.done():
-                await asyncio.wait_for(self.websocket.close(code), self.send_seconds)
-        except TimeoutError:
-            return  # a client that has stopped reading; a stored response goes on and can be replayed
+                await self.websocket.close(code)
         finally:
             listening.cancel()
             closed.cancel()
@@ -208,7 +202,6 @@ class _Connection:
         return NORMAL
 
     async def _answer(self, wanted: PendingResponse, listening: asyncio.Future[None]) -> None:
-        """Raises TimeoutError when the client does not read."""
         message_log = MessageLog(self.websocket.scope)
         with message_log.current():
             try:
@@ -233,8 +226,6 @@ class _Connection:
         await stream(scope, relay.receive, relay.send)
         if relay.whole:
             await self._call(self.session.end, wanted, relay.last)
-        elif not listening.done():
-            raise TimeoutError
 
     async def _call(self, function: Callable[..., T], *arguments: object) -> T:
         return await self.threads.write.run(self.share, function, *arguments)
@@ -242,7 +233,7 @@ class _Connection:
     async def _send(self, data: bytes) -> None:
         message = {"type": "websocket.send", "text": data.decode()}
         async with self._sending:
-            await asyncio.wait_for(self.websocket.send(message), self.send_seconds)
+            await self.websocket.send(message)
 
 
 @dataclass(eq=False, slots=True)

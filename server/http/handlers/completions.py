@@ -24,7 +24,7 @@ from server.http import query_and_headers
 from server.http.asgi.answers import Answer, EventStream, FinalResponse
 from server.http.asgi.stream_position import StreamPosition
 from server.http.handlers.own_fields import naming_own_fields
-from server.http.handlers.responses import idempotency_key, record_deletion, stored_end_reader, timing_of
+from server.http.handlers.responses import idempotency_key, record_deletion, stored_end_reader
 from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
@@ -85,7 +85,7 @@ def _chunks(
     readers = [StreamReader(services.database, caller.tenant, one.id) for one in accepted]
     return EventStream(
         *(StreamPosition(one.channel, reader.read) for one, reader in zip(accepted, readers, strict=True)),
-        timing=timing_of(services),
+        keep_alive=services.config.keep_alive_seconds,
         headers={"x-request-id": request.state.request_id},
         transform=ChunkStream(shape),
     )
@@ -110,7 +110,6 @@ def _completion(
         *(one.channel for one in accepted),
         fallback=_raise_deleted,
         render=render,
-        timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
         read_stored=stored_end_reader(services, caller, [(one.id, one.channel) for one in accepted]),
     )

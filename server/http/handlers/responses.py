@@ -28,7 +28,7 @@ from server.delivery.stored_responses import (
 from server.errors import Conflict, InvalidRequest, NotFound
 from server.hosted_tools.mcp_discovery import ignored_types
 from server.http import query_and_headers
-from server.http.asgi.answers import Answer, EventStream, FinalResponse, Timing
+from server.http.asgi.answers import Answer, EventStream, FinalResponse
 from server.http.asgi.stream_position import StreamPosition
 from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import json_response
@@ -241,7 +241,6 @@ def compact(services: Services, caller: Caller, request: Request, body: bytes) -
         admitted.channel,
         fallback=_raise_lost,
         render=lambda finals: json_response(request, compacting.finish(read_summary(finals[0]))),
-        timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
     )
 
@@ -261,7 +260,7 @@ def event_stream(
     """A response's events from a sequence number on, of which the first may be at hand."""
     return EventStream(
         StreamPosition(channel, reader.read, position, begun),
-        timing=timing_of(services),
+        keep_alive=services.config.keep_alive_seconds,
         headers={"x-request-id": request.state.request_id},
         transform=_event_names(services, request),
     )
@@ -286,7 +285,6 @@ def _final_response(
     return FinalResponse(
         channel,
         fallback=lambda: json_response(request, _read(services, caller, request, response)),
-        timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
         seconds=seconds,
         read_stored=stored_end_reader(services, caller, [(response, channel)]),
@@ -301,10 +299,6 @@ def stored_end_reader(
         return None
     ids = [response for response, _ in awaited]
     return lambda: final_responses(services.database, caller.tenant, ids)
-
-
-def timing_of(services: Services) -> Timing:
-    return Timing(services.config.keep_alive_seconds, services.config.send_seconds)
 
 
 def _as_accepted(found: Response, admitted: AcceptedResponse) -> Response:

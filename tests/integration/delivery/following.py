@@ -14,7 +14,7 @@ from starlette.responses import Response
 from server.delivery.follower import Follower
 from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader
-from server.http.asgi.answers import EventStream, FinalResponse, Timing
+from server.http.asgi.answers import EventStream, FinalResponse
 from server.http.asgi.stream_position import StreamPosition
 from server.store.cluster.notifications import QUEUE, Notifier
 from server.store.database import Database
@@ -22,7 +22,7 @@ from tests.support.builders import TENANT
 from tests.support.sse import parse, text_of
 from tests.unit.server.http.asgi.asgi_messages import Client
 
-TIMING = Timing(keep_alive=3600.0, send=30.0)
+KEEP_ALIVE_S = 3600.0
 
 
 @dataclass
@@ -42,14 +42,14 @@ class Elsewhere:
         channel = self.hub.watch(TENANT, response)
         client = Client()
         reader = StreamReader(self.database, TENANT, response)
-        stream = EventStream(StreamPosition(channel, reader.read, position), timing=TIMING, headers={})
+        stream = EventStream(
+            StreamPosition(channel, reader.read, position), keep_alive=KEEP_ALIVE_S, headers={}
+        )
         return Reading(client, channel, self._ask(client, stream))
 
     def final(self, response: UUID) -> "Future[bytes]":
         """What a client is answered that waits for the end."""
-        deferred = FinalResponse(
-            self.hub.watch(TENANT, response), fallback=_nothing, timing=TIMING, headers={}
-        )
+        deferred = FinalResponse(self.hub.watch(TENANT, response), fallback=_nothing, headers={})
         return self._ask(Client(), deferred)
 
     def _ask(self, client: Client, answer: EventStream | FinalResponse) -> "Future[bytes]":

@@ -8,14 +8,16 @@ import httpx
 import pytest
 
 from server.configuration.settings import Config
-from server.http.metrics_listener import MAX_CONNECTIONS, MetricsListener
+from server.http.metrics_listener import MetricsListener
 from server.metrics.exposition import Metrics
+
+LIMIT = 32
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    listener = MetricsListener(listening, Metrics(), Config())
+    listener = MetricsListener(listening, Metrics(), Config(max_connections=LIMIT))
     listener.start()
     yield f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
     listener.stop()
@@ -35,7 +37,7 @@ def test_the_listener_serves_metrics_and_nothing_else(url: str) -> None:
 def test_clients_that_neither_finish_nor_read_keep_no_scrape_waiting(url: str, sent: bytes) -> None:
     host, _, port = url.removeprefix("http://").removesuffix("/metrics").partition(":")
     with ExitStack() as stack:
-        for _ in range(3 * MAX_CONNECTIONS):
+        for _ in range(6 * LIMIT):
             stack.enter_context(socket.create_connection((host, int(port)))).sendall(sent)
         for _ in range(3):
             assert httpx.get(url).status_code == 200

@@ -12,14 +12,14 @@ from server.delivery import hub as hub_module
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Published
 from server.errors import NotFound
-from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, FinalResponse, Timing
+from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, FinalResponse
 from server.http.asgi.stream_position import StreamPosition
 from server.store.database_errors import DatabaseError
 from tests.support.builders import examples
 from tests.unit.server.http.asgi.asgi_messages import Client, inline_to_thread, now, run
 
 FRAMES = [b"event: e%d\ndata: {}\n\n" % n for n in range(12)]
-TIMING = Timing(keep_alive=15.0, send=30.0)
+KEEP_ALIVE_S = 15.0
 GRACE = 5.0
 
 
@@ -55,7 +55,7 @@ def follow(
     client = Client()
     headers = {"x-request-id": "req_1"}
     return client, client.ask(
-        EventStream(StreamPosition(channel, read, position), timing=TIMING, headers=headers)
+        EventStream(StreamPosition(channel, read, position), keep_alive=KEEP_ALIVE_S, headers=headers)
     )
 
 
@@ -63,7 +63,6 @@ def deferred(stream: Stream, *, headers: dict[str, str] | None = None, **about: 
     return FinalResponse(
         stream.channel,
         fallback=lambda: Response(b"as it stands"),
-        timing=TIMING,
         headers=headers or {},
         **about,
     )
@@ -192,9 +191,11 @@ def test_a_response_that_is_deleted_ends_its_readers() -> None:
         headers = {"x-request-id": "req_1"}
         tasks = [
             stream.ask(
-                EventStream(StreamPosition(channel, there_is_nothing), timing=TIMING, headers=headers)
+                EventStream(
+                    StreamPosition(channel, there_is_nothing), keep_alive=KEEP_ALIVE_S, headers=headers
+                )
             ),
-            deferred.ask(FinalResponse(channel, fallback=refuse, timing=TIMING, headers=headers)),
+            deferred.ask(FinalResponse(channel, fallback=refuse, headers=headers)),
         ]
         await asyncio.sleep(0.5)
         channel.add(Published(uuid4(), 0, (), None, gone=True))
@@ -283,24 +284,6 @@ def test_a_client_that_leaves_ends_its_stream_at_once_and_the_run_after_the_grac
     assert not client.ended
 
 
-def test_a_client_that_stops_reading_is_dropped_after_the_send_time() -> None:
-    async def main() -> tuple[Client, float, list[float]]:
-        stream = Stream()
-        stream.add(FRAMES[0])
-        client, task = stream.follow()
-        await client.until(lambda: len(client.sent) == 2)
-        client.stalled = True
-        stream.add(FRAMES[1])
-        await task
-        at = now()
-        await asyncio.sleep(100)
-        return client, at, stream.abandoned
-
-    client, at, abandoned = run(main)
-    assert (at, abandoned) == (TIMING.send, [TIMING.send + GRACE])
-    assert client.body == FRAMES[0]
-
-
 def test_a_client_that_leaves_in_a_long_replay_is_heard() -> None:
     async def main() -> int:
         reads = 0
@@ -365,19 +348,6 @@ def test_a_deferred_answer_that_may_not_wait_longer_is_the_response_as_it_stands
 
     client, at = run(main)
     assert (client.status, client.body, at) == (200, b"as it stands", 3)
-
-
-def test_a_deferred_client_that_does_not_read_its_answer_is_dropped() -> None:
-    async def main() -> tuple[Client, float]:
-        stream = Stream()
-        client = Client()
-        client.stalled = True
-        stream.add(end=True)
-        await client.ask(deferred(stream))
-        return client, now()
-
-    client, at = run(main)
-    assert (client.sent, at) == ([], TIMING.send)
 
 
 def test_a_reader_that_the_store_has_brought_beyond_its_channel_waits_there() -> None:

@@ -30,7 +30,8 @@ class Clients:
         for name in names:
             self[name].set_idle(False)
             self[name].set_authenticated(True)
-            self[name].set_idle(idle)
+            if idle:
+                self[name].set_idle(True)
 
     def close_all(self) -> list[str]:
         """The connections in the order in which they are closed for others."""
@@ -84,6 +85,14 @@ def test_a_key_that_is_not_valid_any_more_protects_nothing() -> None:
     assert clients.close_all() == ["revoked"]
 
 
+def test_each_request_has_to_show_its_key() -> None:
+    clients = Clients()
+    clients.add_with_key("of a proxy", "idle", idle=True)
+    clients["of a proxy"].set_idle(False)
+    assert not clients.connections.busy
+    assert clients.close_all() == ["idle", "of a proxy"]
+
+
 def test_who_has_no_key_does_not_keep_the_server_busy() -> None:
     clients = Clients()
     clients.add("reading")
@@ -122,6 +131,7 @@ async def _order(clients: Clients, targets: dict[str, bytes], closed: str = "") 
     begun: list[str] = []
 
     async def ask(name: str, target: bytes) -> None:
+        clients[name].set_idle(False)
         await clients[name].wait_for_turn(target, b"")
         begun.append(name)
 
@@ -141,3 +151,25 @@ def test_requests_without_a_key_take_turns_the_newest_first_and_health_waits_for
     targets = dict.fromkeys(("1", "2", "3", "known"), b"/openapi.json") | {"probe": b"/health/live"}
     begun = asyncio.run(_order(clients, targets, closed))
     assert begun == ["known", "probe", "3", *(["2"] if not closed else []), "1"]
+
+
+def test_parts_of_bodies_without_a_key_take_turns_until_the_key_is_known() -> None:
+    async def read() -> list[str]:
+        clients, order = Clients(), list[str]()
+        clients.add("1", "2", "late", "closed")
+        clients.add_with_key("known", idle=False)
+
+        async def part(name: str) -> None:
+            await clients[name].wait_to_read()
+            order.append(name)
+
+        for name in ("1", "2", "late", "closed"):
+            clients[name].set_idle(False)
+        tasks = [asyncio.ensure_future(part(name)) for name in ("late", "1", "2", "closed", "known")]
+        await asyncio.sleep(0)
+        clients["late"].set_authenticated(True)
+        clients.connections.remove(clients["closed"])
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return order
+
+    assert asyncio.run(read()) == ["known", "late", "2", "1"]

@@ -13,7 +13,6 @@ from server.errors import InvalidRequest, MissingScope, NotAuthenticated
 from server.http.asgi import thread_pools as threads
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
-from server.http.asgi.request_body import LingeringClose
 from server.http.asgi.thread_pools import ThreadPool, ThreadShare, make_thread_pools
 from server.limits import SharedLimit
 from server.protocol.error_object import DecodeFailure
@@ -55,7 +54,6 @@ def context(
         requests=requests or SharedLimit("requests", total=10, per_tenant=10),
         bodies=bodies or SharedLimit("bytes", total=1000, per_tenant=1000),
         answers=answers or SharedLimit("bytes of answers", total=1000, per_tenant=1000),
-        lingering_close=LingeringClose(),
     )
 
 
@@ -338,7 +336,7 @@ def test_however_many_ask_one_call_at_a_time_answers_everybody(monkeypatch: pyte
         return Response(b"ready")
 
     async def main() -> list[Client]:
-        app = PublicEndpoint(look, ThreadPool(1), LingeringClose())
+        app = PublicEndpoint(look, ThreadPool(1))
         clients = [Client(b"") for _ in range(100)]
         asked = [client.ask(app) for client in clients]
         await asyncio.sleep(0)
@@ -360,7 +358,7 @@ def test_what_is_answered_to_everybody_is_looked_up_again_after_a_second() -> No
         return Response(b"ready")
 
     async def main() -> None:
-        app = PublicEndpoint(look, ThreadPool(1), LingeringClose())
+        app = PublicEndpoint(look, ThreadPool(1))
         for _ in range(30):
             await Client(b"").ask(app)
             await asyncio.sleep(0.1)

@@ -69,8 +69,11 @@ async def _app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
-    """Of a listener with LIMIT connections, whose clients have half a second to take a block."""
+def port(caplog: pytest.LogCaptureFixture) -> Iterator[int]:
+    """Of a listener with LIMIT connections, whose clients have half a second to take a block.
+
+    It logs nothing, whatever becomes of them.
+    """
     install_patches()
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listening.setblocking(False)
@@ -88,6 +91,7 @@ def port() -> Iterator[int]:
         yield listening.getsockname()[1]
         loop.call_soon_threadsafe(ended.set)
         thread.join()
+    assert caplog.messages == []
 
 
 def _connect(port: int, sent: bytes) -> socket.socket:

@@ -8,7 +8,7 @@ from server.errors import StreamForked
 from server.http.asgi.answers import DONE, EventStream
 from server.http.asgi.stream_position import StreamPosition
 from tests.unit.server.http.asgi.asgi_messages import Client, run
-from tests.unit.server.http.asgi.test_answers import FRAMES, TIMING, Stream, follow
+from tests.unit.server.http.asgi.test_answers import FRAMES, KEEP_ALIVE_S, Stream, follow
 
 
 def marked(number: int, attempt: int) -> bytes:
@@ -48,7 +48,7 @@ def test_a_reader_goes_on_when_its_channel_forks_after_what_it_has() -> None:
         client = Client()
         stream.channel.add(Published(uuid4(), 1, (marked(1, 2), marked(2, 2)), None))
         task = client.ask(
-            EventStream(StreamPosition(stream.channel, read, 0, begun), timing=TIMING, headers={})
+            EventStream(StreamPosition(stream.channel, read, 0, begun), keep_alive=KEEP_ALIVE_S, headers={})
         )
         await client.until(lambda: client.body.count(b"id: ") == 3)
         stream.add(marked(3, 2), end=True)
@@ -74,7 +74,7 @@ def test_a_reader_whom_the_store_gave_more_than_the_channel_has_compares_before_
         client = Client()
         begun = FramePage([marked(number, 1) for number in range(3)], False)
         task = client.ask(
-            EventStream(StreamPosition(stream.channel, read, 0, begun), timing=TIMING, headers={})
+            EventStream(StreamPosition(stream.channel, read, 0, begun), keep_alive=KEEP_ALIVE_S, headers={})
         )
         await client.until(lambda: client.body.count(b"id: ") == 3)
         stream.add(*(marked(number, 2) for number in range(1, 5)))

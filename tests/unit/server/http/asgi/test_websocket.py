@@ -36,7 +36,7 @@ async def streamed(wanted: PendingResponse) -> list[object]:
     threads: Any = SimpleNamespace(write=Pool(), stream=Pool())
     received: Any = SimpleNamespace(release=lambda _size: None)
     websocket: Any = SimpleNamespace(scope={"type": "websocket", "path": "/", "headers": [], "state": {}})
-    connection = _Connection(websocket, session, threads, ThreadShare("a"), received, 1.0)
+    connection = _Connection(websocket, session, threads, ThreadShare("a"), received)
     await connection._stream(wanted, asyncio.Future(), MessageLog(websocket.scope))
     return said
 

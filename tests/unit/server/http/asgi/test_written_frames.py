@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Published
-from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, Timing
+from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream
 from server.http.asgi.body_writer import BODY_WRITER
 from server.http.asgi.stream_position import StreamPosition
 from tests.support.builders import examples
 from tests.unit.server.http.asgi.asgi_messages import Client, Writer, run
 
 FRAMES = [b"event: e%d\ndata: {}\n\n" % n for n in range(12)]
-TIMING = Timing(keep_alive=15.0, send=30.0)
+KEEP_ALIVE_S = 15.0
 
 
 def never(_first: int, _last: bytes | None) -> FramePage:
@@ -39,7 +39,7 @@ def follow_directly(stream: Stream, transform: Any = None) -> tuple[Client, Writ
     writer = Writer(client)
     client.scope["state"] = {BODY_WRITER: writer}
     answer = EventStream(
-        StreamPosition(stream.channel, never), timing=TIMING, headers={}, transform=transform
+        StreamPosition(stream.channel, never), keep_alive=KEEP_ALIVE_S, headers={}, transform=transform
     )
     return client, writer, client.ask(answer)
 
