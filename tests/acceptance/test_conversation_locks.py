@@ -11,7 +11,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from tests.acceptance.error_object import check_error
 from tests.fix_server import Connect, StartServer
 from tests.support.conversing import ended, get_a_turn, items_of, make, respond, said_in
-from tests.support.server_process import MODEL
+from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import create as create_stream
 from tests.support.sse import parse
 
@@ -19,12 +19,14 @@ PACED: dict[str, object] = {"scripted_tokens": 200, "scripted_step_seconds": 0.0
 
 
 def test_of_twenty_responses_at_once_one_runs_and_the_others_are_told_to_come_back(
-    start_server: StartServer, connect: Connect
+    paced_server: ServerProcess, connect: Connect
 ) -> None:
-    server = start_server(scripted_tokens=20, scripted_step_seconds=0.1)
+    server = paced_server
     conversation = make(server)
     with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(lambda n: respond(server, conversation, f"Turn {n}"), range(20)))
+        answers = list(
+            pool.map(lambda n: respond(server, conversation, f"Turn {n}", max_output_tokens=100), range(20))
+        )
     taken = [answer for answer in answers if answer.status_code == 200]
     assert len(taken) == 1
     for answer in answers:
@@ -40,8 +42,8 @@ def test_of_twenty_responses_at_once_one_runs_and_the_others_are_told_to_come_ba
         connect(server).conversations.items.retrieve("msg_1", conversation_id=conversation)
 
 
-def test_clients_that_try_again_all_get_their_turn(start_server: StartServer) -> None:
-    server = start_server()
+def test_clients_that_try_again_all_get_their_turn(scripted_server: ServerProcess) -> None:
+    server = scripted_server
     conversation = make(server)
 
     def insist(n: int) -> str:
@@ -81,21 +83,23 @@ def test_of_clients_on_two_replicas_one_has_its_turn_at_a_time_and_none_is_lost_
         assert answer["id"] == asked["output"][0]["id"], "the answer is to the question before it"
 
 
-def test_official_client_waits_for_its_turn_by_itself(start_server: StartServer) -> None:
-    server = start_server(scripted_tokens=10, scripted_step_seconds=0.02)
+def test_official_client_waits_for_its_turn_by_itself(paced_server: ServerProcess) -> None:
+    server = paced_server
     conversation = make(server)
-    first = respond(server, conversation, background=True).json()["id"]
+    first = respond(server, conversation, background=True, max_output_tokens=16).json()["id"]
     with OpenAI(base_url=server.api, api_key="none", max_retries=5) as client:
-        second = client.responses.create(model=MODEL, input="Me too.", conversation=conversation)
-    assert second.status == "completed"
+        second = client.responses.create(
+            model=MODEL, input="Me too.", conversation=conversation, max_output_tokens=16
+        )
+    assert second.status == "incomplete"
     assert [text for _, text in said_in(items_of(server, conversation))][2] == "Me too."
-    assert ended(server, first)["status"] == "completed"
+    assert ended(server, first)["status"] == "incomplete"
 
 
 def test_nothing_changes_in_a_conversation_while_a_response_runs(
-    start_server: StartServer, connect: Connect
+    paced_server: ServerProcess, connect: Connect
 ) -> None:
-    server = start_server(**PACED)
+    server = paced_server
     client = connect(server)
     conversation = make(server, "Hello")
     item = items_of(server, conversation)[0]["id"]
@@ -115,8 +119,8 @@ def test_nothing_changes_in_a_conversation_while_a_response_runs(
         change()
 
 
-def test_cancelled_response_leaves_its_input_and_what_it_had(start_server: StartServer) -> None:
-    server = start_server(**PACED)
+def test_cancelled_response_leaves_its_input_and_what_it_had(paced_server: ServerProcess) -> None:
+    server = paced_server
     conversation = make(server)
     body = {"model": MODEL, "input": "Go on.", "conversation": conversation, "background": True}
     with create_stream(server.url, body) as stream:
@@ -146,8 +150,8 @@ def test_failed_response_leaves_its_input_and_what_it_had(start_server: StartSer
     assert respond(server, conversation, "Again.", max_output_tokens=16).status_code == 200
 
 
-def test_response_deleted_while_it_runs_leaves_nothing(start_server: StartServer) -> None:
-    server = start_server(**PACED)
+def test_response_deleted_while_it_runs_leaves_nothing(paced_server: ServerProcess) -> None:
+    server = paced_server
     conversation = make(server, "Hello")
     body = {"model": MODEL, "input": "Go on.", "conversation": conversation, "background": True}
     with create_stream(server.url, body) as stream:
@@ -192,13 +196,13 @@ def test_turn_is_appended_once_wherever_the_server_died(start_server: StartServe
     assert texts == ["Hello", *expected]
 
 
-def test_key_of_a_running_turn_leads_to_it_in_place_of_a_refusal(start_server: StartServer) -> None:
-    server = start_server(scripted_tokens=20, scripted_step_seconds=0.05)
+def test_key_of_a_running_turn_leads_to_it_in_place_of_a_refusal(paced_server: ServerProcess) -> None:
+    server = paced_server
     conversation = make(server)
 
     def send(_: int) -> httpx.Response:
-        body = {"model": MODEL, "input": "Once.", "conversation": conversation}
-        headers = {"idempotency-key": "only-once"}
+        body = {"model": MODEL, "input": "Once.", "conversation": conversation, "max_output_tokens": 50}
+        headers = {"idempotency-key": f"only-once-{conversation}"}
         return httpx.post(f"{server.api}/responses", json=body, headers=headers, timeout=60)
 
     with ThreadPoolExecutor(6) as pool:

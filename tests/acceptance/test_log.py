@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, LiteralString
 
@@ -12,7 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.acceptance.test_keys import make_key
-from tests.fix_server import PACED, Connect, StartServer
+from tests.fix_server import PACED, SCRIPTED, Connect, StartServer, _running
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import create
@@ -42,9 +43,11 @@ def wait_for(server: ServerProcess, logger: str, **fields: object) -> Line:
     return eventually(lambda: found(server, logger, **fields))[0]
 
 
-@pytest.fixture
-def server(start_server: StartServer) -> ServerProcess:
-    return start_server(log_format="json", log_level="debug", max_body_bytes=10_000)
+@pytest.fixture(scope="module")
+def server(module_database: str) -> Iterator[ServerProcess]:
+    """One for all tests that find their lines by ids of their own."""
+    settings = {**SCRIPTED, "log_format": "json", "log_level": "debug", "max_body_bytes": 10_000}
+    yield from _running(module_database, settings)
 
 
 def test_every_line_is_an_object_with_a_time_a_level_and_this_replicas_id(server: ServerProcess) -> None:
@@ -91,8 +94,9 @@ def test_a_request_for_a_response_names_it(server: ServerProcess) -> None:
 
 
 def test_a_stream_has_its_line_when_it_ends_with_its_events(server: ServerProcess) -> None:
-    body = httpx.post(f"{server.api}/responses", json={**HELLO, "stream": True}).content
-    access = wait_for(server, "holdfast.access", route="/v1/responses")
+    headers = {"x-request-id": "streamed-1"}
+    body = httpx.post(f"{server.api}/responses", json={**HELLO, "stream": True}, headers=headers).content
+    access = wait_for(server, "holdfast.access", request_id="streamed-1")
     assert (access["bytes"], access["events"]) == (len(body), body.count(b"\n\n"))
 
 
@@ -162,7 +166,7 @@ def test_no_word_of_a_prompt_or_an_answer_and_no_key_is_logged_even_at_debug(
 
 
 def test_the_request_id_is_stored_with_responses_of_every_api(
-    server: ServerProcess, database_url: str
+    server: ServerProcess, module_database: str
 ) -> None:
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
     for name, path, body in (
@@ -178,14 +182,18 @@ def test_the_request_id_is_stored_with_responses_of_every_api(
         socket.turn({**HELLO, "request_id": "r-7"})
         socket.turn(HELLO)
     names = {f"r-{number}" for number in range(1, 8)}
-    with psycopg.connect(database_url, autocommit=True) as connection:
+    with psycopg.connect(module_database, autocommit=True) as connection:
 
         def of(query: LiteralString) -> set[str]:
             return {row[0] for row in connection.execute(query)}
 
-        eventually(lambda: of("select request_id from usage_ledger") == names)
-        assert {"r-1", "r-2", "r-6", "r-7"} <= of("select request_id from responses") <= names
-    eventually(lambda: {line["request_id"] for line in found(server, "holdfast.responses")} == names)
+        eventually(lambda: of("select request_id from usage_ledger where request_id like 'r-%'") == names)
+        assert (
+            {"r-1", "r-2", "r-6", "r-7"}
+            <= of("select request_id from responses where request_id like 'r-%'")
+            <= names
+        )
+    eventually(lambda: {line["request_id"] for line in found(server, "holdfast.responses")} >= names)
 
 
 def test_the_request_id_is_kept_when_another_replica_takes_a_response_over(

@@ -9,13 +9,14 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from tests.fix_server import StartServer
+from tests.fix_server import PACED, StartServer, _running
 from tests.support.certificates import Authority
 from tests.support.nginx import Nginx, documented_server, program
 from tests.support.server_process import MODEL, ServerProcess, free_port
 from tests.support.websocket import WebSocket
 
 pytestmark = pytest.mark.skipif(program() is None, reason="there is no nginx here")
+NAMED = {"allowed_hosts": "127.0.0.1, localhost"}
 
 
 @contextmanager
@@ -33,28 +34,34 @@ def behind_nginx(
 
 
 @pytest.fixture(scope="module")
-def url(scripted_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(module_database: str) -> Iterator[ServerProcess]:
+    """Has the names that clients behind a proxy use; its answers of 50 tokens take a second."""
+    yield from _running(module_database, {**PACED, **NAMED, "scripted_tokens": 50})
+
+
+@pytest.fixture(scope="module")
+def url(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an nginx in front of the shared server."""
-    with behind_nginx(tmp_path_factory.mktemp("nginx"), scripted_server) as address:
+    with behind_nginx(tmp_path_factory.mktemp("nginx"), server) as address:
         yield address
 
 
-def test_events_of_a_stream_arrive_one_by_one(paced_server: ServerProcess, tmp_path: Path) -> None:
+def test_events_of_a_stream_arrive_one_by_one(server: ServerProcess, tmp_path: Path) -> None:
     body = {"model": MODEL, "input": "Hello", "stream": True, "max_output_tokens": 50}
     with (
-        behind_nginx(tmp_path, paced_server) as url,
+        behind_nginx(tmp_path, server) as url,
         httpx.stream("POST", f"{url}/v1/responses", json=body, timeout=30) as stream,
     ):
         pieces = list(stream.iter_raw())
     assert len(pieces) > 25, "not in the lumps of a buffer"
 
 
-def test_the_official_client_speaks_tls_to_nginx(scripted_server: ServerProcess, tmp_path: Path) -> None:
+def test_the_official_client_speaks_tls_to_nginx(server: ServerProcess, tmp_path: Path) -> None:
     authority = Authority()
     certificate = (tmp_path / "server.pem", tmp_path / "server.key")
     authority.write(*certificate)
     with (
-        behind_nginx(tmp_path, scripted_server, certificate=certificate) as url,
+        behind_nginx(tmp_path, server, certificate=certificate) as url,
         httpx2.Client(verify=authority.context()) as http,
     ):
         client = OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http, max_retries=0)
@@ -85,10 +92,10 @@ def test_what_is_the_operators_is_not_to_be_had_outside(url: str) -> None:
 
 
 def test_a_replica_that_is_gone_is_passed_over(
-    start_server: StartServer, scripted_server: ServerProcess, tmp_path: Path
+    start_server: StartServer, server: ServerProcess, tmp_path: Path
 ) -> None:
-    gone = start_server()
-    with behind_nginx(tmp_path, gone, scripted_server) as url:
+    gone = start_server(**NAMED)
+    with behind_nginx(tmp_path, gone, server) as url:
         gone.kill()
         made = [httpx.post(f"{url}/v1/responses", json={"model": MODEL, "input": "Hello"}) for _ in range(8)]
     assert {answer.status_code for answer in made} == {200}

@@ -54,8 +54,9 @@ def test_hostile_pdf_costs_what_one_may_cost(name: str) -> None:
     assert memory <= MEMORY
 
 
-def test_server_answers_a_hostile_pdf_and_everybody_else(scripted_server: ServerProcess) -> None:
-    data = "data:application/pdf;base64," + base64.b64encode(pdfs.unpacking_twice_to(2**30)).decode()
+@pytest.mark.parametrize("name", ["nested", *faults_only("unpacks twice")])
+def test_server_answers_a_hostile_pdf_and_everybody_else(scripted_server: ServerProcess, name: str) -> None:
+    data = "data:application/pdf;base64," + base64.b64encode(HOSTILE[name]()).decode()
     part = {"type": "input_file", "filename": "a.pdf", "file_data": data}
     body = {"model": MODEL, "input": [{"role": "user", "content": [part]}]}
     answer = httpx.post(f"{scripted_server.api}/responses", json=body, timeout=120)
