@@ -159,10 +159,7 @@ def readers_of(connection: Connection, tenant: str) -> list[str]:
 
 def refuse_unknown(connection: Connection, tenant: str) -> None:
     """Raises NotFound for a tenant of which no table has a row: most likely a mistyped name."""
-    exist = " or ".join(
-        f"exists (select from {table} where tenant = :tenant)"
-        for table in tenant_tables()
-    )
+    exist = " or ".join(f"exists (select from {table} where tenant = :tenant)" for table in tenant_tables())
     if not connection.execute(text(f"select {exist}"), {"tenant": tenant}).scalar_one():
         raise NotFound(
             f"No tenant is named {tenant!r}; `holdfast tenants list` shows which have settings or keys."
