@@ -113,7 +113,7 @@ def main() -> None:
                 sys.stdout.write("all are open\n")
                 sys.stdout.flush()
         flood.turn()
-        if flood.kind == "visits" and flood.opened > _VISITS_PER_S * (monotonic() - began):
+        while flood.kind == "visits" and flood.opened > flood.count + _VISITS_PER_S * (monotonic() - began):
             sleep(0.01)
         if monotonic() - dripped > 1:
             dripped = monotonic()
