@@ -82,7 +82,8 @@ def test_a_request_and_the_end_of_its_response_are_a_line_each_with_the_same_ids
     usage = response["usage"]
     assert (end["response_id"], end["status"], end["model"]) == (response["id"], "completed", MODEL)
     assert (end["input_tokens"], end["output_tokens"]) == (usage["input_tokens"], usage["output_tokens"])
-    assert (end["cached_tokens"], end["reasoning_tokens"], end["attempt"]) == (0, 0, 1)
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    assert (end["cached_tokens"], end["reasoning_tokens"], end["attempt"]) == (cached, 0, 1)
     assert 0 <= end["ttft_ms"] <= end["ms"]
 
 

@@ -98,8 +98,10 @@ def tables() -> Mapping[str, Rows]:
             "poll, up to 2 s late",
             "values of the labels `tenant`; `tool`": f"{events.MAX_TENANTS}; {events.MAX_TOOLS}; the rest is "
             "`other`",
-            "connections of the metrics listener": f"{listener.metrics_connection_limit(None, listener._MAX_FILES):,}, "
-            f"at most a quarter of the files that may be open; {listener._SPARE} more",
+            "connections of the metrics listener": (
+                f"{listener.metrics_connection_limit(None, listener._MAX_FILES):,}, "
+                f"at most a quarter of the files that may be open; {listener._SPARE} more"
+            ),
             "uses and bytes of pictures that one transaction removes": f"{image_removal.MAX_BATCH_USES:,}; "
             f"{size(image_removal.MAX_BATCH_BYTES)}",
             "one request of an erasure": f"about {administration_data.ERASE_SECONDS:g} s",

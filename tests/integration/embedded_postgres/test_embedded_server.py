@@ -204,7 +204,7 @@ def test_a_missing_postgres_is_answered_with_what_to_install(
 ) -> None:
     monkeypatch.setattr(postgres_binaries, "WHEEL", "a_package_that_is_not_there")
     monkeypatch.setattr(postgres_binaries, "SYSTEM_INSTALLS", Path("/nowhere"))
-    with pytest.raises(EmbeddedError, match=r"pip install holdfast\[embedded\].*DATABASE_URL"):
+    with pytest.raises(EmbeddedError, match=r"the extra `embedded`.*DATABASE_URL"):
         EmbeddedPostgres(embedded_dir).start()
     with pytest.raises(EmbeddedError, match="PGBIN is /nowhere"):
         EmbeddedPostgres(embedded_dir, pgbin=Path("/nowhere")).start()
