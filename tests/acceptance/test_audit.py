@@ -47,8 +47,12 @@ def test_audit_of_a_live_database_finds_nothing_wrong_until_something_is(
     }
     assert summary == {"responses": 2, "unfinished": 0, "served": True, "violations": {"I6": 2}}
 
-    for narrowed in (["--limit", "1"], ["--tenant", "nobody"], ["--since", "2990-01-01"]):
-        assert run_command("audit", *narrowed, database_url=database_url).returncode == 0
+    for narrowed, status in (
+        (["--limit", "1"], 0),
+        (["--since", "2990-01-01"], 0),
+        (["--tenant", "nobody"], 2),
+    ):
+        assert run_command("audit", *narrowed, database_url=database_url).returncode == status
     assert run_command("audit", "--since", "2h", database_url=database_url).returncode == 1
     with psycopg.connect(database_url) as connection:
         connection.execute(MISCOUNT, (-1, responses[0][5:]))
