@@ -5,6 +5,7 @@ from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.process import open_database
 from server.process.open_database import OpenDatabase
+from server.store import session_check
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ def test_upgrade_that_fails_is_told_in_a_sentence_with_the_cause(
         raise error
 
     monkeypatch.setattr(open_database, "schema_state", lambda _url: "behind")
-    monkeypatch.setattr(open_database.session_check, "require_session", lambda *_: None)
+    monkeypatch.setattr(session_check, "require_session", lambda *_: None)
     monkeypatch.setattr(open_database, "upgrade", fail)
     opened = OpenDatabase(Config(database_url="postgresql://nowhere/x"), print)
     with pytest.raises(ConfigError) as caught:
