@@ -24,7 +24,7 @@ time; tokens generated until then are delivered, and `Failed.usage` counts them.
 
 MAX_BIASES = 1024
 MAX_MARK_TOKENS = 512
-"""Of the sequence that begins or ends reasoning."""
+"""The longest sequence of tokens that begins or ends reasoning."""
 MAX_LOGPROBS = 20
 MAX_BEAMS = MAX_LOGPROBS // 2
 """A step of beam search reads the logprobs of 2 * width tokens for each beam."""
@@ -209,7 +209,7 @@ class Cancel:
 
     request_id: str
     reason: CancelReason = "cancelled"
-    """That of its `Finished`."""
+    """The reason that the request's `Finished` has."""
 
 
 @dataclass(frozen=True, slots=True)

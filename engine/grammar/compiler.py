@@ -51,7 +51,7 @@ _PLACE = re.compile(r"(?:at )?\d{1,7}\(\d{1,7}\): |failed to compile JSON schema
 
 
 def _cause(error: str) -> str:
-    """What the compiler says is wrong, without the places in the source that the server made of it."""
+    """The compiler's sentence about an error, without positions in the source that the server has written."""
     cause = _PLACE.sub("", _LISTING.split(error, 1)[0])
     _, of_pattern, reason = cause.partition("regex parse error:")
     return f"a pattern is not valid: {reason.rpartition('error: ')[2]}" if of_pattern else cause

@@ -268,7 +268,7 @@ _PROBLEMS = (
     ("mismatched_keys", "Tensors of its weights have other shapes than its config.json says"),
     ("error_msgs", "Its weights do not fit its architecture"),
 )
-"""What transformers reports as a warning, before it initializes such weights randomly."""
+"""Faults of a checkpoint that transformers only warns of, before it initializes such weights randomly."""
 
 
 def _refuse_wrong_weights(report: Mapping[str, Any]) -> None:

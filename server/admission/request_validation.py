@@ -23,7 +23,7 @@ from server.protocol.responses.tools import refuse_deferred
 
 COMPACTION = "compaction"
 _MAX_CHARACTERS = {"user": 512, "service_tier": 64, "safety_identifier": 128, "stop": 512}
-"""Of strings that are stored as sent or searched for. Not in the types, which also decode stored requests."""
+"""The longest strings that requests may have. Not in the types, which also decode stored requests."""
 
 _RULES: list[tuple[str, str, Callable[[CreateResponse], object], str]] = [
     (

@@ -97,21 +97,21 @@ def _elements(message: dict[str, Any], path: str) -> list[MessageElement]:
     match message.get("role"):
         case "system" | "developer" | "user" as role:
             text = _content(content, "input_text", path)
-            return [MessageElement(_given(type="message", role=role, content=text), parts=content)]
+            return [MessageElement(_present(type="message", role=role, content=text), parts=content)]
         case "assistant":
             return _assistant(message, path)
         case "tool":
             if message.get("tool_call_id") is None:
                 raise missing_parameter(f"{path}.tool_call_id")
             output = _content(content, "input_text", path)
-            fields = _given(type="function_call_output", call_id=message["tool_call_id"], output=output)
+            fields = _present(type="function_call_output", call_id=message["tool_call_id"], output=output)
             return [MessageElement(fields, {"call_id": "tool_call_id", "output": "content"}, content)]
     raise DecodeFailure(
         "A message's role is system, developer, user, assistant or tool.", f"{path}.role", "invalid_value"
     )
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _present(**fields: Any) -> dict[str, Any]:
     """The fields that are not null: one that the message lacks is reported as missing."""
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -170,7 +170,7 @@ def _call(call: dict[str, Any], message: str, path: str) -> MessageElement:
         if inner.get(name) is None:
             raise missing_parameter(f"{message}.{path}.{kind}.{name}")
     return MessageElement(
-        _given(
+        _present(
             type="custom_tool_call" if kind == "custom" else "function_call",
             call_id=call.get("id"),
             name=inner["name"],
