@@ -31,7 +31,10 @@ def refuse_own_tenant(subject: Subject, tenant: str) -> None:
 
 
 def count(database: Database, subject: Subject, lease_seconds: float) -> Outcome:
-    """Counts the rows that an erasure would remove. Raises InvalidRequest, NotFound if that is nothing, or DatabaseError."""
+    """Counts the rows that an erasure would remove.
+
+    Raises InvalidRequest, NotFound if there are none, or DatabaseError.
+    """
     check_subject(subject)
     outcome = Erasure(database, subject, lease_seconds).count()
     if not (outcome.rows or outcome.unfinished):
