@@ -70,7 +70,7 @@ def token_ids(request: CreateResponse, param: str, model: ModelInfo) -> tuple[in
     for index, token_id in enumerate(ids):
         if token_id >= model.vocab_size:
             raise InvalidRequest(
-                f"The model's token ids are from 0 to {model.vocab_size - 1}; {token_id} is none.",
+                f"{token_id} is no token id of the model: its {model.vocab_size} tokens count from 0.",
                 param=f"{param}[{index}]",
                 code="invalid_value",
             )
@@ -156,7 +156,7 @@ def _logit_bias(biases: dict[str, float], model: ModelInfo) -> tuple[tuple[int, 
     for token in biases:
         if len(token) > _MAX_DIGITS or int(token) >= model.vocab_size:
             raise InvalidRequest(
-                f"The model's token ids are from 0 to {model.vocab_size - 1}; {token[:50]} is none.",
+                f"{token[:50]} is no token id of the model: its {model.vocab_size} tokens count from 0.",
                 param=f"logit_bias.{token[:50]}",
                 code="invalid_value",
             )
