@@ -103,10 +103,7 @@ def _divide(
     length = served.model_info.context_length
     items = unseal_items(items, served.seal, tenant)
     with dividing(served, tenant, items):
-        retained = [
-            *settings_items(items),
-            *retained_messages(served, items, length // RETAINED_SHARE),
-        ]
+        retained = [*settings_items(items), *retained_messages(served, items, length // RETAINED_SHARE)]
         pending = pending_calls(items)
         retained_ids = {item.id for item in [*retained, *pending]}
         written = transcript(items, retained_ids)

@@ -110,7 +110,7 @@ MAX_TOTAL_BYTES = 128 * 1024 * 1024
 """Of all requests in preparation in this process; decoded, up to `DECODED_FACTOR` times as much memory."""
 MAX_TENANT_BYTES = 48 * 1024 * 1024
 LARGE_READ_BYTES: Final = 1024 * 1024
-"""Of the stored items of a request, from which on its memory is returned to the system afterwards."""
+"""Size of a request's stored items from which on its memory is returned to the system afterwards."""
 _TRIMS: Final = 2
 """Returns of free memory after a large read: at the first one its request may still be answered."""
 DECODED_FACTOR: Final = 4

@@ -17,7 +17,7 @@ SAME_SITE_VALUES = frozenset({"same-origin", "none"})
 """Values of Sec-Fetch-Site that pages of other sites cannot cause; `none` is typed into the address bar."""
 
 _NAME_CHARACTERS = frozenset(f"{ascii_letters}{digits}-._*")
-"""Of names and IPv4 addresses; the star is of listed hosts only."""
+"""Characters of names and IPv4 addresses; only listed hosts may have the star."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from server.protocol.responses.response import Echo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What does not change while a response is generated."""
+    """The facts of a response that do not change while it is generated."""
 
     tenant: str
     id: UUID

@@ -81,7 +81,7 @@ def _upgrade(config: Config, options: argparse.Namespace) -> int:
 
 
 def applied(before: str | None, revisions: list[str]) -> str:
-    """What an upgrade from a revision, None for an empty database, to the last one has done. Pure."""
+    """A sentence about an upgrade from a revision, None for an empty database, to the last one. Pure."""
     missing = revisions[revisions.index(before) + 1 if before else 0 :]
     if not missing:
         return f"The schema is current, at {revisions[-1]}; nothing was to do."

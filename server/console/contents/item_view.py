@@ -31,7 +31,7 @@ class ItemView:
 MARKDOWN_CHARS = 150_000
 """Of all texts of a page that are rendered as Markdown, two seconds' work at most; the rest is plain."""
 _CHARS_OF_A_TEXT = 3
-"""What rendering an empty text takes, in characters."""
+"""Cost of rendering an empty text, in characters."""
 
 
 def item_views(stored: Iterable[StoredItem]) -> list[ItemView]:
