@@ -11,9 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission.conversations import lock_conversation
 from server.admission.prepare_runs import IdempotencyKey, NewRun
-from server.admission.stored_input import removed_image, unknown_previous
 from server.admission.tenant_limits import QueueLimits
 from server.caller import Caller
 from server.delivery.frames import FramePage
@@ -28,6 +26,8 @@ from server.protocol.ids import choice_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
+from server.request_input.conversations import lock_conversation
+from server.request_input.stored_input import removed_image, unknown_previous
 from server.store.content import idempotency_keys, images, response_insert, responses
 from server.store.content.idempotency_keys import KeyUse
 from server.store.content.images import ImageRemoved

@@ -27,9 +27,7 @@ from server.admission.request_validation import (
     validate_request,
     with_modern_parameters,
 )
-from server.admission.resolve_input import read_request_input
 from server.admission.run_submission import RunSubmission
-from server.admission.template_input import read_templated_input
 from server.admission.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.caller import Caller
 from server.configuration.settings import Config
@@ -38,6 +36,7 @@ from server.delivery.frames import FramePage
 from server.delivery.hub import Abandonment, Channel, Hub
 from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
+from server.hosted_tools.tool_loop import ToolLoop
 from server.logs.context import CURRENT, Origin, current_origin
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import Event, frames
@@ -47,11 +46,12 @@ from server.protocol.responses.request import CreateResponse
 from server.quotas.budgets import BudgetReservation, Budgets, Demand
 from server.quotas.rate_limits import RateLimits, Reservation, reserved_tokens
 from server.recording.recorder import Recorder
+from server.request_input.resolve_input import read_request_input
+from server.request_input.template_input import read_templated_input
 from server.store.content.item_rows import NewItem, stored_items_of
 from server.store.database import Connection, Database
 from server.store.database_errors import AlreadyThere
 from server.store.disk_space import Disk
-from server.tool_loop import ToolLoop
 
 MAX_CONVERSATION_RETRIES = 5
 """Attempts at a response in a conversation that others change between the read and the accept transaction."""

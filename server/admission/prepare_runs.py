@@ -11,15 +11,13 @@ from uuid import UUID
 import msgspec
 
 from engine.request import CheckedRequest, EngineRequest, RequestRefused
-from server.admission.item_settings import naming_tools_of_items, with_item_settings
-from server.admission.resolve_input import ResolvedInput, reading_input, with_own_id
 from server.admission.tenant_limits import HistoryReads, QueueLimits
 from server.caller import Caller
 from server.compaction.inline import prepare_with_compaction
 from server.errors import InvalidRequest
+from server.generation.hosted_tools import McpCredentials
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
-from server.hosted_tools.offered_tools import McpCredentials
 from server.logs.context import Origin
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, refusal
 from server.prompting.loaded_model import LoadedModel
@@ -33,6 +31,8 @@ from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateResponse, end_user
 from server.protocol.responses.tools import Tool
+from server.request_input.item_settings import naming_tools_of_items, with_item_settings
+from server.request_input.resolve_input import ResolvedInput, reading_input, with_own_id
 from server.store.database import Connection, Database
 
 

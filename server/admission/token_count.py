@@ -1,9 +1,6 @@
 """POST /v1/responses/input_tokens: the length of a request's prompt, without running it."""
 
-from server.admission.item_settings import naming_tools_of_items, with_item_settings
 from server.admission.request_validation import validate_request
-from server.admission.resolve_input import reading_input
-from server.admission.template_input import read_templated_input
 from server.admission.tenant_limits import HistoryReads
 from server.caller import Caller
 from server.hosted_tools.mcp_client import McpServers
@@ -13,6 +10,9 @@ from server.prompting.prompt import write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, check_functions
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
+from server.request_input.item_settings import naming_tools_of_items, with_item_settings
+from server.request_input.resolve_input import reading_input
+from server.request_input.template_input import read_templated_input
 from server.store.database import Database
 
 

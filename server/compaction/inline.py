@@ -23,8 +23,8 @@ from server.compaction.summary import (
     transcript,
 )
 from server.errors import InvalidRequest
+from server.generation.hosted_tools import approved_calls
 from server.generation.output_decoding import CompactionSpec
-from server.hosted_tools.offered_tools import approved_calls
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, prepare_from_prompt
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import moment_of, write_prompt

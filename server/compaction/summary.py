@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 
-from server.hosted_tools.call_items import items_for_model
+from server.generation.hosted_items import items_for_model
 from server.model_formats.interface import Conversation, Prompt, PromptError, PromptTooLong
 from server.prompting.loaded_model import ITEM_CHARACTERS, LoadedModel
 from server.prompting.prompt import characters_of, write_prompt

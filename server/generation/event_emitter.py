@@ -10,11 +10,11 @@ from typing import Literal
 from uuid import UUID
 
 from server.generation.event_log import decode_added, decode_done
+from server.generation.hosted_tools import HostedTools
 from server.generation.output_decoding import FinishDetails
 from server.generation.response_builder import TokenDump, build_response
 from server.generation.tool_call_events import ToolCallEvents
 from server.generation.written_item import EventNumbers, ItemStart, WrittenItem, delta_kind, item_start
-from server.hosted_tools.offered_tools import HostedTools
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,

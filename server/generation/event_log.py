@@ -10,8 +10,8 @@ from itertools import groupby
 
 import msgspec
 
-from server.hosted_tools.call_items import tool_result_of
-from server.hosted_tools.offered_tools import ToolResult
+from server.generation.hosted_items import tool_result_of
+from server.generation.hosted_tools import ToolResult
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind, delta_of, event_type
 from server.protocol.responses.items import Compaction, HostedCall

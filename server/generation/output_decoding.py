@@ -14,9 +14,9 @@ from msgspec import UNSET, UnsetType
 
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
+from server.generation.hosted_tools import HostedTools
 from server.generation.response_builder import MIN_LOGPROB, TokenDump
 from server.generation.stop_strings import StopStrings
-from server.hosted_tools.offered_tools import HostedTools
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,

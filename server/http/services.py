@@ -12,6 +12,7 @@ from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.delivery.hub import Hub
+from server.hosted_tools.tool_loop import ToolLoop
 from server.http.asgi.answers import Answer
 from server.http.asgi.open_connections import OpenConnections
 from server.http.authentication import Authenticator
@@ -27,7 +28,6 @@ from server.store.cluster.notifications import Notifier
 from server.store.database import Database
 from server.store.disk_space import Disk
 from server.supervised_thread import StallWatch, SupervisedThread
-from server.tool_loop import ToolLoop
 from server.tracing.response_traces import ResponseTraces
 from server.webhooks.samples import Samples
 

@@ -21,6 +21,7 @@ from server.configuration.settings import Config, changed_settings, without_pass
 from server.console.routes import console_routes
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
+from server.hosted_tools.tool_loop import ToolLoop
 from server.http.app import build
 from server.http.asgi.client_connections import is_health
 from server.http.asgi.hypercorn_patches import install_patches
@@ -38,7 +39,7 @@ from server.process.ended_keys import EndedKeys
 from server.process.key_required import needs_key
 from server.process.load_model import load_model, log_engine
 from server.process.mcp_servers import make_mcp_servers
-from server.process.open_database import OpenDatabase
+from server.process.open_database import OpenDatabase, load_seal_keys
 from server.process.process_metrics import ProcessMetrics
 from server.process.ready_lines import ready_lines
 from server.process.shutdown import Shutdown
@@ -50,7 +51,6 @@ from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
-from server.sealing.cipher import load_seal_keys
 from server.store.administration import audit_trail
 from server.store.cluster import claims, leases
 from server.store.cluster.notifications import Notifier
@@ -59,7 +59,6 @@ from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
 from server.store.schema.upgrade import newest_revision
 from server.supervised_thread import StallWatch, SupervisedThread
-from server.tool_loop import ToolLoop
 from server.tracing.open_tracer import open_tracer
 from server.tracing.response_traces import ResponseTraces
 from server.version import VERSION

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from engine.request import Failed, Finished, Outbound, PromptLogprobs, Tokens
+from server.generation.hosted_tools import ToolResult
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.hosted_tools.offered_tools import ToolResult
 from server.protocol.responses.events import Event
 from server.protocol.responses.response import CancelReason
 from server.store.log_append import NewLogRow

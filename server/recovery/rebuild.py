@@ -13,7 +13,6 @@ from datetime import datetime
 import msgspec
 
 from engine.request import EngineRequest
-from server.admission import stored_input
 from server.compaction.inline import prepare_with_compaction
 from server.errors import ApiError
 from server.generation.event_log import LoggedTurn, RunLog, texts
@@ -34,6 +33,7 @@ from server.protocol.responses.request import CreateResponse, end_user
 from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
 from server.recording.persist import read_log
+from server.request_input import stored_input
 from server.store.content import responses, stored_items
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection

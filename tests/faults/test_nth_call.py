@@ -27,6 +27,7 @@ from server.delivery.hub import Abandonment
 from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
+from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
@@ -37,7 +38,6 @@ from server.store.database import Connection
 from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
 from server.store.timeout_connection import TimeoutConnection
-from server.tool_loop import ToolLoop
 from tests.fix_tally import Tally
 from tests.integration.recording.recorded import Bench, recording
 from tests.support.builders import TENANT, SpelledFormat

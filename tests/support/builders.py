@@ -22,7 +22,6 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
-from server.admission.resolve_input import read_request_input, with_own_id
 from server.delivery.hub import Hub, Published
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec
@@ -42,6 +41,7 @@ from server.protocol.responses.input import CompactionTrigger, ItemReference
 from server.protocol.responses.items import InputText, Item, Message
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo, Ending, ReasoningEcho, TextEcho
+from server.request_input.resolve_input import read_request_input, with_own_id
 from server.store import log_append
 from server.store.cluster import leases
 from server.store.content import response_insert

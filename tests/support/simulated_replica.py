@@ -11,6 +11,7 @@ from server.delivery import follower
 from server.delivery.hub import Abandonment, Hub
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
+from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
@@ -19,7 +20,6 @@ from server.store import log_read
 from server.store.cluster.leases import Fenced
 from server.store.database import Database
 from server.store.disk_space import Disk
-from server.tool_loop import ToolLoop
 from tests.support.builders import SpelledFormat
 from tests.support.memory import MemoryDatabase
 from tests.support.memory_store import register_replica

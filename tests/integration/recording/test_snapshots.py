@@ -7,12 +7,13 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, text
 
-from server.admission import compact, resolve_input, token_count
+from server.admission import compact, token_count
 from server.admission.prepare_runs import ParsedCreate, RunPreparation
 from server.admission.tenant_limits import HistoryReads, QueueLimits
 from server.caller import Caller
 from server.errors import NotFound
 from server.protocol.responses.request import CreateResponse
+from server.request_input import resolve_input
 from server.store.database import Database
 from tests.support.server_process import MODEL
 

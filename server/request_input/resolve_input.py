@@ -13,17 +13,10 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission.previous_messages import read_previous
-from server.admission.stored_input import (
-    ConversationVersion,
-    StoredInput,
-    read_images,
-    read_stored_input,
-)
 from server.admission.tenant_limits import HistoryReads
 from server.compaction.inline import COMPACTION_TRIGGER
 from server.errors import InvalidRequest
-from server.hosted_tools.offered_tools import approved_calls
+from server.generation.hosted_tools import approved_calls
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import PromptImages, prompt_images, with_prompt_images
 from server.protocol import ids
@@ -48,6 +41,13 @@ from server.protocol.responses.items import (
     Message,
 )
 from server.protocol.responses.request import ContextManagement, CreateResponse
+from server.request_input.previous_messages import read_previous
+from server.request_input.stored_input import (
+    ConversationVersion,
+    StoredInput,
+    read_images,
+    read_stored_input,
+)
 from server.sealing.approval_tags import is_tagged, keep_approval_tag
 from server.sealing.cipher import Seal
 from server.sealing.sealed_items import unseal_items

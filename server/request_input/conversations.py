@@ -6,7 +6,6 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission import resolve_input, stored_input
 from server.admission.tenant_limits import MAX_ITEMS, check_history_size
 from server.caller import Caller
 from server.delivery.image_urls import page_with_image_urls, with_image_urls
@@ -19,6 +18,7 @@ from server.protocol.error_object import DecodeFailure
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.input import CompactionTrigger, InputItem, read_input
 from server.protocol.responses.request import Metadata
+from server.request_input import resolve_input, stored_input
 from server.sealing.cipher import Seal
 from server.store.administration import audit_trail
 from server.store.content import conversations as store

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from server.admission.previous_messages import read_previous
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import FunctionCall, FunctionCallOutput, Message, Reasoning, plain_text
+from server.request_input.previous_messages import read_previous
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Left out."},

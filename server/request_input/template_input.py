@@ -2,12 +2,12 @@
 
 import msgspec
 
-from server.admission.resolve_input import read_request_input
 from server.errors import NotFound
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.prompt_templates import Template, fill, read_template
 from server.protocol.responses.request import CreateResponse, PromptReference
+from server.request_input.resolve_input import read_request_input
 from server.store.content import prompt_templates
 from server.store.database import Connection, Database
 
