@@ -15,8 +15,8 @@ from server.generation.event_emitter import EventEmitter
 from server.generation.event_log import RunLog
 from server.generation.hosted_tools import PendingToolWork, ToolResult
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
-from server.generation.response_builder import TokenDump
 from server.generation.run_facts import RunFacts
+from server.generation.token_dump import TokenDump
 from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest

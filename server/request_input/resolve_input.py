@@ -14,7 +14,6 @@ from uuid import UUID
 import msgspec
 
 from server.admission.tenant_limits import HistoryReads
-from server.compaction.inline import COMPACTION_TRIGGER
 from server.errors import InvalidRequest
 from server.generation.hosted_tools import approved_calls
 from server.prompting.loaded_model import LoadedModel
@@ -40,7 +39,7 @@ from server.protocol.responses.items import (
     McpCall,
     Message,
 )
-from server.protocol.responses.request import ContextManagement, CreateResponse
+from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement, CreateResponse
 from server.request_input.previous_messages import read_previous
 from server.request_input.stored_input import (
     ConversationVersion,
