@@ -99,7 +99,7 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
     mcp |= {
         "server/outbound_http/guarded_http.py",
         "server/outbound_http/guarded_post.py",
-        "server/fair_slots.py",
+        "server/limits/fair_slots.py",
     }
     moves_bytes = ("server/http/asgi/", "engine/remote/")
     assert {name for name in found if not name.startswith(moves_bytes)} == mcp

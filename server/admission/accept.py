@@ -12,13 +12,13 @@ from uuid import UUID
 import msgspec
 
 from server.admission.prepare_runs import IdempotencyKey, NewRun
-from server.admission.tenant_limits import QueueLimits
 from server.caller import Caller
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
 from server.generation.run import Run, begin_run
 from server.generation.run_facts import RunFacts
+from server.limits.tenant_limits import QueueLimits
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.turns import first_decoding_spec
 from server.protocol.completions.requests import ChoiceRequest

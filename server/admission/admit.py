@@ -5,9 +5,8 @@ after the commit the response reaches a terminal status in any case.
 """
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 from server.admission.accept import (
@@ -28,23 +27,24 @@ from server.admission.request_validation import (
     with_modern_parameters,
 )
 from server.admission.run_submission import RunSubmission
-from server.admission.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Abandonment, Channel, Hub
-from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull
+from server.errors import Conflict, ConversationLocked, StorageFull
 from server.generation.run import Run
 from server.hosted_tools.tool_loop import ToolLoop
+from server.limits.budgets import BudgetReservation, Budgets, Demand
+from server.limits.gate import Gate
+from server.limits.rate_limits import RateLimits, Reservation, reserved_tokens
+from server.limits.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.logs.context import CURRENT, Origin, current_origin
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import Event, frames
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
-from server.quotas.budgets import BudgetReservation, Budgets, Demand
-from server.quotas.rate_limits import RateLimits, Reservation, reserved_tokens
 from server.recording.recorder import Recorder
 from server.request_input.resolve_input import read_request_input
 from server.request_input.template_input import read_templated_input
@@ -58,7 +58,7 @@ MAX_CONVERSATION_RETRIES = 5
 
 
 class Admission:
-    """Accepts responses until `close`."""
+    """Accepts responses until its gate is closed."""
 
     def __init__(
         self,
@@ -104,37 +104,7 @@ class Admission:
             grace_seconds=config.grace_seconds,
         )
         self.budgets = Budgets(database, replica) if budgets is None else budgets
-        self._closed = False
-        self._under_way = 0
-        self._changed = threading.Condition()
-
-    @property
-    def open(self) -> bool:
-        return not self._closed
-
-    def close(self) -> None:
-        """Refuse every later request."""
-        with self._changed:
-            self._closed = True
-
-    def wait_settled(self, seconds: float) -> None:
-        """After `close`: waits until the requests that came before it run, or are refused."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._under_way == 0, max(0.0, seconds))
-
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Surrounds a request's admission. Raises Overloaded after `close`."""
-        with self._changed:
-            if self._closed:
-                raise Overloaded("The server is shutting down.")
-            self._under_way += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._under_way -= 1
-                self._changed.notify_all()
+        self.gate = Gate()
 
     def admit(
         self,
@@ -176,7 +146,7 @@ class Admission:
         """
         context = CURRENT.get()
         origin = current_origin()
-        with self._entered():
+        with self.gate.entered():
             accepted = self._admit(
                 caller, requests, idempotency_key, input_items, prior_items, origin, generate=generate
             )

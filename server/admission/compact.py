@@ -12,7 +12,6 @@ from uuid import UUID
 import msgspec
 
 from server.admission.request_validation import validate_request
-from server.admission.tenant_limits import HistoryReads
 from server.caller import Caller
 from server.compaction.summary import (
     RETAINED_SHARE,
@@ -25,6 +24,7 @@ from server.compaction.summary import (
 )
 from server.delivery.image_urls import items_with_image_urls
 from server.errors import InvalidRequest
+from server.limits.tenant_limits import HistoryReads
 from server.prompting.loaded_model import LoadedModel
 from server.protocol import ids
 from server.protocol.decode import decode_as

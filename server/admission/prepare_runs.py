@@ -11,13 +11,13 @@ from uuid import UUID
 import msgspec
 
 from engine.request import CheckedRequest, EngineRequest, RequestRefused
-from server.admission.tenant_limits import HistoryReads, QueueLimits
 from server.caller import Caller
 from server.compaction.inline import prepare_with_compaction
 from server.errors import InvalidRequest
 from server.generation.hosted_tools import McpCredentials
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
+from server.limits.tenant_limits import HistoryReads, QueueLimits
 from server.logs.context import Origin
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, refusal
 from server.prompting.loaded_model import LoadedModel

@@ -12,10 +12,10 @@ from server.crashpoints import ARMED, crashpoint
 from server.delivery.hub import Abandonment, Channel, Hub
 from server.generation.run import Run
 from server.hosted_tools.tool_loop import ToolLoop
+from server.limits.rate_limits import RateLimits
 from server.prompting.engine_request import refusal
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import Event, frames
-from server.quotas.rate_limits import RateLimits
 from server.recording.recorder import Recorder
 
 NOT_TAKEN = "The server could not take this response; try again."

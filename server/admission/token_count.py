@@ -1,10 +1,10 @@
 """POST /v1/responses/input_tokens: the length of a request's prompt, without running it."""
 
 from server.admission.request_validation import validate_request
-from server.admission.tenant_limits import HistoryReads
 from server.caller import Caller
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
+from server.limits.tenant_limits import HistoryReads
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS, check_functions

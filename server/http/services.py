@@ -16,7 +16,7 @@ from server.hosted_tools.tool_loop import ToolLoop
 from server.http.asgi.answers import Answer
 from server.http.asgi.open_connections import OpenConnections
 from server.http.authentication import Authenticator
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 from server.metrics.events import Events
 from server.metrics.exposition import Metrics
 from server.prompting.loaded_model import LoadedModel

@@ -21,6 +21,7 @@ from server.configuration.settings import Config, changed_settings, without_pass
 from server.console.routes import console_routes
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
+from server.generation.run_facts import RunFacts
 from server.hosted_tools.tool_loop import ToolLoop
 from server.http.app import build
 from server.http.asgi.client_connections import is_health
@@ -30,7 +31,9 @@ from server.http.asgi.open_connections import OpenConnections
 from server.http.asgi.tls import ServerCertificate
 from server.http.authentication import Authenticator
 from server.http.services import Services
-from server.limits import UnfinishedResponses
+from server.limits.budgets import Budgets
+from server.limits.rate_limits import EndedResponse, RateLimits, reserved_tokens
+from server.limits.shared_limit import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
 from server.metrics.refused_requests import RefusalWriter
@@ -45,8 +48,6 @@ from server.process.ready_lines import ready_lines
 from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.response import CancelReason
-from server.quotas.budgets import Budgets
-from server.quotas.rate_limits import RateLimits
 from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
@@ -136,7 +137,7 @@ class ServerProcess:
 
     def _make_tool_loop(self) -> ToolLoop:
         observers = (self._events.tool_call, self._traces)
-        return ToolLoop(self._engine, self._mcp, self._deliver, *observers, self._budgets.reserve_turn)
+        return ToolLoop(self._engine, self._mcp, self._deliver, *observers, self._reserve_turn)
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
@@ -346,10 +347,35 @@ class ServerProcess:
     def _committed(self, updates: Sequence[RunUpdate]) -> None:
         """Called by the recorder's thread after each commit."""
         self._tool_loop.on_committed(updates)
-        self._rates.on_committed(updates)
+        self._settle_rates(updates)
         self._events.committed(updates)
         if any(update.run.ending is not None for update in updates):
             self._webhooks.response_ended()
+
+    def _settle_rates(self, updates: Sequence[RunUpdate]) -> None:
+        for update in updates:
+            facts, ending = update.run.facts, update.run.ending
+            if ending is None:
+                continue
+            reserved = reserved_tokens(
+                facts.prompt_tokens, facts.echo.max_output_tokens, wants_output=facts.wants_output
+            )
+            ended = EndedResponse(
+                id=facts.id,
+                tenant=facts.tenant,
+                key_id=facts.key_id,
+                created_at=facts.created_at,
+                reserved=reserved,
+                used=ending.input_tokens + ending.output_tokens,
+                may_be_of_others=facts.echo.background or facts.attempt > 1,
+            )
+            self._rates.settle(ended)
+
+    def _reserve_turn(self, facts: RunFacts, prompt_tokens: int) -> bool:
+        """Reserves the prompt of a response's further turn; False if its budget has no room for it."""
+        return self._budgets.reserve_turn(
+            facts.tenant, facts.key_id, facts.id, facts.echo.model, prompt_tokens
+        )
 
     def _cancel(self, response: UUID, reason: CancelReason | None) -> None:
         self._tool_loop.cancel(response, reason)

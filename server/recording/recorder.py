@@ -18,7 +18,7 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.delivery.hub import Hub, Published
 from server.generation.run import Run
-from server.limits import UnfinishedResponses
+from server.limits.shared_limit import UnfinishedResponses
 from server.protocol.ids import response_id
 from server.recording.commit_pace import NO_PAUSE, CommitPace, Pause
 from server.recording.committer import Committer

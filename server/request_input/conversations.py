@@ -6,10 +6,10 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission.tenant_limits import MAX_ITEMS, check_history_size
 from server.caller import Caller
 from server.delivery.image_urls import page_with_image_urls, with_image_urls
 from server.errors import ConversationLocked, InvalidRequest, NotFound
+from server.limits.tenant_limits import MAX_ITEMS, check_history_size
 from server.logs.context import current_origin
 from server.protocol import ids
 from server.protocol.conversations import Conversation, CreateConversation

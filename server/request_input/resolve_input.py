@@ -13,9 +13,9 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission.tenant_limits import HistoryReads
 from server.errors import InvalidRequest
 from server.generation.hosted_tools import approved_calls
+from server.limits.tenant_limits import HistoryReads
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import PromptImages, prompt_images, with_prompt_images
 from server.protocol import ids

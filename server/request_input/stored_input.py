@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from server.admission.tenant_limits import MAX_ITEMS, Reserve, check_history_size, unbounded
 from server.errors import InvalidRequest, NotFound
+from server.limits.tenant_limits import MAX_ITEMS, Reserve, check_history_size, unbounded
 from server.prompting.prompt_images import stored_digests
 from server.protocol import ids
 from server.protocol.responses.input import CompactionTrigger, InputItem, ItemReference

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from server.errors import InvalidRequest
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 from server.protocol.ids import new_uuid
 from server.store.webhooks.endpoints import StoredEndpoint
 from server.store.webhooks.outbox import Claimed

@@ -137,7 +137,7 @@ class Replica:
     def drain(self) -> None:
         """What `serve` does at SIGTERM, but for the waiting."""
         self.draining = True
-        self.admission.close()
+        self.admission.gate.close()
         background = [run.facts.id for run in self.recorder.active_runs() if run.facts.echo.background]
         self.recorder.release_background_runs()
         for response in background:

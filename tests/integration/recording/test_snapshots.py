@@ -9,9 +9,9 @@ from sqlalchemy import Connection, text
 
 from server.admission import compact, token_count
 from server.admission.prepare_runs import ParsedCreate, RunPreparation
-from server.admission.tenant_limits import HistoryReads, QueueLimits
 from server.caller import Caller
 from server.errors import NotFound
+from server.limits.tenant_limits import HistoryReads, QueueLimits
 from server.protocol.responses.request import CreateResponse
 from server.request_input import resolve_input
 from server.store.database import Database

@@ -10,9 +10,9 @@ from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.errors import Overloaded, TooManyRequests
-from server.limits import MAX_INPUT_BYTES, UnfinishedResponses
+from server.limits.rate_limits import Reservation
+from server.limits.shared_limit import MAX_INPUT_BYTES, UnfinishedResponses
 from server.protocol.ids import new_uuid
-from server.quotas.rate_limits import Reservation
 
 HALF = MAX_INPUT_BYTES // 2
 

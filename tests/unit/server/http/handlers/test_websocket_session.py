@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from server.admission.tenant_limits import DECODED_FACTOR
 from server.errors import NotFound
 from server.http.asgi.websocket import PendingResponse
 from server.http.handlers import responses
 from server.http.handlers.websocket_session import SocketSession
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
+from server.limits.tenant_limits import DECODED_FACTOR
 from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateMessage
 from tests.support.builders import make_message

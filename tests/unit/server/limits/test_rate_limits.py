@@ -1,7 +1,7 @@
 import pytest
 
-from server.quotas.rate_limits import duration, rate_limit_headers
-from server.quotas.window_share import Standing
+from server.limits.rate_limits import duration, rate_limit_headers
+from server.limits.window_share import Standing
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import pytest
 
 from server.caller import Limits, Period
 from server.errors import BudgetExceeded
-from server.protocol.ids import new_uuid
-from server.quotas.budgets import (
+from server.limits.budgets import (
     OUTPUT_TOKENS,
     Budget,
     Demand,
@@ -15,6 +14,7 @@ from server.quotas.budgets import (
     granted_outputs,
     next_period,
 )
+from server.protocol.ids import new_uuid
 from server.store.administration.budgets import ModelPrice, Standing
 
 TODAY = date(2026, 12, 31)

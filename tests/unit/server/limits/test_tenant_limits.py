@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from server.admission.tenant_limits import DEFAULT_TENANT_BYTES, FRESH_SECONDS, QueueLimits, StorageQuota
 from server.caller import Caller, TenantSettings
 from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded
-from server.limits import UnfinishedResponses
+from server.limits.shared_limit import UnfinishedResponses
+from server.limits.tenant_limits import DEFAULT_TENANT_BYTES, FRESH_SECONDS, QueueLimits, StorageQuota
 from server.store.content import storage_usage
 
 KEYED = Caller("alice", "k1")

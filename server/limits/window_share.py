@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from server.quotas.rate_window import HOLD_SECONDS, WINDOW_SECONDS, RateWindow
+from server.limits.rate_window import HOLD_SECONDS, WINDOW_SECONDS, RateWindow
 from server.store.administration import rate_windows
 from server.store.administration.rate_windows import WindowKey
 from server.store.database import Connection, Database

@@ -18,7 +18,6 @@ from uuid import UUID
 
 from server.caller import Caller, Limits, Period
 from server.errors import BudgetExceeded
-from server.generation.run_facts import RunFacts
 from server.store.administration import budgets, stored_keys
 from server.store.administration.budgets import BudgetOwner, ModelPrice, NewReservation, Standing
 from server.store.database import Connection, Database
@@ -131,24 +130,26 @@ class Budgets:
 
         return self._database.retry(book)
 
-    def reserve_turn(self, facts: RunFacts, prompt_tokens: int) -> bool:
+    def reserve_turn(
+        self, tenant: str, key_id: str | None, response: UUID, model: str, prompt_tokens: int
+    ) -> bool:
         """Reserves the prompt of a response's further turn, whose output is reserved already; False if the
         budget has no room for it. Raises DatabaseError.
         """
 
         def book(connection: Connection) -> bool:
-            held = stored_keys.limits_of(connection, facts.tenant, facts.key_id)
-            owners = _owners(facts.tenant, facts.key_id, held.counted_as, held.key, held.tenant)
-            if not owners or not budgets.has_reservation(connection, facts.tenant, facts.id):
+            held = stored_keys.limits_of(connection, tenant, key_id)
+            owners = _owners(tenant, key_id, held.counted_as, held.key, held.tenant)
+            if not owners or not budgets.has_reservation(connection, tenant, response):
                 return True
             _lock(connection, owners)
-            price = budgets.price_now(connection, facts.echo.model)
+            price = budgets.price_now(connection, model)
             rooms = [budget.output_room(prompt_tokens, price) for budget in _read(connection, owners)]
             if any(room is not None and room < 0 for room in rooms):
                 return False
             cost = prompt_tokens * price.input / _MILLION
-            more = NewReservation(response_id=facts.id, stored=True, tokens=prompt_tokens, cost=cost)
-            budgets.reserve(connection, facts.tenant, held.counted_as, self._replica, [more])
+            more = NewReservation(response_id=response, stored=True, tokens=prompt_tokens, cost=cost)
+            budgets.reserve(connection, tenant, held.counted_as, self._replica, [more])
             return True
 
         return self._database.retry(book)

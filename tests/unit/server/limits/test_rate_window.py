@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.quotas.rate_window import HOLD_SECONDS, RateWindow
+from server.limits.rate_window import HOLD_SECONDS, RateWindow
 from tests.support.builders import examples
 
 SECONDS = 6

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from server.caller import Caller
-from server.errors import InvalidRequest, Overloaded, StorageQuotaExceeded, TooManyRequests
-from server.limits import SharedLimit, trim_free_memory
-from server.prompting.prompt_limits import OVER_THE_LIMIT
+from server.errors import OVER_THE_LIMIT, InvalidRequest, Overloaded, StorageQuotaExceeded, TooManyRequests
+from server.limits.shared_limit import SharedLimit, trim_free_memory
 from server.store.cluster import claims
 from server.store.content import storage_usage
 from server.store.content.stored_items import HistorySize

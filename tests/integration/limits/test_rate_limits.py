@@ -4,8 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 from sqlalchemy import event
@@ -14,10 +16,10 @@ from server.admission.admit import Admission
 from server.caller import Caller, Limits, TenantSettings
 from server.configuration.settings import Config
 from server.errors import Overloaded, RateLimited, RequestTooLarge
-from server.limits import UnfinishedResponses
+from server.limits.rate_limits import EndedResponse, RateLimits
+from server.limits.rate_window import HOLD_SECONDS
+from server.limits.shared_limit import UnfinishedResponses
 from server.protocol.ids import new_uuid
-from server.quotas.rate_limits import RateLimits
-from server.quotas.rate_window import HOLD_SECONDS
 from server.store.database import Database
 from tests.support.eventually import eventually
 
@@ -157,9 +159,16 @@ def test_more_tokens_than_the_limit_never_fit(make_limits: Callable[[], RateLimi
     assert accept(limits, who, 100)
 
 
-def facts_of(response: object, **more: object) -> Any:
-    echo = SimpleNamespace(background=False, max_output_tokens=None)
-    return cast("Any", SimpleNamespace(id=response, attempt=1, echo=echo, **more))
+def ended(response: UUID, used: int) -> EndedResponse:
+    return EndedResponse(
+        id=response,
+        tenant="acme",
+        key_id="k1",
+        created_at=datetime.now(UTC),
+        reserved=0,
+        used=used,
+        may_be_of_others=False,
+    )
 
 
 def test_what_a_response_did_not_use_is_given_back_at_its_end(make_limits: Callable[[], RateLimits]) -> None:
@@ -169,7 +178,7 @@ def test_what_a_response_did_not_use_is_given_back_at_its_end(make_limits: Calla
         reservation.take_tokens({response: 90})
         limits.keep_until_end(reservation)
     assert not accept(limits, who, 70)
-    limits.settle(facts_of(response), 30)
+    limits.settle(ended(response, 30))
     eventually(lambda: accept(limits, who, 70), within=2)
 
 
@@ -181,7 +190,7 @@ def test_what_a_response_used_beyond_its_reservation_is_charged(
     with limits.reserving(who) as reservation:
         reservation.take_tokens({response: 10})
         limits.keep_until_end(reservation)
-    limits.settle(facts_of(response), 95)
+    limits.settle(ended(response, 95))
     limits.start()
     try:
         eventually(lambda: not accept(limits, who, 6), within=2)
@@ -204,7 +213,7 @@ def test_what_a_long_response_used_is_charged_although_its_window_was_idle_meanw
     limits._flush(shares)
     limits._drop_unused(shares)
     assert limits._all_shares() == []
-    limits.settle(facts_of(response), 10_000)
+    limits.settle(ended(response, 10_000))
     limits.stop()  # writes what is to be settled
     assert not accept(RateLimits(database, seconds=SECONDS), who, 1)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.fair_slots import FairSlots, NoSlot
+from server.limits.fair_slots import FairSlots, NoSlot
 
 
 class Calls:

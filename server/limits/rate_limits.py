@@ -12,16 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from time import monotonic
 from uuid import UUID
 
 from server.caller import Caller, Limits
 from server.errors import RateLimited, RequestTooLarge
-from server.generation.run_facts import RunFacts
-from server.quotas.rate_window import WINDOW_SECONDS
-from server.quotas.window_share import Refusal, Standing, Taken, WindowShare
-from server.recording.messages import RunUpdate
+from server.limits.rate_window import WINDOW_SECONDS
+from server.limits.window_share import Refusal, Standing, Taken, WindowShare
 from server.store.administration import rate_windows, stored_keys
 from server.store.administration.rate_windows import WindowKey
 from server.store.database import Database
@@ -45,6 +44,20 @@ def reserved_tokens(prompt_tokens: int, max_output_tokens: int | None, *, wants_
     if not wants_output:
         return prompt_tokens
     return prompt_tokens + (DEFAULT_OUTPUT_TOKENS if max_output_tokens is None else max_output_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedResponse:
+    """Tokens that were reserved for a response and that it used, in all of its turns."""
+
+    id: UUID
+    tenant: str
+    key_id: str | None
+    created_at: datetime
+    reserved: int
+    used: int
+    may_be_of_others: bool
+    """Whether another process, or an earlier one, may have accepted it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +123,7 @@ class RateLimits:
         self._shares: dict[WindowKey, WindowShare] = {}
         self._running: dict[UUID, list[_Booking]] = {}
         """Tokens taken for responses that this process generates, until they end."""
-        self._ended: deque[_EndedElsewhere] = deque(maxlen=_MAX_UNSETTLED)
+        self._ended: deque[EndedResponse] = deque(maxlen=_MAX_UNSETTLED)
         """Ended responses that were accepted by another process, or by an earlier one."""
         self._deleted_at = clock()
         self.thread = SupervisedThread("rate limits", self._turn, retry=Retry(max_failures=None))
@@ -158,22 +171,15 @@ class RateLimits:
             for booking in bookings:
                 booking.give_back()
 
-    def on_committed(self, updates: Sequence[RunUpdate]) -> None:
-        """Settles the tokens of responses whose end was committed. Called by the recorder's thread."""
-        for update in updates:
-            ending = update.run.ending
-            if update.is_last and ending is not None:
-                self.settle(update.run.facts, ending.input_tokens + ending.output_tokens)
-
-    def settle(self, facts: RunFacts, used: int) -> None:
+    def settle(self, ended: EndedResponse) -> None:
         """Has what a response used counted in place of what was reserved for it."""
         with self._lock:
-            bookings = self._running.pop(facts.id, None)
+            bookings = self._running.pop(ended.id, None)
         if bookings is not None:
             for booking in bookings:
-                self._correct(booking, used)
-        elif facts.echo.background or facts.attempt > 1:
-            self._ended.append(_EndedElsewhere(facts, used))
+                self._correct(booking, ended.used)
+        elif ended.may_be_of_others:
+            self._ended.append(ended)
 
     def windows(self, caller: Caller, kind: str) -> list[tuple[WindowShare, int]]:
         """The caller's windows that have a limit: its key's and its tenant's."""
@@ -235,12 +241,11 @@ class RateLimits:
         """Settles responses that were accepted elsewhere, by their rows."""
         while self._ended:
             ended = self._ended[0]
-            facts = ended.facts
             of_tenant, of_key, counted_as = self._database.autocommit(
-                partial(stored_keys.limits_of, tenant=facts.tenant, key_id=facts.key_id)
+                partial(stored_keys.limits_of, tenant=ended.tenant, key_id=ended.key_id)
             )
-            taken = Taken(int(facts.created_at.timestamp()), ended.reserved)
-            for share, _ in self._limited(facts.tenant, counted_as, of_key, of_tenant, TOKENS):
+            taken = Taken(int(ended.created_at.timestamp()), ended.reserved)
+            for share, _ in self._limited(ended.tenant, counted_as, of_key, of_tenant, TOKENS):
                 self._correct(_Booking(share, taken), ended.used)
             self._ended.popleft()
 
@@ -274,20 +279,6 @@ class RateLimits:
             self._deleted_at = now
             with self._database.begin() as connection:
                 rate_windows.delete_old(connection, 2 * self._seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class _EndedElsewhere:
-    facts: RunFacts
-    used: int
-
-    @property
-    def reserved(self) -> int:
-        """As it was computed when the response was accepted."""
-        facts = self.facts
-        return reserved_tokens(
-            facts.prompt_tokens, facts.echo.max_output_tokens, wants_output=facts.wants_output
-        )
 
 
 def refusal(caller: Caller, key: WindowKey, refused: Refusal) -> RateLimited | RequestTooLarge:

@@ -8,7 +8,7 @@ import pytest
 
 from server.caller import Caller
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.limits import MAX_IMAGE_BYTES, MAX_INPUT_BYTES, SharedLimit, UnfinishedResponses
+from server.limits.shared_limit import MAX_IMAGE_BYTES, MAX_INPUT_BYTES, SharedLimit, UnfinishedResponses
 from server.protocol.ids import new_uuid
 
 
