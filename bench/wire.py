@@ -229,11 +229,11 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
                     Config(),
                     tool_loop=ToolLoop(engine, servers, at.recorder.deliver),
                     on_queued=lambda: None,
-                    unread=Abandonment(is_unread=at.hub.has_channel, cancel=lambda _response: None),
+                    abandonment=Abandonment(is_unread=at.hub.has_channel, cancel=lambda _response: None),
                 )
                 caller = Caller(TENANT, None)
                 try:
-                    yield lambda body: admission.admit(caller, decode(body, CreateResponse))
+                    yield lambda body: admission.admit(caller, [decode(body, CreateResponse)])
                 finally:
                     engine.close(drain=False)
                     at.recorder.wait_idle(60)

@@ -14,7 +14,7 @@ from engine.request import CheckedRequest, EngineRequest, RequestRefused
 from server.caller import Caller
 from server.compaction.inline import prepare_with_compaction
 from server.errors import InvalidRequest
-from server.generation.hosted_tools import McpCredentials
+from server.generation.hosted_tools import McpCredentials, approved_calls
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
 from server.limits.tenant_limits import HistoryReads, QueueLimits
@@ -80,6 +80,24 @@ class NewRun:
     @property
     def response(self) -> UUID:
         return self.resolved.response
+
+    @property
+    def waits_for_calls(self) -> bool:
+        """Whether calls that the input approves are made before the engine gets a request."""
+        has_hosted_tools = self.turns.may_have_next_turn and self.prepared.wants_output
+        return has_hosted_tools and bool(self.resolved.tools) and bool(approved_calls(self.resolved.items))
+
+    @property
+    def announces(self) -> bool:
+        """Whether the run may have events before its first token: lists of tools, calls that the input
+        approves, a compaction, the prompt's token ids.
+        """
+        request = self.resolved.request
+        return (
+            self.turns.may_have_next_turn
+            or self.prepared.compaction is not None
+            or (isinstance(request, ChoiceRequest) and request.streams_token_ids)
+        )
 
     @property
     def retained_input_bytes(self) -> int:

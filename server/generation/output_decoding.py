@@ -312,5 +312,5 @@ class _NullParser:
 
 
 def no_decoding() -> DecodingSpec:
-    """For a run that is rebuilt only to be ended."""
+    """For a run that can only be ended."""
     return DecodingSpec(_NullParser())

@@ -188,7 +188,7 @@ class ServerProcess:
             self._config,
             tool_loop=self._tool_loop,
             on_queued=self._claimer.queued,
-            unread=self._abandonment,
+            abandonment=self._abandonment,
             rates=self._rates,
             budgets=self._budgets,
             on_accepted=self._events.accepted,

@@ -134,7 +134,7 @@ class Retries:
 
 def _give_up(retry: Retry, trouble: CommitFailure) -> None:
     """A background response whose row was only blocked may succeed on another replica; others fail."""
-    elsewhere = trouble == "timed_out" and retry.update.run.facts.echo.background
+    elsewhere = trouble == "timed_out" and retry.update.run.facts.background
     retry.way = "hand back" if elsewhere else "fail"
 
 

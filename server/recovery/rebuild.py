@@ -19,7 +19,6 @@ from server.generation.event_log import LoggedTurn, RunLog, texts
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run
 from server.generation.run_facts import RunFacts
-from server.logs.context import Origin
 from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after, prepare
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import prompt_images, with_prompt_images
@@ -29,7 +28,7 @@ from server.protocol.error_object import DecodeFailure
 from server.protocol.ids import response_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item
-from server.protocol.responses.request import CreateResponse, end_user
+from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
 from server.recording.persist import read_log
@@ -180,20 +179,12 @@ def _restore_results(run: Run, turn: LoggedTurn, at: datetime) -> None:
 
 
 def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
-    echo = decode_as(stored.request, Echo)
     return RunFacts(
-        tenant=stored.tenant,
-        id=stored.id,
-        key_id=stored.key_id,
-        echo=echo,
-        created_at=stored.created_at,
+        **stored.facts(),
+        echo=decode_as(stored.request, Echo),
         attempt=stored.attempt,
         prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
         wants_output=prepared is None or prepared.wants_output,
-        origin=Origin(stored.request_id, stored.trace_parent, stored.user_agent),
-        # A release without these columns may have accepted it.
-        end_user=stored.end_user or end_user(echo.user, echo.safety_identifier),
-        kind=stored.kind or ("response" if stored.choice is None else "chat"),
     )
 
 

@@ -104,7 +104,7 @@ class Server:
             store=kind != "unstored",
             background=kind == "background",
         )
-        response = self.admission.admit(Caller(TENANT, None), request).id
+        response = self.admission.admit(Caller(TENANT, None), [request])[0].id
         while not self._has_ended(response):
             self._look_after()
         return response
@@ -164,7 +164,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
             Config(),
             tool_loop=tool_loop,
             on_queued=nothing,
-            unread=unread,
+            abandonment=unread,
         )
         heartbeat = Heartbeat(
             bench.database,
@@ -293,8 +293,8 @@ def test_a_key_is_not_taken_by_a_request_that_is_refused_because_the_database_is
         with monkeypatch.context() as patch:
             patch.setattr(server.bench.database, "now", away)
             with pytest.raises(DatabaseError):
-                server.admission.admit(Caller(TENANT, None), request, key)
-        assert server.admission.admit(Caller(TENANT, None), request, key).items
+                server.admission.admit(Caller(TENANT, None), [request], key)
+        assert server.admission.admit(Caller(TENANT, None), [request], key)[0].items
         assert server.bench.recorder.wait_idle(5.0)
 
 

@@ -75,7 +75,7 @@ class Replica:
             CONFIG,
             tool_loop=tool_loop,
             on_queued=lambda: None,
-            unread=unread,
+            abandonment=unread,
         )
         self.keeper = Heartbeat(
             self.database,

@@ -68,7 +68,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     apply_body_request_id(request, wanted.request_id)
     _event_names(services, request)  # which refuses before there is a response
     with naming_own_fields(wanted):
-        admitted = services.admission.admit(caller, wanted, idempotency_key(request, body))
+        (admitted,) = services.admission.admit(caller, [wanted], idempotency_key(request, body))
     if wanted.tools and (ignored := ignored_types(services.tool_loop.servers, caller, wanted.tools)):
         named = ", ".join(kind for kind in ignored if kind.isascii() and kind.isidentifier())
         request.state.answer_headers = {IGNORED_TOOLS: named[:MAX_IGNORED_TOOLS]}
@@ -236,7 +236,7 @@ def compact(services: Services, caller: Caller, request: Request, body: bytes) -
     )
     if compacting.summary.is_short:
         return json_response(request, compacting.finish(None))
-    admitted = services.admission.admit(caller, compacting.summary.make_request()[0])
+    (admitted,) = services.admission.admit(caller, [compacting.summary.make_request()[0]])
     return FinalResponse(
         admitted.channel,
         fallback=_raise_lost,

@@ -114,9 +114,9 @@ class SocketSession:
         if retained:
             _check_continued(message, message_bytes, services.config.max_body_bytes)
         with naming_own_fields(message):
-            admitted = services.admission.admit(
+            (admitted,) = services.admission.admit(
                 caller,
-                message,
+                [message],
                 prior_items=retained.items if retained else None,
                 generate=message.generate is not False,
             )

@@ -226,7 +226,7 @@ def test_what_finds_no_capacity_gives_its_tokens_back(database: Database) -> Non
         *(nothing, database, nothing, cast("Any", recorder), nothing, nothing, Config()),
         tool_loop=loop,
         on_queued=nothing,
-        unread=nothing,
+        abandonment=nothing,
         rates=limits,
     )
     prepared = SimpleNamespace(
@@ -239,7 +239,8 @@ def test_what_finds_no_capacity_gives_its_tokens_back(database: Database) -> Non
     def start() -> None:
         with limits.reserving(who) as reservation:
             reservation.take_tokens({new.response: 60})
-            admission._start([new], reservation)
+            with admission._reserved([new], reservation):
+                pass
 
     for _ in range(3):
         with pytest.raises(Overloaded):

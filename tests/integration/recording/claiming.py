@@ -119,7 +119,6 @@ class Taking:
         facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
         parser = self.model_format.parser(self.model_format.write(Conversation(items=[])))
         run = Run(facts, DecodingSpec(parser, stop_strings=[stop] if stop else []))
-        run.accept()
         if stop is not None:
             with database.begin() as connection:
                 connection.exec_driver_sql(

@@ -18,7 +18,6 @@ def called_and_answered(bench: Bench) -> Run:
     """A run that has ended after two turns, a call of a tool between them."""
     begun = bench.accept()
     run = Run(begun.facts, reading([call()], HostedTools([CITY])))
-    run.accept()  # whose events `accept` has written
     bench.recorder.start_run(run)
     response = run.facts.id
     bench.feed(Tokens(run.engine_request_id, (0,)), Finished(run.engine_request_id, "stop", Usage(5, 2, 7)))

@@ -12,6 +12,7 @@ from server.caller import Limits, Period
 from server.limits.budgets import Budgets
 from server.maintenance import retention
 from server.protocol.ids import new_uuid
+from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store.administration import budgets, metering, prices, spend, stored_keys
 from server.store.administration.budgets import BudgetOwner, NewReservation, Standing
@@ -49,12 +50,15 @@ def end(
         [
             (
                 metering.Usage(
-                    tenant="acme",
-                    response_id=response or new_uuid(),
-                    key_id=key,
-                    model=model,
+                    facts=ResponseFacts(
+                        tenant="acme",
+                        id=response or new_uuid(),
+                        created_at=at,
+                        model=model,
+                        background=False,
+                        key_id=key,
+                    ),
                     stored=False,
-                    started_at=at,
                 ),
                 ending,
             )

@@ -11,7 +11,6 @@ from tests.support.builders import LATER, make_echo, make_run, say
 
 def new(*, background: bool = False) -> Run:
     run = make_run(id=uuid4(), echo=make_echo(background=background))
-    run.accept()
     run.start()
     return run
 

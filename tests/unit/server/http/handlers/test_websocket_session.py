@@ -38,15 +38,17 @@ class Admission:
         self.prior: list[object] = []
         self.items: list[weakref.ref[ListOfItems]] = []
 
-    def admit(self, _caller: object, _message: object, **options: object) -> object:
+    def admit(self, _caller: object, _messages: object, **options: object) -> list[object]:
         if self.refuses:
             raise NotFound("gone")
         self.prior.append(options["prior_items"])
         items = ListOfItems([make_message(UUID(int=2), 0, "Hi")])
         self.items.append(weakref.ref(items))
-        return SimpleNamespace(
-            items=items, read_bytes=self.read_bytes, id=UUID(int=1), channel=None, begun=None
-        )
+        return [
+            SimpleNamespace(
+                items=items, read_bytes=self.read_bytes, id=UUID(int=1), channel=None, begun=None
+            )
+        ]
 
     @property
     def held(self) -> int:
