@@ -110,7 +110,7 @@ def test_a_response_that_the_engine_cannot_take_ends_as_failed(
 
 
 @pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.parametrize("step", ["hub.open", "recorder.start_run"])
+@pytest.mark.parametrize("step", ["hub.open", "recorder.build_run"])
 def test_a_response_that_could_not_begin_takes_no_capacity_no_tokens_and_no_key(
     server: Server, monkeypatch: pytest.MonkeyPatch, stored: bool, step: str
 ) -> None:
