@@ -92,7 +92,7 @@ class Admission:
         queue = QueueLimits(config.max_queued, config.max_queued_of_tenant)
         self._acceptance = Acceptance(served, database, replica, config.retention_days, queue)
         self.history = HistoryReads()
-        self._preparation = RunPreparation(served, database, tool_loop.servers, self.history, queue)
+        self.preparation = RunPreparation(served, database, tool_loop.servers, self.history, queue)
         self.storage = StorageQuota(database, config.max_stored_bytes_of_tenant)
         self.rates = RateLimits(database) if rates is None else rates
         self.key_claims = KeyClaims(database, replica)
@@ -216,7 +216,7 @@ class Admission:
         self, create: ParsedCreate, rates: Reservation, budget: BudgetReservation | None
     ) -> Sequence[NewRun]:
         """The runs, within the caller's rates and budgets. Raises ApiError, DecodeFailure or NotReady."""
-        runs: Sequence[NewRun] = self._preparation.prepare_runs(create)
+        runs: Sequence[NewRun] = self.preparation.prepare_runs(create)
         if budget is not None:
             runs = self._within_budget(budget, runs)
         if rates.token_windows:
@@ -240,7 +240,7 @@ class Admission:
         if granted is None:
             return runs
         return [
-            self._preparation.with_output_limit(new, tokens) if new.prepared.wants_output else new
+            self.preparation.with_output_limit(new, tokens) if new.prepared.wants_output else new
             for new, tokens in zip(runs, granted, strict=True)
         ]
 
@@ -339,7 +339,7 @@ class Admission:
 
     def _open(self, new: NewRun, run: AcceptedRun) -> Channel:
         response = new.response
-        if (new.resolved.tools or new.prepared.compaction) and new.turns.may_have_next_turn:
+        if new.may_have_next_turn:
             self._tool_loop.register(new.turns)
         on_abandoned: Callable[[UUID], None] = self._abandonment.add
         if not new.stored:

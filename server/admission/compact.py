@@ -13,7 +13,11 @@ import msgspec
 
 from server.admission.request_validation import validate_request
 from server.caller import Caller
-from server.compaction.summary import (
+from server.delivery.image_urls import items_with_image_urls
+from server.errors import InvalidRequest
+from server.limits.tenant_limits import HistoryReads
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.summary import (
     RETAINED_SHARE,
     Summary,
     dividing,
@@ -22,10 +26,6 @@ from server.compaction.summary import (
     settings_items,
     transcript,
 )
-from server.delivery.image_urls import items_with_image_urls
-from server.errors import InvalidRequest
-from server.limits.tenant_limits import HistoryReads
-from server.prompting.loaded_model import LoadedModel
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES

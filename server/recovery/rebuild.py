@@ -13,16 +13,15 @@ from datetime import datetime
 import msgspec
 
 from engine.request import EngineRequest
-from server.compaction.inline import prepare_with_compaction
 from server.errors import ApiError
 from server.generation.event_log import LoggedTurn, RunLog, texts
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run
 from server.generation.run_facts import RunFacts
-from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after, prepare
+from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import prompt_images, with_prompt_images
-from server.prompting.turns import TurnBuilder, first_decoding_spec
+from server.prompting.turns import TurnBuilder, first_decoding_spec, first_turn
 from server.protocol.decode import decode_as
 from server.protocol.error_object import DecodeFailure
 from server.protocol.ids import response_id
@@ -213,8 +212,7 @@ def _resolve_again(
 
 def _prepare_again(stored: StoredResponse, served: LoadedModel, resolved: ResolvedRequest) -> Prepared | None:
     """None if the prompt differs from the one with which the response was accepted."""
-    settings = resolved.request.context_management
-    prepared = prepare_with_compaction(served, resolved, settings) if settings else prepare(served, resolved)
+    prepared = first_turn(served, resolved)
     if prepared.prompt_hash != stored.prompt_hash:
         name = response_id(stored.id)
         log.error("%s has another prompt now than when it was accepted", name, extra=stored.log_fields)

@@ -13,7 +13,6 @@ from starlette.responses import Response as HttpResponse
 from server.admission.accept import AcceptedResponse
 from server.admission.compact import read_summary, start_compaction
 from server.admission.prepare_runs import IdempotencyKey
-from server.admission.token_count import count_input
 from server.caller import Caller
 from server.crashpoints import crashpoint
 from server.delivery.frames import FramePage, OpenResponsesNames
@@ -181,14 +180,7 @@ def count_input_tokens(services: Services, caller: Caller, request: Request, bod
             model=services.model.name if asked.model is None else asked.model,
             input=[] if asked.input is None else asked.input,
         )
-        tokens = count_input(
-            services.database,
-            services.model,
-            services.tool_loop.servers,
-            caller,
-            wanted,
-            services.admission.history,
-        )
+        tokens = services.admission.preparation.count_tokens(caller, wanted)
     return json_response(request, InputTokens(tokens))
 
 

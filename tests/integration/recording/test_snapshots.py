@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, text
 
-from server.admission import compact, token_count
+from server.admission import compact
 from server.admission.prepare_runs import ParsedCreate, RunPreparation
 from server.caller import Caller
 from server.errors import NotFound
@@ -27,9 +27,8 @@ def admitted(database: Database) -> None:
 
 
 def counted(database: Database) -> None:
-    token_count.count_input(
-        database, SERVED, cast("Any", None), Caller("default", None), REQUEST, HistoryReads()
-    )
+    preparation = RunPreparation(SERVED, database, cast("Any", None), HistoryReads(), QueueLimits(1, None))
+    preparation.count_tokens(Caller("default", None), REQUEST)
 
 
 def compacted(database: Database) -> None:

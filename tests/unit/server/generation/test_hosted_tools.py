@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from engine.request import Usage
-from server.compaction.summary import pending_calls
 from server.errors import InvalidRequest
 from server.generation.hosted_items import DENIED, items_for_model, tool_result_of
 from server.generation.hosted_tools import HostedTools, ListedServer, ToolResult, approved_calls
@@ -16,6 +15,7 @@ from server.generation.run import Run
 from server.generation.run_facts import first_events
 from server.hosted_tools.mcp_discovery import check_approved_calls
 from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, TextDelta
+from server.prompting.summary import pending_calls
 from server.protocol.responses.events import Event, event_type, render
 from server.protocol.responses.items import (
     CodeInterpreterCall,

@@ -45,9 +45,7 @@ class Admission:
         items = ListOfItems([make_message(UUID(int=2), 0, "Hi")])
         self.items.append(weakref.ref(items))
         return [
-            SimpleNamespace(
-                items=items, read_bytes=self.read_bytes, id=UUID(int=1), channel=None, begun=None
-            )
+            SimpleNamespace(items=items, read_bytes=self.read_bytes, id=UUID(int=1), channel=None, begun=None)
         ]
 
     @property

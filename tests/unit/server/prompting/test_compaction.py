@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from engine.request import Usage
-from server.compaction.inline import _text_only
 from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import first_events
+from server.prompting.compaction import _text_only
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Compaction, FunctionCallOutput, InputText, Message, PreparedImage
 from tests.support.builders import LATER, RESPONSE, SpelledParser, make_facts, rendered, say, think

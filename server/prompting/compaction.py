@@ -12,7 +12,14 @@ from dataclasses import replace
 
 import msgspec
 
-from server.compaction.summary import (
+from server.errors import InvalidRequest
+from server.generation.hosted_tools import approved_calls
+from server.generation.output_decoding import CompactionSpec
+from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, prepare_from_prompt
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt import moment_of, write_prompt
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
+from server.prompting.summary import (
     RETAINED_SHARE,
     Summary,
     dividing,
@@ -22,13 +29,6 @@ from server.compaction.summary import (
     settings_items,
     transcript,
 )
-from server.errors import InvalidRequest
-from server.generation.hosted_tools import approved_calls
-from server.generation.output_decoding import CompactionSpec
-from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, prepare_from_prompt
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.prompt import moment_of, write_prompt
-from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.protocol.responses.item_images import with_images
 from server.protocol.responses.items import InputText, Item, Message, plain_text
 from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement

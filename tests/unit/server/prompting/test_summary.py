@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compaction.summary import (
+from server.model_formats.interface import Conversation, Prompt
+from server.prompting.loaded_model import LoadedModel, LongPromptLimit
+from server.prompting.summary import (
     ELLIPSIS,
     EXCERPT_CHARACTERS,
     dividing,
@@ -14,8 +16,6 @@ from server.compaction.summary import (
     shorten,
     transcript,
 )
-from server.model_formats.interface import Conversation, Prompt
-from server.prompting.loaded_model import LoadedModel, LongPromptLimit
 from server.protocol.responses.items import Item
 from tests.support.builders import examples, read_items
 
