@@ -20,7 +20,6 @@ from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
 from server.generation.run_facts import RunFacts, first_events
 from server.limits.tenant_limits import QueueLimits
-from server.prompting.loaded_model import LoadedModel
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.ids import choice_id
 from server.protocol.responses.events import Event
@@ -76,10 +75,7 @@ class ConversationChanged(Exception):
 class Acceptance:
     """The accept transaction. Any thread."""
 
-    def __init__(
-        self, served: LoadedModel, database: Database, replica: UUID, retention_days: int, queue: QueueLimits
-    ) -> None:
-        self._served = served
+    def __init__(self, database: Database, replica: UUID, retention_days: int, queue: QueueLimits) -> None:
         self._database = database
         self._replica = replica
         self._retention_days = retention_days
@@ -176,7 +172,7 @@ class Acceptance:
             metadata=msgspec.json.encode(echo.metadata).decode(),
             choice=request.choice if isinstance(request, ChoiceRequest) else None,
             lifetime=lifetime(request, self._retention_days if own_days is None else own_days),
-            weights=self._served.weights_of(echo.model),
+            weights=new.prepared.weights,
         )
 
 

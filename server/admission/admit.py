@@ -90,7 +90,7 @@ class Admission:
         self._on_queued = on_queued
         self._on_accepted = on_accepted
         queue = QueueLimits(config.max_queued, config.max_queued_of_tenant)
-        self._acceptance = Acceptance(served, database, replica, config.retention_days, queue)
+        self._acceptance = Acceptance(database, replica, config.retention_days, queue)
         self.history = HistoryReads()
         self.preparation = RunPreparation(served, database, tool_loop.servers, self.history, queue)
         self.storage = StorageQuota(database, config.max_stored_bytes_of_tenant)
@@ -339,7 +339,7 @@ class Admission:
 
     def _open(self, new: NewRun, run: AcceptedRun) -> Channel:
         response = new.response
-        if new.may_have_next_turn:
+        if new.turns.may_have_next_turn:
             self._tool_loop.register(new.turns)
         on_abandoned: Callable[[UUID], None] = self._abandonment.add
         if not new.stored:

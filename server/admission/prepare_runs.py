@@ -21,6 +21,7 @@ from server.limits.tenant_limits import HistoryReads, QueueLimits
 from server.logs.context import Origin
 from server.prompting.engine_request import Prepared, ResolvedRequest, refusal
 from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt_images import with_prompt_images
 from server.prompting.prompt_limits import check_functions
 from server.prompting.refused_grammars import refused_tool
 from server.prompting.request_parameters import MAX_LOGPROBS, beams, logprobs_limit, prompt_logprobs
@@ -74,8 +75,6 @@ class NewRun:
     checked: CheckedRequest
     """The engine request of `prepared`."""
     turns: TurnBuilder
-    may_have_next_turn: bool
-    """Whether `turns` may have one after the first."""
     idempotency_key: IdempotencyKey | None
     origin: Origin
     end_user: str | None
@@ -87,7 +86,7 @@ class NewRun:
     @property
     def waits_for_calls(self) -> bool:
         """Whether calls that the input approves are made before the engine gets a request."""
-        may_have_calls = self.may_have_next_turn and self.resolved.tools and self.prepared.wants_output
+        may_have_calls = self.turns.may_have_next_turn and self.resolved.tools and self.prepared.wants_output
         return bool(may_have_calls) and bool(approved_calls(self.resolved.items))
 
     @property
@@ -97,7 +96,7 @@ class NewRun:
         """
         request = self.resolved.request
         return (
-            self.may_have_next_turn
+            self.turns.may_have_next_turn
             or self.prepared.compaction is not None
             or (isinstance(request, ChoiceRequest) and request.streams_token_ids)
         )
@@ -105,7 +104,7 @@ class NewRun:
     @property
     def retained_input_bytes(self) -> int:
         """Bytes of the input, as JSON, that is kept until the response's end for a further turn."""
-        if not self.may_have_next_turn:
+        if not self.turns.may_have_next_turn:
             return 0
         return sum(len(encode_item(item)) for item in self.resolved_input.items)
 
@@ -175,7 +174,7 @@ class RunPreparation:
             served=self.served,
             resolved=resolved,
             credentials=credentials,
-            model_writes_summary=prepared.model_writes_summary,
+            model_writes_summary=prepared.compaction is not None and prepared.compaction.by_model,
         )
         return NewRun(
             caller=create.caller,
@@ -185,7 +184,6 @@ class RunPreparation:
             stored=prepared.echo.store or prepared.echo.background,
             checked=checked,
             turns=turns,
-            may_have_next_turn=turns.may_have_next_turn,
             idempotency_key=create.idempotency_key,
             origin=create.origin,
             end_user=end_user(request.user, request.safety_identifier)
@@ -197,7 +195,7 @@ class RunPreparation:
         self, caller: Caller, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
     ) -> tuple[ResolvedRequest, Mapping[str, McpCredentials]]:
         """The request with the settings and tools of its items and servers, and the servers' credentials."""
-        items = resolved_input.prompt_items
+        items = _prompt_items(resolved_input)
         sent, request = request, with_item_settings(request, items, self.served.seal, caller.tenant)
         tools: Sequence[Tool] = ()
         credentials: Mapping[str, McpCredentials] = {}
@@ -233,7 +231,7 @@ class RunPreparation:
         resolved = replace(
             other.resolved,
             request=msgspec.structs.replace(request, tools=other.resolved.request.tools),  # as discovered
-            items=resolved_input.prompt_items,
+            items=_prompt_items(resolved_input),
             response=response,
             seed=_seed_of(request),
         )
@@ -289,6 +287,12 @@ class RunPreparation:
                 check = self.served.engine.check
                 error = refused_tool(check, engine_request, tools, request.tools) or error
             raise error from refused
+
+
+def _prompt_items(resolved_input: ResolvedInput) -> Sequence[Item]:
+    """The items with the pictures that the model reads. Raises InvalidRequest for too many."""
+    items, images = resolved_input.items, resolved_input.images
+    return with_prompt_images(items, images) if images else items
 
 
 def _seed_of(request: CreateResponse) -> int:

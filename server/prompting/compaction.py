@@ -135,6 +135,7 @@ class _Compaction:
         return replace(
             answer,
             prompt=summary_turn.prompt,
+            prompt_hash=summary_turn.prompt_hash,
             engine_request=summary_turn.engine_request,
             compaction=spec,
             next_engine_request=answer.engine_request,

@@ -17,7 +17,7 @@ from server.errors import InvalidRequest
 from server.generation.hosted_tools import approved_calls
 from server.limits.tenant_limits import HistoryReads
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.prompt_images import PromptImages, prompt_images, with_prompt_images
+from server.prompting.prompt_images import PromptImages, prompt_images
 from server.protocol import ids
 from server.protocol.error_object import DecodeFailure, missing_parameter
 from server.protocol.responses.input import (
@@ -67,16 +67,11 @@ class ResolvedInput:
     """Whether there are answers to requests for approval."""
     read_bytes: int = 0
     """Bytes of the stored items among these, as JSON."""
+    items: Sequence[Item] = field(init=False)
+    """History and new input, in order."""
 
-    @property
-    def items(self) -> list[Item]:
-        """History and new input, in order."""
-        return [*self.history, *self.new]
-
-    @property
-    def prompt_items(self) -> Sequence[Item]:
-        """`items` with the pictures that the model reads. Raises InvalidRequest for too many."""
-        return with_prompt_images(self.items, self.images) if self.images else self.items
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "items", [*self.history, *self.new])
 
 
 def read_request_input(request: CreateResponse) -> tuple[CreateResponse, list[InputItem]]:
