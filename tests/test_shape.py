@@ -4,6 +4,7 @@ import ast
 import functools
 import re
 import subprocess
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,33 @@ def test_no_function_is_longer_than_60_lines() -> None:
         if function.lines > MAX_FUNCTION_LINES
     }
     assert long == {}
+
+
+def _rooms() -> dict[str, list[Path]]:
+    """The files of each room: a folder of `server`, `engine` or `tool_servers` with all below it, and the files
+    that lie directly in one of the three.
+    """
+    rooms: dict[str, list[Path]] = {}
+    for path in OURS:
+        rooms.setdefault("/".join(path.relative_to(ROOT).parts[:-1][:2]), []).append(path)
+    return rooms
+
+
+def test_each_room_keeps_to_its_budget_of_lines() -> None:
+    """A new bound, retry or mode replaces one: look for that first. A new capability has lines of its own."""
+    budgets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["holdfast"]["lines"]
+    rooms = _rooms()
+    assert sorted(budgets) == sorted(rooms), "pyproject.toml has a budget for each room, and for no other"
+    over = []
+    for room, paths in rooms.items():
+        lines = {path: len(path.read_text().splitlines()) for path in paths if path.stem != "__init__"}
+        if (excess := sum(lines.values()) - budgets[room]) > 0:
+            small = ", ".join(map(_name, sorted(lines, key=lines.__getitem__)[:4]))
+            over.append(
+                f"{room} has {excess} lines more than its budget. Delete the mechanism that the new one "
+                f"replaces; merge files that are one subject (the smallest: {small})."
+            )
+    assert not over, "\n".join(over)
 
 
 def test_no_file_has_a_name_that_says_nothing() -> None:
