@@ -12,11 +12,9 @@ import msgspec
 from engine import request as engine_request
 from engine.grammar import compiler
 from engine.grammar import limits as grammars
-from runner import __main__ as runner
 from server import limits
 from server.administration import checks, keys, webhooks
 from server.admission import request_validation, tenant_limits
-from server.browser import mcp_server as browser
 from server.completions import shared_parameters
 from server.configuration.running_limit import CALLS_PER_VLLM_SERVER
 from server.configuration.setting_groups.process import MAX_RUNNING
@@ -38,6 +36,8 @@ from server.store.webhooks import outbox
 from server.webhooks import endpoint_slots, retries, samples, sender
 from tests.support import limits_inside
 from tests.support.limits_inside import Rows, default, flag, size, table
+from tool_servers.browser import mcp_server as browser
+from tool_servers.runner import __main__ as runner
 
 _CHARACTERS = request_validation._MAX_CHARACTERS
 

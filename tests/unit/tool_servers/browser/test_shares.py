@@ -5,19 +5,19 @@ import threading
 import pytest
 from mcp.server.fastmcp.exceptions import ToolError
 
-from server.browser import browser_tabs, mcp_server
-from server.browser.browser_tabs import BrowserTabs, Web
-from server.browser.mcp_server import Sessions
-from server.browser.page import Page
-from server.outbound_http.allowed_addresses import AllowedAddresses
-from server.outbound_http.guarded_http import FetchResult
 from tests.support.eventually import eventually
+from tool_servers.browser import browser_tabs, mcp_server
+from tool_servers.browser.allowed_web import AllowedWeb
+from tool_servers.browser.browser_tabs import BrowserTabs, Web
+from tool_servers.browser.fetch import FetchedPage
+from tool_servers.browser.mcp_server import Sessions
+from tool_servers.browser.page import Page
 
 PAGE = Page("https://example.com/", "A page", ("x" * 1000,) * 10)
 WEB = Web(
     None,
-    AllowedAddresses(),
-    fetch=lambda url, *_: FetchResult(url, 200, "text/html", None, b""),
+    AllowedWeb(),
+    fetch=lambda url, *_: FetchedPage(url, 200, "text/html", None, b""),
     parse_page=lambda *_: PAGE,
 )
 

@@ -3,11 +3,11 @@ from collections.abc import Callable
 
 import pytest
 
-from server.browser import browser_tabs as browsing
-from server.browser.browser_tabs import BrowserError, BrowserTabs, Web
-from server.browser.page import from_html
-from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, read_allowed
-from server.outbound_http.guarded_http import FetchLimits, FetchResult, Unreachable
+from tool_servers.browser import browser_tabs as browsing
+from tool_servers.browser.allowed_web import AllowedWeb, Refused, read_allowed
+from tool_servers.browser.browser_tabs import BrowserError, BrowserTabs, Web
+from tool_servers.browser.fetch import FetchedPage, Unreachable
+from tool_servers.browser.page import from_html
 
 SEARCH = "http://search.inside/search"
 
@@ -16,10 +16,10 @@ class Fake:
     """A web of a few pages."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, AllowedAddresses]] = []
-        self.pages: dict[str, FetchResult | Exception] = {}
+        self.asked: list[tuple[str, AllowedWeb]] = []
+        self.pages: dict[str, FetchedPage | Exception] = {}
 
-    def __call__(self, url: str, allowed: AllowedAddresses, bounds: FetchLimits) -> FetchResult:  # noqa: ARG002
+    def __call__(self, url: str, allowed: AllowedWeb) -> FetchedPage:
         self.asked.append((url, allowed))
         page = self.pages[url]
         if isinstance(page, Exception):
@@ -27,7 +27,7 @@ class Fake:
         return page
 
     def has(self, url: str, body: str, media_type: str = "text/html", status: int = 200) -> None:
-        self.pages[url] = FetchResult(url, status, media_type, None, body.encode())
+        self.pages[url] = FetchedPage(url, status, media_type, None, body.encode())
 
 
 @pytest.fixture
@@ -117,4 +117,4 @@ def test_a_search_that_answers_nonsense_does_not_answer(web: Fake, opened: Brows
 
 def test_without_a_backend_there_is_no_search() -> None:
     with pytest.raises(BrowserError, match="no search here"):
-        BrowserTabs(Web(None, AllowedAddresses())).search("x")
+        BrowserTabs(Web(None, AllowedWeb())).search("x")
