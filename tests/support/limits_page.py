@@ -249,8 +249,7 @@ def _server() -> Mapping[str, Rows]:
             "lists of tools in the cache": f"{size(tool_lists.MAX_BYTES)}",
             "visits of holdfast-browser": f"{browser.MAX_ACTIONS}",
             "sessions of holdfast-browser": f"{browser.MAX_SESSIONS}, {size(browser.MAX_BYTES)}",
-            "sandboxes of holdfast-runner": f"{runner._parser().get_default('sessions')}, `--sessions` of "
-            "the runner",
+            "sandboxes of holdfast-runner": f"{runner.SESSIONS}, `--sessions` of the runner",
             "webhooks being sent": f"{sender.SENDERS} on one replica",
             "time of one attempt": default("webhook_seconds", "s"),
             "attempts of a webhook": f"for {outbox.RETRIED_FOR.total_seconds() / 3600:g} hours, "

@@ -15,6 +15,8 @@ from tool_servers.runner.sessions import Sessions
 PROGRAM = Program(
     "holdfast-runner", "Runs a model's Python code in sandboxes, as an MCP server.", 8100, "run code"
 )
+SESSIONS = 8
+"""The most sandboxes at the same time, unless `--sessions` says otherwise."""
 _SWEEP_SECONDS = 30.0
 
 
@@ -57,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = PROGRAM.parser()
     add = parser.add_argument
     add("--python", help="the interpreter that runs the code; default: the system's")
-    add("--sessions", type=_positive(int), default=8, help="the most sandboxes at the same time")
+    add("--sessions", type=_positive(int), default=SESSIONS, help="the most sandboxes at the same time")
     add(
         "--share",
         type=_positive(int),

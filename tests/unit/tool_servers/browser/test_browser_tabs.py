@@ -3,9 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tool_servers.browser import browser_tabs as browsing
 from tool_servers.browser.allowed_web import AllowedWeb, Refused, read_allowed
-from tool_servers.browser.browser_tabs import BrowserError, BrowserTabs, Web
+from tool_servers.browser.browser_tabs import MAX_PAGES, BrowserError, BrowserTabs, Web
 from tool_servers.browser.fetch import FetchedPage, Unreachable
 from tool_servers.browser.page import from_html
 
@@ -95,13 +94,12 @@ def test_a_page_that_is_open_is_scrolled_without_being_fetched_again(web: Fake, 
 
 
 def test_the_oldest_pages_are_forgotten_and_the_others_keep_their_cursors(
-    web: Fake, opened: BrowserTabs, monkeypatch: pytest.MonkeyPatch
+    web: Fake, opened: BrowserTabs
 ) -> None:
-    monkeypatch.setattr(browsing, "MAX_PAGES", 2)
-    for name in "abc":
-        web.has(f"https://{name}.example/", name, "text/plain")
-        opened.open(f"https://{name}.example/")
-    assert opened.open(cursor=1).startswith("[1] https://b.example/")
+    for number in range(MAX_PAGES + 1):
+        web.has(f"https://{number}.example/", "text", "text/plain")
+        opened.open(f"https://{number}.example/")
+    assert opened.open(cursor=1).startswith("[1] https://1.example/")
     with pytest.raises(BrowserError):
         opened.open(cursor=0)
 
