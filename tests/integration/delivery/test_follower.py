@@ -36,10 +36,10 @@ class HeardAtOnce(Notifier):
 
     def __init__(self, database: Database, running: Notifier) -> None:
         super().__init__(database, new_uuid())
-        self._running = running
+        self.running = running
 
     def watch(self, responses: Iterable[UUID]) -> None:
-        self._running.add_watches(self.replica, responses, lambda _response: False)
+        self.running.add_watches(self.replica, responses, lambda _response: False)
 
 
 @pytest.fixture
