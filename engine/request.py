@@ -18,9 +18,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 CancelReason = Literal["cancelled", "stop"]
 """`stop`: the caller has found the end of the output."""
 
-FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded", "deadline"]
-"""`deadline`: `deadline_seconds` have passed. A failure, because OpenAI's API has no incomplete reason for
-time; tokens generated until then are delivered, and `Failed.usage` counts them."""
+FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded"]
 
 MAX_BIASES = 1024
 MAX_MARK_TOKENS = 512
@@ -107,7 +105,7 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beams:
-    """The output is a result of beam search (`engine.core.beam_search`)."""
+    """The output is a result of beam search (`engine.front.beam_search`)."""
 
     width: int
     """Beams that are continued in each step, and number of results. 1 to `MAX_BEAMS`."""
@@ -167,8 +165,6 @@ class EngineRequest:
     """Lower values run first, and preempt requests of higher values if KV memory is short."""
     fairness_key: str = ""
     """Among requests of one priority, the waiting key with the fewest served tokens is next."""
-    deadline_seconds: float | None = None
-    """Counted from `submit`, queueing included; then the request ends with `Failed("deadline")`. Above 0."""
     min_tokens: int = 0
     """Until the output has this many tokens, stop ids are masked."""
     ignore_eos: bool = False
@@ -375,7 +371,7 @@ class Engine(Protocol):
     def set_paused(self, paused: bool) -> None:
         """Pauses or resumes stepping, for back-pressure: while paused no step begins.
 
-        Requests are accepted, cancelled and timed out meanwhile. Idempotent; any thread.
+        Requests are accepted and cancelled meanwhile. Idempotent; any thread.
         """
 
     def stats(self) -> Stats:

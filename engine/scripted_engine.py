@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
 from engine.config import SchedulerSettings
-from engine.engine import ThreadedEngine
+from engine.core.local_engine import LocalEngine
 from engine.executor import EngineFault, OutOfMemory, RowFailure, SampledToken, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import (
@@ -113,7 +113,7 @@ class ScriptedConfig(SchedulerSettings):
             raise ValueError("a script's length must be at least 1")
 
 
-class ScriptedEngine(ThreadedEngine):
+class ScriptedEngine(LocalEngine):
     """`scripts` returns the script of a request, or None for the one in the config."""
 
     def __init__(

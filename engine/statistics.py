@@ -51,7 +51,7 @@ class RequestStats:
     """What an engine has measured of its requests since the process started."""
 
     distributions: Mapping[str, Distribution] = field(default_factory=dict)
-    """By the name of a histogram of `engine.core.request_metrics`."""
+    """By the name of a histogram of `engine.front.request_metrics`."""
     ended: Mapping[str, int] = field(default_factory=dict)
     """Ended requests by reason: `stop`, `length`, `abort`, `error`."""
     running_adapters: Sequence[str] = ()

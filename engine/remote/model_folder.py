@@ -20,7 +20,7 @@ IMAGE_FAMILIES = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What a folder says of the model that a server runs; a `remote.interface.ExpectedModel`."""
+    """What a folder says of the model that a server runs; a `remote.engine_protocol.ExpectedModel`."""
 
     model_info: ModelInfo
     """Its `context_length` is 0: the server's counts."""

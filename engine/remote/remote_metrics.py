@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
-from engine.core.request_metrics import RequestMetrics
+from engine.front.request_metrics import RequestMetrics
 from engine.request import Usage
 from engine.statistics import ServerStats, Stats
 
@@ -37,21 +37,18 @@ class RemoteMetrics:
         self._prompt_tokens += usage.prompt
         self._cached_tokens += usage.cached
 
-    def stats(
-        self, *, running: int, waiting: int, alive: bool, paused: bool, servers: Sequence[ServerStats]
-    ) -> Stats:
+    def stats(self, *, running: int, alive: bool, servers: Sequence[ServerStats]) -> Stats:
         now = monotonic()
         recent = [bucket for bucket in list(self._buckets) if now - bucket[0] < RECENT_SECONDS]
         idle = not recent or now - recent[-1][0] > IDLE_SECONDS
         return Stats(
             running=running,
-            waiting=waiting,
+            waiting=0,
             kv_blocks_used=0,
             kv_blocks_total=0,
             steps=0,
             tokens=self._tokens,
             alive=alive,
-            paused=paused,
             requests=self.requests.stats,
             servers=servers,
             remote=True,
