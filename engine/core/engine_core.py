@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
-from engine.config import Limits
+from engine.config import SchedulerLimits
 from engine.core.engine_metrics import EngineMetrics
 from engine.executor import (
     Executor,
@@ -71,7 +71,7 @@ class EngineCore(InboxReader):
     def __init__(
         self,
         executor: Executor,
-        limits: Limits,
+        limits: SchedulerLimits,
         registry: RequestRegistry,
         deliver: Deliver,
         metrics: EngineMetrics,

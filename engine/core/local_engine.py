@@ -7,7 +7,7 @@ engine, the same class with another executor, starts without it.
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.config import EngineConfig, Limits
+from engine.config import EngineConfig, SchedulerLimits
 from engine.core.engine_core import EngineCore
 from engine.core.engine_metrics import EngineMetrics
 from engine.core.supervisor import Supervisor
@@ -24,7 +24,7 @@ class LocalEngine(EngineFront):
     def __init__(
         self,
         executor: Executor,
-        limits: Limits,
+        limits: SchedulerLimits,
         deliver: Deliver,
         on_dead: OnEngineDeath = lambda _why: None,
     ) -> None:

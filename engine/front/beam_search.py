@@ -28,7 +28,7 @@ from engine.request import (
     SamplingParams,
     TokenLogprobs,
     Tokens,
-    Usage,
+    TokenUsage,
 )
 from engine.scheduling.block_pool import extend_chain
 from engine.statistics import NOT_MEASURED, RequestTimes
@@ -88,9 +88,9 @@ class BeamSearch:
     logprobs: int | None = None
     """Top tokens in `Beam.logprobs`; None leaves it empty."""
     running: list[Beam] = field(default_factory=lambda: [Beam()], init=False)
-    """Those that go on, best first; none when the search is over."""
+    """Beams that go on, best first; none when the search is over."""
     best: list[Beam] = field(default_factory=list, init=False)
-    """Of the beams that ended, at most `width`, best first."""
+    """At most `width` beams that ended, best first."""
     _steps: int = field(default=0, init=False)
 
     @property
@@ -106,12 +106,12 @@ class BeamSearch:
             for token_id, logprob in table.top[: self.candidates_per_beam]
         ]
         if self._steps >= self.min_tokens:
-            self._keep_best(one.extended(self.logprobs) for one in candidates if one.ends)
+            self._keep_best(each.extended(self.logprobs) for each in candidates if each.ends)
         self._steps += 1
         # All of these have the same length, so that the likeliest have the best scores, whatever the penalty.
-        going_on = (one for one in candidates if not one.ends)
-        following = nlargest(self.width, going_on, key=lambda one: one.total)
-        self.running = [one.extended(self.logprobs) for one in following]
+        going_on = (each for each in candidates if not each.ends)
+        following = nlargest(self.width, going_on, key=lambda each: each.total)
+        self.running = [each.extended(self.logprobs) for each in following]
         if self._steps == self.max_tokens or self._is_decided():
             self._keep_best(self.running)
             self.running = []
@@ -156,7 +156,7 @@ class _SharedSearch:
     cached: int | None = None
     """Prompt tokens that the first step found in the prefix cache."""
     times: RequestTimes = NOT_MEASURED
-    """Those of the first step."""
+    """Times of the first step."""
     cancelled: bool = False
     """All of its requests have been cancelled."""
 
@@ -388,5 +388,5 @@ def _final_messages(shared: _SharedSearch, request: EngineRequest) -> list[Outbo
     return [*outbound, Finished(request.request_id, reason, usage, times=shared.times)]
 
 
-def _usage(shared: _SharedSearch, request: EngineRequest) -> Usage:
-    return Usage(prompt=len(request.prompt), cached=min(shared.cached or 0, len(request.prompt)))
+def _usage(shared: _SharedSearch, request: EngineRequest) -> TokenUsage:
+    return TokenUsage(prompt=len(request.prompt), cached=min(shared.cached or 0, len(request.prompt)))

@@ -18,7 +18,7 @@ from engine.request import (
     EngineRequest,
     Failed,
     Outbound,
-    Usage,
+    TokenUsage,
     describe,
 )
 from engine.scheduling.sequence import TokenSequence
@@ -80,7 +80,7 @@ class InboxReader(ABC):
             self._begin(sequence)
         except Exception as error:
             log.exception("request %s cannot be handled", request.request_id)
-            usage = Usage(prompt=len(request.prompt))
+            usage = TokenUsage(prompt=len(request.prompt))
             self._outbox.append(Failed(request.request_id, "engine_error", describe(error), usage))
             self._ended.append(request.request_id)
             self._request_metrics.failed()
@@ -103,7 +103,7 @@ class InboxReader(ABC):
         sequence = self._live_sequences().get(request.request_id)
         if sequence is None:  # it is in the inbox
             self._request_metrics.failed()
-            return Failed(request.request_id, "engine_dead", cause, Usage(prompt=len(request.prompt)))
+            return Failed(request.request_id, "engine_dead", cause, TokenUsage(prompt=len(request.prompt)))
         times = self._request_metrics.ended(sequence, "error", monotonic())
         return Failed(request.request_id, "engine_dead", cause, sequence.usage, times)
 

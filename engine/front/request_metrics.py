@@ -58,7 +58,7 @@ class RequestMetrics:
         self._step_tokens = Histogram(STEP_TOKEN_BOUNDS)
         self._ended: Counter[EndReason] = Counter(dict.fromkeys(END_REASONS, 0))
         self._last_rows: frozenset[TokenSequence] = frozenset()
-        """Those that got the last tokens. `last_token_at` is set when a request does not get the next."""
+        """Requests that got the last tokens. `last_token_at` is set when a request does not get the next."""
         self._last_at = 0.0
         """When they got them."""
         self._waiting_adapters: Counter[str] = Counter()
@@ -99,7 +99,7 @@ class RequestMetrics:
         self._last_at = now
 
     def received(self, sequence: TokenSequence, count: int, now: float) -> None:
-        """The same for one request of an engine without steps of its own, in place of `tokens`."""
+        """One request got so many tokens now; in place of `tokens`, for an engine without own steps."""
         if sequence.last_token_at is not None:
             self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
         else:

@@ -30,7 +30,7 @@ RESOLVE_SECONDS = 5.0
 RESOLVE_TIMEOUT_SECONDS = 10.0
 """A resolver with several servers that are down takes longer than one interval."""
 FILE_SECONDS = 1.0
-"""Between two looks at a file's status; it is read only if that has changed."""
+"""Between two looks at a file."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host and port, IPv4 or IPv6. Raises OSError."""
@@ -128,16 +128,14 @@ class Discovery:
         self._source = read_source(text)
         self._urls: tuple[str, ...] = ()
         self._warning: str | None = None
-        self._signature: tuple[int, ...] | None = None
-        """Of the file as it was last taken, to be read only if it has changed."""
         self._content: bytes | None = None
-        """Of a changed file, what the last look has read."""
+        """The content of the file at the last look; None if it could not be read."""
         if isinstance(self._source, FixedUrls):
             self._urls = self._source.urls
         elif isinstance(self._source, UrlFile):
             try:
-                content, self._signature = _look(self._source.path, None)
-                self._urls = read_file(content or b"")
+                self._content = _content_of(self._source.path)
+                self._urls = read_file(self._content)
             except (OSError, ValueError) as error:
                 raise ValueError(f"{self._source.path} cannot be used: {_sentence(error)}") from None
 
@@ -151,66 +149,55 @@ class Discovery:
         if self._urls:
             changed(self._urls)
         source = self._source
-        seconds = RESOLVE_SECONDS if isinstance(source, DnsName) else FILE_SECONDS
+        if isinstance(source, FixedUrls):
+            await asyncio.get_running_loop().create_future()
         while True:
-            if isinstance(source, FixedUrls):
-                await asyncio.get_running_loop().create_future()
             try:
                 urls = await self._read(resolve or _resolve)
             except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no thread can be started
-                self._signature = None
-                self._warn(source, _sentence(error))
+                self._warn(_sentence(error))
             else:
                 self._warning = None
                 if urls != self._urls:
                     self._urls = urls
                     log.info("engine servers: %s", ", ".join(urls))
                     changed(urls)
-            await wait(seconds)
+            await wait(RESOLVE_SECONDS if isinstance(source, DnsName) else FILE_SECONDS)
 
     async def _read(self, resolve: Resolve) -> tuple[str, ...]:
-        if isinstance(self._source, DnsName):
-            name = self._source
+        """The URLs that count now. Raises OSError or ValueError."""
+        source = self._source
+        if isinstance(source, DnsName):
             async with asyncio.timeout(RESOLVE_TIMEOUT_SECONDS):
-                return urls_of(name, await resolve(name.host, name.port))
-        assert isinstance(self._source, UrlFile)
-        # A thread, because a file of a network's file system may take long.
-        loop, path = asyncio.get_running_loop(), self._source.path
+                return urls_of(source, await resolve(source.host, source.port))
+        assert isinstance(source, UrlFile)
         before, self._content = self._content, None
-        content, signature = await loop.run_in_executor(None, _look, path, self._signature)
-        self._content = content
-        if content is None or content != before:
-            return self._urls
-        urls = await loop.run_in_executor(None, read_file, content)
-        self._signature = signature
-        return urls
+        # A thread, because a file of a network's file system may take long.
+        self._content = await asyncio.to_thread(_content_of, source.path)
+        return read_file(self._content) if self._content == before else self._urls
 
-    def _warn(self, source: Source, sentence: str) -> None:
+    def _warn(self, sentence: str) -> None:
         """Logs a sentence once, until reading succeeds or another one comes."""
         if sentence != self._warning:
             self._warning = sentence
-            what = source.path if isinstance(source, UrlFile) else getattr(source, "host", "")
-            log.warning("engine servers: %s cannot be used: %s; the last URLs stay in use", what, sentence)
+            source = self._source
+            name = source.path if isinstance(source, UrlFile) else getattr(source, "host", "")
+            log.warning("engine servers: %s cannot be used: %s; the last URLs stay in use", name, sentence)
 
 
-def _look(path: Path, signature: tuple[int, ...] | None) -> tuple[bytes | None, tuple[int, ...]]:
-    """The file's content, None if it still has this signature, and its signature. Raises OSError, ValueError.
-
-    The signature is taken before the content, so that what is written meanwhile is read next time.
-    """
+def _content_of(path: Path) -> bytes:
+    """The first `MAX_FILE_BYTES` of the file, and one more. Raises OSError, ValueError."""
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no regular file")
-        current = (status.st_mtime_ns, status.st_size, status.st_ino)
-        return None if current == signature else file.read(MAX_FILE_BYTES + 1), current
+        return file.read(MAX_FILE_BYTES + 1)
 
 
 async def _resolve(host: str, port: int) -> Sequence[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for _, _, _, _, address in found]
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for _, _, _, _, address in addresses]
 
 
 def _split(text: str) -> SplitResult:

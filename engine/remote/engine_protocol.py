@@ -5,7 +5,7 @@ sends them, `generation` decides which call comes next, `router` which server ge
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -34,7 +34,7 @@ class EngineMismatch(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFeatures:
-    """What a kind of server computes by itself; the rest is done by `generation` with further calls."""
+    """The features that a kind of server has; `generation` makes up for the others with further calls."""
 
     grammars: bool
     """Takes llguidance's Lark source (`GenerateCall.lark`)."""
@@ -44,11 +44,6 @@ class EngineFeatures:
     """Answers `GenerateCall.score_prompt`."""
     max_logprob_token_ids: int
     """How many of `EngineRequest.logprob_token_ids` it returns logprobs of; 0 if of none."""
-    adapters: bool
-    """Serves LoRA adapters by name."""
-    cache_salts: bool
-    """Shares no cached prefix between requests of different `cache_salt`."""
-    priorities: bool
     max_logprobs: int
     """The most top logprobs of a token."""
     max_biases: int | None = None
@@ -72,7 +67,7 @@ class GenerateCall:
     max_tokens: int
     seed: int
     min_tokens: int = 0
-    """Of this call: until it has generated this many, `request`'s stop ids are masked."""
+    """Until the call has generated this many tokens, `request`'s stop ids are masked."""
     lark: str | None = None
     """The grammar of the output, as llguidance's Lark source, that the server applies from the first token.
     Only if `EngineFeatures.grammars`."""
@@ -96,7 +91,7 @@ class ImageFile:
     """A picture that is not yet in a prompt."""
 
     data: bytes = field(repr=False)
-    """As `PromptImage.data`."""
+    """A picture file, as `PromptImage.data`."""
     digest: bytes
     """SHA-256 of `data`."""
     cache_salt: str
@@ -110,7 +105,7 @@ class AnswerChunk(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One for each of `token_ids`, if the request has `logprobs`: `top` as `TokenLogprobs` says."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of a `score_prompt` call: for tokens 1 and later."""
+    """Logprobs of tokens 1 and later; for a `score_prompt` call only."""
     finish_reason: Literal["stop", "length", "abort"] | None = None
     """Set in the last chunk with tokens."""
     cached_tokens: int | None = None
@@ -134,7 +129,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDescription:
-    """What a server says of itself when it is probed. Equal descriptions are the same model."""
+    """A server's description of itself, from a probe. Equal descriptions are the same model."""
 
     version: str = field(compare=False)
     model: str
@@ -145,10 +140,9 @@ class EngineDescription:
     """A digest of what the server says about its vocabulary, such as the text of sampled tokens."""
     adapters: tuple[str, ...] = ()
     origin: str = ""
-    """What the server says of its weights: the file or repository that it has read, and their size. Empty if
-    it says nothing."""
+    """The file or repository of its weights, and their size. Empty if the server does not say."""
     adapter_origins: tuple[str, ...] = ()
-    """The same of each of `adapters`, if the server says it of any."""
+    """The origin of each of `adapters`, if the server says it of any."""
 
     def weights(self) -> dict[str, str]:
         """`ModelInfo.weights`. Without the length of contexts, in which servers of one model may differ."""
@@ -164,15 +158,13 @@ class EngineDescription:
         }
 
 
-class ProbeClient(Protocol):
-    """Sends one request to one server, with its API key and a timeout."""
-
-    async def fetch(self, request: HttpRequest) -> tuple[int, bytes]:
-        """Status and body. Raises `CallFault` if there is no answer or a body above a few MiB."""
+Fetch = Callable[[HttpRequest], Awaitable[tuple[int, bytes]]]
+"""Sends one request to one server, with its API key and a timeout: status and body of the answer. Raises
+`CallFault` if there is none, or a body above a few MiB."""
 
 
 class ExpectedModel(Protocol):
-    """What the folder of `--model` says, to compare a server with."""
+    """The model of the folder `--model`, to compare a server with."""
 
     @property
     def name(self) -> str | None:
@@ -211,7 +203,7 @@ class EngineProtocol(Protocol):
     def images(self) -> ImageProtocol | None:
         """How it is asked about pictures; None if it takes none in prompts."""
 
-    async def probe(self, client: ProbeClient, expected: ExpectedModel) -> EngineDescription:
+    async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
         """Asks the server who it is. Raises `CallFault` if it does not answer, `EngineMismatch` if it
         cannot serve `expected`.
         """

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -20,6 +21,7 @@ from engine.remote.engine_protocol import (
     EngineMismatch,
     EngineProtocol,
     ExpectedModel,
+    Fetch,
     HttpRequest,
     ImageFile,
 )
@@ -222,10 +224,10 @@ class Fleet:
             self._router.probe_failed(server, CallFault("failed", describe(error)), monotonic())
 
     async def _probe_once(self, server: EngineServer) -> None:
-        client = _OneServer(self._client, server.url)
+        fetch = partial(self._client.fetch, server.url)
         try:
-            description = await self._protocol.probe(client, self._expected)
-            requests = await self._read_load(client)
+            description = await self._protocol.probe(fetch, self._expected)
+            requests = await self._read_load(fetch)
         except CallFault as fault:
             self._router.probe_failed(server, fault, monotonic())
             return
@@ -241,12 +243,12 @@ class Fleet:
             self._first.set()
             self._changed.set()
 
-    async def _read_load(self, client: "_OneServer") -> int | None:
+    async def _read_load(self, fetch: Fetch) -> int | None:
         """None is unknown, and no fault: llama-server answers between two batches only, each of which may
         take minutes without a GPU.
         """
         try:
-            status, body = await client.fetch(self._protocol.load_request())
+            status, body = await fetch(self._protocol.load_request())
         except CallFault:
             return None
         return self._protocol.read_load(body) if status == 200 else None
@@ -264,14 +266,3 @@ class Fleet:
 
 def _abandon(server: EngineServer, call_ids: Sequence[str]) -> None:
     server.abandoned.update(call_ids[: max(0, MAX_ABANDONED - len(server.abandoned))])
-
-
-class _OneServer:
-    """A `ProbeClient`."""
-
-    def __init__(self, client: EngineClient, url: str) -> None:
-        self._client = client
-        self._url = url
-
-    async def fetch(self, request: HttpRequest) -> tuple[int, bytes]:
-        return await self._client.fetch(self._url, request)

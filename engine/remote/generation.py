@@ -40,7 +40,7 @@ from engine.request import (
     TokenLogprobs,
     Tokens,
 )
-from engine.sampling.token_masks import GrammarMatchers, Masks, TokenRules
+from engine.sampling.token_masks import GrammarMatchers, Masks, SamplingRules
 from engine.scheduling.sequence import TokenSequence
 
 MAX_BARREN_CALLS = 8
@@ -49,15 +49,15 @@ CALL_IDS = 16
 """Ids of a request's calls, used in turn: so many that an abandoned call never has that of a newer one, and
 so few that all of them can be ended for a process that has died."""
 UNSTREAMED_TOKENS = 16
-"""Of a call that is not streamed: text in which servers miss a token often comes in parts of this size."""
+"""Tokens of a call that is not streamed: text in which servers miss a token often comes in such parts."""
 SEED_BITS = 63
-"""Of the seeds of calls: servers take signed numbers of 64 bits."""
+"""Size of the seeds of calls: servers take signed numbers of 64 bits."""
 
 
 class LocalMasks:
     """Masks of the tokens that may come next, computed here."""
 
-    def __init__(self, matchers: GrammarMatchers, rules: TokenRules) -> None:
+    def __init__(self, matchers: GrammarMatchers, rules: SamplingRules) -> None:
         self._matchers = matchers
         self._rules = rules
 
@@ -95,7 +95,7 @@ class Generation:
         self._native_grammar = self._takes_native_grammar()
         """The server applies the grammar in the current call."""
         self._restriction: OutputRestriction | None = None
-        """Of the current call, which is for one token then; None allows all."""
+        """The restriction of the current call, which is for one token then; None allows all."""
         self._any_may_come = False
         """The current call's tokens need no check: the request has no rule for them."""
         self._rejected = False
@@ -192,7 +192,7 @@ class Generation:
         return int.from_bytes(mixed, "big") >> (64 - SEED_BITS)
 
     def _logit_bias(self, banned: int = 0) -> Biases:
-        """Those of a call that bans so many tokens, which the server counts among them."""
+        """The biases of a call that bans so many tokens, which the server counts among them."""
         request, most = self.sequence.request, self._features.max_biases
         earlier = self.sequence.tokens[len(request.prompt) - request.output_offset :]
         return logit_biases(request.sampling, earlier, None if most is None else most - banned)
@@ -262,8 +262,8 @@ class Generation:
     def _check_chunk(self, chunk: AnswerChunk) -> None:
         if min(chunk.token_ids) < 0 or max(chunk.token_ids) >= self._vocab_size:
             raise CallFault("failed", "its answer has a token that is not in the vocabulary")
-        wanted = self.sequence.request.logprobs is not None
-        if wanted and (chunk.logprobs is None or len(chunk.logprobs) != len(chunk.token_ids)):
+        has_logprobs = self.sequence.request.logprobs is not None
+        if has_logprobs and (chunk.logprobs is None or len(chunk.logprobs) != len(chunk.token_ids)):
             raise CallFault("failed", "its answer has no logprobs")
         self._check_ids(chunk.logprobs or ())
 
@@ -286,8 +286,8 @@ class Generation:
         token_ids = tuple(self.sequence.tokens[begin:])
         if not token_ids:
             return
-        wanted = logprobs is not None and self.sequence.request.logprobs is not None
-        tables = tuple(logprobs[: len(token_ids)]) if wanted and logprobs is not None else None
+        has_logprobs = self.sequence.request.logprobs is not None
+        tables = tuple(logprobs[: len(token_ids)]) if has_logprobs and logprobs is not None else None
         self.messages.append(Tokens(self.sequence.request.request_id, token_ids, tables))
 
     def _append_forced(self) -> None:

@@ -32,9 +32,9 @@ PROBE_SECONDS = 5.0
 PROBE_BYTES = 4 * 2**20
 """/metrics of a server with many adapters has some hundred KiB."""
 ERROR_BYTES = 16 * 2**10
-"""Of an error's body, what is read."""
+"""The most that is read of an error's body."""
 BYTES_PER_LOGPROB = 160
-"""Of prompt logprobs, in an answer that is not streamed; vLLM takes about 80."""
+"""Bound for prompt logprobs in an answer that is not streamed; vLLM takes about 80."""
 
 
 class EngineClient:
@@ -59,9 +59,9 @@ class EngineClient:
         self._session: aiohttp.ClientSession | None = None
         self._paused = False
         self._silences: set[SilenceTimeout] = set()
-        """Of the calls that run, whatever they wait for."""
+        """One for each call that runs, whatever it waits for."""
         self._readers: set[AnswerReader] = set()
-        """Of the answers that are being read."""
+        """One for each answer that is being read."""
 
     def open(self) -> None:
         self._session = aiohttp.ClientSession(

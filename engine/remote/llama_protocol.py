@@ -31,10 +31,10 @@ from engine.remote.engine_protocol import (
     EngineFeatures,
     EngineMismatch,
     ExpectedModel,
+    Fetch,
     GenerateCall,
     HttpRequest,
     ImageProtocol,
-    ProbeClient,
 )
 from engine.request import MAX_ALLOWED_TOKENS, SamplingParams, TokenLogprobs, one_line
 
@@ -137,9 +137,6 @@ class LlamaProtocol:
         max_allowed_token_ids=MAX_ALLOWED_TOKENS,
         prompt_logprobs=False,
         max_logprob_token_ids=0,
-        adapters=False,
-        cache_salts=False,
-        priorities=False,
         max_logprobs=MAX_LOGPROBS,
     )
     images: ImageProtocol | None = None
@@ -148,9 +145,9 @@ class LlamaProtocol:
         """`vocab_size` is the number of token ids of the model."""
         self._vocab_size = vocab_size
 
-    async def probe(self, client: ProbeClient, expected: ExpectedModel) -> EngineDescription:
+    async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
         """Does not wait for a slot of the server."""
-        properties = await _ask(client, HttpRequest("GET", "/props"), _Properties)
+        properties = await _ask(fetch, HttpRequest("GET", "/props"), _Properties)
         build = _build_number(properties.build_info)
         if build and build < OLDEST_BUILD:
             raise EngineMismatch(f"it is llama.cpp b{build}; b{OLDEST_BUILD} is the oldest that is served")
@@ -158,13 +155,13 @@ class LlamaProtocol:
         name = properties.model_alias or file
         if expected.name not in (None, name, file):
             raise EngineMismatch(f"it serves {one_line(name, 200)}, not {expected.name}")
-        models = await _ask(client, HttpRequest("GET", "/v1/models"), _Models)
+        models = await _ask(fetch, HttpRequest("GET", "/v1/models"), _Models)
         meta = models.data[0].meta
         return EngineDescription(
             version=one_line(properties.build_info, 60),
             model=name,
             context_length=properties.default_generation_settings.n_ctx,
-            vocabulary=await _compare_vocabulary(client, meta.n_vocab, expected),
+            vocabulary=await _compare_vocabulary(fetch, meta.n_vocab, expected),
             origin=_origin(properties.model_path, meta),
         )
 
@@ -292,7 +289,8 @@ def _biases(call: GenerateCall, vocab_size: int) -> list[tuple[int, float | bool
     elif allowed:
         banned |= set(range(vocab_size)) - allowed
     pairs = [(token_id, bias) for token_id, bias in biases.items() if abs(bias) < inf]
-    return [*((one, bias) for one, bias in pairs if one not in banned), *((one, False) for one in banned)]
+    sampled = ((token_id, bias) for token_id, bias in pairs if token_id not in banned)
+    return [*sampled, *((token_id, False) for token_id in banned)]
 
 
 def _counts_tokens(sampling: SamplingParams) -> bool:
@@ -370,9 +368,9 @@ def _logprob(value: float | None) -> float:
 # The probe
 
 
-async def _ask(client: ProbeClient, request: HttpRequest, kind: type[_T]) -> _T:
+async def _ask(fetch: Fetch, request: HttpRequest, kind: type[_T]) -> _T:
     """The server's answer. Raises `CallFault` or `EngineMismatch`."""
-    status, body = await client.fetch(request)
+    status, body = await fetch(request)
     if status == 404:
         raise EngineMismatch(f"it has no {request.path}, so it is not llama-server")
     if status != 200:
@@ -391,12 +389,12 @@ def _origin(path: str, meta: _ModelMeta) -> str:
 
 
 def _build_number(info: str) -> int:
-    """Of `b10760-1a2b3c4`; 0 for a build that does not know its number."""
+    """10760 for `b10760-1a2b3c4`; 0 for a build that does not know its number."""
     number = info.partition("-")[0].removeprefix("b")
     return int(number) if number.isdecimal() and len(number) < 10 else 0
 
 
-async def _compare_vocabulary(client: ProbeClient, size: int, expected: ExpectedModel) -> str:
+async def _compare_vocabulary(fetch: Fetch, size: int, expected: ExpectedModel) -> str:
     """A digest of the text of some tokens. Raises `EngineMismatch` if the folder's tokens have other text."""
     tokens = expected.tokens
     used = max((index for index, token in enumerate(tokens) if token), default=-1) + 1
@@ -405,7 +403,7 @@ async def _compare_vocabulary(client: ProbeClient, size: int, expected: Expected
     whole = [index for index in range(used) if index not in expected.special and _is_text(tokens[index])]
     sampled = whole[:: max(1, len(whole) // PROBED_TOKENS)] or list(range(min(size, PROBED_TOKENS)))
     request = HttpRequest("POST", "/detokenize", msgspec.json.encode({"tokens": sampled}))
-    text = (await _ask(client, request, _Text)).content
+    text = (await _ask(fetch, request, _Text)).content
     if whole and text.strip() != b"".join(tokens[index] for index in sampled).decode().strip():
         raise EngineMismatch("its vocabulary is not that of the model's folder")
     return hashlib.sha256(f"{size}:{text}".encode(errors="surrogatepass")).hexdigest()

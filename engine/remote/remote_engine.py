@@ -32,7 +32,7 @@ from engine.request import (
     RequestRefused,
     describe,
 )
-from engine.sampling.token_masks import GrammarMatchers, TokenRules
+from engine.sampling.token_masks import GrammarMatchers, SamplingRules
 from engine.statistics import Stats
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class RemoteEngine(EngineFront):
             self._fleet,
             self._client,
             protocol.features,
-            LocalMasks(GrammarMatchers(grammars), TokenRules(vocab_size)),
+            LocalMasks(GrammarMatchers(grammars), SamplingRules(vocab_size)),
             vocab_size,
             config.max_running,
             self._beam_requests.deliver,
@@ -121,8 +121,8 @@ class RemoteEngine(EngineFront):
         features = self._features
         if request.prompt_logprobs is not None and not features.prompt_logprobs:
             raise RequestRefused("bad_limit", "The engine returns no logprobs of prompts.")
-        wanted = 2 * request.beams.width if request.beams is not None else request.logprobs or 0
-        if max(wanted, request.prompt_logprobs or 0) > features.max_logprobs:
+        top_count = 2 * request.beams.width if request.beams is not None else request.logprobs or 0
+        if max(top_count, request.prompt_logprobs or 0) > features.max_logprobs:
             raise RequestRefused(
                 "bad_limit", f"The engine returns at most {features.max_logprobs} top logprobs of a token."
             )

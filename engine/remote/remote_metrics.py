@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from engine.front.request_metrics import RequestMetrics
-from engine.request import Usage
+from engine.request import TokenUsage
 from engine.statistics import ServerStats, Stats
 
 RECENT_SECONDS = 10.0
@@ -32,8 +32,8 @@ class RemoteMetrics:
         else:
             self._buckets.append((now, count))
 
-    def count_request(self, usage: Usage) -> None:
-        """Of a request that has ended."""
+    def count_request(self, usage: TokenUsage) -> None:
+        """Counts the tokens of a request that has ended."""
         self._prompt_tokens += usage.prompt
         self._cached_tokens += usage.cached
 

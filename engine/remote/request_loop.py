@@ -35,13 +35,13 @@ MAX_FAILURES = 4
 
 @dataclass(slots=True)
 class Attempts:
-    """Of one request, the calls since its last token."""
+    """The calls of one request since its last token, and when it gives up."""
 
     since: float
     """When it last had a server, or began to look for one: all that were asked since have turned it away. The
     wait for a server is counted from here, so that the answer 503 does not begin it again."""
     length: int
-    """Of its tokens, the prompt included, after the last call."""
+    """Number of its tokens, the prompt included, after the last call."""
     avoid: set[str] = field(default_factory=set)
     """URLs of servers that failed or turned it away."""
     failures: int = 0
@@ -111,7 +111,7 @@ class RequestLoop(InboxReader):
         self._tokens_at: dict[str, int] = {}
         """By request: the index in the outbox of its `Tokens`, to which further tokens are added."""
         self._undelivered_tokens = 0
-        """Those in the outbox."""
+        """Number of tokens in the outbox."""
         self._delivery: asyncio.Handle | None = None
         self._delivered_at = -inf
 

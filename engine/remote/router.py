@@ -38,7 +38,7 @@ LOAD_SLACK = 4
 LOAD_SLACK calls. The factor is the usual one of bounded loads; the slack lets a batch of few calls, which
 costs a server little, stay where its prefix is."""
 PREFIX_STRIDE = 8
-"""Of a chain of digests, every eighth is stored, and the last one. A call of 32,768 tokens, which has 2,048
+"""Every eighth digest of a chain is stored, and the last one. A call of 32,768 tokens, which has 2,048
 digests, costs 257 entries."""
 MAX_PREFIXES = 65_536
 """Stored digests: about 16 MiB, for 8 million tokens of prefixes."""

@@ -53,11 +53,12 @@ def read_image_tokens(body: bytes) -> tuple[int, ...]:
     """The tokens of the chat's picture. Raises `CallFault`."""
     try:
         rendered = _RENDERED.decode(body)
-        (place,) = rendered.features.mm_placeholders["image"]
+        (placeholder,) = rendered.features.mm_placeholders["image"]
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
         message = f"its answer to {RENDER} is not understood: {one_line(repr(error))}"
         raise CallFault("failed", message) from error
-    return tuple(rendered.token_ids[max(0, place.offset) : max(0, place.offset) + max(0, place.length)])
+    start = max(0, placeholder.offset)
+    return tuple(rendered.token_ids[start : start + max(0, placeholder.length)])
 
 
 def with_images(tokens: Sequence[int], images: Sequence[PromptImage], cache_salt: str) -> dict[str, Any]:
@@ -80,5 +81,5 @@ def _data_url(data: bytes) -> str:
 
 
 def _cache_id(digest: bytes, cache_salt: str) -> str:
-    """What vLLM caches the picture by. Requests of different salts share nothing of it."""
+    """The id by which vLLM caches the picture. Requests of different salts share nothing of it."""
     return hashlib.sha256(cache_salt.encode() + b"\0" + digest).hexdigest()

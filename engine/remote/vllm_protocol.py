@@ -22,17 +22,17 @@ from engine.remote.engine_protocol import (
     EngineFeatures,
     EngineMismatch,
     ExpectedModel,
+    Fetch,
     GenerateCall,
     HttpRequest,
     ImageProtocol,
-    ProbeClient,
 )
 from engine.request import TokenLogprobs, one_line
 
 GENERATE = "/inference/v1/generate"
 MODELS = "/v1/models"
 ID_PREFIX = "generate-tokens-"
-"""What the server puts before a request's id."""
+"""The server puts this before a request's id."""
 OLDEST = (0, 32)
 MAX_ADAPTERS = 1024
 MAX_ORIGIN = 1000
@@ -42,7 +42,7 @@ PROBED_TOKENS = 64
 SERVER_LOGPROBS = 20
 """`--max-logprobs` of a server with its defaults."""
 MAX_IDS, MAX_MASKED_ENDS = 1024, 128
-"""Of `allowed_token_ids` and of `logit_bias`, and of stop ids with `min_tokens`. With more the workers raise
+"""Bounds of `allowed_token_ids` and `logit_bias`, and of stop ids with `min_tokens`. With more, workers raise
 (`v1/worker/gpu/sample/logit_bias.py`) and the whole engine ends; nothing checks requests before them."""
 BANNING_BIAS = -100.0
 """The least that the server takes. Compared with it, a token is as good as banned."""
@@ -139,20 +139,17 @@ class VllmProtocol:
         max_allowed_token_ids=MAX_IDS,
         prompt_logprobs=True,
         max_logprob_token_ids=SERVER_LOGPROBS - 1,
-        adapters=True,
-        cache_salts=True,
-        priorities=True,
         max_logprobs=SERVER_LOGPROBS,
         max_biases=MAX_IDS,
         max_masked_ends=MAX_MASKED_ENDS,
     )
     images: ImageProtocol | None = vllm_images
 
-    async def probe(self, client: ProbeClient, expected: ExpectedModel) -> EngineDescription:
-        version = (await _get(client, "/version", _VERSION)).version
+    async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
+        version = (await _get(fetch, "/version", _VERSION)).version
         if _numbers(version) < OLDEST:
             raise EngineMismatch(f"it is vLLM {one_line(version, 40)}; 0.32 is the oldest that is served")
-        models = (await _get(client, MODELS, _MODELS)).data[: MAX_ADAPTERS + 1]
+        models = (await _get(fetch, MODELS, _MODELS)).data[: MAX_ADAPTERS + 1]
         base = [model for model in models if model.parent is None]
         model = next((model for model in base if expected.name in (None, model.id)), None)
         if model is None:
@@ -160,18 +157,18 @@ class VllmProtocol:
             raise EngineMismatch(f"it serves {names or 'no model'}, not {expected.name}")
         if not model.max_model_len or model.max_model_len < 1:
             raise EngineMismatch("it does not say how long its context is")
-        status, _ = await client.fetch(HttpRequest("GET", "/health"))
+        status, _ = await fetch(HttpRequest("GET", "/health"))
         if status != 200:  # the process that answers outlives the one that computes
             raise CallFault("failed", f"it answered {status} to /health")
-        status, _ = await client.fetch(HttpRequest("POST", GENERATE, b"{}"))
+        status, _ = await fetch(HttpRequest("POST", GENERATE, b"{}"))
         if status == 404:
             raise EngineMismatch("it has no /inference/v1/generate: start it with --enable-scale-out")
-        adapters = sorted((one.id, one.root or "") for one in models if one.parent is not None)
+        adapters = sorted((model.id, model.root or "") for model in models if model.parent is not None)
         return EngineDescription(
             version=version,
             model=model.id,
             context_length=model.max_model_len,
-            vocabulary=await _compare_vocabulary(client, model.id, expected),
+            vocabulary=await _compare_vocabulary(fetch, model.id, expected),
             adapters=tuple(name for name, _ in adapters),
             origin=one_line(model.root or "", MAX_ORIGIN),
             adapter_origins=tuple(one_line(root, MAX_ORIGIN) for _, root in adapters),
@@ -214,7 +211,7 @@ class VllmProtocol:
         content = choice.logprobs.content if choice.logprobs else None
         return AnswerChunk(
             token_ids=choice.token_ids or (),
-            logprobs=None if content is None else tuple(_logprobs(one, call) for one in content),
+            logprobs=None if content is None else tuple(_logprobs(token, call) for token in content),
             finish_reason=None if finish is None else _FINISH[finish],
         )
 
@@ -308,11 +305,15 @@ def _allowed(call: GenerateCall) -> dict[str, Any]:
 
     Such a grammar of a whole output allows the end token, too.
     """
-    one = call.allowed_token_ids is not None
+    is_for_one_token = call.allowed_token_ids is not None
     allowed = call.allowed_token_ids or call.request.sampling.allowed_token_ids
     if len(allowed) > MAX_IDS:
         tokens = ",".join(_ranges(allowed))
-        return {"structured_outputs": {"grammar": f"{HEADER}start: (<[{tokens}]>){'' if one else '+'}\n"}}
+        return {
+            "structured_outputs": {
+                "grammar": f"{HEADER}start: (<[{tokens}]>){'' if is_for_one_token else '+'}\n"
+            }
+        }
     return {"allowed_token_ids": allowed} if allowed else {}
 
 
@@ -337,16 +338,18 @@ def _prompt_logprobs(token_id: int, table: dict[str, _Logprob] | None, call: Gen
 def _table(
     chosen: float, pairs: Sequence[tuple[int, float]], call: GenerateCall, count: int
 ) -> TokenLogprobs:
-    wanted = () if call.score_prompt else call.request.logprob_token_ids
-    if wanted:
+    named_ids = () if call.score_prompt else call.request.logprob_token_ids
+    if named_ids:
         by_id = dict(pairs)
-        return TokenLogprobs(chosen, tuple((one, by_id[one]) for one in wanted if one in by_id))
+        return TokenLogprobs(
+            chosen, tuple((token_id, by_id[token_id]) for token_id in named_ids if token_id in by_id)
+        )
     ordered = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
     return TokenLogprobs(chosen, tuple(ordered[:count]))
 
 
-async def _get(client: ProbeClient, path: str, decoder: msgspec.json.Decoder[_T]) -> _T:
-    status, body = await client.fetch(HttpRequest("GET", path))
+async def _get(fetch: Fetch, path: str, decoder: msgspec.json.Decoder[_T]) -> _T:
+    status, body = await fetch(HttpRequest("GET", path))
     if status != 200:
         raise CallFault("failed", f"it answered {status} to {path}")
     return _decode(body, decoder, path)
@@ -364,14 +367,14 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdecimal() else 0 for part in parts)
 
 
-async def _compare_vocabulary(client: ProbeClient, model: str, expected: ExpectedModel) -> str:
+async def _compare_vocabulary(fetch: Fetch, model: str, expected: ExpectedModel) -> str:
     """A digest of the text of some tokens. Raises `EngineMismatch` if the folder's tokens have other text."""
     tokens = expected.tokens
     plain = [index for index, token in enumerate(tokens) if token and index not in expected.special]
     sampled = [index for index in plain if _is_text(tokens[index])]
     sampled = sampled[:: max(1, len(sampled) // PROBED_TOKENS)]
     body = msgspec.json.encode({"model": model, "tokens": sampled})
-    status, answer = await client.fetch(HttpRequest("POST", "/detokenize", body))
+    status, answer = await fetch(HttpRequest("POST", "/detokenize", body))
     if status >= 500 or status == 429:
         raise CallFault("failed", f"it answered {status} to /detokenize")
     if status != 200:

@@ -16,7 +16,7 @@ from engine.request import (
     RequestRefused,
     TokenLogprobs,
     Tokens,
-    Usage,
+    TokenUsage,
 )
 from tests.support.engines import make_request
 
@@ -47,17 +47,20 @@ class Steps:
         """All live steps end with a token."""
         messages: list[Outbound] = []
         for step in self.live:
-            messages += [Tokens(step, (0,), (TABLE,)), Finished(step, "length", Usage(prompt=1, output=1))]
+            messages += [
+                Tokens(step, (0,), (TABLE,)),
+                Finished(step, "length", TokenUsage(prompt=1, output=1)),
+            ]
         self._end(messages)
 
     def end_cancelled(self) -> None:
         """The steps that were cancelled end."""
         ended = [step for step in self.cancelled if step in self.live]
-        self._end([Finished(step, "cancelled", Usage(prompt=1)) for step in ended])
+        self._end([Finished(step, "cancelled", TokenUsage(prompt=1)) for step in ended])
         self.cancelled.clear()
 
     def fail_one(self) -> None:
-        self._end([Failed(self.live[0], "engine_error", "It broke.", Usage(prompt=1))])
+        self._end([Failed(self.live[0], "engine_error", "It broke.", TokenUsage(prompt=1))])
 
     def _end(self, messages: Sequence[Outbound]) -> None:
         for message in messages:
@@ -180,6 +183,6 @@ def test_an_engine_that_loses_all_its_requests_has_all_its_places_again() -> Non
     engine.accept("other")
     lost = engine.registry.remove_all()
     engine.live.clear()
-    engine.beams.deliver([Failed(one.request_id, "engine_dead", "", Usage(prompt=1)) for one in lost])
+    engine.beams.deliver([Failed(one.request_id, "engine_dead", "", TokenUsage(prompt=1)) for one in lost])
     assert {one.request_id for one in engine.told if isinstance(one, Failed)} == {"a", "other"}
     assert engine.fill() == 10

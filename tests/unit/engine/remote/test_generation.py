@@ -24,7 +24,7 @@ from engine.request import (
     TokenLogprobs,
     Tokens,
 )
-from engine.sampling.token_masks import GrammarMatchers, TokenRules
+from engine.sampling.token_masks import GrammarMatchers, SamplingRules
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_request
 from tests.support.grammars import END, SIZE, VOCABULARY, fits, ids_of, schema, text_of
@@ -54,7 +54,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 def begin(request: EngineRequest, compiler: GrammarCompiler, features: EngineFeatures = VLLM) -> Generation:
     compiled = None if request.grammar is None else compiler.compiled(request.grammar)
     sequence = TokenSequence(request, 1, (), compiled)
-    return Generation(sequence, features, LocalMasks(GrammarMatchers(compiler), TokenRules(SIZE)), SIZE)
+    return Generation(sequence, features, LocalMasks(GrammarMatchers(compiler), SamplingRules(SIZE)), SIZE)
 
 
 def answer(call: GenerateCall, sample: Sample) -> Iterator[AnswerChunk]:

@@ -3,7 +3,7 @@
 from engine.remote.engine_protocol import AnswerChunk, EngineFeatures, GenerateCall
 from engine.remote.generation import UNSTREAMED_TOKENS, Generation, LocalMasks
 from engine.request import EngineRequest, Finished, SamplingParams, Tokens
-from engine.sampling.token_masks import GrammarMatchers, TokenRules
+from engine.sampling.token_masks import GrammarMatchers, SamplingRules
 from engine.scheduling.sequence import TokenSequence
 
 FEATURES = EngineFeatures(
@@ -11,9 +11,6 @@ FEATURES = EngineFeatures(
     max_allowed_token_ids=16_384,
     prompt_logprobs=False,
     max_logprob_token_ids=0,
-    adapters=False,
-    cache_salts=False,
-    priorities=False,
     max_logprobs=20,
 )
 VOCABULARY = 100
@@ -23,7 +20,7 @@ def generation(max_tokens: int = 100) -> Generation:
     request = EngineRequest(
         request_id="r", prompt=(1, 2), max_tokens=max_tokens, sampling=SamplingParams(seed=7)
     )
-    masks = LocalMasks(GrammarMatchers(None), TokenRules(VOCABULARY))
+    masks = LocalMasks(GrammarMatchers(None), SamplingRules(VOCABULARY))
     return Generation(TokenSequence(request, 1), FEATURES, masks, VOCABULARY)
 
 

@@ -258,7 +258,7 @@ def server(**changes: Any) -> Server:
 
 
 def probe(answering: Server, expected: Expected | None = None) -> EngineDescription:
-    return asyncio.run(PROTOCOL.probe(answering, expected or Expected()))
+    return asyncio.run(PROTOCOL.probe(answering.fetch, expected or Expected()))
 
 
 def test_a_probe_describes_the_server() -> None:

@@ -15,7 +15,7 @@ from engine.remote.request_loop import DELIVERY_SECONDS, RequestLoop
 from engine.remote.router import EngineServer
 from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import Cancel, Failed, Finished, Outbound, Tokens
-from engine.sampling.token_masks import GrammarMatchers, TokenRules
+from engine.sampling.token_masks import GrammarMatchers, SamplingRules
 from tests.support.engines import make_request
 from tests.support.grammars import SIZE
 
@@ -60,7 +60,7 @@ def loop_of(server: OneServer, registry: RequestRegistry, deliver: Callable[[Any
         cast("Any", server),
         cast("Any", server),
         VllmProtocol.features,
-        LocalMasks(GrammarMatchers(None), TokenRules(SIZE)),
+        LocalMasks(GrammarMatchers(None), SamplingRules(SIZE)),
         SIZE,
         4,
         deliver,

@@ -284,11 +284,11 @@ class Server:
 
 
 def test_a_probe_says_what_the_server_serves() -> None:
-    description = asyncio.run(PROTOCOL.probe(Server(), Expected()))
+    description = asyncio.run(PROTOCOL.probe(Server().fetch, Expected()))
     assert (description.version, description.model, description.context_length) == ("0.32.0", "base", 4096)
     assert description.adapters == ("lora",)
     assert description == asyncio.run(
-        PROTOCOL.probe(Server({"/version": (200, {"version": "1.0"})}), Expected())
+        PROTOCOL.probe(Server({"/version": (200, {"version": "1.0"})}).fetch, Expected())
     )
 
 
@@ -298,7 +298,7 @@ def test_a_probe_says_where_the_server_has_its_weights_from() -> None:
         {"id": "base", "max_model_len": 4096, "root": "/models/v1"},
         {"id": "chat", "parent": "base", "root": "/lora/chat"},
     ]
-    description = asyncio.run(PROTOCOL.probe(Server({"/v1/models": (200, {"data": rows})}), Expected()))
+    description = asyncio.run(PROTOCOL.probe(Server({"/v1/models": (200, {"data": rows})}).fetch, Expected()))
     assert description.origin == "/models/v1"
     assert (description.adapters, description.adapter_origins) == (
         ("chat", "sql"),
@@ -322,13 +322,13 @@ def test_a_server_that_does_not_fit_is_refused_with_a_sentence(
     answers: Mapping[str, tuple[int, object]], name: str | None, words: str
 ) -> None:
     with pytest.raises(EngineMismatch, match=words):
-        asyncio.run(PROTOCOL.probe(Server(answers), Expected(name=name)))
+        asyncio.run(PROTOCOL.probe(Server(answers).fetch, Expected(name=name)))
 
 
 @pytest.mark.parametrize("path", ["/version", "/health"])
 def test_a_server_that_cannot_answer_or_compute_is_a_fault(path: str) -> None:
     with pytest.raises(CallFault):
-        asyncio.run(PROTOCOL.probe(Server({path: (503, {})}), Expected()))
+        asyncio.run(PROTOCOL.probe(Server({path: (503, {})}).fetch, Expected()))
 
 
 def test_an_event_that_is_nested_too_deeply_is_a_fault() -> None:

@@ -1,4 +1,4 @@
-"""What transformers' layers call (`paged_attention`), and the protocols of a step and of a paged backend.
+"""`paged_attention`, which transformers' layers call; the protocols of a step and of a paged backend.
 
 Engine thread. Each layer of the model calls `paged_attention`, which passes the layer's query, key and value
 as a `LayerCall` to the `AttentionStep` of the forward pass. A `PagedAttentionBackend` computes over block
