@@ -89,9 +89,9 @@ class InboxReader(ABC):
 
     def fail_all(self, cause: BaseException) -> None:
         """Delivers the outbox, and `Failed` to every unfinished request, those in the inbox included."""
-        ended = set(self._ended)
+        ended, sequences = set(self._ended), self._live_sequences()
         failures = [
-            self._failure(request, describe(cause))
+            self._failure(request, sequences.get(request.request_id), describe(cause))
             for request in self._registry.remove_all()
             if request.request_id not in ended
         ]
@@ -99,8 +99,7 @@ class InboxReader(ABC):
         if messages:
             self._call_deliver(messages)
 
-    def _failure(self, request: EngineRequest, cause: str) -> Failed:
-        sequence = self._live_sequences().get(request.request_id)
+    def _failure(self, request: EngineRequest, sequence: TokenSequence | None, cause: str) -> Failed:
         if sequence is None:  # it is in the inbox
             self._request_metrics.failed()
             return Failed(request.request_id, "engine_dead", cause, TokenUsage(prompt=len(request.prompt)))

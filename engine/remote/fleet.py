@@ -94,7 +94,7 @@ class Fleet:
     @property
     def trouble(self) -> str | None:
         """Why no server can be used, in a sentence; None if one can. Any thread."""
-        return None if self._router.available else self._router.trouble()
+        return self._router.trouble()
 
     @property
     def stats(self) -> list[ServerStats]:

@@ -141,11 +141,6 @@ class RequestLoop(InboxReader):
             self._deliver_soon()
         self._check_idle()
 
-    def fail_all(self, cause: BaseException) -> None:
-        # Tokens that were to be delivered with the end of their requests.
-        self._outbox += [message for each in self._generations.values() for message in each.messages]
-        super().fail_all(cause)
-
     # Requests
 
     def _live_sequences(self) -> dict[str, TokenSequence]:
