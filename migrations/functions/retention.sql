@@ -147,8 +147,8 @@ begin
         holdfast_move_rows(gone_items, 'items', tenants, ids),
         holdfast_move_rows(gone_streams, 'response_streams', tenants, ids);
     execute format($do$
-        insert into storage_changes (tenant, bytes)
-        select tenant, -sum(bytes) from (
+        insert into storage_changes (tenant, bytes, day)
+        select tenant, -sum(bytes), cast(statement_timestamp() at time zone 'utc' as date) from (
             select tenant, size as bytes from %1$s
             union all select tenant, size + coalesce(octet_length(for_model), 0) from %2$s
             union all select tenant, size from %3$s) as removed

@@ -26,8 +26,12 @@ select
     (l.output_tokens / nullif(extract(epoch from l.finished_at - l.first_token_at), 0))::float8 as tokens_per_second,
     l.cost,
     l.attempt,
-    l.request_id
-from usage_ledger l;
+    l.request_id,
+    k.name as key_name,
+    l.cancel_reason,
+    l.metadata
+from usage_ledger l
+left join api_keys k on k.id = l.key_id;
 comment on view admin.usage is 'every ended response, stored or not, one row each, also after it was deleted';
 comment on column admin.usage.id is 'compare it with admin.uuid_of(''resp_…'')';
 comment on column admin.usage.response is 'the id as the API shows it';
@@ -55,6 +59,9 @@ comment on column admin.usage.tokens_per_second is 'output_tokens by the time fr
 comment on column admin.usage.cost is 'at the price when it ended; null: its model had none';
 comment on column admin.usage.attempt is 'how many replicas have run it';
 comment on column admin.usage.request_id is 'x-request-id of its create';
+comment on column admin.usage.key_name is 'the name of that key';
+comment on column admin.usage.cancel_reason is 'why it was cancelled';
+comment on column admin.usage.metadata is 'what the client has attached: pairs whose values have at most 64 characters';
 
 create view admin.usage_daily with (security_invoker) as
 select
