@@ -65,7 +65,7 @@ begin
     end if;
     return query execute format($query$
         select l.tenant, l.response_id from %s l
-        where l.kind is null or l.finished_at >= statement_timestamp() - make_interval(days => $1)
+        where l.finished_at >= statement_timestamp() - make_interval(days => $1)
            or exists (select from responses r where r.tenant = l.tenant and r.id = l.response_id)
         limit $2 $query$, part)
     using days, most;

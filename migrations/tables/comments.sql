@@ -92,7 +92,7 @@ comment on column conversations.metadata is 'what the client has attached';
 comment on column conversations.created_at is 'when it was made';
 comment on column conversations.next_position is 'grows with every item that comes or goes, so that it tells whether any has';
 comment on column conversations.size is 'bytes of the metadata, and some for the row';
-comment on column conversations.touched_at is 'when it was made or last changed; null: long ago';
+comment on column conversations.touched_at is 'when it was made or last changed';
 
 comment on table conversation_items is 'the items of conversations';
 comment on column conversation_items.tenant is 'whose it is';
@@ -149,7 +149,7 @@ comment on table response_streams is 'the event log of an ended response, folded
 comment on column response_streams.tenant is 'whose it is';
 comment on column response_streams.response_id is 'the response whose events these are';
 comment on column response_streams.last_seq is 'the sequence number of its last event';
-comment on column response_streams.codec is '1: JSON array of hot rows; 2: with attempts; 3: and without large parameters, which request has';
+comment on column response_streams.codec is '2: JSON array of hot rows; 3: without large parameters, which request has';
 comment on column response_streams.body is 'what the hot rows held';
 comment on column response_streams.finished_at is 'when it was folded';
 comment on column response_streams.size is 'bytes of the body';
@@ -355,7 +355,7 @@ comment on table reader_tenants is 'whose rows the readers of single tenants see
 comment on column reader_tenants.tenant is 'whose it is';
 comment on column reader_tenants.role is 'a database user';
 
-comment on table schema_compatibility is 'a row for each migration that has run, from the one on that made this table';
+comment on table schema_compatibility is 'a row for each migration that has run';
 comment on column schema_compatibility.revision is 'of the migration';
 comment on column schema_compatibility.oldest_code is 'the last revision that the oldest release knows that may serve on this one';
 comment on column schema_compatibility.release is 'the release that applied it';

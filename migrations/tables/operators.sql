@@ -144,16 +144,15 @@ create table usage_ledger (
     error_code text,
     cost numeric,
     end_user text,
-    kind text,
-    background boolean,
-    attempt integer,
+    kind text not null,
+    background boolean not null,
+    attempt integer not null,
     cancel_reason text,
     metadata jsonb,
     constraint pk_usage_ledger primary key (tenant, response_id)
 ) partition by range (response_id);
 create index ix_usage_ledger_finished_at on usage_ledger (tenant, finished_at);
 create index ix_usage_ledger_time on usage_ledger (finished_at);
-create index ix_usage_ledger_uncounted on usage_ledger (finished_at) where kind is null;
 
 create table usage_changes (
     tenant text not null,

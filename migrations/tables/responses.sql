@@ -10,7 +10,7 @@ create table replicas (
     heartbeat_at timestamptz not null default clock_timestamp(),
     reading uuid[] not null default '{}',
     role text not null default 'all',
-    revision text,
+    revision text not null,
     constraint pk_replicas primary key (id),
     constraint ck_replicas_role check (role in ('all', 'api', 'worker')),
     constraint ck_replicas_state check (state in ('alive', 'stopped', 'dead'))
@@ -60,16 +60,16 @@ create table responses (
     deaths integer not null default 0,
     asked json,
     choice smallint,
-    size integer,
+    size integer not null,
     turns json,
     request_id text,
     queue_seconds double precision,
     prefill_seconds double precision,
     trace_parent text,
     end_user text,
-    kind text,
+    kind text not null,
     root_id uuid,
-    turn integer,
+    turn integer not null,
     weights text,
     cancel_reason text,
     user_agent text,
@@ -108,7 +108,7 @@ create table items (
     call_id text,
     payload json not null,
     created_at timestamptz not null default clock_timestamp(),
-    size integer,
+    size integer not null,
     for_model text,
     seconds double precision,
     constraint pk_items primary key (tenant, response_id, side, idx)
@@ -122,8 +122,8 @@ create table conversations (
     metadata jsonb not null,
     created_at timestamptz not null default clock_timestamp(),
     next_position bigint not null default '0',
-    size integer,
-    touched_at timestamptz default clock_timestamp(),
+    size integer not null,
+    touched_at timestamptz not null default clock_timestamp(),
     constraint pk_conversations primary key (tenant, id)
 );
 
@@ -140,7 +140,7 @@ create table conversation_items (
     payload json not null,
     response_id uuid,
     created_at timestamptz not null default clock_timestamp(),
-    size integer,
+    size integer not null,
     for_model text,
     constraint pk_conversation_items primary key (tenant, conversation_id, position),
     constraint uq_conversation_items_tenant_id unique (tenant, id)
@@ -204,7 +204,7 @@ create table response_streams (
     codec smallint not null,
     body text not null,
     finished_at timestamptz not null default clock_timestamp(),
-    size integer,
+    size integer not null,
     constraint pk_response_streams primary key (tenant, response_id)
 ) partition by range (response_id);
 

@@ -56,7 +56,7 @@ from (
     select tenant, day, greatest(bytes, 0), greatest(-bytes, 0) from storage_changes where day is not null
 ) as d
 group by tenant, day;
-comment on view admin.storage_daily is 'bytes that each tenant stored and removed by day, as its quota counts them, since revision 0022';
+comment on view admin.storage_daily is 'bytes that each tenant stored and removed by day, as its quota counts them';
 comment on column admin.storage_daily.tenant is 'whose they are';
 comment on column admin.storage_daily.day is 'in UTC';
 comment on column admin.storage_daily.added is 'bytes that were stored';

@@ -38,7 +38,7 @@ comment on column admin.usage.response is 'the id as the API shows it';
 comment on column admin.usage.tenant is 'whose it was';
 comment on column admin.usage.key_id is 'the API key of its create';
 comment on column admin.usage.end_user is 'user, else safety_identifier, of its request';
-comment on column admin.usage.kind is 'response, chat or completion: the API that made it; null: not counted in usage_daily''s sums yet';
+comment on column admin.usage.kind is 'response, chat or completion: the API that made it';
 comment on column admin.usage.model is 'the model that was asked';
 comment on column admin.usage.background is 'it ran whether or not a client waited';
 comment on column admin.usage.stored is 'it had a row in responses';
@@ -88,12 +88,6 @@ from (
     select day, tenant, key_id, model, kind, status, error_code, responses, input_tokens, cached_tokens,
         output_tokens, reasoning_tokens, cost, unpriced
     from usage_changes
-    union all
-    select cast(finished_at at time zone 'utc' as date), tenant, coalesce(key_id, ''), model, 'response', status,
-        coalesce(error_code, ''), 1, input_tokens, cached_tokens, output_tokens, reasoning_tokens,
-        coalesce(cost, 0), case when cost is null then 1 else 0 end
-    from usage_ledger
-    where kind is null
 ) as u
 left join api_keys k on k.id = u.key_id;
 comment on view admin.usage_daily is 'sums of every ended response by day, exact at any time; several rows may have the same values, so sum them';
