@@ -16,8 +16,8 @@ from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
 INSERT = (
-    "insert into items (tenant, response_id, side, idx, id, type, payload) values"
-    " ('t', gen_random_uuid(), 0, 0, %s, 'message', '{}')"
+    "insert into items (tenant, response_id, side, idx, id, type, payload, size) values"
+    " ('t', gen_random_uuid(), 0, 0, %s, 'message', '{}', 2)"
 )
 WAITS = "select exists (select from pg_locks where relation = 'items'::regclass and not granted)"
 SEARCH = "select side from admin.search(%s)"
@@ -58,8 +58,8 @@ def test_no_item_is_refused_for_its_words(database_url: str) -> None:
             content = [{"type": "input_text", "text": awkward}]
             payload = json.dumps({"type": "message", "content": content})  # NULs and emoji escaped
             connection.execute(
-                "insert into items (tenant, response_id, side, idx, id, type, payload) values"
-                " ('t', gen_random_uuid(), 0, 0, %s, 'message', %s)",
+                "insert into items (tenant, response_id, side, idx, id, type, payload, size) values"
+                " ('t', gen_random_uuid(), 0, 0, %s, 'message', %s, 0)",
                 [f"msg_{number}", payload],
             )
         assert len(connection.execute(SEARCH, ["xylophone"]).fetchall()) == len(AWKWARD)

@@ -119,7 +119,7 @@ class _Reading:
     marks: list[tuple[str, float, int]] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)
     last: float = 0
-    attempt: int | None = None
+    attempt: int = 0
     has_token: bool = False
     events: int = 0
 
@@ -130,7 +130,7 @@ class _Reading:
         elif at - self.last > GAP_S and self.events:
             self.gaps.append((self.last, at))
         if row.attempt != self.attempt:
-            if self.attempt and row.attempt:
+            if self.attempt:
                 label = f"taken over by another replica, attempt {row.attempt}"
                 self.marks.append((label, at, row.first_seq))
             self.attempt = row.attempt

@@ -86,7 +86,7 @@ def to_json(column: Column[Any], value: Any) -> Any:
 def from_json(column: Column[Any], raw: bytes) -> Any:
     """The value of a column from its JSON. Raises BadValue."""
     if raw.strip() == b"null":
-        if not column.nullable:
+        if not column.nullable and column.server_default is None:
             raise BadValue("must not be null")
         return None
     if isinstance(column.type, JSON):

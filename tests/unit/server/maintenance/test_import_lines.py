@@ -28,6 +28,9 @@ RESPONSE = {
     "finished_at": "2026-11-23T10:00:01+00:00",
     "request": {"model": "m"},
     "metadata": {},
+    "size": 1700,
+    "kind": "response",
+    "turn": 1,
 }
 USAGE: dict[str, Any] = {
     "object": "usage",
@@ -35,6 +38,9 @@ USAGE: dict[str, Any] = {
     "model": "m",
     "status": "completed",
     "stored": True,
+    "kind": "response",
+    "background": False,
+    "attempt": 1,
     **dict.fromkeys(("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"), 1),
     **dict.fromkeys(("started_at", "finished_at"), "2026-11-23T10:00:00+00:00"),
 }
