@@ -130,7 +130,7 @@ class _Reading:
         elif at - self.last > GAP_S and self.events:
             self.gaps.append((self.last, at))
         if row.attempt != self.attempt:
-            if self.attempt:
+            if self.attempt and row.attempt:
                 label = f"taken over by another replica, attempt {row.attempt}"
                 self.marks.append((label, at, row.first_seq))
             self.attempt = row.attempt
