@@ -158,7 +158,7 @@ OTHER = {
     "uplot-1.6.32.min.css": "their style",
     "uplot.LICENSE": "MIT",
     "migrations": "the schema, step by step, by Alembic",
-    "migrations/tables": "tables, their indexes, comments and first partitions, as the first migration makes them",
+    "migrations/tables": "tables, their indexes, comments and first partitions",
     "migrations/functions": "functions of the schema, in SQL",
     "migrations/versions": "one file a step of the schema",
     "migrations/views": "the views that migrations create",
