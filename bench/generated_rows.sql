@@ -80,16 +80,16 @@ select tenant, id, 1, 0, 'x_' || replace(id::text, '-', '') || 'o0',
 from chained order by created_at;
 
 insert into response_streams (tenant, response_id, last_seq, codec, body, finished_at, size)
-select tenant, id, 201, 1, made.body, finished_at, length(made.body) from chained cross join (
-    select json_agg(json_build_array(n * 10, 10, 1, 0, 0, 1790000000.5, ('["' || repeat('word", "', 9) || '"]')::json))
+select tenant, id, 201, 2, made.body, finished_at, length(made.body) from chained cross join (
+    select json_agg(json_build_array(n * 10, 10, 1, 0, 0, 1790000000.5, ('["' || repeat('word", "', 9) || '"]')::json, 1))
         ::text as body from generate_series(0, 9) as n) as made
 order by created_at;
 
-insert into conversations (tenant, id, metadata, created_at)
-select tenant, pg_temp.uuid_at(created_at), '{}', created_at from drawn where i % 50 = 0;
+insert into conversations (tenant, id, metadata, created_at, size)
+select tenant, pg_temp.uuid_at(created_at), '{}', created_at, 2 from drawn where i % 50 = 0;
 
-insert into conversation_items (tenant, conversation_id, position, id, type, status, payload, created_at)
-select c.tenant, c.id, n, 'msg_' || replace(c.id::text, '-', '') || n, 'message', 'completed', '{}', c.created_at
+insert into conversation_items (tenant, conversation_id, position, id, type, status, payload, created_at, size)
+select c.tenant, c.id, n, 'msg_' || replace(c.id::text, '-', '') || n, 'message', 'completed', '{}', c.created_at, 2
 from conversations c cross join lateral generate_series(1, 1 + (hashtext(c.id::text) & 15)) as n;
 
 insert into refused_requests (tenant, hour, route, status, error_code, requests)

@@ -41,13 +41,13 @@ HERE = Path(__file__).resolve().parents[1]
 
 _INSERT = """
     insert into responses (tenant, id, status, background, stream, model, replica_id, seed, created_at,
-                           started_at, request, metadata)
-    select 'default', id, 'in_progress', false, true, 'm', %s, 1, now(), now(), '{}', '{}'
+                           started_at, request, metadata, size, kind, turn)
+    select 'default', id, 'in_progress', false, true, 'm', %s, 1, now(), now(), '{}', '{}', 100, 'response', 1
     from unnest(%s::uuid[]) as id
 """
 _REGISTER = """
-    insert into replicas (id, state, host, pid, version, models, started_at, heartbeat_at)
-    values (%s, 'alive', 'h', 1, 'v', '{m}', now(), now())
+    insert into replicas (id, state, host, pid, version, revision, models, started_at, heartbeat_at)
+    values (%s, 'alive', 'h', 1, 'v', '0001', '{m}', now(), now())
 """
 
 

@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.fix_cluster",
     "tests.fix_pgbouncer",
     "tests.fix_proxy",
+    "tests.fix_releases",
     "tests.fix_server",
     "tests.fix_bodies",
     "tests.fix_tally",

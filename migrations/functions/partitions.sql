@@ -1,4 +1,4 @@
--- Partitions by time: the bounds of UUIDv7, new partitions, and what a partition needs beside its columns.
+-- Partitions by time: the bounds of UUIDv7, new partitions, their statistics; and shorter streams.
 -- A server whose role has no right to change the schema makes partitions with `holdfast_add_partition`.
 
 -- The least UUIDv7 of that time or later; ids begin with 48 bits of Unix milliseconds.
@@ -19,67 +19,6 @@ begin
         autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02,
         autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.02,
         toast.autovacuum_vacuum_insert_scale_factor = 0.05)', part);
-end $$;
-
--- The statements that make a table's primary key and its other indexes, but for unique ones, again on a table
--- of the same name.
-create or replace function holdfast_indexes_of(source regclass) returns table (name name, statement text)
-language sql stable as $$
-    select c.relname, case
-        when i.indisprimary
-            then format('alter table %s add constraint %I %s', source, c.relname, pg_get_constraintdef(k.oid))
-        else format('create index %I on %s using %s', c.relname, source,
-            regexp_replace(pg_get_indexdef(c.oid), '^.*? USING ', '')) end
-    from pg_index i join pg_class c on c.oid = i.indexrelid
-    left join pg_constraint k on k.conindid = i.indexrelid and k.contype = 'p'
-    where i.indrelid = source and (i.indisprimary or not i.indisunique)
-    order by c.relname
-$$;
-
--- Gives a table the owner, the comment, the grants and the row-level security of another.
-create or replace function holdfast_copy_rights(source regclass, target regclass) returns void
-language plpgsql as $$
-declare one record;
-begin
-    for one in
-        select a.privilege_type as privilege, a.is_grantable, null as column_name,
-            case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end as grantee
-        from pg_class c cross join lateral aclexplode(c.relacl) a
-        where c.oid = source and a.grantee <> c.relowner
-        union all
-        select a.privilege_type, a.is_grantable, quote_ident(k.attname),
-            case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
-        from pg_attribute k cross join lateral aclexplode(k.attacl) a
-        where k.attrelid = source and not k.attisdropped
-    loop
-        execute format('grant %s%s on %s to %s%s', one.privilege, ' (' || one.column_name || ')', target,
-            one.grantee, case when one.is_grantable then ' with grant option' end);
-    end loop;
-    for one in
-        select p.polname as name, p.polpermissive as permissive,
-            case p.polcmd when 'r' then 'select' when 'a' then 'insert' when 'w' then 'update'
-                when 'd' then 'delete' else 'all' end as command,
-            (select string_agg(case r when 0 then 'public' else quote_ident(pg_get_userbyid(r)) end, ', ')
-             from unnest(p.polroles) r) as roles,
-            pg_get_expr(p.polqual, p.polrelid) as using_expr, pg_get_expr(p.polwithcheck, p.polrelid) as checks
-        from pg_policy p where p.polrelid = source
-    loop
-        execute format('create policy %I on %s as %s for %s to %s%s%s', one.name, target,
-            case when one.permissive then 'permissive' else 'restrictive' end, one.command, one.roles,
-            ' using (' || one.using_expr || ')', ' with check (' || one.checks || ')');
-    end loop;
-    select c.relrowsecurity as secured, pg_get_userbyid(c.relowner) as owner,
-        obj_description(c.oid, 'pg_class') as comment into one
-    from pg_class c where c.oid = source;
-    if one.secured then
-        execute format('alter table %s enable row level security', target);
-    end if;
-    if one.comment is not null then
-        execute format('comment on table %s is %L', target, one.comment);
-    end if;
-    if one.owner <> current_user then
-        execute format('alter table %s owner to %I', target, one.owner);
-    end if;
 end $$;
 
 -- Makes the partition of a table for a range of time between full hours; returns its name. Refused are other

@@ -65,7 +65,7 @@ begin
     end if;
     return query execute format($query$
         select l.tenant, l.response_id from %s l
-        where l.kind is null or l.finished_at >= statement_timestamp() - make_interval(days => $1)
+        where l.finished_at >= statement_timestamp() - make_interval(days => $1)
            or exists (select from responses r where r.tenant = l.tenant and r.id = l.response_id)
         limit $2 $query$, part)
     using days, most;
@@ -147,8 +147,8 @@ begin
         holdfast_move_rows(gone_items, 'items', tenants, ids),
         holdfast_move_rows(gone_streams, 'response_streams', tenants, ids);
     execute format($do$
-        insert into storage_changes (tenant, bytes)
-        select tenant, -sum(bytes) from (
+        insert into storage_changes (tenant, bytes, day)
+        select tenant, -sum(bytes), cast(statement_timestamp() at time zone 'utc' as date) from (
             select tenant, size as bytes from %1$s
             union all select tenant, size + coalesce(octet_length(for_model), 0) from %2$s
             union all select tenant, size from %3$s) as removed

@@ -1,12 +1,7 @@
-"""Pages of frames, frames under Open Responses' names, and events of earlier releases completed. Pure."""
+"""Pages of frames, and frames under Open Responses' names. Pure."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from server.protocol.earlier_releases import with_logprobs, with_name
-from server.protocol.responses.events import Event, Kind, decode_added, event_type
-from server.protocol.responses.items import FunctionCall
-from server.store.log_read import LoggedEvent
 
 _EVENT = b"event: "
 _OPENAI = b"response.reasoning_text."
@@ -51,39 +46,3 @@ def to_open_responses(frame: bytes) -> bytes:
     if not frame.startswith(_EVENT + _OPENAI):
         return frame
     return frame.replace(_OPENAI, _OPEN_RESPONSES, 2)
-
-
-def completed_events(
-    events: Iterable[LoggedEvent], from_start: Callable[[], Iterable[LoggedEvent]]
-) -> Iterator[LoggedEvent]:
-    """Stored events with what earlier releases left out: `logprobs` of texts, and the function's name in each
-    `response.function_call_arguments.done`.
-
-    `from_start` reads the response's stream from its beginning. It is called only for streams of earlier
-    releases, where the names are in `response.output_item.added` alone.
-    """
-    names: dict[int, str] | None = None
-    for logged in events:
-        event, attempt = logged
-        if event.kind is not Kind.WHOLE:
-            yield logged
-        elif _lacks_name(event):
-            if names is None:
-                names = dict(_names(from_start()))
-            yield LoggedEvent(event._replace(body=with_name(event.body, names)), attempt)
-        else:
-            yield LoggedEvent(event._replace(body=with_logprobs(event.body)), attempt)
-
-
-def _lacks_name(event: Event) -> bool:
-    """Of a whole event. The arguments are a JSON string with escaped quotes, so only a field can match."""
-    named = event_type(event) == "response.function_call_arguments.done"
-    return named and '"name":' not in event.body
-
-
-def _names(events: Iterable[LoggedEvent]) -> Iterator[tuple[int, str]]:
-    for event, _ in events:
-        if event.kind is Kind.WHOLE and event_type(event) == "response.output_item.added":
-            added = decode_added(event.body)
-            if isinstance(added.item, FunctionCall):
-                yield added.output_index, added.item.name

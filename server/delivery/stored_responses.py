@@ -1,28 +1,24 @@
 """Reads responses from the store: as objects, in pages with their input items, event streams as frames."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
-from typing import get_args
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from server.delivery.frames import FramePage, completed_events
+from server.delivery.frames import FramePage
 from server.delivery.hub import TAIL_FRAMES, Published
 from server.delivery.image_urls import page_with_image_urls, with_image_urls, without_image_urls
 from server.errors import ApiError, EventNotStored, InvalidRequest, StreamForked
 from server.protocol import ids
 from server.protocol.decode import decode_as
-from server.protocol.earlier_releases import with_logprobs
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.built_response import build_response, restore_token_dump, wants_token_dump
 from server.protocol.responses.event_ids import EventId, frame_id, same_event
 from server.protocol.responses.events import frame
-from server.protocol.responses.items import Compaction, HostedCall
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo, Ending, Response, read_turns
 from server.store import log_append, log_read
 from server.store.content import response_pages, responses, stored_items
@@ -36,10 +32,6 @@ log = logging.getLogger("holdfast.read")
 
 list_log = logging.getLogger("holdfast.lists")
 
-_BETWEEN_TURNS = tuple(
-    f'{{"type":"{kind.__struct_config__.tag}"' for kind in (*get_args(HostedCall), Compaction)
-)
-"""The JSON prefixes of items that separate two model turns."""
 PAGE_EVENTS = 1024
 PAGE_BYTES = 32 * 1024
 """Bounds the memory of a reader of the store whose client is slow."""
@@ -54,9 +46,7 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
         return as_response(stored, [])
     output = with_image_urls(connection, tenant, stored_items.output_items(connection, tenant, response))
     whole = as_response(stored, output)
-    if wants_token_dump(stored.asked):
-        return with_last_event(connection, stored, whole)
-    return with_turns(connection, stored, whole, output)
+    return with_last_event(connection, stored, whole) if wants_token_dump(stored.asked) else whole
 
 
 def with_last_event(connection: Connection, stored: StoredResponse, response: Response) -> Response:
@@ -66,30 +56,10 @@ def with_last_event(connection: Connection, stored: StoredResponse, response: Re
     return restore_token_dump(response, last.event.body)
 
 
-def with_turns(
-    connection: Connection, stored: StoredResponse, response: Response, output: Sequence[str]
-) -> Response:
-    """The response with the usage of each model turn, which for rows of earlier releases only its last event
-    has.
-
-    Unchanged if the row has it, if the output items, as JSON, show a single turn, or if the event cannot be
-    read.
-    """
-    if stored.turns is not None or not any(payload.startswith(_BETWEEN_TURNS) for payload in output):
-        return response
-    try:
-        usage = with_last_event(connection, stored, response).usage
-    except ValueError:  # msgspec's errors among them
-        name = ids.response_id(stored.id)
-        log.exception("the last event of %s cannot be read", name, extra=stored.log_fields)
-        return response
-    return msgspec.structs.replace(response, usage=usage)
-
-
 def as_response(stored: StoredResponse, output: Sequence[str]) -> Response:
     """The Response object from a row and the JSON of its output items. Pure; raises msgspec.DecodeError."""
     echo = decode_as(stored.request, Echo)
-    items = [msgspec.Raw(with_logprobs(payload).encode()) for payload in output]
+    items = [msgspec.Raw(payload.encode()) for payload in output]
     return build_response(stored.id, stored.created_at, echo, stored.status, items, _ending(stored))
 
 
@@ -203,8 +173,10 @@ class StreamReader:
             self._stream = self._cached_stream(connection, stored.finished_at)
             self._end = self._stream.end
             return self._page_of(self._stream, first)
-        read = partial(log_read.read_logged, connection, self.tenant, self.response)
-        page = self._page(read(max(0, first - 1), PAGE_EVENTS + 1), partial(read, 0), first, None)
+        logged = log_read.read_logged(
+            connection, self.tenant, self.response, max(0, first - 1), PAGE_EVENTS + 1
+        )
+        page = self._page(logged, first, None)
         if first > 0 and page.before is None:
             self._end = log_append.next_seq(connection, self.tenant, self.response)
         return page
@@ -218,19 +190,13 @@ class StreamReader:
         return stream
 
     def _page_of(self, stream: CachedStream, first: int) -> FramePage:
-        return self._page(stream.read(max(0, first - 1)), lambda: stream.read(0), first, stream.end)
+        return self._page(stream.read(max(0, first - 1)), first, stream.end)
 
-    def _page(
-        self,
-        stored: Iterable[LoggedEvent],
-        from_start: Callable[[], Iterable[LoggedEvent]],
-        first: int,
-        end: int | None,
-    ) -> FramePage:
+    def _page(self, stored: Iterable[LoggedEvent], first: int, end: int | None) -> FramePage:
         """The page from `first` on. `stored` may begin with the event before. A running one has no `end`."""
         page: list[bytes] = []
         before, size, next_seq = None, 0, first
-        for event, attempt in completed_events(stored, from_start):
+        for event, attempt in stored:
             encoded = frame(self.response, event, attempt)
             if event.sequence_number < first:
                 before = encoded
@@ -260,9 +226,8 @@ def read_update(connection: Connection, update: log_read.SubscriptionUpdate) -> 
             return Published(response, position, (), None, gone=True)
     tail = logged[-TAIL_FRAMES:]
     first = tail[0].event.sequence_number if tail else update.end
-    completed = completed_events(tail, lambda: log_read.read_logged(connection, tenant, response, 0))
     encoded = None if final is None else msgspec.json.encode(final)
-    made = tuple([frame(response, event, attempt) for event, attempt in completed])
+    made = tuple([frame(response, event, attempt) for event, attempt in tail])
     return Published(response, first, made, encoded)
 
 
@@ -288,9 +253,7 @@ def list_responses(
                 whole
                 for stored in rows
                 if (
-                    whole := _encoded(
-                        connection, stored, with_image_urls(connection, tenant, outputs.get(stored.id, ()))
-                    )
+                    whole := _encoded(stored, with_image_urls(connection, tenant, outputs.get(stored.id, ())))
                 )
             ]
             if listed or not more:
@@ -301,10 +264,9 @@ def list_responses(
     return make_page(page, limit, more=more)
 
 
-def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> bytes | None:
+def _encoded(stored: StoredResponse, output: Sequence[str]) -> bytes | None:
     try:
-        response = as_response(stored, output)
-        return msgspec.json.encode(with_turns(connection, stored, response, output))
+        return msgspec.json.encode(as_response(stored, output))
     except ValueError:  # msgspec's errors among them
         name = ids.response_id(stored.id)
         list_log.exception("%s cannot be decoded and is not listed", name, extra=stored.log_fields)

@@ -111,7 +111,6 @@ def discover_tools(
             server_url=tool.server_url and tool.server_url.partition("?")[0],  # a query may be a secret
             listed=[one for one in offered.tools if f"{tool.server_label}__{one.name}" not in names],
             listing_error=offered.error,
-            plain_names=True,
         )
         listed_before = stored is not None or _is_listed_in(items, tool)
         tool = msgspec.structs.replace(tool, listed_before=listed_before)

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from server.delivery.stored_responses import as_response
-from server.protocol.earlier_releases import with_logprobs
 from server.protocol.ids import response_id
 from server.protocol.responses.built_response import ONLY_IN_LAST_EVENT
 from server.protocol.responses.events import TERMINAL, Event, render
@@ -61,8 +60,7 @@ def check_log(response: AuditedResponse, now: datetime) -> Iterator[Finding]:
             return
         yield from _check_times(response, rows, now)
         events = [event for batch in batches for event in batch]
-        rendered = (render(response.stored.id, event).decode() for event in events)
-        decoded = [msgspec.json.decode(with_logprobs(one)) for one in rendered]
+        decoded = [msgspec.json.decode(render(response.stored.id, event)) for event in events]
         yield from _check_replays(response, events)
         yield from _check_own_numbers(decoded)
         yield from _check_ends(response, decoded)
@@ -98,7 +96,7 @@ def _check_storage(response: AuditedResponse) -> Iterator[Finding]:
 def _rows(response: AuditedResponse) -> Sequence[LogRow]:
     folded = response.compacted
     if folded is None:
-        return [hot.row for hot in response.hot]
+        return response.hot
     if folded.codec not in CODECS:
         raise ValueError(f"codec {folded.codec} is not known")
     return parse_compacted(folded.body)
@@ -218,8 +216,7 @@ def _check_texts(response: AuditedResponse, decoded: Sequence[Json]) -> Iterator
                 return
     if response.stored.status not in TERMINAL_STATUSES:
         return
-    payloads = [with_logprobs(item.payload) for item in response.items if item.side == OUTPUT]
-    stored = [msgspec.json.decode(payload) for payload in payloads]
+    stored = [msgspec.json.decode(item.payload) for item in response.items if item.side == OUTPUT]
     if [item.done for item in items] != stored:
         yield "I6", "the items that its events finish are not the ones that are stored."
     for index, item in enumerate(items):

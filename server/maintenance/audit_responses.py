@@ -148,7 +148,7 @@ def _last_change(response: AuditedResponse) -> datetime:
     stored, standing = response.stored, response.audit_columns
     times = [stored.created_at, standing.queued_at, standing.started_at]
     if response.hot:
-        times.append(datetime.fromtimestamp(response.hot[-1].row.at, stored.created_at.tzinfo))
+        times.append(datetime.fromtimestamp(response.hot[-1].at, stored.created_at.tzinfo))
     return max(time for time in times if time is not None)
 
 

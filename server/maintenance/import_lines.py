@@ -155,7 +155,7 @@ def _check_image(values: dict[str, Any]) -> None:
 
 def _check_item(values: dict[str, Any]) -> None:
     item = decode_item(values["payload"])
-    if item.id != values["id"] or values["size"] not in (None, len(values["payload"].encode())):
+    if item.id != values["id"] or values["size"] != len(values["payload"].encode()):
         raise BadValue("its payload has another id or size")
 
 

@@ -34,7 +34,6 @@ from server.store.content import (
 )
 from server.store.content.conversation_expiry import ConversationKey
 from server.store.content.deletion import EVERYTHING, ExpiredRange
-from server.store.content.image_removal import UseKey
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import DatabaseError, first_line
 from server.store.disk_space import Disk, Shortage
@@ -217,7 +216,6 @@ def fold(database: Database, pause: Pause = _go_on) -> None:
         storage_usage.fold_changes,
         spend.fold,
         budgets.delete_over,
-        usage_days.count_old,
         usage_days.fold,
     )
     for merge in steps:
@@ -303,7 +301,6 @@ class Retention:
         self._analyzed_at = -math.inf
         self._conversations_at = -math.inf
         self._purged_at = time.monotonic()
-        self._scanned: UseKey | None = None
         self.purged = Purged()
         """What this process has purged."""
         self.thread = SupervisedThread("retention", self._turn, retry=Retry(max_failures=None))
@@ -385,5 +382,3 @@ class Retention:
             self._drop.run_ledger()
         ranges = self._drop.entries_row_by_row()
         remove_old(self._database, self._ledger_days, ranges, self.thread.wait)
-        with self._database.begin() as connection:
-            self._scanned = image_removal.repair_uses(connection, self._scanned)

@@ -268,7 +268,7 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
                     namespace=label,
                     builtin=label in ("python", "browser"),
                     hosted=True,
-                    prefixed=not declared.plain_names,
+                    prefixed=False,
                 )
                 for listed in declared.offered
             ]

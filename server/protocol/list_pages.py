@@ -11,7 +11,6 @@ from server.protocol.completions.objects import (
 )
 from server.protocol.conversations import Conversation
 from server.protocol.decode import decode_as
-from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import Response
 
@@ -61,7 +60,7 @@ def make_page(objects: Sequence[bytes], limit: int, *, more: bool | None = None)
 
     `more` is `has_more`; by default `objects` has one more than the limit if more follow.
     """
-    data = [msgspec.Raw(with_logprobs(payload.decode()).encode()) for payload in objects[:limit]]
+    data = [msgspec.Raw(payload) for payload in objects[:limit]]
     ends = [decode_as(data[place], _IdField).id for place in (0, -1)] if data else [None, None]
     has_more = len(objects) > limit if more is None else more
     return Page(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more)

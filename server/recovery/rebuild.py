@@ -119,7 +119,7 @@ def _resume(
 ) -> Rebuilt | None:
     """The run with the engine request that continues it; None if its tokens now decode differently."""
     decoding = first_decoding_spec(served, resolved, prepared)
-    if (summarized := logged.has_summaries()) is not None:  # perhaps by an earlier release
+    if (summarized := logged.has_summaries()) is not None:  # perhaps by another release
         decoding = replace(decoding, summarizes_reasoning=summarized)
     run = Run(_facts(stored, prepared), decoding)
     turns = TurnBuilder(served=served, resolved=resolved, model_writes_summary=run.writes_summary)

@@ -13,7 +13,6 @@ from server.limits.tenant_limits import MAX_ITEMS, check_history_size
 from server.logs.context import current_origin
 from server.protocol import ids
 from server.protocol.conversations import Conversation, CreateConversation
-from server.protocol.earlier_releases import with_logprobs
 from server.protocol.error_object import DecodeFailure
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.input import CompactionTrigger, InputItem, read_input
@@ -115,7 +114,7 @@ def find_item(database: Database, tenant: str, conversation: UUID, item_id: str)
         (whole,) = with_image_urls(connection, tenant, [payload])
         return whole
 
-    return with_logprobs(database.retry(work)).encode()
+    return database.retry(work).encode()
 
 
 def delete_item(database: Database, caller: Caller, conversation: UUID, item_id: str) -> Conversation:

@@ -94,14 +94,6 @@ class AuditedItem:
     payload: str
 
 
-@dataclass(frozen=True, slots=True)
-class HotRow:
-    """A row of a running response's log, and the attempt that wrote it."""
-
-    row: LogRow
-    attempt: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedStream:
     """An ended response's log."""
@@ -128,7 +120,7 @@ class AuditedResponse:
     previous: PreviousResponse
     ledger_entry: LedgerEntry | None
     items: Sequence[AuditedItem]
-    hot: Sequence[HotRow]
+    hot: Sequence[LogRow]
     compacted: CompactedStream | None
     replays: Sequence[Replay]
     image_uses: Collection[tuple[str, bytes]] = ()
@@ -248,7 +240,7 @@ def _audited_responses(
     place: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
     items, hot, compacted, uses = (_GroupedRows(connection, query, place) for query in _OF_RESPONSES)
     for row in rows:
-        log = [HotRow(_log_row(part), part.attempt) for part in hot.of(row.id)]
+        log = [_log_row(part) for part in hot.of(row.id)]
         stream = next((_from_row(CompactedStream, part) for part in compacted.of(row.id)), None)
         metered = row.u_response_id is not None
         yield AuditedResponse(
@@ -287,21 +279,21 @@ def _from_row(kind: type[_T], row: Row[Any], prefix: str = "") -> _T:
 
 def _log_row(row: Row[Any]) -> LogRow:
     position = (row.first_seq, row.n, row.kind, row.output_index, row.content_index)
-    return LogRow(*position, row.at, msgspec.Raw(row.body.encode()))
+    return LogRow(*position, row.at, msgspec.Raw(row.body.encode()), row.attempt)
 
 
 def _replays(
     connection: Connection,
     tenant: str,
     response: UUID,
-    hot: Sequence[HotRow],
+    hot: Sequence[LogRow],
     compacted: CompactedStream | None,
 ) -> list[Replay]:
     """The log as read from the start, just after it, the middle and the last event.
 
     None of a log that cannot be read at all: whoever looks at its rows finds that.
     """
-    last = compacted.last_seq if compacted else sum(part.row.n for part in hot) - 1
+    last = compacted.last_seq if compacted else sum(part.n for part in hot) - 1
     places = sorted({place for place in (0, 1, last // 2, last) if 0 <= place <= last})
     try:
         return [Replay(place, log_read.read(connection, tenant, response, place)) for place in places]

@@ -34,10 +34,10 @@ from server.store.timeout_connection import TimeoutConnection, psycopg_connectio
 
 log = logging.getLogger("holdfast.events")
 
-CODECS = (1, 2, 3)
-"""How a compacted stream is stored. 1: a JSON array of the log's rows without their attempts, which all
-releases read. 2: with them, as each row's last element. 3: as 2, without what its events repeat of the
-request, which the SQL functions `holdfast_without_echo` and `holdfast_with_echo` take out and put in."""
+CODECS = (2, 3)
+"""How a compacted stream is stored. 2: a JSON array of the log's rows, with the attempt as each row's last
+element. 3: as 2, without what its events repeat of the request, which the SQL functions
+`holdfast_without_echo` and `holdfast_with_echo` take out and put in."""
 
 
 class NewLogRow(NamedTuple):
@@ -199,39 +199,32 @@ _COMPACT = text(
     count_added(
         """
         insert into response_streams (tenant, response_id, last_seq, codec, body, size)
-        select tenant, response_id, last_seq, case when not modern then 1 when short = body then 2 else 3 end,
-            short, octet_length(short)
+        select tenant, response_id, last_seq, case when short = body then 2 else 3 end, short,
+            octet_length(short)
         from shortened
         returning tenant, size as bytes
         """,
         before="""
         ended as (
             select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as e (tenant, id)
-        ), readers as (
-            select not exists (
-                select from replicas where state = 'alive' and coalesce(revision, '') < '0013') as modern
         ), gone as (
             delete from response_events_hot h using ended e
             where h.tenant = e.tenant and h.response_id = e.id
             returning h.*
         ), folded as (
-            select tenant, response_id, modern, max(first_seq + n) - 1 as last_seq, sum(n) as events,
+            select tenant, response_id, max(first_seq + n) - 1 as last_seq, sum(n) as events,
                 '[' || string_agg(
-                    '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body,
-                        case when modern then attempt end) || ']',
+                    '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body, attempt)
+                        || ']',
                     ',' order by first_seq) || ']' as body
-            from gone cross join readers
-            group by tenant, response_id, modern
+            from gone group by tenant, response_id
         ), shortened as (
-            select f.*,
-                case when modern then holdfast_without_echo(f.body, r.request) else f.body end as short
+            select f.*, holdfast_without_echo(f.body, r.request) as short
             from folded f left join responses r on r.tenant = f.tenant and r.id = f.response_id)
         """,
         gives="(select array_agg(response_id) from folded where events <> last_seq + 1)",
     )
 )
-"""Replicas of releases before revision 0013 cannot read codecs 2 and 3, which are not written while one
-lives."""
 
 
 class LogGap(Exception):

@@ -21,10 +21,10 @@ log = logging.getLogger("holdfast.events")
 
 
 class LoggedEvent(NamedTuple):
-    """An event of the log, and the attempt that wrote it; None in streams of codec 1."""
+    """An event of the log, and the attempt that wrote it."""
 
     event: Event
-    attempt: int | None
+    attempt: int
 
 
 def decode_row(first_seq: int, kind: int, output_index: int, content_index: int, body: bytes) -> list[Event]:
@@ -159,8 +159,7 @@ class LogRow(NamedTuple):
     content_index: int
     at: float
     body: msgspec.Raw
-    attempt: int | None = None
-    """None in streams of codec 1."""
+    attempt: int
 
 
 def parse_compacted(body: str | bytes) -> list[LogRow]:

@@ -40,14 +40,12 @@ metadata = MetaData(naming_convention=NAMING)
 NOW = text("clock_timestamp()")
 
 
-def time_column(
-    name: str, *, required: bool = False, default: bool = False, comment: str | None = None
-) -> Column[object]:
+def time_column(name: str, *, required: bool = False, comment: str | None = None) -> Column[object]:
     return Column(
         name,
         DateTime(timezone=True),
         nullable=not required,
-        server_default=NOW if required or default else None,
+        server_default=NOW if required else None,
         comment=comment,
     )
 
@@ -55,7 +53,7 @@ def time_column(
 def _sizes() -> list[Column[object]]:
     """What is asked of items before they are read."""
     return [
-        Column("size", Integer, comment="bytes of the payload"),
+        Column("size", Integer, nullable=False, comment="bytes of the payload"),
         Column(
             "for_model",
             Text,
@@ -67,7 +65,7 @@ def _sizes() -> list[Column[object]]:
 def origin_columns() -> list[Column[object]]:
     return [
         Column("end_user", Text, comment="user, else safety_identifier, of its request"),
-        Column("kind", Text, comment="response, chat or completion: the API that made it"),
+        Column("kind", Text, nullable=False, comment="response, chat or completion: the API that made it"),
     ]
 
 
@@ -112,7 +110,7 @@ replicas = Table(
         server_default="all",
         comment="all; api: generates no background responses; worker: serves no requests",
     ),
-    Column("revision", Text, comment="the schema's revision that its release needs"),
+    Column("revision", Text, nullable=False, comment="the schema's revision that its release needs"),
     CheckConstraint("state in ('alive', 'stopped', 'dead')", name="state"),
     CheckConstraint("role in ('all', 'api', 'worker')", name="role"),
 )
@@ -161,12 +159,12 @@ responses = Table(
         SmallInteger,
         comment="its place in the chat completion whose choice it is; null for other responses",
     ),
-    Column("size", Integer, comment="bytes of the row's contents, and some for the row"),
+    Column("size", Integer, nullable=False, comment="bytes of the row's contents, and some for the row"),
     *engine_times(),
     Column("trace_parent", Text, comment="traceparent of its create"),
     *origin_columns(),
     Column("root_id", Uuid, comment="the first response of its chain of previous responses"),
-    Column("turn", Integer, comment="its place in that chain, the first at 1"),
+    Column("turn", Integer, nullable=False, comment="its place in that chain, the first at 1"),
     Column("weights", Text, comment="digest of the weights that generate it"),
     cancel_reason(),
     Column("user_agent", Text, comment="of its create's client: printable ASCII, at most 200 characters"),
@@ -279,8 +277,8 @@ conversations = Table(
         comment="grows with every item that comes or goes, so that it tells whether any has",
     ),
     time_column("created_at", required=True),
-    Column("size", Integer, comment="bytes of the metadata, and some for the row"),
-    time_column("touched_at", default=True, comment="when it was made or last changed; null: long ago"),
+    Column("size", Integer, nullable=False, comment="bytes of the metadata, and some for the row"),
+    time_column("touched_at", required=True, comment="when it was made or last changed"),
 )
 
 conversation_items = Table(
@@ -374,12 +372,11 @@ response_streams = Table(
         "codec",
         SmallInteger,
         nullable=False,
-        comment="1: JSON array of hot rows; 2: with attempts; 3: and without large parameters, which request"
-        " has",
+        comment="2: JSON array of hot rows; 3: without large parameters, which request has",
     ),
     Column("body", Text, nullable=False),
     time_column("finished_at", required=True),
-    Column("size", Integer, comment="bytes of the body"),
+    Column("size", Integer, nullable=False, comment="bytes of the body"),
     postgresql_partition_by="range (response_id)",
 )
 

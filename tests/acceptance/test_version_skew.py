@@ -1,13 +1,18 @@
 """A server beside a schema that is one step older, or newer, than its release."""
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
 import httpx
 import psycopg
 import pytest
 
-from server.store.schema.upgrade import downgrade, migrations, newest_revision, upgrade
+from server.store.schema.upgrade import newest_revision
 from tests.fix_server import SCRIPTED, StartServer
 from tests.support.eventually import eventually
 from tests.support.invariants import check
+from tests.support.releases import run_release
 from tests.support.server_process import MODEL, PATIENCE_S, ServerProcess, run_command
 
 
@@ -27,62 +32,60 @@ def answers(server: ServerProcess) -> int:
         return 0
 
 
-def start_behind(database_url: str, **settings: object) -> ServerProcess:
-    """A server whose database was never upgraded to its release, and which waits for that."""
-    downgrade(database_url, migrations()[-1])
-    server = ServerProcess(database_url, settings={**SCRIPTED, **settings})
-    server.launch()
-    eventually(lambda: answers(server) == 503, within=PATIENCE_S)
-    return server
-
-
 @pytest.fixture
-def waiting(database_url: str) -> ServerProcess:
-    return start_behind(database_url)
+def start_waiting(database_url: str, later_folder: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts a server of a later release, whose database was not upgraded to it, and which waits for that."""
+    with ExitStack() as stack:
+
+        def start(**settings: object) -> ServerProcess:
+            server = ServerProcess(
+                database_url, settings={**SCRIPTED, **settings}, module=("server",), folder=later_folder
+            )
+            stack.callback(server.stop)
+            server.launch()
+            eventually(lambda: answers(server) == 503, within=PATIENCE_S)
+            return server
+
+        yield start
 
 
 def test_a_server_waits_for_an_upgrade_live_but_not_ready_and_then_serves(
-    database_url: str, waiting: ServerProcess
+    database_url: str, later_folder: Path, start_waiting: Callable[..., ServerProcess]
 ) -> None:
-    try:
-        assert httpx.get(f"{waiting.url}/health/live").status_code == 200
-        assert "`holdfast db upgrade`" in httpx.get(f"{waiting.url}/health/ready").json()["reason"]
-        refused = httpx.post(f"{waiting.api}/responses", json={"model": MODEL, "input": "Hello"})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "schema_behind")
-        assert refused.headers["retry-after"]
-        refusal = run_command("keys", "list", database_url=database_url)
-        assert (refusal.returncode, refusal.stderr.count("\n")) == (1, 1)
-        upgrade(database_url)
-        eventually(lambda: answers(waiting) == 200, within=PATIENCE_S)
-        asked = httpx.post(f"{waiting.api}/responses", json={"model": MODEL, "input": "Hello"}, timeout=60)
-        assert asked.json()["status"] == "completed"
-        assert waiting.said().count("The database's schema is behind") == 1
-        waiting.ask_to_end()
-        assert waiting.wait() == 0
-    finally:
-        waiting.stop()
+    waiting = start_waiting()
+    assert httpx.get(f"{waiting.url}/health/live").status_code == 200
+    assert "`holdfast db upgrade`" in httpx.get(f"{waiting.url}/health/ready").json()["reason"]
+    refused = httpx.post(f"{waiting.api}/responses", json={"model": MODEL, "input": "Hello"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "schema_behind")
+    assert refused.headers["retry-after"]
+    refusal = run_release(later_folder, database_url, "keys", "list")
+    assert (refusal.returncode, refusal.stderr.count("\n")) == (1, 1)
+    assert run_release(later_folder, database_url, "db", "upgrade").returncode == 0
+    eventually(lambda: answers(waiting) == 200, within=PATIENCE_S)
+    asked = httpx.post(f"{waiting.api}/responses", json={"model": MODEL, "input": "Hello"}, timeout=60)
+    assert asked.json()["status"] == "completed"
+    assert waiting.said().count("The database's schema is behind") == 1
+    waiting.ask_to_end()
+    assert waiting.wait() == 0
     check(database_url)
 
 
-def test_a_server_that_waited_for_the_schema_waits_for_the_first_key_too(database_url: str) -> None:
-    server = start_behind(database_url, host="0.0.0.0")  # noqa: S104 - where it needs a key
-    try:
-        upgrade(database_url)
-        made = run_command("keys", "create", database_url=database_url)
-        assert made.returncode == 0, made.stderr
-        eventually(lambda: answers(server) == 200, within=PATIENCE_S)
-        assert "There is no API key yet" not in server.said()
-    finally:
-        server.stop()
+def test_a_server_that_waited_for_the_schema_waits_for_the_first_key_too(
+    database_url: str, later_folder: Path, start_waiting: Callable[..., ServerProcess]
+) -> None:
+    server = start_waiting(host="0.0.0.0")  # noqa: S104 - where it needs a key
+    assert run_release(later_folder, database_url, "db", "upgrade").returncode == 0
+    made = run_release(later_folder, database_url, "keys", "create")
+    assert made.returncode == 0, made.stderr
+    eventually(lambda: answers(server) == 200, within=PATIENCE_S)
+    assert "There is no API key yet" not in server.said()
 
 
-def test_a_waiting_server_ends_when_asked(waiting: ServerProcess) -> None:
-    try:
-        waiting.ask_to_end()
-        assert waiting.wait() == 0
-        assert "Traceback" not in waiting.said()
-    finally:
-        waiting.stop()
+def test_a_waiting_server_ends_when_asked(start_waiting: Callable[..., ServerProcess]) -> None:
+    waiting = start_waiting()
+    waiting.ask_to_end()
+    assert waiting.wait() == 0
+    assert "Traceback" not in waiting.said()
 
 
 def test_a_server_serves_on_a_newer_schema_that_says_it_may(

@@ -45,8 +45,8 @@ POISONS = {
 }
 """What was done by a later release, a damaged disk or a hand at the database."""
 REPLICA = """
-    insert into replicas (id, state, host, pid, version, models, heartbeat_at, reading)
-    values (gen_random_uuid(), 'alive', '', -1, '', '{}', 'infinity', '{null}')
+    insert into replicas (id, state, host, pid, version, revision, models, heartbeat_at, reading)
+    values (gen_random_uuid(), 'alive', '', -1, '', '', '{}', 'infinity', '{null}')
 """
 FORGET = [
     "delete from items where response_id = any(%s)",

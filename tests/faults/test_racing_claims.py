@@ -24,8 +24,10 @@ RUNNING = 3200
 """Responses of living replicas, among which the others are to be found."""
 
 _COPIES = """
-    insert into responses (tenant, id, status, background, stream, model, replica_id, seed, request, metadata)
-    select tenant, gen_random_uuid(), 'in_progress', true, stream, model, %s, seed, request, metadata
+    insert into responses (tenant, id, status, background, stream, model, replica_id, seed, request, metadata,
+        size, kind, turn)
+    select tenant, gen_random_uuid(), 'in_progress', true, stream, model, %s, seed, request, metadata,
+        size, kind, turn
     from responses, generate_series(1, %s) where id = %s
 """
 

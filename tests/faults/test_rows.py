@@ -189,8 +189,8 @@ def take_away(connection: psycopg.Connection, how: str, ids: list[UUID]) -> None
     else:
         other = uuid4()
         connection.execute(
-            "insert into replicas (id, state, host, pid, version, models)"
-            " values (%s, 'alive', 'elsewhere', 1, '0', '{}')",
+            "insert into replicas (id, state, host, pid, version, revision, models)"
+            " values (%s, 'alive', 'elsewhere', 1, '0', '0001', '{}')",
             [other],
         )
         connection.execute(

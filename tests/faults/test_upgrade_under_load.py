@@ -1,11 +1,11 @@
-"""F44: the schema is upgraded beside traffic, a dump, a long reader and old replicas; no client sees it.
+"""F44: a later schema comes beside traffic, a dump, a long reader and old replicas; no client sees it.
 
-Then the replicas are replaced one by one, and a later release's schema comes, goes and comes beside them.
+Then the replicas are replaced one by one, and after that the release and its schema are taken back.
 """
 
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,13 +21,13 @@ from openai import OpenAI
 from bench.rows import fill, read_model
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.protocol.ids import parse_response_id
-from server.store.schema.upgrade import newest_revision
+from server.store.schema.upgrade import newest_revision, upgrade
 from tests.fix_postgres import temporary_database
 from tests.fix_tally import Tally
 from tests.support.balancer import Balancer
 from tests.support.eventually import eventually
 from tests.support.postgres_versions import programs
-from tests.support.releases import release_after, release_before, run_release, start_command
+from tests.support.releases import LATER_REVISIONS, run_release, start_command
 from tests.support.sdk_load import Answer, Load, ask
 from tests.support.server_process import MODEL, REPOSITORY, ServerProcess, run_command
 
@@ -83,11 +83,11 @@ class Upgraded:
         assert server.wait() == 0
         self.go_on()
 
-    def change(self, folder: Path, *arguments: str) -> str:
-        """A release's command that changes the schema, under load; what it said."""
-        said = run_release(folder, self.url, "db", *arguments, "--wait", UPGRADE_S)
+    def change(self, folder: Path, *arguments: str) -> None:
+        """A release's command that changes the schema, under load."""
+        ended = run_release(folder, self.url, "db", *arguments, "--wait", UPGRADE_S)
+        assert ended.returncode == 0, ended.stderr
         self.go_on()
-        return said
 
 
 def in_conversation(client: OpenAI, choose: Random) -> list[Answer]:
@@ -150,11 +150,11 @@ def wait_for_locks(url: str, name: str) -> None:
         eventually(lambda: connection.execute(locked, [name]).fetchone(), within=PATIENCE_S)
 
 
-def upgrade_beside(upgraded: Upgraded) -> float:
-    """This release's upgrade, which the dump and the reader hold up first; its seconds."""
+def upgrade_beside(upgraded: Upgraded, later: Path) -> float:
+    """The later release's upgrade, which the dump and the reader hold up first; its seconds."""
     began = monotonic()
     with dump(upgraded.url) as dumping, long_reader(upgraded.url) as report:
-        upgrading = start_command(REPOSITORY, upgraded.url, "db", "upgrade", "--wait", UPGRADE_S)
+        upgrading = start_command(later, upgraded.url, "db", "upgrade", "--wait", UPGRADE_S)
         tries: set[tuple[object, ...]] = set()
         with psycopg.connect(upgraded.url, autocommit=True) as connection:
             while len(tries) < TRIES:
@@ -171,7 +171,7 @@ def upgrade_beside(upgraded: Upgraded) -> float:
         assert dumping.wait() == 0
         assert size > RESPONSES * 1000
         report.rollback()
-    said, _ = upgrading.communicate(timeout=PATIENCE_S)
+    _, said = upgrading.communicate(timeout=PATIENCE_S)
     assert (upgrading.returncode, said[-24:]) == (0, " The schema is current.\n")
     upgraded.go_on()
     return monotonic() - began
@@ -179,16 +179,14 @@ def upgrade_beside(upgraded: Upgraded) -> float:
 
 @pytest.mark.faults
 def test_an_upgrade_beside_old_replicas_a_dump_and_a_long_reader_is_seen_by_no_client(
-    url: str, tmp_path: Path, tally: Tally
+    url: str, later_folder: Path, tally: Tally
 ) -> None:
-    before, after = tmp_path / "before", tmp_path / "after"
-    if not release_before(before):
-        pytest.skip("the history of this checkout does not reach back to the release before")
-    release_after(after, newest_revision())
-    run_release(before, url, "db", "upgrade")
+    upgrade(url)
     with ExitStack() as stack:
-        old = [ServerProcess(url, settings=SETTINGS, module=("server",), folder=before) for _ in range(2)]
-        new = [ServerProcess(url, settings=SETTINGS) for _ in range(2)]
+        old = [ServerProcess(url, settings=SETTINGS) for _ in range(2)]
+        new = [
+            ServerProcess(url, settings=SETTINGS, module=("server",), folder=later_folder) for _ in range(2)
+        ]
         for server in (*old, *new):
             stack.callback(server.stop)
         for server in old:
@@ -199,18 +197,20 @@ def test_an_upgrade_beside_old_replicas_a_dump_and_a_long_reader_is_seen_by_no_c
         load = Load(balancer.url, each=2, more=[in_conversation])
         stack.callback(load.stop)
         upgraded = Upgraded(url, balancer, load)
-        seconds = {"before": quiet(upgraded), "upgrade": upgrade_beside(upgraded)}
+        seconds = {"before": quiet(upgraded), "upgrade": upgrade_beside(upgraded, later_folder)}
+        restart_on_newer_schema(upgraded, old[0])
         for server in new:
             upgraded.start(server)
         for server in old:
             upgraded.stop(server)
-        step_forward_and_back(upgraded, after, new[0])
+        take_back(upgraded, later_folder, old, new)
         answers = load.finish()
         assert balancer.refused == 0
         for server in (*old, *new):
             assert "Traceback" not in server.said()
-    run_release(REPOSITORY, url, "audit", "--quick")
-    run_release(REPOSITORY, url, "audit", "--limit", str(len(answers) + 1000))
+    for arguments in (["--quick"], ["--limit", str(len(answers) + 1000)]):
+        ended = run_release(REPOSITORY, url, "audit", *arguments)
+        assert ended.returncode == 0, ended.stderr
     report(load, seconds, len(answers), tally)
 
 
@@ -220,19 +220,25 @@ def quiet(upgraded: Upgraded) -> float:
     return 10.0
 
 
-def step_forward_and_back(upgraded: Upgraded, after: Path, server: ServerProcess) -> None:
-    """A later release's schema beside this release's replicas, one of which restarts on it."""
-    upgraded.change(after, "upgrade")
+def restart_on_newer_schema(upgraded: Upgraded, server: ServerProcess) -> None:
+    """A replica of the release before restarts between the steps of the upgrade."""
     upgraded.stop(server)
     upgraded.start(server)
     assert "a newer release made the schema" in server.said()
-    for _ in range(2):
-        assert "The schema is back at" in upgraded.change(after, "downgrade", "--yes")
-    assert (
-        f"{newest_revision()}\tthis release's"
-        in run_command("db", "status", database_url=upgraded.url).stdout
-    )
-    upgraded.change(after, "upgrade")
+
+
+def take_back(
+    upgraded: Upgraded, later: Path, old: Sequence[ServerProcess], new: Sequence[ServerProcess]
+) -> None:
+    """Replicas of the release before take the places of the newer ones; then the schema goes back."""
+    for server in old:
+        upgraded.start(server)
+    for server in new:
+        upgraded.stop(server)
+    for _ in LATER_REVISIONS:
+        upgraded.change(later, "downgrade", "--yes")
+    status = run_command("db", "status", database_url=upgraded.url).stdout
+    assert f"{newest_revision()}\tthis release's" in status
 
 
 def report(load: Load, seconds: dict[str, float], answers: int, tally: Tally) -> None:

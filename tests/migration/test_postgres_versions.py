@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -13,6 +14,8 @@ from tests.fix_postgres import IN_A_HURRY, postgres_folder, temporary_database
 from tests.migration.test_schema import alembic_on
 from tests.support.postgres_versions import MAJORS, programs
 
+FIRST = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=30)
+LAST = FIRST + timedelta(days=1)
 EVERYTHING = """
     select table_name, column_name, data_type, is_nullable, column_default from information_schema.columns
     where table_schema = current_schema()
@@ -67,5 +70,7 @@ def test_the_schema_is_the_codes_and_goes_down_step_by_step_and_up_again(url: st
     assert {row[0] for row in schema(url)} == {"alembic_version"}
     upgrade(url)
     assert schema(url) == made
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("select holdfast_add_partition('responses', %s, %s)", [FIRST, LAST])
     with alembic_on(url) as (config, _):
         command.check(config)

@@ -79,7 +79,8 @@ def test_an_upgrade_of_a_current_schema_changes_nothing(database_url: str) -> No
     before = query(database_url, everything)
     query(
         database_url,
-        "insert into conversations (tenant, id, metadata) values ('t', gen_random_uuid(), '{}') returning 1",
+        "insert into conversations (tenant, id, metadata, size)"
+        " values ('t', gen_random_uuid(), '{}', 2) returning 1",
     )
     upgrade(database_url)
     assert query(database_url, everything) == before
@@ -104,7 +105,7 @@ def test_limits_of_the_role_do_not_hold_for_migrations(empty_database_url: str) 
     limits: list[str] = []
 
     def note(_connection: object, cursor: psycopg.Cursor[tuple[str]], statement: str, *_rest: object) -> None:
-        if statement.lstrip().startswith("CREATE TABLE responses"):
+        if "create table responses (" in statement:
             row = cursor.execute("show statement_timeout").fetchone()
             assert row is not None
             limits.append(row[0])
@@ -127,12 +128,11 @@ def test_an_upgrade_waits_for_another_one_and_holds_no_snapshot(empty_database_u
     assert schema_state(empty_database_url) == "current"
 
 
+@pytest.mark.usefixtures("later_schema")
 def test_an_upgrade_lets_others_through_while_a_transaction_is_in_its_way(database_url: str) -> None:
-    """As `pg_dump` is, for as long as it runs; revision 0008 adds a column to a table that it reads."""
-    with alembic_on(database_url) as (config, _):
-        command.downgrade(config, "0007")
+    """As `pg_dump` is, for as long as it runs; the migration adds a column to a table that it reads."""
     with psycopg.connect(database_url) as dump, psycopg.connect(database_url, autocommit=True) as other:
-        dump.execute("select 1 from replicas, responses limit 0")
+        dump.execute("select 1 from replicas, conversations limit 0")
         with pytest.raises(DatabaseError, match="lock timeout"):
             upgrade(database_url, seconds=0)
         assert schema_state(database_url) == "behind"
@@ -141,7 +141,7 @@ def test_an_upgrade_lets_others_through_while_a_transaction_is_in_its_way(databa
         second.start()
         eventually(lambda: query(database_url, "select 1 from pg_locks where not granted"))
         other.execute("set lock_timeout = '8s'")  # less than a heartbeat may take
-        other.execute("select 1 from replicas, responses limit 0")
+        other.execute("select 1 from replicas, conversations limit 0")
         dump.rollback()
         second.join(60)
     assert schema_state(database_url) == "current"

@@ -19,7 +19,6 @@ from server.store.audit_snapshot import (
     AuditedItem,
     AuditedResponse,
     CompactedStream,
-    HotRow,
     LedgerEntry,
     PageTime,
     PreviousResponse,
@@ -70,7 +69,7 @@ def ended(
         items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))]
         + [_item(OUTPUT, index, item) for index, item in enumerate(run.output)],
         hot=[],
-        compacted=CompactedStream(last_seq=len(told) - 1, codec=1, body=fold(_rows(batches, ended=True))),
+        compacted=CompactedStream(last_seq=len(told) - 1, codec=2, body=fold(_rows(batches, ended=True))),
         replays=[Replay(first, told[first:]) for first in (0, 1, len(told) // 2, len(told) - 1)],
     )
 
@@ -85,7 +84,7 @@ def running(*given: Sequence[int]) -> AuditedResponse:
         previous=PreviousResponse(exists=False, finished_at=None),
         ledger_entry=None,
         items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))],
-        hot=[HotRow(row, 1) for row in _rows(batches)],
+        hot=_rows(batches),
         compacted=None,
         replays=[],
     )
@@ -139,7 +138,7 @@ def logged(response: AuditedResponse, rows: Sequence[list[Any]]) -> AuditedRespo
     """The same response with another log, and a stream that counts it rightly; without replays."""
     last = rows[-1][0] + rows[-1][1] - 1 if rows else -1
     body = msgspec.json.encode(rows).decode()
-    return replace(response, compacted=CompactedStream(last_seq=last, codec=1, body=body), replays=[])
+    return replace(response, compacted=CompactedStream(last_seq=last, codec=2, body=body), replays=[])
 
 
 def log_of(response: AuditedResponse) -> list[list[Any]]:
@@ -167,7 +166,7 @@ def _rows(batches: Sequence[Sequence[Event]], *, ended: bool = False) -> list[Lo
         for chunk in log_append.encode_rows(TENANT, RESPONSE, 1, batch, []):
             at = (time + timedelta(milliseconds=chunk.first_seq)).timestamp()
             place_of = (chunk.first_seq, chunk.n, int(chunk.kind), chunk.output_index, chunk.content_index)
-            rows.append(LogRow(*place_of, at, msgspec.Raw(chunk.body)))
+            rows.append(LogRow(*place_of, at, msgspec.Raw(chunk.body), 1))
     return rows
 
 

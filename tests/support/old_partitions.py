@@ -49,18 +49,19 @@ def id_in(range_: TimeRange, random: Random) -> UUID:
 _ROWS = """
     insert into responses (tenant, id, status, background, stream, model, seed, request, metadata, size,
         created_at, finished_at, expires_at, input_tokens, cached_tokens, output_tokens, reasoning_tokens,
-        previous_id)
+        kind, turn, previous_id)
     select tenant, id, 'completed', false, false, 'm', 1, '{}', '{}', 1000 + place, at, at, at + :days,
-        1, 0, 1, 0, case when place % 3 > 0 then lag(id) over (partition by tenant order by place) end
+        1, 0, 1, 0, 'response', 1 + place % 3,
+        case when place % 3 > 0 then lag(id) over (partition by tenant order by place) end
     from made;
     insert into items (tenant, response_id, side, idx, id, type, payload, size, created_at)
     select tenant, id, 0, 0, 'msg_' || replace(id::text, '-', '') || 'i0', 'message', '{}', 100, at
     from made;
     insert into response_streams (tenant, response_id, last_seq, codec, body, finished_at, size)
-    select tenant, id, 0, 1, '[]', at, 300 from made;
+    select tenant, id, 0, 2, '[]', at, 300 from made;
     insert into usage_ledger (tenant, response_id, model, status, stored, input_tokens, cached_tokens,
-        output_tokens, reasoning_tokens, started_at, finished_at, kind)
-    select tenant, id, 'm', 'completed', true, 1, 0, 1, 0, at, at, 'response' from made;
+        output_tokens, reasoning_tokens, started_at, finished_at, kind, background, attempt)
+    select tenant, id, 'm', 'completed', true, 1, 0, 1, 0, at, at, 'response', false, 1 from made;
     insert into storage_changes (tenant, bytes)
     select tenant, sum(1400 + place) from made group by tenant;
 """

@@ -1,4 +1,22 @@
 -- `admin.items`, `tool_calls`, `events`, `conversations`: what was said and called, and every stream event
+create function admin.text_of(payload json) returns text language sql immutable strict parallel safe
+return (
+    with whole (item) as (
+        select case when strpos(payload::text, '\u0000') = 0 then payload
+            else regexp_replace(payload::text, '(?<!\\)((\\\\)*)\\u0000', '\1', 'g')::json end
+    )
+    select coalesce(
+        case when json_typeof(item -> 'content') = 'string' then item ->> 'content' end,
+        case when json_typeof(item -> 'content') = 'array' then (
+            select string_agg(coalesce(part ->> 'text', part ->> 'refusal'), e'\n')
+            from json_array_elements(item -> 'content') part) end,
+        case when json_typeof(item -> 'summary') = 'array' then (
+            select string_agg(part ->> 'text', e'\n') from json_array_elements(item -> 'summary') part) end,
+        item ->> 'arguments', item ->> 'input', item ->> 'output')
+    from whole
+);
+comment on function admin.text_of(json) is 'the text of an item: of a message or of reasoning, the arguments of a call, the output of one';
+
 create view admin.items with (security_invoker) as
 select
     r.id as response_id,
@@ -13,7 +31,8 @@ select
     i.status,
     i.payload,
     i.size,
-    i.created_at
+    i.created_at,
+    admin.text_of(i.payload) as text
 from responses r
 join items i on i.tenant = r.tenant and i.response_id = r.id;
 comment on view admin.items is 'input and output items of stored responses';
@@ -30,6 +49,7 @@ comment on column admin.items.status is 'as the API shows it';
 comment on column admin.items.payload is 'the item as JSON';
 comment on column admin.items.size is 'bytes of the payload';
 comment on column admin.items.created_at is 'when the row was written: input at the create, output at the end';
+comment on column admin.items.text is 'what it says: the text of a message or of reasoning, the arguments of a call, the output of one';
 
 create function admin.words(payload json) returns tsvector language sql immutable strict parallel safe
 return to_tsvector('simple'::regconfig, left(regexp_replace(payload::text, '\\(u[0-9a-fA-F]{4}|.)', ' ', 'g'), 65536));
@@ -40,7 +60,7 @@ begin atomic
     select
         i.response_id, admin.name_of('resp_', i.response_id), i.tenant,
         case i.side when 0 then 'input' else 'output' end, i.idx, i.id, i.type, i.role, i.name, i.status,
-        i.payload, i.size, i.created_at
+        i.payload, i.size, i.created_at, admin.text_of(i.payload)
     from items i
     where admin.words(i.payload) @@ websearch_to_tsquery('simple'::regconfig, words);
 end;

@@ -1,4 +1,4 @@
--- `admin.latency_hourly`, `failures_daily`: how fast responses were, and what failed or was refused
+-- `admin.latency_hourly`, `failures_daily`, `refused_hourly`: how fast responses were, and what failed or was refused
 create view admin.latency_hourly with (security_invoker) as
 select
     h.hour, l.tenant, l.model, l.background, l.responses, l.total_p50, l.total_p95, l.first_token_p50,
@@ -69,3 +69,17 @@ comment on column admin.failures_daily.model is 'of a response';
 comment on column admin.failures_daily.route is 'of a request: the template of the address; null: no such address';
 comment on column admin.failures_daily.http_status is 'of a request';
 comment on column admin.failures_daily.requests is 'how many';
+
+create view admin.refused_hourly with (security_invoker) as
+select r.hour, r.tenant, r.key_id, k.name as key_name, r.status as http_status, nullif(r.error_code, '') as error_code,
+    r.requests
+from refused_keys r
+left join api_keys k on k.id = r.key_id;
+comment on view admin.refused_hourly is 'requests with an API key that were answered with an error, by hour and key';
+comment on column admin.refused_hourly.hour is 'its begin';
+comment on column admin.refused_hourly.tenant is 'whose they are';
+comment on column admin.refused_hourly.key_id is 'the API key';
+comment on column admin.refused_hourly.key_name is 'the name of that key';
+comment on column admin.refused_hourly.http_status is 'of HTTP, 400 and above';
+comment on column admin.refused_hourly.error_code is 'of the error object; null: none';
+comment on column admin.refused_hourly.requests is 'how many';

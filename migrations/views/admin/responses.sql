@@ -1,4 +1,7 @@
--- `admin.responses`, `admin.chain`, `admin.unfinished`: stored responses, the history of one, those not finished
+-- The schema `admin`; `admin.responses`, `chain`, `unfinished`: stored responses, the history of one, those not finished
+create schema admin;
+comment on schema admin is 'views for people: see docs/sql.md';
+
 create function admin.uuid_of(name text) returns uuid language sql immutable strict parallel safe
 return regexp_replace(name, '^(resp|conv|chatcmpl|cmpl)[_-]', '')::uuid;
 comment on function admin.uuid_of(text) is 'the uuid of resp_…, conv_… or chatcmpl-…, for a comparison with an id';
@@ -7,12 +10,19 @@ create function admin.name_of(prefix text, id uuid) returns text language sql im
 return prefix || replace(id::text, '-', '');
 comment on function admin.name_of(text, uuid) is 'the id as the API shows it: a prefix such as resp_, and the uuid without dashes';
 
+-- Postgres refuses to take anything out of JSON that has an escaped NUL anywhere in it, so it is taken from a copy
+-- without NULs.
+create function admin.field(value json, path text[]) returns text language sql immutable strict parallel safe
+return case when strpos(value::text, '\u0000') = 0 then value #>> path
+    else regexp_replace(value::text, '(?<!\\)((\\\\)*)\\u0000', '\1', 'g')::json #>> path end;
+comment on function admin.field(json, text[]) is 'a value in JSON as text, without NUL characters';
+
 create view admin.responses with (security_invoker) as
 select
     r.id,
     admin.name_of('resp_', r.id) as response,
     r.tenant,
-    coalesce(r.kind, case when r.choice is null then 'response' else 'chat' end) as kind,
+    r.kind,
     r.model,
     r.status,
     r.background,
@@ -37,7 +47,7 @@ select
     r.error_message,
     r.incomplete_reason,
     coalesce(r.root_id, r.id) as chain_id,
-    coalesce(r.turn, 1) as turn,
+    r.turn,
     r.previous_id,
     admin.name_of('resp_', r.previous_id) as previous_response,
     r.conversation_id,
@@ -49,7 +59,21 @@ select
     r.deaths,
     r.replica_id,
     r.expires_at,
-    r.deleted_at
+    r.deleted_at,
+    r.cancel_reason,
+    r.user_agent,
+    admin.field(r.request, '{instructions}') as instructions,
+    admin.field(r.request, '{prompt,id}') as prompt_id,
+    admin.field(r.request, '{prompt,version}') as prompt_version,
+    admin.field(r.request, '{temperature}')::float8 as temperature,
+    admin.field(r.request, '{top_p}')::float8 as top_p,
+    admin.field(r.request, '{max_output_tokens}')::bigint as max_output_tokens,
+    admin.field(r.request, '{reasoning,effort}') as reasoning_effort,
+    r.seed,
+    r.prompt_hash,
+    r.size as request_bytes,
+    (select sum(i.size)::bigint from items i where i.tenant = r.tenant and i.response_id = r.id) as items_bytes,
+    (select s.size from response_streams s where s.tenant = r.tenant and s.response_id = r.id) as stream_bytes
 from responses r
 left join api_keys k on k.id = r.key_id;
 comment on view admin.responses is 'every stored response, one row each';
@@ -94,6 +118,20 @@ comment on column admin.responses.deaths is 'replicas that died while they ran i
 comment on column admin.responses.replica_id is 'the replica that runs it, or ran it last';
 comment on column admin.responses.expires_at is 'when it may be purged; null: never';
 comment on column admin.responses.deleted_at is 'when it was deleted, if later responses still need its items';
+comment on column admin.responses.cancel_reason is 'why it was cancelled, or is to be: client_request, client_disconnect, deleted, key_ended, erased or operator';
+comment on column admin.responses.user_agent is 'the client''s program, as its create named it; SDKs name themselves and their version';
+comment on column admin.responses.instructions is 'of its request';
+comment on column admin.responses.prompt_id is 'the stored prompt that its request used';
+comment on column admin.responses.prompt_version is 'the version of that prompt';
+comment on column admin.responses.temperature is 'of its sampling';
+comment on column admin.responses.top_p is 'of its sampling';
+comment on column admin.responses.max_output_tokens is 'the limit that its request set';
+comment on column admin.responses.reasoning_effort is 'of its request';
+comment on column admin.responses.seed is 'of its sampling, given or drawn';
+comment on column admin.responses.prompt_hash is 'of its prompt''s tokens: the same prompt has the same';
+comment on column admin.responses.request_bytes is 'bytes of its row, most of them the request';
+comment on column admin.responses.items_bytes is 'bytes of its items, input and output';
+comment on column admin.responses.stream_bytes is 'bytes of its stream of events, once it has ended';
 
 create function admin.chain(response text) returns setof admin.responses language sql stable parallel safe
 begin atomic
@@ -125,9 +163,11 @@ select
     p.state as replica_state,
     clock_timestamp() - p.heartbeat_at as heartbeat_age
 from (
-    select * from responses where replica_id is null and status in ('queued', 'in_progress')
+    select id, tenant, model, status, background, end_user, created_at, cancel_requested_at, attempt, deaths, replica_id
+    from responses where replica_id is null and status in ('queued', 'in_progress')
     union all
-    select * from responses where replica_id is not null and status = 'in_progress'
+    select id, tenant, model, status, background, end_user, created_at, cancel_requested_at, attempt, deaths, replica_id
+    from responses where replica_id is not null and status = 'in_progress'
 ) as r
 left join replicas p on p.id = r.replica_id;
 comment on view admin.unfinished is 'responses that are queued or run, and the replicas that run them';

@@ -1,4 +1,4 @@
--- `admin.storage`, `tables`, `keys`: stored bytes of tenants and tables, and the API keys without their secrets
+-- `admin.storage`, `tables`, `keys`, `storage_daily`: stored bytes of tenants and tables; API keys without secrets
 create view admin.storage with (security_invoker) as
 select tenant, sum(bytes)::bigint as bytes, pg_size_pretty(sum(bytes)::bigint) as size
 from storage_changes
@@ -46,3 +46,19 @@ comment on column admin.keys.expires_at is 'from when on it is refused';
 comment on column admin.keys.revoked_at is 'when it was revoked';
 comment on column admin.keys.replaced_by is 'the key that rotation made in its place';
 comment on column admin.keys.usable is 'neither expired nor revoked';
+
+create view admin.storage_daily with (security_invoker) as
+select tenant, day, sum(added)::bigint as added, sum(removed)::bigint as removed,
+    sum(added - removed)::bigint as growth
+from (
+    select tenant, day, added, removed from storage_days
+    union all
+    select tenant, day, greatest(bytes, 0), greatest(-bytes, 0) from storage_changes where day is not null
+) as d
+group by tenant, day;
+comment on view admin.storage_daily is 'bytes that each tenant stored and removed by day, as its quota counts them';
+comment on column admin.storage_daily.tenant is 'whose they are';
+comment on column admin.storage_daily.day is 'in UTC';
+comment on column admin.storage_daily.added is 'bytes that were stored';
+comment on column admin.storage_daily.removed is 'bytes that were removed';
+comment on column admin.storage_daily.growth is 'added less removed';

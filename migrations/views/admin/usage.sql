@@ -26,15 +26,19 @@ select
     (l.output_tokens / nullif(extract(epoch from l.finished_at - l.first_token_at), 0))::float8 as tokens_per_second,
     l.cost,
     l.attempt,
-    l.request_id
-from usage_ledger l;
+    l.request_id,
+    k.name as key_name,
+    l.cancel_reason,
+    l.metadata
+from usage_ledger l
+left join api_keys k on k.id = l.key_id;
 comment on view admin.usage is 'every ended response, stored or not, one row each, also after it was deleted';
 comment on column admin.usage.id is 'compare it with admin.uuid_of(''resp_…'')';
 comment on column admin.usage.response is 'the id as the API shows it';
 comment on column admin.usage.tenant is 'whose it was';
 comment on column admin.usage.key_id is 'the API key of its create';
 comment on column admin.usage.end_user is 'user, else safety_identifier, of its request';
-comment on column admin.usage.kind is 'response, chat or completion: the API that made it; null: not counted in usage_daily''s sums yet';
+comment on column admin.usage.kind is 'response, chat or completion: the API that made it';
 comment on column admin.usage.model is 'the model that was asked';
 comment on column admin.usage.background is 'it ran whether or not a client waited';
 comment on column admin.usage.stored is 'it had a row in responses';
@@ -55,6 +59,9 @@ comment on column admin.usage.tokens_per_second is 'output_tokens by the time fr
 comment on column admin.usage.cost is 'at the price when it ended; null: its model had none';
 comment on column admin.usage.attempt is 'how many replicas have run it';
 comment on column admin.usage.request_id is 'x-request-id of its create';
+comment on column admin.usage.key_name is 'the name of that key';
+comment on column admin.usage.cancel_reason is 'why it was cancelled';
+comment on column admin.usage.metadata is 'what the client has attached: pairs whose values have at most 64 characters';
 
 create view admin.usage_daily with (security_invoker) as
 select
@@ -81,12 +88,6 @@ from (
     select day, tenant, key_id, model, kind, status, error_code, responses, input_tokens, cached_tokens,
         output_tokens, reasoning_tokens, cost, unpriced
     from usage_changes
-    union all
-    select cast(finished_at at time zone 'utc' as date), tenant, coalesce(key_id, ''), model, 'response', status,
-        coalesce(error_code, ''), 1, input_tokens, cached_tokens, output_tokens, reasoning_tokens,
-        coalesce(cost, 0), case when cost is null then 1 else 0 end
-    from usage_ledger
-    where kind is null
 ) as u
 left join api_keys k on k.id = u.key_id;
 comment on view admin.usage_daily is 'sums of every ended response by day, exact at any time; several rows may have the same values, so sum them';

@@ -141,10 +141,9 @@ def describe(
         for migration in migrations[known.index(revision) + 1 if revision else 0 :]:
             yield f"pending\t{migration.revision}\t{migration.kind}: {migration.title}"
     for replica in report.replicas:
-        needs = f"needs {replica.revision}" if replica.revision else "needs a revision that it does not tell"
         yield (
-            f"replica\t{replica.id}\tholdfast {replica.version}, {needs}, process {replica.pid} of"
-            f" {replica.host}, beat {replica.silent_seconds:.1f} s ago"
+            f"replica\t{replica.id}\tholdfast {replica.version}, needs {replica.revision}, process"
+            f" {replica.pid} of {replica.host}, beat {replica.silent_seconds:.1f} s ago"
         )
     for index in report.invalid_indexes:
         yield f"invalid index\t{index}\tleft by an interrupted build; the next upgrade builds it again"
@@ -206,11 +205,9 @@ def refusal(
         return f"Replicas of a release that needs {undo} are serving: {names}{more}; stop them first."
     if yes and yes != migration.revision:
         return f"The last migration is {undo}, not {yes}."
-    loses = migration.lost is None or bool(lost)
-    if loses and not yes:
-        what = ", ".join(lost) or "what it made"
+    if lost and not yes:
         go_ahead = f"holdfast db downgrade --yes {migration.revision}"
-        return f"Undoing {undo} deletes the contents of {what}; if they may go: {go_ahead}"
+        return f"Undoing {undo} deletes the contents of {', '.join(lost)}; if they may go: {go_ahead}"
     if yes is None:
         return f"This undoes {undo}; go ahead with: holdfast db downgrade --yes"
     return None

@@ -119,7 +119,7 @@ class _Reading:
     marks: list[tuple[str, float, int]] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)
     last: float = 0
-    attempt: int | None = None
+    attempt: int = 0
     has_token: bool = False
     events: int = 0
 

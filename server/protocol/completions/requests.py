@@ -160,10 +160,7 @@ class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
     echo: bool = False
     return_token_ids: bool = False
     streams_token_ids: bool = msgspec.field(default=False, name="tells_tokens")
-    """The stream has a `holdfast:tokens` event with each group of token ids.
-
-    Requests are stored with their responses, so earlier releases' name of the field stays.
-    """
+    """Each group of token ids is a `holdfast:tokens` event of the stream. Stored as `tells_tokens`."""
     prompt_logprobs: int | None = None
     add_special_tokens: bool = False
     """The tokenizer's own special tokens (BOS, EOS) are added around the prompt."""

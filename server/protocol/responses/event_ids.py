@@ -11,8 +11,7 @@ wrote it and the CRC-32 of its JSON, as in `57-2.9f3c07aa`. After a loss of comm
 The log has the attempt, and the event the rest. A digest of all events up to one would need no attempt, but
 the whole log for every reader that begins in its middle.
 
-The id of an event without a known attempt is the plain number: of a response that is not stored, and in logs
-that were compacted for releases before revision 0013.
+The id of an event of a response that is not stored is the plain number.
 """
 
 import re

@@ -301,7 +301,7 @@ class OtherItem(_Item, frozen=True, tag="holdfast:other"):
     """An item of a type that is not supported, stored and returned with all of its fields."""
 
     fields: dict[str, Any] = msgspec.field(name="given")
-    """All of the item's fields. Stored under the name of earlier releases."""
+    """All of the item's fields; `given` in the stored JSON."""
 
 
 Item = (

@@ -153,7 +153,7 @@ def columns_of(ending: Ending) -> dict[str, Any]:
 
 
 def read_turns(column: str | None) -> Sequence[TurnUsage]:
-    """The turns in that column; empty for rows written before the column existed."""
+    """The turns in that column; empty before the end of the response."""
     return [TurnUsage(**turn) for turn in json.loads(column or "[]")]
 
 
@@ -161,7 +161,7 @@ class ReasoningEcho(msgspec.Struct, frozen=True):
     effort: str | None = None
     summary: str | None = None
     context: str | UnsetType = UNSET
-    """In effect, as `mode` is; absent in responses of earlier releases."""
+    """In effect, as `mode` is."""
     mode: str | UnsetType = UNSET
 
 

@@ -107,8 +107,6 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     """The request's declaration of an OpenAI hosted tool that this MCP server implements."""
     listed_before: bool = False
     """Whether an earlier `mcp_list_tools` item of the conversation has these tools."""
-    plain_names: bool = False
-    """Whether tool names in the prompt lack the label; False in requests stored by earlier releases."""
 
     @property
     def name(self) -> str:
@@ -312,7 +310,7 @@ def _required_choice(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolCh
     return ToolChoice("required", names)
 
 
-INTERNAL_FIELDS = frozenset({"listed", "listing_error", "listed_before", "plain_names", "stands_for"})
+INTERNAL_FIELDS = frozenset({"listed", "listing_error", "listed_before", "stands_for"})
 """Fields of `McpTool` that neither requests nor responses have."""
 
 

@@ -128,16 +128,14 @@ usage_ledger = Table(
     Column("error_code", Text),
     Column("cost", Numeric, comment="null: no price"),
     *origin_columns(),
-    Column("background", Boolean),
-    Column("attempt", Integer, comment="how many replicas ran it"),
+    Column("background", Boolean, nullable=False),
+    Column("attempt", Integer, nullable=False, comment="how many replicas ran it"),
     cancel_reason(),
     Column("metadata", JSONB, comment="of a stored response: pairs whose values have at most 64 characters"),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
     Index("ix_usage_ledger_time", "finished_at"),
-    Index("ix_usage_ledger_uncounted", "finished_at", postgresql_where=text("kind is null")),
     postgresql_partition_by="range (response_id)",
 )
-"""Entries without `kind` are of a release before 0012, and not counted in `usage_days` yet."""
 
 
 def _usage_groups() -> list[Column[object]]:
@@ -255,7 +253,7 @@ schema_compatibility = Table(
     ),
     Column("release", Text, nullable=False, comment="the release that applied it"),
     time_column("applied_at", required=True, comment="when it was applied"),
-    comment="a row for each migration that has run, from the one on that made this table",
+    comment="a row for each migration that has run",
 )
 
 webhook_endpoints = Table(

@@ -84,8 +84,8 @@ _KEYS: Select[Any] = select(api_keys, *tenants.SETTINGS_COLUMNS).join_from(
     api_keys, tenants.TABLE, api_keys.c.tenant == tenants.TABLE.c.tenant, isouter=True
 )
 _GET_VALID = _KEYS.where(api_keys.c.id == bindparam("key_id"), _VALID)
-KEY_REQUIRED: Final = "select exists (select from key_requirement) or exists (select from api_keys)"
-"""`key_required` as a statement for `Database.scalar`. A release before revision 0023 only adds the key."""
+KEY_REQUIRED: Final = "select exists (select from key_requirement)"
+"""`key_required` as a statement for `Database.scalar`."""
 _MINUTE = timedelta(minutes=1)
 _SHARED = "shared"
 
@@ -246,12 +246,6 @@ def replace_key(connection: Connection, key_id: str, new_key: str, expires_at: d
     connection.execute(
         update(api_keys).where(api_keys.c.id == key_id).values(replaced_by=new_key, expires_at=expires_at)
     )
-
-
-def is_revoked(connection: Connection, key_id: str) -> bool:
-    """Whether the key exists and was revoked."""
-    wanted = select(api_keys.c.id).where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_not(None))
-    return connection.execute(wanted).first() is not None
 
 
 def revoke(connection: Connection, key_id: str) -> bool:

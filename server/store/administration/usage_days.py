@@ -2,8 +2,6 @@
 
 The statement that meters a response inserts its row of `usage_changes`, in the transaction of its end. `fold`
 moves these into the sums of `usage_days` and `user_days`. Readers add both, so figures are exact at any time.
-
-Entries of a release that knows no sums have no `kind`. `count_old` gives them one and inserts their changes.
 """
 
 from typing import Final
@@ -14,8 +12,6 @@ FOLD_ROWS = 64
 """Fewer changes are left for later."""
 _MAX_FOLDED = 2_000
 """The most rows that are folded in one transaction."""
-_MAX_COUNTED = 1_000
-"""The most old entries that are counted in one transaction."""
 _LOCK = int.from_bytes(b"usgdays", "big")
 """Advisory lock, held until the end of the transaction: one replica folds at a time."""
 
@@ -43,9 +39,9 @@ ADD: Final = f"""
         status, coalesce(error_code, ''), coalesce(end_user, ''), count(*),
         sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens),
         coalesce(sum(cost), 0), count(*) filter (where cost is null)
-    from metered where kind is not null group by 1, 2, 3, 4, 5, 6, 7, 8
+    from metered group by 1, 2, 3, 4, 5, 6, 7, 8
 """  # noqa: S608 - constants of ours
-"""SQL that adds the ledger's rows in the CTE `metered`, but for old ones, which `count_old` adds."""
+"""SQL that adds the ledger's rows in the CTE `metered`."""
 
 
 def _add_to(table: str, groups: str, condition: str) -> str:
@@ -74,25 +70,6 @@ _MAY_FOLD = text(
     from (select from usage_changes limit :rows) as unfolded
     """
 )
-_LOCK_OLD = text(
-    "select tenant, response_id from usage_ledger where kind is null limit :limit for update skip locked"
-)
-_COUNT_OLD = text(
-    f"""
-    with old as materialized (
-        select l.tenant, l.response_id, r.choice, r.end_user, r.background, r.attempt
-        from unnest(cast(:tenants as text[]), cast(:ids as uuid[])) as l (tenant, response_id)
-        left join responses r on r.tenant = l.tenant and r.id = l.response_id
-    ), metered as (
-        update usage_ledger l
-        set kind = case when old.choice is null then 'response' else 'chat' end, end_user = old.end_user,
-            background = coalesce(old.background, false), attempt = old.attempt
-        from old where l.tenant = old.tenant and l.response_id = old.response_id
-        returning {", ".join(f"l.{name}" for name in RETURNED.split(", "))}
-    )
-    {ADD}
-    """  # noqa: S608 - constants of ours
-)
 _FORGET_USERS = text(
     """
     delete from user_days
@@ -110,15 +87,6 @@ def fold(connection: Connection) -> bool:
         return False
     found: int = connection.execute(_FOLD, {"limit": _MAX_FOLDED}).scalar_one()
     return found == _MAX_FOLDED
-
-
-def count_old(connection: Connection) -> bool:
-    """Counts entries of a release without sums; returns whether there may be more."""
-    found = connection.execute(_LOCK_OLD, {"limit": _MAX_COUNTED}).all()
-    if found:
-        keys = {"tenants": [row.tenant for row in found], "ids": [row.response_id for row in found]}
-        connection.execute(_COUNT_OLD, keys)
-    return len(found) == _MAX_COUNTED
 
 
 def forget_users(connection: Connection) -> None:

@@ -42,7 +42,7 @@ def register_replica(
     version: str,
     role: str,
     models: Sequence[str],
-    revision: str | None = None,
+    revision: str,
 ) -> UUID:
     """Inserts the row of a new replica, which is alive from now on; returns its id.
 

@@ -25,7 +25,7 @@ from server.supervised_thread import SupervisedThread
 log = logging.getLogger("holdfast.notify")
 
 EVENTS = "holdfast_events"
-"""How a replica's own channel begins; alone, the channel on which older releases name every response."""
+"""How a replica's own channel begins."""
 QUEUE = "holdfast_queue"
 CANCEL = "holdfast_cancel"
 WATCH = "holdfast_watch"
@@ -136,7 +136,7 @@ def _is_hex(name: str) -> bool:
 def listen(connection: Connection, replica: UUID) -> None:
     """Subscribes to the channels of a replica. The connection must be in autocommit mode."""
     with connection.begin():
-        for channel in (events_channel(replica), EVENTS, CANCEL, WATCH, QUEUE):
+        for channel in (events_channel(replica), CANCEL, WATCH, QUEUE):
             connection.execute(text(f"listen {channel}"))
 
 

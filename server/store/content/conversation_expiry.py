@@ -1,9 +1,8 @@
 """Expiry of conversations: which ones nothing has changed for so many days, and the deletion of one.
 
-A conversation is made, gets and loses items and metadata; each change notes its time in `touched_at`. What a
-release without that column has changed is known by the age of the newest item. The days are the tenant's own,
-or the server's. There is no index by that time, which every change would have to update: conversations are
-looked through page by page.
+A conversation is made, gets and loses items and metadata; each change notes its time in `touched_at`. The
+days are the tenant's own, or the server's. There is no index by that time, which every change would have to
+update: conversations are looked through page by page.
 """
 
 from typing import NamedTuple
@@ -31,16 +30,14 @@ _ANY = text("select cast(:days as integer) > 0 or exists (select from tenants wh
 _DAYS = "coalesce(t.conversation_days, cast(:days as integer))"
 _CUTOFF = f"statement_timestamp() - make_interval(days => {_DAYS})"
 _EXPIRED = f"""
-    {_DAYS} > 0 and coalesce(c.touched_at, c.created_at) < {_CUTOFF}
-    and not exists (select from conversation_items i
-        where i.tenant = c.tenant and i.conversation_id = c.id and i.created_at >= {_CUTOFF})
+    {_DAYS} > 0 and c.touched_at < {_CUTOFF}
     and not exists (select from responses r
         where r.tenant = c.tenant and r.conversation_id = c.id and r.status in ('queued', 'in_progress'))
-"""  # noqa: S608 - constants of ours
+"""
 _PAGE = text(
     f"""
     select c.tenant, c.id, {_EXPIRED} as expired
-    from (select tenant, id, touched_at, created_at from conversations
+    from (select tenant, id, touched_at from conversations
           where (tenant, id) > (:tenant, cast(:id as uuid)) order by tenant, id limit {PAGE_ROWS}) as c
     left join tenants t on t.tenant = c.tenant
     order by c.tenant, c.id

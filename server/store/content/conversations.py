@@ -53,7 +53,7 @@ _UPDATE = text(
             select value as metadata, octet_length(value::text) as length
             from (select cast(:metadata as jsonb) as value) as sent) as new
         where c.tenant = :tenant and c.id = :id
-        returning c.*, {ROW_BYTES} + new.length - coalesce(old.size, 0) as bytes
+        returning c.*, {ROW_BYTES} + new.length - old.size as bytes
         """,  # noqa: S608 - a constant of ours
         before="""
         old as (select size from conversations where tenant = :tenant and id = :id for update)

@@ -20,8 +20,6 @@ MARK_USES: Final = "update item_images set removed_at = clock_timestamp() where 
 MAX_BATCH_USES = 1000
 MAX_BATCH_BYTES = 64 * 1024 * 1024
 """Bytes of pictures that a batch deletes, unless one picture has more."""
-MAX_SCANNED_USES = 1000
-"""Uses that `repair_uses` looks at."""
 
 _CLAIM = text(
     """
@@ -38,15 +36,6 @@ _IN_USE = """
         where o.tenant = t.tenant and o.digest = t.digest and o.removed_at is null)
 """
 _IMAGES = "unnest(cast(:tenants as text[]), cast(:digests as bytea[])) as t (tenant, digest)"
-_ADOPT = """
-    insert into item_images (tenant, owner, item_id, digest)
-    select c.tenant, i.conversation_id, c.item_id, c.digest
-    from {uses} join conversation_items i on i.tenant = c.tenant and i.id = c.item_id
-        and strpos(i.payload::text, encode(c.digest, 'hex')) > 0
-    on conflict do nothing
-"""
-"""Uses of items that a server of an earlier release appended to a conversation, from the response's."""
-_ADOPT_CLAIMED = text(_ADOPT.format(uses=_CLAIMED))
 _LOCK = text(
     f"""
     select tenant, digest from images
@@ -108,7 +97,6 @@ def remove_unused(connection: Connection) -> RemovedImages:
     claimed = [UseKey(*row) for row in connection.execute(_CLAIM, {"limit": MAX_BATCH_USES})]
     if not claimed:
         return RemovedImages(0, False)
-    connection.execute(_ADOPT_CLAIMED, _use_arrays(claimed))
     named = _ImageKeys({(use.tenant, use.digest) for use in claimed})
     locked = _ImageKeys((row[0], row[1]) for row in connection.execute(_LOCK, named.arrays()))
     unused = _within_bytes(connection.execute(_LOCK_UNUSED, locked.arrays()).all())
@@ -146,39 +134,3 @@ def _within_bytes(images: Sequence[Row[Any]]) -> _ImageKeys:
             break
         chosen.append((image.tenant, image.digest))
     return chosen
-
-
-_LOWEST = UseKey("", UUID(int=0), "", b"")
-_REPAIR = text(
-    f"""
-    with page as (
-        select tenant, owner, item_id, digest, removed_at from item_images
-        where (tenant, owner, item_id, digest)
-            > (:tenant, cast(:owner as uuid), :item_id, cast(:digest as bytea))
-        order by tenant, owner, item_id, digest limit {MAX_SCANNED_USES}
-    ), marked as (
-        update item_images u set removed_at = clock_timestamp() from page p
-        where (u.tenant, u.owner, u.item_id, u.digest) = (p.tenant, p.owner, p.item_id, p.digest)
-          and p.removed_at is null
-          and not exists (
-              select from items i
-              where i.tenant = p.tenant and i.id = p.item_id and i.response_id = p.owner)
-          and not exists (
-              select from conversation_items i
-              where i.tenant = p.tenant and i.id = p.item_id and i.conversation_id = p.owner)
-    ), adopted as ({_ADOPT.format(uses="page c")})
-    select tenant, owner, item_id, digest from page
-    order by tenant desc, owner desc, item_id desc, digest desc limit 1
-    """  # noqa: S608 - a constant of ours
-)
-
-
-def repair_uses(connection: Connection, after: UseKey | None) -> UseKey | None:
-    """Makes up for servers of an earlier release: marks uses of items that they deleted, and inserts those of
-    items that they appended to a conversation.
-
-    Looks at the next MAX_SCANNED_USES uses after that key, of all tenants; returns the last one's key, None
-    at the end.
-    """
-    row = connection.execute(_REPAIR, (after or _LOWEST)._asdict()).first()
-    return UseKey(*row) if row else None

@@ -90,7 +90,7 @@ _NEW_COLUMNS = [*FACTS, *(name for name in _OWN_FIELDS if name != "lifetime")]
 
 
 def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
-    """An INSERT with further columns. Rows of releases without `root_id` and `turn` are first in a chain.
+    """An INSERT with further columns. The first response of a chain has no `root_id`.
 
     Without a previous response it has no scan, so that Postgres keeps one plan for it: planning takes longer
     than the rest.
@@ -104,7 +104,7 @@ def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:
     }
     previous = f"""
         previous as (
-            select coalesce(root_id, id) as root_id, coalesce(turn, 1) + 1 as turn from responses
+            select coalesce(root_id, id) as root_id, turn + 1 as turn from responses
             where tenant = :tenant and id = :previous_id and {READABLE}
             for share
         ),

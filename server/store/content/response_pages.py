@@ -88,7 +88,7 @@ def bounded_page(
 
 
 _SIZE = func.octet_length(cast(responses.c.request, Text)) + func.coalesce(
-    select(func.sum(func.coalesce(items.c.size, func.octet_length(cast(items.c.payload, Text)))))
+    select(func.sum(items.c.size))
     .where(items.c.tenant == responses.c.tenant, items.c.response_id == responses.c.id)
     .where(items.c.side == OUTPUT)
     .scalar_subquery(),

@@ -138,7 +138,7 @@ _FINISH = text(
         where r.tenant = e.tenant and r.id = e.id
           and r.replica_id = :replica and r.attempt = e.attempt and r.status = 'in_progress'
         returning r.tenant, r.id, r.deleted_at is not null as deleted, r.conversation_id,
-            case when r.size is not null then q.freed else 0 end as freed
+            q.freed
     ), counted as (
         insert into storage_changes (tenant, day, bytes)
         select tenant, {TODAY}, -sum(freed) from changed group by tenant having sum(freed) > 0)

@@ -94,7 +94,7 @@ class HistorySize(NamedTuple):
     items: int
 
 
-_SIZE = "coalesce(octet_length(i.for_model), i.size, octet_length(i.payload::text))"
+_SIZE = "coalesce(octet_length(i.for_model), i.size)"
 _FOR_MODEL = "coalesce(i.for_model, i.payload::text)"
 _CHAIN = """
     with recursive chain (id, previous_id, depth) as (
@@ -167,7 +167,7 @@ class ItemList:
             f"""
             select payload::text, total from (
                 select {position}, payload, count(*) over () as total,
-                    sum(coalesce(size, octet_length(payload::text))) over (order by {position} {order}
+                    sum(size) over (order by {position} {order}
                         rows between unbounded preceding and 1 preceding) as before
                 from (
                     select {position}, payload, size {own} and {position} {beyond}

@@ -6,9 +6,8 @@ from uuid import UUID
 
 from server.protocol.ids import conversation_id, response_id
 
-_USER_OF = "coalesce({row}.end_user, {row}.request->>'user', {row}.request->>'safety_identifier')"
-OF_USER: Final = f"{_USER_OF.format(row='r')} = :user"
-"""Whether the response `r` is the user's. Releases before revision 0012 left `end_user` empty."""
+OF_USER: Final = "r.end_user = :user"
+"""Whether the response `r` is the user's."""
 BROUGHT_BY_USER: Final = f"""
     (i.response_id is not null and (
         exists (select from usage_ledger l

@@ -6,7 +6,7 @@ from typing import Final, Literal
 from sqlalchemy import Connection, Table, TextClause, text
 
 from server.errors import NotFound
-from server.store.administration import stored_keys, usage_days
+from server.store.administration import usage_days
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.erasure.subject import ANONYMOUS, MAKE_ANONYMOUS
 
@@ -113,8 +113,6 @@ def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, 
             text(f"update usage_ledger l set {MAKE_ANONYMOUS} where (tenant, response_id) in ({key})"),  # noqa: S608
             place,
         ).rowcount
-    if table == "api_keys" and stored_keys.key_required(connection):
-        stored_keys.require_key(connection)  # a release before revision 0023 may have made the keys
     return connection.execute(_removal(ALL_TABLES.tables[table]), place).rowcount
 
 

@@ -1,6 +1,6 @@
 """Which code may serve on which revision of the schema: the table `schema_compatibility`, and its rows.
 
-Every migration from `FIRST_RECORDED` on has two attributes beside Alembic's:
+Every migration has two attributes beside Alembic's:
 
 - `oldest_code`: the newest revision that the oldest code knows that may still serve once it has run. For a
   migration that may run beside the release before (`pre`), it is the last revision of that release.
@@ -11,16 +11,13 @@ it, so that a release can ask about revisions that it does not know.
 """
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Literal
 
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 from alembic.script import Script
 from sqlalchemy import Connection, Text, column, delete, insert, table, text
 
 from server.version import VERSION
-
-FIRST_RECORDED = "0016"
-"""The revision that makes the table."""
 
 SchemaState = Literal["current", "behind", "newer", "unknown"]
 """The database's revision, seen by this release. `behind`: an older one, or none. `newer`: one that this
@@ -62,10 +59,8 @@ def record_step(ctx: MigrationContext, step: MigrationInfo, heads: object, run_a
     """Alembic's callback `on_version_apply`: adds or removes the row of the migration that has just run."""
     script = step.up_revision
     assert isinstance(script, Script)
-    oldest: str | None = getattr(script.module, "oldest_code", None)
-    if oldest is None or (script.revision == FIRST_RECORDED and not step.is_upgrade):
-        return  # a migration from before the table, or the one whose downgrade has dropped it
-    ctx.execute(delete(_ROWS).where(_ROWS.c.revision == script.revision))
     if step.is_upgrade:
-        row: dict[str, Any] = {"revision": script.revision, "oldest_code": oldest, "release": VERSION}
+        row = {"revision": script.revision, "oldest_code": script.module.oldest_code, "release": VERSION}
         ctx.execute(insert(_ROWS).values(row))
+    elif script.down_revision is not None:  # the first one's downgrade has dropped the table
+        ctx.execute(delete(_ROWS).where(_ROWS.c.revision == script.revision))

@@ -7,7 +7,6 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from server.store.database_errors import is_statement_timeout
-from server.store.schema.compatibility import FIRST_RECORDED
 from server.store.schema.upgrade import Migration
 
 SILENT_SECONDS = 60
@@ -26,8 +25,8 @@ class LivingReplica:
     host: str
     pid: int
     version: str
-    revision: str | None
-    """The one of the schema that its release needs; None for releases that do not tell."""
+    revision: str
+    """The one of the schema that its release needs."""
     silent_seconds: float
 
 
@@ -68,37 +67,19 @@ def living_replicas(connection: Connection) -> list[LivingReplica]:
     """The replicas that are alive, in order of their start; empty before the first migration."""
     if connection.scalar(text("select to_regclass('replicas')")) is None:
         return []
-    tells = connection.scalar(text(_TELLS_REVISION))
-    revision = "revision" if tells else "cast(null as text)"
-    query = f"""
-        select cast(id as text), host, pid, version, {revision},
-               cast(extract(epoch from clock_timestamp() - heartbeat_at) as float8) as silent
-        from replicas
-        where state = 'alive' and heartbeat_at > clock_timestamp() - make_interval(secs => :silent)
-        order by started_at
-    """  # noqa: S608 - a constant of ours
-    rows = connection.execute(text(query), {"silent": SILENT_SECONDS})
+    rows = connection.execute(text(_LIVING), {"silent": SILENT_SECONDS})
     return [LivingReplica(*row) for row in rows]
 
 
 def needing(replicas: Sequence[LivingReplica], migration: Migration) -> list[LivingReplica]:
-    """The replicas whose releases need that migration. Pure.
-
-    One that does not tell its revision is of a release from before replicas told it: it needs no migration
-    from then on, and may need any earlier one.
-    """
-    from_before = migration.revision < FIRST_RECORDED
-    return [
-        replica
-        for replica in replicas
-        if (from_before if replica.revision is None else replica.revision >= migration.revision)
-    ]
+    """The replicas whose releases need that migration. Pure."""
+    return [replica for replica in replicas if replica.revision >= migration.revision]
 
 
 def losses(connection: Connection, migration: Migration) -> Iterator[str]:
     """Which of the tables and columns that its downgrade deletes have anything in them."""
     connection.execute(text(f"set local statement_timeout = '{LOSS_CHECK}'"))
-    for name in migration.lost or ():
+    for name in migration.lost:
         table, _, column = name.partition(".")
         condition = f"where {column} is not null" if column else ""
         found = text(f"select exists (select from {table} {condition})")  # noqa: S608 - the migration's own names
@@ -113,9 +94,12 @@ def losses(connection: Connection, migration: Migration) -> Iterator[str]:
             yield name
 
 
-_TELLS_REVISION = """
-    select exists (select from pg_attribute
-                   where attrelid = to_regclass('replicas') and attname = 'revision' and not attisdropped)
+_LIVING = """
+    select cast(id as text), host, pid, version, revision,
+           cast(extract(epoch from clock_timestamp() - heartbeat_at) as float8) as silent
+    from replicas
+    where state = 'alive' and heartbeat_at > clock_timestamp() - make_interval(secs => :silent)
+    order by started_at
 """
 _INVALID_INDEXES = """
     select cast(indexrelid as regclass)::text from pg_index

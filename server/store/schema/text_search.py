@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 from server.store.schema.concurrent_indexes import build
-from server.store.schema.session import TABLE_LOCK_TIMEOUT, connect, try_for_locks
+from server.store.schema.session import TABLE_LOCK_TIMEOUT, try_for_locks
 
 INDEX: Final = "ix_items_words"
 LOCK_SECONDS = 60.0
@@ -35,10 +35,3 @@ def turn_off(url: str) -> None:
         connection.commit()
 
     try_for_locks(url, LOCK_SECONDS, drop)
-
-
-def is_on(url: str) -> bool:
-    """Whether the index is there and whole."""
-    query = text("select indisvalid from pg_index where indexrelid = to_regclass(:name)")
-    with connect(url) as connection:
-        return bool(connection.scalar(query, {"name": INDEX}))

@@ -31,8 +31,8 @@ class Migration:
     kind: str
     """`pre`: may run while the release before serves; `post`: only once all replicas are of this one."""
     title: str
-    lost: tuple[str, ...] | None
-    """Tables and columns whose contents its downgrade deletes; None: the migration does not say."""
+    lost: tuple[str, ...]
+    """Tables and columns whose contents its downgrade deletes."""
 
 
 def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
@@ -115,7 +115,7 @@ def _migration(script: Script) -> Migration:
     previous = script.down_revision
     assert previous is None or isinstance(previous, str)  # one line of migrations, without branches
     kind = script.path.rpartition("/")[2].split("_")[1]
-    lost: tuple[str, ...] | None = getattr(script.module, "lost_by_downgrade", None)
+    lost = script.module.lost_by_downgrade
     return Migration(script.revision, previous, kind, script.doc.rstrip("."), lost)
 
 

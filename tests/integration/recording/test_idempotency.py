@@ -84,8 +84,8 @@ def test_response_that_ended_is_not_begun_again(database: Database, hub: Hub) ->
     with database.begin() as connection:
         connection.exec_driver_sql(
             "insert into usage_ledger (tenant, response_id, model, status, stored, input_tokens,"
-            " cached_tokens, output_tokens, reasoning_tokens, finished_at) select tenant, response_id, 'm',"
-            " 'completed', false, 1, 0, 1, 0, clock_timestamp() from idempotency_keys"
+            " cached_tokens, output_tokens, reasoning_tokens, kind, background, attempt) select tenant,"
+            " response_id, 'm', 'completed', false, 1, 0, 1, 0, 'response', false, 1 from idempotency_keys"
         )
     kill(database, replica)
     with pytest.raises(Conflict):

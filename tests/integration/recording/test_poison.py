@@ -27,8 +27,8 @@ POISONS = {
 METERED = """
     insert into usage_ledger
       (tenant, response_id, model, status, stored, input_tokens, cached_tokens, output_tokens,
-       reasoning_tokens, started_at, finished_at)
-    select tenant, id, model, 'completed', true, 3, 0, 7, 0, created_at, now()
+       reasoning_tokens, started_at, finished_at, kind, background, attempt)
+    select tenant, id, model, 'completed', true, 3, 0, 7, 0, created_at, now(), kind, background, attempt
     from responses where id = %s
 """
 

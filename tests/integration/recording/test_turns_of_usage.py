@@ -54,15 +54,6 @@ def test_usage_of_each_turn_is_read_from_the_row_and_not_from_the_stream(bench: 
     assert usage["output_tokens_details"]["tool_output_tokens"] == 3
 
 
-def test_usage_of_each_turn_of_an_older_row_is_read_from_the_last_event(bench: Bench) -> None:
-    run = called_and_answered(bench)
-    execute(bench, "update responses set turns = null")
-    assert listed(bench) == [bench.hub.final(run.facts.id)]
-    execute(bench, "update response_streams set body = ''")
-    (left,) = listed(bench)
-    assert msgspec.json.decode(left)["usage"]["output_tokens_details"]["tool_output_tokens"] == 0
-
-
 def test_row_of_a_response_has_the_tokens_of_its_turns_for_readers_of_sql(bench: Bench) -> None:
     called_and_answered(bench)
     with bench.database.begin() as connection:

@@ -43,7 +43,9 @@ def show(connection: Connection, setting: str) -> str:
 def test_a_transaction_that_raises_leaves_nothing(database: Database) -> None:
     def insert_and_raise() -> None:
         with database.begin() as connection:
-            connection.execute(text("insert into conversations values ('t', gen_random_uuid(), '{}')"))
+            connection.execute(
+                text("insert into conversations values ('t', gen_random_uuid(), '{}', now(), 0, 2)")
+            )
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -157,7 +159,8 @@ def test_what_is_asked_has_no_transaction_and_leaves_none(database: Database) ->
 def test_a_statement_alone_is_a_transaction_and_leaves_none(database_url: str, pooled: bool) -> None:
     opened = Database(database_url, pool_size=1, pooled=pooled)
     insert = (
-        "insert into conversations (tenant, id, metadata) values ($1, $2, cast($3 as json)) returning tenant"
+        "insert into conversations (tenant, id, metadata, size) values ($1, $2, cast($3 as json), 9)"
+        " returning tenant"
     )
     values = ('it\'s \\ "t"', new_uuid(), '{"a": "é"}')
     assert opened.scalar(insert, values) == values[0]

@@ -21,8 +21,9 @@ spoken = st.lists(st.tuples(st.sampled_from(["text", "thought", "done", "item"])
 
 
 _ROW = """
-    insert into responses (tenant, id, status, background, stream, model, seed, request, metadata)
-    values (%(tenant)s, %(id)s, 'in_progress', false, true, 'm', 1, '{}', '{}')
+    insert into responses (tenant, id, status, background, stream, model, seed, request, metadata, size, kind,
+        turn)
+    values (%(tenant)s, %(id)s, 'in_progress', false, true, 'm', 1, '{}', '{}', 100, 'response', 1)
 """
 
 

@@ -267,27 +267,6 @@ def test_a_batch_removes_no_more_uses_and_bytes_than_it_may(
     assert count(database, "item_images") == 0
 
 
-def test_uses_of_items_that_an_earlier_release_deleted_are_found_page_by_page(
-    database: Database, replica: UUID, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with database.begin() as connection:
-        for number in range(3):
-            store(connection, replica, PNG + bytes([number]))
-        connection.exec_driver_sql(
-            "delete from items where response_id = (select max(id::text)::uuid from responses)"
-        )
-    key, pages = None, 0
-    while True:
-        with database.begin() as connection:
-            key = image_removal.repair_uses(connection, key)
-        pages += 1
-        if key is None:
-            break
-    assert pages == 2
-    assert remove_images(database) == 1
-    assert count(database) == 2
-
-
 def test_a_conversation_does_not_keep_the_picture_of_another_item_with_the_same_id(
     database: Database, replica: UUID
 ) -> None:
@@ -328,29 +307,3 @@ def test_pictures_of_several_owners_are_locked_in_one_order(database: Database, 
         store(connection, replica, high)
     inserting.join(10)
     assert (count(database), count(database, "item_images")) == (2, 4)
-
-
-APPENDED_EARLIER = """
-    insert into conversation_items (tenant, conversation_id, position, id, type, payload)
-    select tenant, %(conversation)s, 0, id, type, payload from items where response_id = %(response)s
-"""
-
-
-@pytest.mark.parametrize("repaired", [False, True])
-def test_a_conversation_keeps_pictures_of_items_that_an_earlier_release_appended(
-    database: Database, replica: UUID, *, repaired: bool
-) -> None:
-    conversation = new_uuid()
-    with database.begin() as connection:
-        node = store(connection, replica, PNG)
-        conversations.create(connection, TENANT, conversation, "{}")
-        place = {"conversation": conversation, "response": node}
-        connection.exec_driver_sql(APPENDED_EARLIER, place)
-        if repaired:
-            image_removal.repair_uses(connection, None)
-    delete(database, node)
-    assert remove_images(database) == 0
-    assert (count(database), count(database, "item_images")) == (1, 1)
-    with database.begin() as connection:
-        conversations.delete(connection, TENANT, conversation)
-    assert remove_images(database) == 1

@@ -315,8 +315,8 @@ def test_looking_for_lost_owners_reads_as_many_rows_as_there_are_owners(database
     with database.begin() as connection:
         connection.exec_driver_sql(
             "insert into responses (tenant, id, status, background, stream, model, replica_id, seed, request,"
-            " metadata) select tenant, gen_random_uuid(), 'in_progress', true, stream, model,"
-            " (cast(%s as uuid[]))[n %% 3 + 1], seed, request, metadata"
+            " metadata, size, kind, turn) select tenant, gen_random_uuid(), 'in_progress', true, stream,"
+            " model, (cast(%s as uuid[]))[n %% 3 + 1], seed, request, metadata, size, kind, turn"
             " from responses, generate_series(1, 3000) n where id = %s",
             (owners, template),
         )

@@ -10,7 +10,9 @@ from server.store.database import Database
 
 def _register(database: Database, role: str = "all") -> None:
     with database.begin() as connection:
-        leases.register_replica(connection, host="here", pid=1, version="1", role=role, models=["m"])
+        leases.register_replica(
+            connection, host="here", pid=1, version="1", revision="0001", role=role, models=["m"]
+        )
 
 
 def _series(sampler: ClusterSampler) -> dict[str, float]:
@@ -31,9 +33,9 @@ def test_replicas_are_counted_by_state_and_role_for_a_day(database: Database, da
         _register(database, role)
     with psycopg.connect(database_url) as connection:
         connection.execute(
-            "insert into replicas (id, state, host, pid, version, models, heartbeat_at) values"
-            " (gen_random_uuid(), 'dead', '', 1, '', '{}', now() - interval '1 hour'),"
-            " (gen_random_uuid(), 'dead', '', 1, '', '{}', now() - interval '2 days')"
+            "insert into replicas (id, state, host, pid, version, revision, models, heartbeat_at) values"
+            " (gen_random_uuid(), 'dead', '', 1, '', '', '{}', now() - interval '1 hour'),"
+            " (gen_random_uuid(), 'dead', '', 1, '', '', '{}', now() - interval '2 days')"
         )
     with database.begin() as connection:
         found = read_overview(connection).replicas

@@ -158,7 +158,7 @@ def test_a_drop_that_was_killed_is_continued(
 def test_a_response_that_goes_on_from_a_detached_one_gets_its_history_back(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server of an earlier release may accept one between the look at a partition and its detachment."""
+    """A server may accept one between the look at a partition and its detachment."""
     make_partitions(database.url, RANGES)
     replica, random, late = register(database), Random(4), list[UUID]()
     first = id_in(OLD, random)

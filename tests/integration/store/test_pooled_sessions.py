@@ -54,7 +54,9 @@ def test_each_transaction_has_the_settings_and_the_session_keeps_none(pooled: Da
 
 def test_the_recorders_fast_commit_has_the_settings_too(pooled: Database) -> None:
     with pooled.begin() as connection:
-        replica = register_replica(connection, host="h", pid=1, version="1", role="all", models=["m"])
+        replica = register_replica(
+            connection, host="h", pid=1, version="1", revision="0001", role="all", models=["m"]
+        )
     with closing(pooled.dedicated_connection("test", limits=RECORDER_TIMEOUTS)) as own:
         with psycopg_connection(own) as raw:
             assert b"SET LOCAL synchronous_commit = 'off'" in raw.begin_command()

@@ -76,8 +76,9 @@ def test_counts_go_with_the_ledger_but_those_of_the_last_day(database: Database)
         )
         connection.exec_driver_sql(
             "insert into usage_ledger (tenant, response_id, model, status, stored, input_tokens,"
-            " cached_tokens, output_tokens, reasoning_tokens, started_at, finished_at) values ('t',"
-            " gen_random_uuid(), 'm', 'completed', true, 1, 0, 1, 0, now(), now() - interval '5 days')"
+            " cached_tokens, output_tokens, reasoning_tokens, finished_at, kind, background, attempt) values"
+            " ('t', gen_random_uuid(), 'm', 'completed', true, 1, 0, 1, 0, now() - interval '5 days',"
+            " 'response', false, 1)"
         )
         refused_requests.forget(connection)
         left = "select requests from refused_requests order by 1"

@@ -64,13 +64,13 @@ def test_every_list_of_a_hundred_thousand_is_found_by_an_index(database: Databas
 MARKED = Filters(metadata={"mark": "500"})
 MANY = """
     insert into responses
-        (tenant, id, status, background, stream, model, seed, created_at, request, metadata)
+        (tenant, id, status, background, stream, model, seed, created_at, request, metadata, size, kind, turn)
     select 'acme', ('00' || substr(md5(n::text), 3))::uuid,
         case when n % 10000 = 0 then 'failed' else 'completed' end,
         false, false,
         case when n % 10000 = 1 then 'rare' else 'model' end, 1,
         timestamptz '2026-01-01Z' + make_interval(secs => n - 50000), '{}',
-        case when n % 100 = 0 then jsonb_build_object('mark', n::text) else '{}' end
+        case when n % 100 = 0 then jsonb_build_object('mark', n::text) else '{}' end, 100, 'response', 1
     from generate_series(1, 100000) n
 """
 

@@ -212,20 +212,19 @@ def test_an_item_cannot_be_written_twice(database: Database) -> None:
         stored_items.insert_items_of(connection, stored_items.INPUT, [(TENANT, response, [item])])
 
 
-def test_a_chain_is_numbered_also_from_a_response_of_an_older_release(database: Database) -> None:
+def test_the_responses_of_a_chain_are_numbered_and_know_the_first(database: Database) -> None:
     replica = register(database)
-    old, child, grandchild, single = (new_uuid() for _ in range(4))
+    first, child, grandchild, single = (new_uuid() for _ in range(4))
     with database.begin() as connection:
-        insert_response(connection, replica, id=old)
-        connection.exec_driver_sql("update responses set root_id = null, turn = null")
-        insert_response(connection, replica, id=child, previous=old)
+        insert_response(connection, replica, id=first)
+        insert_response(connection, replica, id=child, previous=first)
         insert_response(connection, replica, id=grandchild, previous=child)
         insert_response(connection, replica, id=single)
         found = connection.exec_driver_sql("select id, root_id, turn from responses").all()
     assert set(map(tuple, found)) == {
-        (old, None, None),
-        (child, old, 2),
-        (grandchild, old, 3),
+        (first, None, 1),
+        (child, first, 2),
+        (grandchild, first, 3),
         (single, None, 1),
     }
 

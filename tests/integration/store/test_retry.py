@@ -24,7 +24,9 @@ class Work:
 
     def __call__(self, connection: Connection) -> int:
         self.runs += 1
-        connection.execute(text("insert into conversations values ('t', gen_random_uuid(), '{}')"))
+        connection.execute(
+            text("insert into conversations values ('t', gen_random_uuid(), '{}', now(), 0, 2)")
+        )
         if self.runs <= self._failing:
             connection.exec_driver_sql(self._grief)
         return self.runs
@@ -153,7 +155,7 @@ def test_who_forbids_writes_is_heard_by_sessions_that_have_read_a_snapshot(datab
 
 def test_a_statement_of_its_own_meets_no_session_twice_that_takes_no_writes(database: Database) -> None:
     make_read_only(database, 4)
-    insert = "insert into conversations values ($1, gen_random_uuid(), '{}') returning tenant"
+    insert = "insert into conversations values ($1, gen_random_uuid(), '{}', now(), 0, 2) returning tenant"
     assert database.scalar(insert, ["t"]) == "t"
     assert rows(database) == 1
 

@@ -115,7 +115,7 @@ def test_a_lock_does_not_outlive_a_client_that_vanished(
     monkeypatch.setattr(database, "REQUEST_TIMEOUTS", short)
     own = remote.dedicated_connection("test")
     own.begin()
-    own.exec_driver_sql("insert into conversations values ('t', gen_random_uuid(), '{}')")
+    own.exec_driver_sql("insert into conversations values ('t', gen_random_uuid(), '{}', now(), 0, 2)")
     own.exec_driver_sql("lock table conversations")
     proxy.strand()
     with psycopg.connect(database_url) as other:

@@ -170,7 +170,9 @@ def reserve(connection: Connection, replica: UUID, key: str = "", *, stored: boo
 
 
 def new_replica(connection: Connection) -> UUID:
-    return register_replica(connection, host="h", pid=1, version="1", role="all", models=["m"])
+    return register_replica(
+        connection, host="h", pid=1, version="1", revision="0001", role="all", models=["m"]
+    )
 
 
 def test_the_end_of_a_response_puts_what_it_used_in_place_of_what_it_reserved(database: Database) -> None:

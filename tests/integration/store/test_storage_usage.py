@@ -193,20 +193,6 @@ def test_other_metadata_of_a_stored_chat_completion_is_counted(database: Databas
     assert counted(database) == before + 2 * len('"k":"vvvvvvvv"')
 
 
-def test_what_an_earlier_release_stored_is_counted_neither_as_added_nor_as_removed(
-    database: Database, replica: UUID
-) -> None:
-    with database.begin() as connection:
-        node = begin(connection, replica, "in")
-        end(connection, replica, node, "out")
-        for table in ("responses", "items", "response_streams"):
-            connection.exec_driver_sql(f"update {table} set size = null")  # noqa: S608 - names of ours
-        connection.exec_driver_sql("delete from storage_changes")
-    with database.begin() as connection:
-        deletion.delete(connection, TENANT, node)
-    assert counted(database) == 0
-
-
 def test_folding_keeps_sums_and_waits_for_nobody(database: Database, replica: UUID) -> None:
     with database.begin() as connection:
         for _ in range(FOLD_ROWS + 1):

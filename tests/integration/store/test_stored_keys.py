@@ -79,15 +79,6 @@ def test_a_key_is_required_from_the_first_one_on_even_when_all_are_revoked_or_er
         assert (stored_keys.any_exist(connection), stored_keys.key_required(connection)) == (False, True)
 
 
-def test_a_key_of_a_release_that_does_not_record_the_requirement_is_enough(database: Database) -> None:
-    with database.begin() as connection:
-        add(connection, "acme")
-        connection.exec_driver_sql("delete from key_requirement")
-        assert stored_keys.key_required(connection)
-        remove_rows(connection, "api_keys", "acme", 9, keep_usage=False)
-        assert stored_keys.key_required(connection)
-
-
 def test_keys_are_listed_newest_first_and_by_tenant(database: Database) -> None:
     with database.begin() as connection:
         first, second, third = add(connection, "a", "1"), add(connection, "b", "2"), add(connection, "a", "3")

@@ -21,8 +21,8 @@ _SUMS = (
     "sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(reasoning_tokens), coalesce(sum(cost), 0)"
 )
 LEDGER = f"""
-    select cast(finished_at at time zone 'utc' as date), tenant, key_id, model, coalesce(kind, 'response'),
-        status, error_code, count(*), {_SUMS}, count(*) filter (where cost is null)
+    select cast(finished_at at time zone 'utc' as date), tenant, key_id, model, kind, status,
+        error_code, count(*), {_SUMS}, count(*) filter (where cost is null)
     from usage_ledger group by 1, 2, 3, 4, 5, 6, 7
 """  # noqa: S608 - constants, here and below
 DAYS = f"""
@@ -35,14 +35,6 @@ USERS_OF_LEDGER = f"""
 """  # noqa: S608
 _USERS = "select day, tenant, end_user, sum(responses), {sums} from admin.users_daily group by 1, 2, 3"
 USERS = _USERS.format(sums=_SUMS)
-OLD = """
-    insert into usage_ledger (tenant, response_id, model, status, stored, input_tokens, cached_tokens,
-        output_tokens, reasoning_tokens, started_at, finished_at, cost)
-    select 'acme', gen_random_uuid(), 'm', 'completed', true, n, 1, 2, 0, now(),
-        now() - n * interval '1 hour', n / 7.0
-    from generate_series(1, %(count)s) as n
-"""
-"""Entries of a release that knew no sums."""
 
 
 def check_sums(connection: Connection) -> None:
@@ -136,39 +128,6 @@ def test_replicas_that_fold_while_responses_end_lose_and_double_nothing(database
         assert connection.exec_driver_sql("select sum(responses) from usage_days").scalar_one() > 0
 
 
-def test_entries_of_an_older_release_are_summed_at_once_and_counted_later(database: Database) -> None:
-    chance = random.Random(3)
-    with database.begin() as connection:
-        connection.exec_driver_sql(OLD, {"count": usage_days._MAX_COUNTED + 5})
-        for _ in range(5):
-            end(connection, chance)
-        check_sums(connection)
-    more = True
-    while more:
-        with database.begin() as connection:
-            more = usage_days.count_old(connection)
-            check_sums(connection)
-    with database.begin() as connection:
-        while usage_days.fold(connection):
-            pass
-        check_sums(connection)
-        found = connection.exec_driver_sql("select distinct kind from usage_ledger where attempt is null")
-        assert found.scalars().all() == ["response"]
-
-
-def test_an_old_entry_learns_the_kind_of_its_response(database: Database) -> None:
-    with database.begin() as connection:
-        connection.exec_driver_sql(OLD, {"count": 1})
-        connection.exec_driver_sql(
-            "insert into responses (tenant, id, status, background, stream, model, seed, request, metadata,"
-            " choice, attempt) select tenant, response_id, 'completed', true, true, 'm', 1, '{}', '{}', 0, 2"
-            " from usage_ledger"
-        )
-        usage_days.count_old(connection)
-        row = connection.exec_driver_sql("select kind, background, attempt from usage_ledger").one()
-    assert tuple(row) == ("chat", True, 2)
-
-
 @pytest.mark.parametrize(("ledger_begins", "left"), [(3, {1, 3}), (0, {1, 3, 9})])
 def test_users_are_forgotten_with_the_ledger(database: Database, ledger_begins: int, left: set[int]) -> None:
     with database.begin() as connection:
@@ -177,7 +136,7 @@ def test_users_are_forgotten_with_the_ledger(database: Database, ledger_begins: 
             " 1, 1, 0, 1, 0, 0, 0 from unnest(array[1, 3, 9]) as n"
         )
         if ledger_begins:
-            connection.exec_driver_sql(OLD, {"count": 1})
+            end(connection, random.Random(3))
             connection.exec_driver_sql(
                 "update usage_ledger set finished_at = now() - %(days)s * interval '1 day'",
                 {"days": ledger_begins},

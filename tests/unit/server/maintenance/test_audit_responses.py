@@ -101,7 +101,7 @@ def without_event(kind: str) -> Wound:
 def with_event_twice(kind: str) -> Wound:
     def change(rows: list[list[Any]]) -> None:
         place = next(place for place, row in enumerate(rows) if row[2] == 0 and row[6]["type"] == kind)
-        rows.insert(place, [*rows[place][:6], dict(rows[place][6])])
+        rows.insert(place, [*rows[place][:6], dict(rows[place][6]), 1])
         number_anew(rows)
 
     return with_rows(change)
@@ -220,9 +220,9 @@ RUNNING_WOUNDS: list[tuple[str, str, Wound]] = [
     ("I11", "it never began", on_standing(started_at=None)),
     ("I11", "it has output items", lambda response: replace(response, items=ended().items)),
     ("I12", "an attempt before the last goes on", lambda response: replace(
-        response, hot=[replace(response.hot[0], attempt=1), replace(response.hot[1], attempt=0)])),
+        response, hot=[response.hot[0], response.hot[1]._replace(attempt=0)])),
     ("I12", "an attempt that its row does not know", lambda response: replace(
-        response, hot=[replace(row, attempt=2) for row in response.hot])),
+        response, hot=[row._replace(attempt=2) for row in response.hot])),
     ("I14", "it was made in the future", on_row(created_at=AFTER)),
 ]  # fmt: skip
 

@@ -28,6 +28,9 @@ RESPONSE = {
     "finished_at": "2026-11-23T10:00:01+00:00",
     "request": {"model": "m"},
     "metadata": {},
+    "size": 1700,
+    "kind": "response",
+    "turn": 1,
 }
 USAGE: dict[str, Any] = {
     "object": "usage",
@@ -35,6 +38,9 @@ USAGE: dict[str, Any] = {
     "model": "m",
     "status": "completed",
     "stored": True,
+    "kind": "response",
+    "background": False,
+    "attempt": 1,
     **dict.fromkeys(("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"), 1),
     **dict.fromkeys(("started_at", "finished_at"), "2026-11-23T10:00:00+00:00"),
 }
@@ -142,7 +148,7 @@ def test_an_escaped_nul_is_no_json_of_ours_but_in_what_a_model_said() -> None:
     message = {"type": "message", "role": "assistant", "status": "completed", "content": [text]}
     of_item = {"object": "response.item", "response_id": RESPONSE["id"], "side": 1, "idx": 0, "id": "msg_1"}
     item = {**of_item, "type": "message", "payload": {"id": "msg_1", **message}}
-    item["created_at"] = RESPONSE["created_at"]
+    item |= {"created_at": RESPONSE["created_at"], "size": len(msgspec.json.encode(item["payload"]))}
     counts = {"response": 1, "response.item": 1}
     response = {**RESPONSE, "request": make_echo()}
     reader = read(FIRST, response, item, {"object": "end", "counts": counts})

@@ -34,6 +34,7 @@ def folded(commits: list[list[str | None]]) -> tuple[list[log_read.LogRow], list
             row.content_index,
             1.5,
             msgspec.Raw(row.body),
+            1,
         )
         for row in rows
     ]

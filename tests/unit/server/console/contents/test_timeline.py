@@ -29,11 +29,11 @@ class Log:
     def next_seq(self) -> int:
         return self.rows[-1].first_seq + self.rows[-1].n if self.rows else 0
 
-    def whole(self, at: float, kind: str, attempt: int | None = 1, **fields: object) -> "Log":
+    def whole(self, at: float, kind: str, attempt: int = 1, **fields: object) -> "Log":
         body = msgspec.json.encode({"type": kind, "sequence_number": self.next_seq, **fields})
         return self._add(at, Kind.WHOLE, 0, 1, body, attempt)
 
-    def deltas(self, at: float, *texts: str, index: int = 0, attempt: int | None = 1) -> "Log":
+    def deltas(self, at: float, *texts: str, index: int = 0, attempt: int = 1) -> "Log":
         body = msgspec.json.encode(texts)
         return self._add(at, Kind.OUTPUT_TEXT_DELTA, index, len(texts), body, attempt)
 
@@ -41,7 +41,7 @@ class Log:
         kind = f"response.output_item.{'done' if end else 'added'}"
         return self.whole(at, kind, output_index=index, item=item)
 
-    def _add(self, at: float, kind: Kind, index: int, n: int, body: bytes, attempt: int | None) -> "Log":
+    def _add(self, at: float, kind: Kind, index: int, n: int, body: bytes, attempt: int) -> "Log":
         time = CREATED.timestamp() + at
         self.rows.append(LogRow(self.next_seq, n, kind, index, 0, time, msgspec.Raw(body), attempt))
         return self
@@ -90,11 +90,6 @@ def test_another_attempt_is_a_takeover_and_the_first_one_is_none() -> None:
     log.deltas(3, "c", attempt=2)
     labels = [mark.label for mark in timeline(log.rows, CREATED).marks]
     assert labels == ["queued", "first token", "taken over by another replica, attempt 2"]
-
-
-def test_streams_without_attempts_have_no_takeovers() -> None:
-    log = Log().deltas(0, "a", attempt=None).deltas(0.1, "b", attempt=None)
-    assert [mark.label for mark in timeline(log.rows, CREATED).marks] == ["first token"]
 
 
 def test_pauses_of_more_than_a_second_are_gaps() -> None:
