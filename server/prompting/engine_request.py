@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from engine.grammar.compiler import UNCOMPILED
+from engine.grammar.matcher import UNCOMPILED
 from engine.request import EngineRequest, RequestRefused
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.generation.output_decoding import CompactionSpec

@@ -26,7 +26,7 @@ from server.model_formats.tool_index import without_labels
 from server.prompting.loaded_model import ITEM_CHARACTERS, LONG_CHARACTERS, LoadedModel
 from server.prompting.prompt_limits import (
     MAX_COUNTED_CONTEXTS,
-    check_tools_and_grammars,
+    check_tools_and_format,
     too_long,
     too_long_to_count,
 )
@@ -70,8 +70,8 @@ def write_prompt(
     if not all(isinstance(item, Message) for item in items):
         items = unseal_items(items, served.seal, tenant)
     conversation = make_conversation(request, tools, items, moment)
-    if tools or grammar is not None or request.text is not None:
-        check_tools_and_grammars(conversation, grammar, request.tools)
+    if tools or request.text is not None:
+        check_tools_and_format(conversation, request.tools)
     if isinstance(request, PlainRequest):
         return Prompt(token_ids=request.token_ids, stop_ids=served.model_info.stop_ids, grammar=grammar)
     limit, truncates = context - 1 if max_tokens is None else max_tokens, request.truncation == "auto"

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.grammar.limits import BadGrammar, parse_json
+from engine.grammar.lark_source import parse_json
+from engine.grammar.matcher import BadGrammar
 from engine.request import StructuredOutput
 from server.errors import InvalidRequest
 from server.prompting.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf

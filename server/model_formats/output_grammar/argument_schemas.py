@@ -21,6 +21,8 @@ CUSTOM_PARAMETERS: Mapping[str, Any] = {
 """The schema of a custom tool's arguments: an object with the string `input`."""
 MAX_ALTERNATIVES = 16
 """Maximum alternatives of a schema, expanded to objects with properties of their own."""
+MAX_COUNT = 10_000
+"""Of minLength, maxItems and the like, where they are enforced as far as they can be."""
 MAX_READ = 1_000
 """Maximum subschemas looked at to read one schema. References may multiply them without end."""
 _MAX_DEPTH = 8

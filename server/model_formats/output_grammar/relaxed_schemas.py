@@ -12,12 +12,12 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from engine.grammar.limits import MAX_COUNT, MAX_DIVISOR, BadGrammar, check_pattern, check_schema
 from engine.request import StructuredOutput
 from server.model_formats.interface import PromptError, Tool
 from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     ANY_OBJECT,
+    MAX_COUNT,
     reference_target,
     types_of,
 )
@@ -109,19 +109,13 @@ def without_unenforced(schema: Any) -> Any:
 
 
 def enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The enforceable part of a function's parameters; if too large, the basic schema.
+    """The enforceable part of a function's parameters.
 
     Dropped are keywords that the grammar compiler does not support (`not`, `if`, `uniqueItems`, unknown
     formats, lookaround ...), invalid ones and annotations. `oneOf` becomes `anyOf`; references become `$defs`
     under new names.
     """
-    for part in (_EnforceablePart(schema).of_object(), basic_schema(schema)):
-        try:
-            check_schema(part)
-        except BadGrammar:
-            continue
-        return part
-    return ANY_OBJECT
+    return _EnforceablePart(schema).of_object()
 
 
 def basic_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -262,7 +256,7 @@ def _constraints(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             if 0 <= value <= MAX_COUNT and value == int(value):
                 yield key, int(value)
         elif key == "multipleOf":
-            if 0 < value <= MAX_DIVISOR and len(repr(value)) <= _DIGITS:
+            if value > 0 and len(repr(value)) <= _DIGITS:
                 yield key, value
         elif abs(value) < _EXACT:
             yield key, value
@@ -281,10 +275,6 @@ def _required(schema: Mapping[str, Any]) -> list[str]:
 def _is_known_pattern(pattern: Any) -> bool:
     """Whether a pattern uses only features that masks support; its syntax is not checked."""
     if not isinstance(pattern, str) or not _is_text(pattern):
-        return False
-    try:
-        check_pattern(pattern)
-    except BadGrammar:
         return False
     return not any(
         match["group"] or (match["escape"].isalnum() and match["escape"] not in _ESCAPES)

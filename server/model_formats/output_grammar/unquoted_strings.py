@@ -14,9 +14,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine.grammar.limits import MAX_COUNT, BadGrammar, check_pattern
 from server.model_formats.interface import PromptError
-from server.model_formats.output_grammar.argument_schemas import Budget, definition_of, listed, subschema
+from server.model_formats.output_grammar.argument_schemas import (
+    MAX_COUNT,
+    Budget,
+    definition_of,
+    listed,
+    subschema,
+)
 from server.model_formats.output_grammar.lark_builder import in_slashes
 
 _ANNOTATIONS = {
@@ -139,10 +144,6 @@ def _own_constraints(schema: Mapping[str, Any]) -> list[str] | None:
     if low is not None or high is not None:
         parts.append(_of_length(low or 0, high))
     if isinstance(pattern := schema.get("pattern"), str):
-        try:
-            check_pattern(pattern)
-        except BadGrammar as error:
-            raise PromptError(str(error), "tools") from error
         parts.append(f"/{_searched(pattern)}/")
     if (known := _FORMATS.get(str(schema.get("format")))) is not None:
         parts.append(f"/{known}/")

@@ -237,7 +237,6 @@ def deep(levels: int) -> dict[str, Any]:
     [
         {"type": "or", "elements": [SAYS] * 200},
         {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "regex", "pattern": "a"}]},
-        {"type": "sequence", "elements": [{"type": "const_string", "value": "a" * 513}]},
     ],
 )
 def test_a_composed_format_that_is_too_much_is_refused_when_it_is_compiled(
