@@ -51,7 +51,7 @@ def _needs(schema: Mapping[str, Any], root: Any) -> Iterator[list[int]]:
     groups = [[inner] for inner in _list(schema, "allOf")]
     groups += [branches for key in ("anyOf", "oneOf") if (branches := _list(schema, key))]
     if isinstance(reference := schema.get("$ref"), str):
-        groups.append([_target(root, reference)])
+        groups.append([reference_target(root, reference)])
     properties = schema.get("properties")
     if schema.get("type") == "object" and isinstance(properties, dict):
         names = {name for name in _list(schema, "required") if isinstance(name, str)}
@@ -71,13 +71,15 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _target(root: Any, reference: str) -> Any:
-    """The part of `root` that a local JSON pointer names; None without one."""
+def reference_target(root: Any, reference: str) -> Any:
+    """The part of `root` that a local JSON pointer such as `#/$defs/name` names; None without one."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
     target = root
-    for part in unquote(reference).split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list):
-            target = target[int(name[:9])] if name.isdecimal() and int(name[:9]) < len(target) else None
+    for step in unquote(reference).split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and key.isdecimal() and len(key) < 6 and int(key) < len(target):
+            target = target[int(key)]
         else:
-            target = target.get(name) if isinstance(target, dict) else None
+            target = target.get(key) if isinstance(target, Mapping) else None
     return target

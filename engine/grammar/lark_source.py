@@ -49,6 +49,7 @@ MAX_TAGS = 128
 _TAG_KEYS = {"begin", "schema", "regex", "end"}
 _DIRECTIVE = re.compile(r"(?<![\w%])%(\w+)")
 _TO_ESCAPE = re.compile(r"\\.|[/\n]", re.DOTALL)
+_IN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 _DIRECTIVES = {"ignore", "import", "json", "lark"}
 _LARK_LITERAL = re.compile(
     # A regular expression may go over several lines and ends at the first slash, within a class too.
@@ -135,12 +136,12 @@ def _json(schema: Any) -> str:
 def _regex(pattern: Any) -> str:
     if not isinstance(pattern, str):
         raise BadGrammar("A regular expression must be a string.")
-    inside = _TO_ESCAPE.sub(_escape_in_lark, pattern)
-    return f"/(?:{inside})/"
+    return f"/(?:{in_slashes(pattern)})/"
 
 
-def _escape_in_lark(match: re.Match[str]) -> str:
-    return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(match[0], match[0])
+def in_slashes(pattern: str) -> str:
+    """A regular expression escaped for a Lark terminal between slashes."""
+    return _TO_ESCAPE.sub(lambda match: _IN_SLASHES.get(match[0], match[0]), pattern)
 
 
 def _lark(text: str) -> str:

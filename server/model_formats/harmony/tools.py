@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.grammar.circles import reference_target
 from server.model_formats.harmony.encoding import clean
 from server.model_formats.interface import PromptError, Tool
-from server.model_formats.output_grammar.argument_schemas import listed, mapping, reference_target
+from server.model_formats.output_grammar.argument_schemas import listed, mapping
 from server.model_formats.tool_index import find_tool
 
 FUNCTIONS = "functions"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any
 
+from engine.grammar.circles import reference_target
 from server.model_formats.interface import Tool
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -148,20 +149,6 @@ def definition_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         target = reference_target(schema, reference)
         schema = subschema(schema, target) if isinstance(target, Mapping) else {}
     return {}
-
-
-def reference_target(root: Mapping[str, Any], reference: str) -> Any:
-    """The part of `root` that a local JSON pointer such as `#/$defs/name` names; None without one."""
-    if reference != "#" and not reference.startswith("#/"):
-        return None
-    target: Any = root
-    for step in reference.split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and key.isdecimal() and len(key) < 6 and int(key) < len(target):
-            target = target[int(key)]
-        else:
-            target = target.get(key) if isinstance(target, Mapping) else None
-    return target
 
 
 def subschema(schema: Mapping[str, Any], inner: Any) -> Any:

@@ -14,12 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from engine.grammar.lark_source import TEXT, in_slashes
 from engine.request import StructuredOutput
 from server.model_formats.interface import PromptError, Tool
 from server.model_formats.output_grammar.argument_schemas import enforced_schema
 from server.model_formats.special_tokens import Markup
-
-_TERMINALS = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
 
 
 class GrammarBuilder:
@@ -33,7 +32,7 @@ class GrammarBuilder:
 
     def grammar(self, start: str) -> StructuredOutput:
         rules = [f"{head}: {body}" for head, body in self._rules.items()]
-        return StructuredOutput(kind="lark", text="\n".join([f"start: {start}", *rules, _TERMINALS]))
+        return StructuredOutput(kind="lark", text="\n".join([f"start: {start}", *rules, TEXT]))
 
     def literal(self, text: str) -> str:
         """The expression of exactly this text."""
@@ -145,18 +144,6 @@ def _piece(piece: str | int) -> str:
 def regex_of(text: str) -> str:
     """A regular expression that matches exactly this text."""
     return "".join(character if character.isalnum() else f"\\x{{{ord(character):x}}}" for character in text)
-
-
-def in_slashes(pattern: str) -> str:
-    """A regular expression escaped for a Lark terminal between slashes."""
-    escaped = ""
-    position = 0
-    while position < len(pattern):
-        size = 2 if pattern[position] == "\\" else 1
-        atom = pattern[position : position + size]
-        escaped += {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(atom, atom)
-        position += size
-    return escaped
 
 
 _TOKEN = re.compile(

@@ -12,13 +12,13 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
+from engine.grammar.circles import reference_target
 from engine.request import StructuredOutput
 from server.model_formats.interface import PromptError, Tool
 from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     ANY_OBJECT,
     MAX_COUNT,
-    reference_target,
     types_of,
 )
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from engine.grammar.lark_source import in_slashes
 from server.model_formats.interface import PromptError
 from server.model_formats.output_grammar.argument_schemas import (
     MAX_COUNT,
@@ -22,7 +23,6 @@ from server.model_formats.output_grammar.argument_schemas import (
     listed,
     subschema,
 )
-from server.model_formats.output_grammar.lark_builder import in_slashes
 
 _ANNOTATIONS = {
     *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),

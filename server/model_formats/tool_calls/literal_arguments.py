@@ -1,4 +1,4 @@
-"""Tool-call formats with literals of their own as arguments: Python calls (Llama 3.2 and 4), Gemma's objects.
+"""Readers of tool calls with literals of their own as arguments: Python calls, Gemma's objects.
 
 `[get_weather(city="Paris", days=2), ...]` and `call:NAME{key:value,...}`, with special tokens as quotes. Only
 literals are parsed, nothing is evaluated. Arguments are converted to JSON as they arrive.
@@ -46,13 +46,11 @@ _MAX_JOINED = 16
 """Alternatives (`anyOf`) within alternatives."""
 
 
-class Pythonic(ToolCallFormat):
-    """A list of calls, alone or between `<|python_start|>` and `<|python_end|>`."""
+class PythonCalls(ToolCallFormat):
+    """A list of calls in Python's syntax, alone or within marks."""
 
-    name = "pythonic"
     bare_starts = "["
     per_property = True
-    openers, closers = ("<|python_start|>",), ("<|python_end|>",)
     prefix, separator, suffix = "[", ", ", "]"
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
@@ -184,15 +182,11 @@ def _members_grammar(
     return lark.separated(pairs, comma)
 
 
-class FunctionGemma(ToolCallFormat):
-    """`<start_function_call>call:NAME{key:<escape>text<escape>}<end_function_call>`: FunctionGemma."""
+class QuotedObjects(ToolCallFormat):
+    """`call:NAME{key:<quote>text<quote>}`: an object whose quotes are special tokens."""
 
-    name = "functiongemma"
     per_property = True
-    openers, closers = ("<start_function_call>",), ("<end_function_call>", "<start_function_response>")
-    prefix, suffix = "<start_function_call>call:", "<end_function_call>"
-    separator = suffix + prefix
-    quote = "<escape>"
+    quote: str
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
@@ -332,13 +326,3 @@ class FunctionGemma(ToolCallFormat):
             case dict():
                 return f"{{{','.join(f'{name}:{self._written(inner)}' for name, inner in value.items())}}}"
         return json.dumps(value)
-
-
-class Gemma4(FunctionGemma):
-    """`<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>`: Gemma 4."""
-
-    name = "gemma4"
-    openers, closers = ("<|tool_call>",), ("<tool_call|>", "<start_function_response>")
-    prefix, suffix = "<|tool_call>call:", "<tool_call|>"
-    separator = suffix + prefix
-    quote = '<|"|>'

@@ -61,12 +61,17 @@ class ToolCallEmitter:
 
 
 class ToolCallFormat(ABC):
-    """One family's syntax of tool calls.
+    """One family's syntax of tool calls: a reader's class with the family's marks, as `formats` lists them.
 
     Classes spell the markup out; their instances have signs for the tokenizer's special tokens.
     """
 
     name: ClassVar[str]
+    """The value of the setting `tool_parser`."""
+    template_marks: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Texts of chat templates with this format: all of one of these."""
+    model_types: ClassVar[tuple[str, ...]] = ()
+    """`model_type` of models with this format, for templates that render tools but no calls."""
     prefix: str
     """The text before the first call's `call_grammar`; begins with the first opener."""
     separator: str

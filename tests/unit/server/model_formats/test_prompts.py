@@ -9,8 +9,9 @@ import pytest
 
 from server.model_formats.chat_template.chat_template_format import CHAT_TEMPLATE_KWARGS
 from server.model_formats.interface import Conversation, ModelFormat, Prompt, PromptError, Tool, ToolChoice
-from server.model_formats.select_format import TOOL_CALL_FORMATS, load_model_format
+from server.model_formats.select_format import load_model_format
 from server.model_formats.special_tokens import Markup
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.model_formats.tool_index import function_schema
 from server.protocol.responses.items import (
     CustomToolCall,

@@ -25,8 +25,9 @@ from server.model_formats.interface import (
     Tool,
     ToolChoice,
 )
-from server.model_formats.select_format import TOOL_CALL_FORMATS, load_model_format
+from server.model_formats.select_format import load_model_format
 from server.model_formats.special_tokens import Markup
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import Effort
 from tests.support.families import CALLERS, CLOCK, PATCH, THINKERS, WEATHER, format_of, ids_of

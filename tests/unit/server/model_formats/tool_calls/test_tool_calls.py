@@ -8,9 +8,10 @@ import pytest
 from engine.request import StructuredOutput
 from server.model_formats.chat_template.output_parser import read_answer
 from server.model_formats.interface import CallStart, Delta, Prompt, TextDelta, Tool, merge_deltas
-from server.model_formats.select_format import TOOL_CALL_FORMATS, detect_tool_call_format, load_model_format
+from server.model_formats.select_format import load_model_format
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Scanner, TextEmitter
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS, detect_tool_call_format
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter
 from server.model_formats.tool_index import ToolIndex
 from tests.support.families import (
