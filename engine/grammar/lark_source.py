@@ -321,9 +321,9 @@ class _Form:
         raise BadGrammar("A structural form has a part that is none.")
 
     def _repeated(self, part: Any, form: Mapping[str, Any]) -> str:
-        one = self._expression(part)
-        more = f" ({_sequence(self._texts.segments(form['separator']))} {one})*"
-        return f"({one}{'' if form['once'] else more}){'' if form['least'] else '?'}"
+        each = self._expression(part)
+        more = f" ({_sequence(self._texts.segments(form['separator']))} {each})*"
+        return f"({each}{'' if form['once'] else more}){'' if form['least'] else '?'}"
 
     def _in_a_row(self, parts: list[Any]) -> Iterator[str]:
         rest = iter(enumerate(parts, start=1))

@@ -137,15 +137,15 @@ def write_within(
     longest = model_format.max_chars_per_token if characters > limit else None
     most = None if longest is None else longest * limit
 
-    def write(kept: Sequence[Item], size: int) -> Prompt:
+    def write(retained: Sequence[Item], size: int) -> Prompt:
         if most is not None and size > most:
             raise PromptTooLong(limit)
-        if not all(isinstance(item, Message) for item in kept):
-            kept = items_for_model(kept)
-        return model_format.write(replace(conversation, items=kept, max_tokens=limit))
+        if not all(isinstance(item, Message) for item in retained):
+            retained = items_for_model(retained)
+        return model_format.write(replace(conversation, items=retained, max_tokens=limit))
 
-    def write_turns(kept: Sequence[Item]) -> Prompt:
-        return write(kept, characters_of(replace(conversation, items=kept)))
+    def write_turns(retained: Sequence[Item]) -> Prompt:
+        return write(retained, characters_of(replace(conversation, items=retained)))
 
     prompt = None
     try:
@@ -258,7 +258,7 @@ def make_conversation(
 def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
     match declared:
         case wire.NamespaceTool(name, inner):
-            return [tool for one in inner for tool in _tools(one, name)]
+            return [tool for member in inner for tool in _tools(member, name)]
         case wire.McpTool(label):
             return [
                 Tool(

@@ -70,18 +70,18 @@ def _size(tool: Tool) -> int:
     values = 0
     for _ in range(MAX_RAW_DEPTH):
         values += len(level)
-        total += sum(len(one) for one in level if isinstance(one, str))
+        total += sum(len(value) for value in level if isinstance(value, str))
         if values > MAX_TOOL_VALUES:
             raise _invalid_tools(f"The parameters of {tool.name!r} have more than {MAX_TOOL_VALUES} values.")
         if total > MAX_TOOL_CHARACTERS:
             return total
         inner: list[Any] = []
-        for one in level:
-            if isinstance(one, Mapping):
-                total += sum(map(len, one))
-                inner += one.values()
-            elif isinstance(one, list):
-                inner += one
+        for value in level:
+            if isinstance(value, Mapping):
+                total += sum(map(len, value))
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
         level = inner
         if not level:
             return total
@@ -135,17 +135,17 @@ def grammar_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> str
 
 
 def _check_format(conversation: Conversation) -> None:
-    wanted = conversation.format
-    if len(wanted.name) > MAX_FORMAT_NAME:
+    output_format = conversation.format
+    if len(output_format.name) > MAX_FORMAT_NAME:
         raise InvalidRequest(
             f"The name of a format may have {MAX_FORMAT_NAME} characters.", param="text.format.name"
         )
-    if wanted.kind != "json_schema" or wanted.schema is None:
+    if output_format.kind != "json_schema" or output_format.schema is None:
         return
-    why = _no_object(wanted.schema, strict=True) if wanted.strict else None
+    why = _no_object(output_format.schema, strict=True) if output_format.strict else None
     if why is not None:
-        raise _invalid_format(f"Invalid schema for response_format '{wanted.name}': {why}.")
-    if is_nested_deeper(wanted.schema, MAX_RAW_DEPTH):
+        raise _invalid_format(f"Invalid schema for response_format '{output_format.name}': {why}.")
+    if is_nested_deeper(output_format.schema, MAX_RAW_DEPTH):
         raise _invalid_format(f"The schema of a format may be nested {MAX_RAW_DEPTH} levels deep.")
 
 

@@ -79,7 +79,7 @@ def _grammar(kind: str, value: Any) -> StructuredOutput | None:
             case "json_object", bool():
                 return StructuredOutput(kind="json_object") if value else None
             case "choice", list() if 0 < len(value) <= MAX_CHOICES and all(
-                isinstance(one, str) for one in value
+                isinstance(text, str) for text in value
             ):
                 return StructuredOutput(kind="lark", text="start: " + " | ".join(map(json.dumps, value)))
     except (BadEbnf, BadTag) as error:

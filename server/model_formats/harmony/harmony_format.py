@@ -218,17 +218,21 @@ def developer_text(instructions: str | None, tools_section: str, format_section:
     return "\n\n".join(part for part in (section, tools_section, format_section) if part)
 
 
-def format_section(wanted: OutputFormat) -> str:
+def format_section(output_format: OutputFormat) -> str:
     """The `# Response Formats` section; empty for text."""
-    match wanted.kind:
+    match output_format.kind:
         case "json_schema":
-            schema = json.dumps(wanted.schema if wanted.schema is not None else {}, ensure_ascii=False)
+            schema = json.dumps(
+                output_format.schema if output_format.schema is not None else {}, ensure_ascii=False
+            )
         case "json_object":
             schema = '{"type": "object"}'
         case _:
             return ""
-    about = [f"// {line}" for line in (wanted.description or "").splitlines()]
-    return "\n".join(["# Response Formats", "", f"## {wanted.name or wanted.kind}", "", *about, schema])
+    about = [f"// {line}" for line in (output_format.description or "").splitlines()]
+    return "\n".join(
+        ["# Response Formats", "", f"## {output_format.name or output_format.kind}", "", *about, schema]
+    )
 
 
 def split_instructions(conversation: Conversation) -> tuple[str | None, Sequence[Item]]:

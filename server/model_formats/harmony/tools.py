@@ -156,7 +156,7 @@ class _Writer:
             plain = [branch["type"] for branch in branches if branch.keys() == {"type"}]
             if len(plain) == len(branches):
                 written["type"] = [
-                    name for one in plain for name in (one if isinstance(one, list) else [one])
+                    name for types in plain for name in (types if isinstance(types, list) else [types])
                 ]
             else:
                 written["oneOf"] = branches

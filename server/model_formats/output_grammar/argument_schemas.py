@@ -191,7 +191,7 @@ def objects_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     objects = _alternatives(schema, 0, Budget())
     if len(objects) > MAX_ALTERNATIVES:
         return [definition_of(schema)]
-    return [subschema(schema, one) for one in objects]
+    return [subschema(schema, inner) for inner in objects]
 
 
 def _alternatives(schema: Any, depth: int, budget: Budget) -> list[dict[str, Any]]:
@@ -211,7 +211,7 @@ def _alternatives(schema: Any, depth: int, budget: Budget) -> list[dict[str, Any
 
     for key in ("anyOf", "oneOf"):
         if either := branches(key):
-            merged = _crossed(merged, [one for branch in either for one in branch])
+            merged = _crossed(merged, [inner for branch in either for inner in branch])
     for part in branches("allOf"):
         merged = _crossed(merged, part)
     return merged
@@ -220,19 +220,19 @@ def _alternatives(schema: Any, depth: int, budget: Budget) -> list[dict[str, Any
 def _crossed(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(some) * len(others) > MAX_ALTERNATIVES:
         return _TOO_MANY
-    return [_merged(one, other) for one in some for other in others]
+    return [_merged(left, right) for left in some for right in others]
 
 
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
     """The intersection of two object schemas."""
-    merged = {**one, **other}
-    first, second = mapping(one, "properties"), mapping(other, "properties")
+    merged = {**left, **right}
+    first, second = mapping(left, "properties"), mapping(right, "properties")
     if first or second:
         both = {name: {"allOf": [first[name], second[name]]} for name in first.keys() & second.keys()}
         merged["properties"] = {**first, **second, **both}
-    if required := [*listed(one, "required"), *listed(other, "required")]:
+    if required := [*listed(left, "required"), *listed(right, "required")]:
         merged["required"] = required
-    for schema, rest in ((one, second), (other, first)):
+    for schema, rest in ((left, second), (right, first)):
         if schema.get("additionalProperties") is False and "properties" in merged:
             own = mapping(schema, "properties")
             merged["properties"] = {

@@ -95,12 +95,12 @@ class GrammarBuilder:
         """(expression, required) pairs in order, with separators; optional ones may be absent."""
         after, begin = '""', '""'
         comma = self.literal(separator)
-        for part, wanted in reversed(parts):
+        for part, required in reversed(parts):
             rest = after
             after = self.shared_rule(
-                "more", f"{comma} {part} {rest}" if wanted else f"({comma} {part})? {rest}"
+                "more", f"{comma} {part} {rest}" if required else f"({comma} {part})? {rest}"
             )
-            begin = f"{part} {rest}" if wanted else f"{part} {rest} | {begin}"
+            begin = f"{part} {rest}" if required else f"{part} {rest} | {begin}"
             begin = self.shared_rule("some", begin)
         return begin if parts else '""'
 

@@ -190,7 +190,7 @@ class _EnforceablePart:
 
     def _branches(self, schema: Mapping[str, Any], key: str, depth: int) -> list[Any]:
         branches = schema.get(key)
-        return [self._of(one, depth + 1) for one in branches] if isinstance(branches, list) else []
+        return [self._of(branch, depth + 1) for branch in branches] if isinstance(branches, list) else []
 
     def _of_array(self, schema: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
         """The schemas of elements as draft 2020-12's `prefixItems` and `items`."""
@@ -208,13 +208,16 @@ class _EnforceablePart:
         if isinstance(properties, Mapping):
             yield (
                 "properties",
-                {name: self._of(one, depth + 1) for name, one in properties.items() if _is_text(name)},
+                {name: self._of(inner, depth + 1) for name, inner in properties.items() if _is_text(name)},
             )
         if isinstance(patterns, Mapping) and patterns:
             if not all(map(_is_known_pattern, patterns)):
                 others = None  # additionalProperties applies only to properties that match no pattern
             else:
-                yield "patternProperties", {key: self._of(one, depth + 1) for key, one in patterns.items()}
+                yield (
+                    "patternProperties",
+                    {key: self._of(inner, depth + 1) for key, inner in patterns.items()},
+                )
         if isinstance(others, Mapping | bool):
             yield "additionalProperties", self._of(others, depth + 1)
         if required := _required(schema):
@@ -237,7 +240,7 @@ class _EnforceablePart:
 def _types(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     named = schema.get("type")
     types = named if isinstance(named, list) else [named]
-    if types and all(isinstance(one, str) and one in ALL_TYPES for one in types):
+    if types and all(isinstance(name, str) and name in ALL_TYPES for name in types):
         yield "type", named
 
 

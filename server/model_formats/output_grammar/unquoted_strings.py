@@ -118,7 +118,7 @@ def _alternatives(schema: Any, depth: int, budget: Budget) -> list[list[str]]:
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             branches = _inner(schema, key, budget)
-            either = [one for branch in branches for one in _alternatives(branch, depth + 1, budget)]
+            either = [way for branch in branches for way in _alternatives(branch, depth + 1, budget)]
             alternatives = _conjoined(alternatives, either)
     for branch in _inner(schema, "allOf", budget):
         alternatives = _conjoined(alternatives, _alternatives(branch, depth + 1, budget))
@@ -128,7 +128,7 @@ def _alternatives(schema: Any, depth: int, budget: Budget) -> list[list[str]]:
 def _conjoined(some: list[list[str]], others: list[list[str]]) -> list[list[str]]:
     if len(some) * len(others) > _MAX_ALTERNATIVES:
         raise PromptError(f"A string may have {_MAX_ALTERNATIVES} alternatives in its schema.", "tools")
-    return [[*one, *other] for one in some for other in others]
+    return [[*left, *right] for left in some for right in others]
 
 
 def _own_constraints(schema: Mapping[str, Any]) -> list[str] | None:
@@ -207,7 +207,7 @@ def _allows(schema: Any, value: bool | None, depth: int, budget: Budget) -> bool
     if depth > _MAX_DEPTH or ("type" in schema and kind not in listed(schema, "type")):
         return False
     for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
-        if isinstance(values, list) and not any(value is one for one in values):
+        if isinstance(values, list) and not any(value is allowed for allowed in values):
             return False
     for key in ("anyOf", "oneOf"):
         branches = _inner(schema, key, budget)

@@ -264,7 +264,7 @@ class QuotedObjects(ToolCallFormat):
         def value(inner: Mapping[str, Any]) -> str:
             return self._grammar(lark, inner, depth + 1, budget)
 
-        ways = [_members_grammar(lark, one, ":", ",", value, strict=True) for one in objects_of(schema)]
+        ways = [_members_grammar(lark, inner, ":", ",", value, strict=True) for inner in objects_of(schema)]
         return f"{lark.literal('{')} ({' | '.join(ways)}) {lark.literal('}')}"
 
     def _grammar(
@@ -288,7 +288,7 @@ class QuotedObjects(ToolCallFormat):
                 ways = [self._grammar(lark, branch, depth, budget, joined + 1) for branch in each]
                 return f"({' | '.join(ways)})"
         types = types_of(schema) or {"string", "number", "boolean", "null"}
-        return f"({' | '.join(self._of_type(lark, one, schema, depth, budget) for one in sorted(types))})"
+        return f"({' | '.join(self._of_type(lark, name, schema, depth, budget) for name in sorted(types))})"
 
     def _of_type(
         self, lark: GrammarBuilder, type_: str, schema: Mapping[str, Any], depth: int, budget: Budget
