@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.grammar.lark_source import MAX_RAW_DEPTH, is_nested_deeper
 from server.errors import InvalidRequest
-from server.model_formats.interface import Conversation, Tool
+from server.model_formats.interface import PromptConversation, PromptTool
 from server.model_formats.output_grammar.argument_schemas import types_of
 from server.protocol.responses import tools as wire
 
@@ -30,7 +30,7 @@ MAX_DEFINITION = 20_000
 
 
 def check_tools_and_format(
-    conversation: Conversation, declared: Sequence[Mapping[str, Any]] | None = None
+    conversation: PromptConversation, declared: Sequence[Mapping[str, Any]] | None = None
 ) -> None:
     """Raises InvalidRequest for tools and a format beyond the limits; `declared` are the request's tools."""
     _check_tool_sizes(conversation)
@@ -45,7 +45,7 @@ def check_tools_and_format(
     _check_format(conversation)
 
 
-def _check_tool_sizes(conversation: Conversation) -> None:
+def _check_tool_sizes(conversation: PromptConversation) -> None:
     if len(conversation.tools) > MAX_FUNCTIONS:
         raise _invalid_tools(
             f"A request may have {MAX_FUNCTIONS} functions and custom tools; this one has "
@@ -63,7 +63,7 @@ def _check_tool_sizes(conversation: Conversation) -> None:
             )
 
 
-def _size(tool: Tool) -> int:
+def _size(tool: PromptTool) -> int:
     """Characters of a tool. Raises InvalidRequest for a schema with too many values or levels."""
     total = len(tool.name) + len(tool.description or "") + len(tool.definition)
     level: list[Any] = [tool.parameters]
@@ -134,7 +134,7 @@ def grammar_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> str
     )
 
 
-def _check_format(conversation: Conversation) -> None:
+def _check_format(conversation: PromptConversation) -> None:
     output_format = conversation.format
     if len(output_format.name) > MAX_FORMAT_NAME:
         raise InvalidRequest(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.request import StructuredOutput
-from server.model_formats.interface import OutputFormat, PromptError, Tool, ToolChoice
+from server.model_formats.interface import CallChoice, OutputFormat, PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
@@ -30,7 +30,7 @@ class OutputConstraints:
 
     tools: ToolIndex
     """The tools that may be called; with the choice `none`, all tools of the prompt."""
-    choice: ToolChoice
+    choice: CallChoice
     format: OutputFormat
     thinking: ReasoningStart
 
@@ -46,7 +46,7 @@ def build_grammar(
     Required calls get a chain of grammars, from the most to the least strict schema.
     """
 
-    def make(tools: Iterable[Tool]) -> StructuredOutput | None:
+    def make(tools: Iterable[PromptTool]) -> StructuredOutput | None:
         lark = GrammarBuilder(markup)
         allowed = replace(constraints, tools=ToolIndex(tools))
         body = _body(lark, calls, allowed, _forbidden_start(markup, reasoning, constraints))

@@ -15,7 +15,7 @@ from typing import Any
 
 from server.model_formats.chat_template.template import ChatTemplate, MarkupText, Message
 from server.model_formats.chat_template.template_probe import TemplateCapabilities
-from server.model_formats.interface import Conversation, PromptError, Tool, qualified_name
+from server.model_formats.interface import PromptConversation, PromptError, PromptTool, qualified_name
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.protocol.decode import check_size
 from server.protocol.error_object import DecodeFailure
@@ -68,7 +68,7 @@ class Turn:
 
 
 def write_messages(
-    conversation: Conversation,
+    conversation: PromptConversation,
     template: ChatTemplate,
     capabilities: TemplateCapabilities,
     calls: ToolCallFormat | None,
@@ -145,7 +145,7 @@ def _images_after_outputs(turns: Sequence[Turn]) -> Iterator[Turn]:
         yield Turn("user", waiting)
 
 
-def _turns(conversation: Conversation, call_id_style: str, texts: _Texts) -> list[Turn]:
+def _turns(conversation: PromptConversation, call_id_style: str, texts: _Texts) -> list[Turn]:
     """The turns in order; consecutive assistant items form one turn."""
     instructions = (conversation.instructions or "").replace(_IMAGE, "")
     turns = [Turn("system", instructions)] if instructions else []
@@ -197,7 +197,7 @@ def _turn_of(item: Item, ids: "_CallIds", texts: _Texts) -> Turn:
 class _CallIds:
     """Maps call ids to the family's form and tools to prompt names; outputs find calls by the original id."""
 
-    def __init__(self, style: str, tools: Sequence[Tool] = ()) -> None:
+    def __init__(self, style: str, tools: Sequence[PromptTool] = ()) -> None:
         self._style = style
         self._spoken = {(tool.namespace, tool.name): tool.prompt_name for tool in tools}
         self._calls: dict[str, Call] = {}

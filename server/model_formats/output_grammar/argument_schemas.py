@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any
 
 from engine.grammar.circles import reference_target
-from server.model_formats.interface import Tool
+from server.model_formats.interface import PromptTool
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 ALL_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
@@ -40,7 +40,7 @@ _TYPE_NAMES = {
 }
 
 
-class Budget:
+class SchemaBudget:
     """The subschemas that may still be looked at."""
 
     def __init__(self, most: int = MAX_READ) -> None:
@@ -52,17 +52,17 @@ class Budget:
         return self._left >= 0
 
 
-def schema_of(tool: Tool) -> Mapping[str, Any]:
+def schema_of(tool: PromptTool) -> Mapping[str, Any]:
     """The declared schema of a tool's arguments."""
     return CUSTOM_PARAMETERS if tool.kind == "custom" else tool.parameters or ANY_OBJECT
 
 
-def enforced_schema(tool: Tool) -> Mapping[str, Any]:
+def enforced_schema(tool: PromptTool) -> Mapping[str, Any]:
     """The schema that the output grammar enforces: of a function that is not strict, any object."""
     return schema_of(tool) if tool.strict or tool.kind == "custom" else ANY_OBJECT
 
 
-def arguments_of(tool: Tool) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:
+def arguments_of(tool: PromptTool) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:
     """The schemas of a tool's arguments by name, and of additional ones."""
     schemas = objects_of(schema_of(tool))
     arguments: dict[str, Mapping[str, Any]] = {}
@@ -110,13 +110,13 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
 
     What is not read because there is too much of it allows all.
     """
-    types = _types_left(schema, 0, Budget())
+    types = _types_left(schema, 0, SchemaBudget())
     if types == ALL_TYPES:
         return frozenset()
     return types - {"integer"} if "number" in types else types
 
 
-def _types_left(schema: Any, depth: int, budget: Budget) -> frozenset[str]:
+def _types_left(schema: Any, depth: int, budget: SchemaBudget) -> frozenset[str]:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return ALL_TYPES
     schema = definition_of(schema)
@@ -172,7 +172,7 @@ def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
     return [value] if isinstance(value, str) else []
 
 
-def alternatives(tool: Tool) -> Iterator[Tool]:
+def alternatives(tool: PromptTool) -> Iterator[PromptTool]:
     """A strict function once per alternative object of its schema (`anyOf`).
 
     For families that write arguments per property, see `ToolCallFormat.per_property`.
@@ -188,13 +188,13 @@ def objects_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The alternative objects of a schema, without `anyOf`, `allOf` and `$ref` at their top level."""
     if not schema.keys() & _JOINING:
         return [schema]
-    objects = _alternatives(schema, 0, Budget())
+    objects = _alternatives(schema, 0, SchemaBudget())
     if len(objects) > MAX_ALTERNATIVES:
         return [definition_of(schema)]
     return [subschema(schema, inner) for inner in objects]
 
 
-def _alternatives(schema: Any, depth: int, budget: Budget) -> list[dict[str, Any]]:
+def _alternatives(schema: Any, depth: int, budget: SchemaBudget) -> list[dict[str, Any]]:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return [{}]
     named = definition_of(schema)

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.grammar.lark_source import TEXT, in_slashes
 from engine.request import StructuredOutput
-from server.model_formats.interface import PromptError, Tool
+from server.model_formats.interface import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import enforced_schema
 from server.model_formats.special_tokens import Markup
 
@@ -112,14 +112,14 @@ class GrammarBuilder:
         """The name of an additional argument."""
         return self.rule("NAME", "/[A-Za-z_][A-Za-z0-9_]{0,63}/")
 
-    def arguments(self, tool: Tool) -> str:
+    def arguments(self, tool: PromptTool) -> str:
         """A tool's arguments as a JSON object."""
         if tool.kind == "custom":
             head, end = self.literal('{"input": '), self.literal("}")
             return f"{head} {self.string_input(tool)} {end}"
         return self.json(enforced_schema(tool))
 
-    def string_input(self, tool: Tool) -> str:
+    def string_input(self, tool: PromptTool) -> str:
         """A custom tool's input as a JSON string."""
         if tool.syntax == "lark":
             quote = self.literal('"')
@@ -127,7 +127,7 @@ class GrammarBuilder:
         pattern = {"pattern": f"^(?:{tool.definition})$"} if tool.syntax == "regex" else {}
         return self.json({"type": "string", **pattern})
 
-    def input(self, tool: Tool) -> str | None:
+    def input(self, tool: PromptTool) -> str | None:
         """A custom tool's unescaped input; None for any text."""
         match tool.syntax:
             case "regex":

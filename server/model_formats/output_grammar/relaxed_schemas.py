@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.grammar.circles import reference_target
 from engine.request import StructuredOutput
-from server.model_formats.interface import PromptError, Tool
+from server.model_formats.interface import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     ANY_OBJECT,
@@ -51,7 +51,7 @@ _OF_SCHEMAS = {"anyOf", "oneOf", "allOf", "prefixItems", "items", "additionalIte
 
 
 def forced_grammar(
-    tools: Iterable[Tool], make: Callable[[list[Tool]], StructuredOutput | None]
+    tools: Iterable[PromptTool], make: Callable[[list[PromptTool]], StructuredOutput | None]
 ) -> StructuredOutput | None:
     """What `make` returns for the strictest of `forced_levels`, linked by `relaxed` to the looser ones.
 
@@ -73,13 +73,13 @@ def forced_grammar(
     return chain
 
 
-def forced_levels(tools: Iterable[Tool]) -> list[list[Tool]]:
+def forced_levels(tools: Iterable[PromptTool]) -> list[list[PromptTool]]:
     """The tools with enforced schemas, in lists from the strictest to the loosest.
 
     Schemas of strict functions are equal in all lists.
     """
 
-    def enforcing(tool: Tool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Tool:
+    def enforcing(tool: PromptTool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> PromptTool:
         if tool.strict or tool.kind == "custom":
             return tool
         return replace(tool, strict=True, parameters=part(tool.parameters or ANY_OBJECT))

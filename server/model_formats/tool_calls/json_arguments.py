@@ -7,7 +7,7 @@ Arguments are streamed if the name precedes them, otherwise they wait until the 
 import re
 from collections.abc import Sequence
 
-from server.model_formats.interface import Tool
+from server.model_formats.interface import PromptTool
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner, TextSink
@@ -52,7 +52,7 @@ class JsonCalls(ToolCallFormat):
         separator = yield from scanner.accept(";", ",")
         return bool(separator) or (yield from scanner.peek()) == "{"
 
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         return f"{lark.literal(name + self.middle)} {lark.arguments(tool)}"
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
@@ -67,7 +67,7 @@ class _Object:
         self._emitter = emitter
         self._scanner = emitter.scanner
         self._exact = exact
-        self._tool: Tool | None = None
+        self._tool: PromptTool | None = None
         self._id: str | None = None
         self._is_guess = False
         """The name is no declared tool's, so only `{"name": ..., "parameters": {...}}` counts as a call."""
@@ -237,7 +237,7 @@ class HeaderCalls(JsonCalls):
             return (yield from scanner.take_while(_LETTER, MAX_NAME)) or None
         return None
 
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         """With a call id if that begins with a special token of the tokenizer."""
         if self.numbered:
             begin = f"{lark.literal(f'{name}:')} /[0-9]{{1,3}}/ {lark.literal(self.name_end)}"

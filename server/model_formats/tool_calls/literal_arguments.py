@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.model_formats.interface import PromptError, Tool
+from server.model_formats.interface import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
-    Budget,
+    SchemaBudget,
     additional_of,
     allows_additional,
     definition_of,
@@ -78,7 +78,7 @@ class PythonCalls(ToolCallFormat):
                 scanner.unmark()
                 return
 
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         if tool.kind == "custom":
             value = lark.string_input(tool)
             return f"{lark.literal(f'{name}(input=')} {value} {lark.literal(')')}"
@@ -252,14 +252,15 @@ class QuotedObjects(ToolCallFormat):
             sink(json.dumps(word, ensure_ascii=False))
         return bool(word)
 
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         if tool.kind == "custom" and (custom := lark.input(tool)):
             quote = lark.literal(self._quote)
             return f"{lark.literal(f'{name}{{input:')} {quote} {custom} {quote} {lark.literal('}')}"
-        return f"{lark.literal(name)} {self._object_grammar(lark, schema_of(tool), 0, Budget(MAX_SCHEMAS))}"
+        arguments = self._object_grammar(lark, schema_of(tool), 0, SchemaBudget(MAX_SCHEMAS))
+        return f"{lark.literal(name)} {arguments}"
 
     def _object_grammar(
-        self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: Budget
+        self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: SchemaBudget
     ) -> str:
         def value(inner: Mapping[str, Any]) -> str:
             return self._grammar(lark, inner, depth + 1, budget)
@@ -268,7 +269,12 @@ class QuotedObjects(ToolCallFormat):
         return f"{lark.literal('{')} ({' | '.join(ways)}) {lark.literal('}')}"
 
     def _grammar(
-        self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: Budget, joined: int = 0
+        self,
+        lark: GrammarBuilder,
+        schema: Mapping[str, Any],
+        depth: int,
+        budget: SchemaBudget,
+        joined: int = 0,
     ) -> str:
         """The expression of the values that the schema allows; deeply nested ones become null.
 
@@ -291,7 +297,7 @@ class QuotedObjects(ToolCallFormat):
         return f"({' | '.join(self._of_type(lark, name, schema, depth, budget) for name in sorted(types))})"
 
     def _of_type(
-        self, lark: GrammarBuilder, type_: str, schema: Mapping[str, Any], depth: int, budget: Budget
+        self, lark: GrammarBuilder, type_: str, schema: Mapping[str, Any], depth: int, budget: SchemaBudget
     ) -> str:
         match type_:
             case "string":

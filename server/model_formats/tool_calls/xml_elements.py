@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.model_formats.interface import Tool
+from server.model_formats.interface import PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     additional_of,
@@ -128,7 +128,7 @@ class ElementCalls(ToolCallFormat):
                 return None
         return types
 
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         schema = schema_of(tool)
         properties = properties_of(schema)
         required = required_of(schema) if tool.strict or tool.kind == "custom" else frozenset()
@@ -141,7 +141,9 @@ class ElementCalls(ToolCallFormat):
             parts.append(lark.shared_rule("others", f"({element}){repeated(schema)}"))
         return " ".join([*parts, lark.literal(f"\n{self.last}")])
 
-    def _element(self, lark: GrammarBuilder, tool: Tool, key: str | None, schema: Mapping[str, Any]) -> str:
+    def _element(
+        self, lark: GrammarBuilder, tool: PromptTool, key: str | None, schema: Mapping[str, Any]
+    ) -> str:
         """The expression of one argument with the line break before it; without `key`, of any name."""
         if tool.kind == "custom" and (custom := lark.input(tool)):
             return f"{self._before(lark, key, _STRING)} {custom} {lark.literal(self._value_end())}"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from server.errors import InvalidRequest
-from server.model_formats.interface import Conversation, OutputFormat, Prompt, PromptTooLong, Tool
+from server.model_formats.interface import OutputFormat, Prompt, PromptConversation, PromptTool, PromptTooLong
 from server.prompting.prompt import characters_of, write_within
 from server.prompting.prompt_limits import (
     MAX_DEFINITION,
@@ -18,23 +18,23 @@ from server.prompting.prompt_limits import (
 from server.protocol.responses.items import InputText, Item, Message
 
 
-def function(schema: dict[str, Any], name: str = "f") -> Tool:
-    return Tool(name=name, parameters={"type": "object", "properties": {"a": schema}}, strict=True)
+def function(schema: dict[str, Any], name: str = "f") -> PromptTool:
+    return PromptTool(name=name, parameters={"type": "object", "properties": {"a": schema}}, strict=True)
 
 
-def custom(syntax: Any, definition: str) -> Tool:
-    return Tool(name="c", kind="custom", syntax=syntax, definition=definition)
+def custom(syntax: Any, definition: str) -> PromptTool:
+    return PromptTool(name="c", kind="custom", syntax=syntax, definition=definition)
 
 
-BAD_TOOLS: dict[str, list[Tool]] = {
-    "too many": [Tool(name=f"f{n}") for n in range(MAX_FUNCTIONS + 1)],
-    "one too long": [Tool(name="f", description="d" * MAX_TOOL_CHARACTERS)],
+BAD_TOOLS: dict[str, list[PromptTool]] = {
+    "too many": [PromptTool(name=f"f{n}") for n in range(MAX_FUNCTIONS + 1)],
+    "one too long": [PromptTool(name="f", description="d" * MAX_TOOL_CHARACTERS)],
     "all too long": [
-        Tool(name=f"f{n}", description="d" * (MAX_TOOL_CHARACTERS - 9))
+        PromptTool(name=f"f{n}", description="d" * (MAX_TOOL_CHARACTERS - 9))
         for n in range(MAX_TOOLS_CHARACTERS // MAX_TOOL_CHARACTERS + 1)
     ],
-    "too many values": [Tool(name="f", parameters={"enum": list(range(MAX_TOOL_VALUES))})],
-    "long key": [Tool(name="f", parameters={"k" * MAX_TOOL_CHARACTERS: 1})],
+    "too many values": [PromptTool(name="f", parameters={"enum": list(range(MAX_TOOL_VALUES))})],
+    "long key": [PromptTool(name="f", parameters={"k" * MAX_TOOL_CHARACTERS: 1})],
     "brackets": [function({"type": "string", "pattern": "[" * 10**6})],
     "long regex": [custom("regex", "a" * (MAX_DEFINITION + 1))],
     "long grammar": [custom("lark", "start: " + "A" * MAX_DEFINITION)],
@@ -44,7 +44,7 @@ BAD_TOOLS: dict[str, list[Tool]] = {
 @pytest.mark.parametrize("name", BAD_TOOLS)
 def test_tools_beyond_the_bounds_are_refused_by_their_parameter(name: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        check_tools_and_format(Conversation(items=[], tools=BAD_TOOLS[name]))
+        check_tools_and_format(PromptConversation(items=[], tools=BAD_TOOLS[name]))
     assert refusal.value.param == "tools"
 
 
@@ -53,7 +53,7 @@ def test_a_tool_that_is_nested_too_deeply_is_refused() -> None:
     for _ in range(200):
         schema = {"a": schema}
     with pytest.raises(InvalidRequest, match="nested"):
-        check_tools_and_format(Conversation(items=[], tools=[Tool(name="f", parameters=schema)]))
+        check_tools_and_format(PromptConversation(items=[], tools=[PromptTool(name="f", parameters=schema)]))
 
 
 def test_a_format_beyond_the_bounds_is_refused_by_its_parameter() -> None:
@@ -65,7 +65,7 @@ def test_a_format_beyond_the_bounds_is_refused_by_its_parameter() -> None:
         (OutputFormat(name="n" * 999), "text.format.name"),
     ):
         with pytest.raises(InvalidRequest) as refusal:
-            check_tools_and_format(Conversation(items=[], format=output_format))
+            check_tools_and_format(PromptConversation(items=[], format=output_format))
         assert refusal.value.param == param
 
 
@@ -77,7 +77,7 @@ class Counting:
     def __init__(self) -> None:
         self.written: list[int] = []
 
-    def write(self, conversation: Conversation) -> Prompt:
+    def write(self, conversation: PromptConversation) -> Prompt:
         size = sum(len(_text(item)) for item in conversation.items)
         self.written.append(size)
         assert conversation.max_tokens is not None
@@ -99,7 +99,7 @@ def turns(count: int, size: int) -> list[Item]:
 
 def within(items: list[Item], limit: int, *, truncates: bool) -> tuple[Counting, Prompt]:
     model_format = Counting()
-    conversation = Conversation(items=items)
+    conversation = PromptConversation(items=items)
     size = characters_of(conversation)
     prompt = write_within(model_format, conversation, limit, size, truncates=truncates)  # type: ignore[arg-type]
     return model_format, prompt
@@ -108,7 +108,7 @@ def within(items: list[Item], limit: int, *, truncates: bool) -> tuple[Counting,
 def test_what_must_be_too_long_by_its_characters_is_not_written() -> None:
     model_format = Counting()
     with pytest.raises(PromptTooLong):
-        write_within(model_format, Conversation(items=turns(1, 1001)), 100, 1001, truncates=False)  # type: ignore[arg-type]
+        write_within(model_format, PromptConversation(items=turns(1, 1001)), 100, 1001, truncates=False)  # type: ignore[arg-type]
     assert model_format.written == []
 
 
