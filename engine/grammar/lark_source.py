@@ -1,8 +1,8 @@
 """Translates a request's `StructuredOutput` into one Lark grammar, the input of llguidance.
 
 Pure functions, which run in `trial`. Kinds: a JSON schema (local references only); any JSON object; a regular
-expression for the whole output; a Lark grammar; a structural form (parts in sequence, choice or repetition);
-or structural tags: free text until a trigger, then a tag.
+expression for the whole output; a grammar in Lark or EBNF; a structural form (parts in sequence, choice or
+repetition); or structural tags: free text until a trigger, then a tag.
 
     {"triggers": ["<call"],
      "tags": [{"begin": "<call name=a>", "schema": {...}, "end": "</call>"}, ...],
@@ -11,13 +11,9 @@ or structural tags: free text until a trigger, then a tag.
 Each tag begins with one of the triggers. Between begin and end is text that matches `schema` or `regex`, or
 any text. The text of a special token within a string stands for that token.
 
-A structural form is one of
-
-    {"text": "<call>"}  {"schema": {...}}  {"regex": "..."}  {"lark": "..."}  {"any": true}
-    {"sequence": [...]}  {"choice": [...]}
-    {"repeat": {...}, "separator": ", ", "least": 0, "once": false}
-
-where `any` is any text up to the text that follows it, or to the end.
+A structural form is a `format` of xgrammar's structural tags: `json_schema`, `regex`, `grammar`,
+`const_string`, `any_text`, and composed of these a `tag`, a `sequence`, an `or` and `tags_with_separator`. Any
+text ends with the text that follows it, or with the output.
 
 A Lark grammar may have `%json {...}` (JSON of that schema), `%lark {...}` (a nested grammar), and `<[id]>` (a
 token).
@@ -30,6 +26,7 @@ from math import isfinite
 from typing import Any
 
 from engine.grammar.circles import has_circle
+from engine.grammar.ebnf_to_lark import ebnf_to_lark, is_ebnf
 from engine.grammar.matcher import BadGrammar
 from engine.request import StructuredOutput
 
@@ -43,6 +40,7 @@ MAX_TEXT = 400_000
 """Characters of a grammar in the request, a schema's descriptions included."""
 MAX_RAW_DEPTH = 64
 """Nesting of a schema's JSON, whatever it means; the compiler reads 128 levels."""
+FORM_TYPES = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
 MAX_TAGS = 128
 """Structural tags, and parts of a structural form."""
 
@@ -146,6 +144,8 @@ def in_slashes(pattern: str) -> str:
 
 def _lark(text: str) -> str:
     """The grammar with each `%json {...}` as it is compiled."""
+    if is_ebnf(text):
+        text = ebnf_to_lark(text)
     written = bare = ""
     copied = search = 0
     while match := _LARK_JSON.search(text, search):
@@ -302,35 +302,36 @@ class _Form:
         if self._parts > MAX_TAGS:
             raise BadGrammar(f"A structural form may have {MAX_TAGS} parts.")
         match form:
-            case {"text": str(text), **rest} if not rest:
+            case {"type": "const_string", "value": str(text)}:
                 return _sequence(self._texts.segments(text)) or '""'
-            case {"schema": schema, **rest} if not rest:
+            case {"type": "json_schema", "json_schema": schema}:
                 return _json(schema)
-            case {"regex": pattern, **rest} if not rest:
+            case {"type": "regex", "pattern": pattern}:
                 return _regex(pattern)
-            case {"lark": str(text), **rest} if not rest:
+            case {"type": "grammar", "grammar": str(text)}:
                 return f"%lark {{\n{_lark(text)}}}"
-            case {"any": True, **rest} if not rest:
+            case {"type": "any_text"}:
                 return "ANY"
-            case {"sequence": list(parts), **rest} if parts and not rest:
-                return f"({' '.join(self._in_a_row(_flat(parts)))})"
-            case {"choice": list(parts), **rest} if parts and not rest:
-                return f"({' | '.join(self._expression(part) for part in parts)})"
-            case {"repeat": part, "separator": str(), "least": 0 | 1, "once": bool()} if len(form) == 4:
-                return self._repeated(part, form)
-        raise BadGrammar("A structural form has a part that is none.")
+            case {"type": "sequence"} | {"begin": _, "content": _, "end": _}:
+                return f"({' '.join(self._in_a_row(_flat(form)))})"
+            case {"type": "or", "elements": list(parts)} if parts:
+                return self._either(parts)
+            case {"type": "tags_with_separator", "tags": list(tags), "separator": str(separator)} if tags:
+                each = self._either(tags)
+                more = f" ({_sequence(self._texts.segments(separator))} {each})*"
+                several = "" if form.get("stop_after_first") is True else more
+                return f"({each}{several}){'' if form.get('at_least_one') is True else '?'}"
+        raise BadGrammar(f"A part of a format is one of {FORM_TYPES}.")
 
-    def _repeated(self, part: Any, form: Mapping[str, Any]) -> str:
-        each = self._expression(part)
-        more = f" ({_sequence(self._texts.segments(form['separator']))} {each})*"
-        return f"({each}{'' if form['once'] else more}){'' if form['least'] else '?'}"
+    def _either(self, parts: list[Any]) -> str:
+        return f"({' | '.join(map(self._expression, parts))})"
 
     def _in_a_row(self, parts: list[Any]) -> Iterator[str]:
         rest = iter(enumerate(parts, start=1))
         for number, part in rest:
-            if part == {"any": True} and number < len(parts):
+            if number < len(parts) and isinstance(part, dict) and part.get("type") == "any_text":
                 _, following = next(rest)
-                text = following.get("text") if isinstance(following, dict) else None
+                text = following.get("value") if isinstance(following, dict) else None
                 if not isinstance(text, str) or not (segments := self._texts.segments(text)):
                     raise BadGrammar("Behind any text must stand the text that ends it.")
                 yield self._texts.until(segments)
@@ -338,13 +339,19 @@ class _Form:
                 yield self._expression(part)
 
 
-def _flat(parts: list[Any]) -> list[Any]:
-    """The parts with nested sequences flattened."""
-    flat: list[Any] = []
-    for part in parts:
-        inner = part.get("sequence") if isinstance(part, dict) and len(part) == 1 else None
-        flat += _flat(inner) if isinstance(inner, list) else [part]
-    return flat
+def _flat(part: Any) -> list[Any]:
+    """The parts in a row that a sequence or a tag consists of; another part alone."""
+    match part:
+        case {"type": "sequence", "elements": list(parts)} if parts:
+            return [inner for element in parts for inner in _flat(element)]
+        case {"type": "sequence"}:
+            raise BadGrammar("A sequence has elements.")
+        case {"begin": str(begin), "content": content, "end": str(end)}:  # a tag; its type may be left out
+            begins, ends = ({"type": "const_string", "value": text} for text in (begin, end))
+            return [begins, *_flat(content), ends]
+        case {"begin": _, "content": _, "end": _}:
+            raise BadGrammar("A tag begins and ends with texts.")
+    return [part]
 
 
 def _strings(described: Mapping[str, Any], key: str) -> list[str]:

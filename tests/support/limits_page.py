@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 import msgspec
 
 from engine import request as engine_request
-from engine.grammar import compiler, lark_source, trial
+from engine.grammar import compiler, ebnf_to_lark, lark_source, trial
 from runner import __main__ as runner
 from server import limits
 from server.administration import checks, keys, webhooks
@@ -27,7 +27,7 @@ from server.http.handlers import responses, retained_responses
 from server.input_images import image_reader, image_worker
 from server.model_formats.chat_template import messages
 from server.oidc import access_tokens
-from server.prompting import ebnf_to_lark, loaded_model, prompt_limits, request_parameters, turns
+from server.prompting import loaded_model, prompt_limits, request_parameters, turns
 from server.protocol import decode, ids, input_files, list_pages
 from server.protocol import webhooks as webhook_requests
 from server.protocol.completions import requests as completions

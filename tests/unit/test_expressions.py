@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from engine.grammar.ebnf_to_lark import MAX_EBNF
 from engine.grammar.lark_source import MAX_TEXT
-from server.prompting.ebnf_to_lark import MAX_EBNF
 from server.prompting.prompt_limits import MAX_DEFINITION, MAX_TOOL_CHARACTERS
 
 ROOT = Path(__file__).parents[2]
@@ -59,8 +59,8 @@ REACH = {
     "server/cli/db/database_roles.py": OPERATOR,
     "server/configuration/settings.py": OPERATOR,
     "server/outbound_http/guarded_http.py:_LINE_END": HEADER,  # what a socket gives at once
-    "server/prompting/ebnf_to_lark.py:_EBNF": MAX_EBNF,
-    "server/prompting/ebnf_to_lark.py:_TOKEN": MAX_EBNF,
+    "engine/grammar/ebnf_to_lark.py:_EBNF": MAX_EBNF,
+    "engine/grammar/ebnf_to_lark.py:_TOKEN": MAX_EBNF,
     "server/configuration/environment.py": OPERATOR,
     "server/model_formats/tool_calls/literal_arguments.py:_NAME": OUTPUT,
     "server/model_formats/tool_calls/literal_arguments.py:_KEY": OUTPUT,
@@ -153,8 +153,8 @@ AT_ONE_PLACE = {
     "server/outbound_http/allowed_addresses.py:_HOST_NAME",
     "server/http/query_and_headers.py:_METADATA",
     "server/protocol/decode.py:_BACKSLASHES",
-    "server/prompting/ebnf_to_lark.py:_EBNF",
-    "server/prompting/ebnf_to_lark.py:_TOKEN",
+    "engine/grammar/ebnf_to_lark.py:_EBNF",
+    "engine/grammar/ebnf_to_lark.py:_TOKEN",
 }
 """Never searched for: matched where the text begins."""
 
