@@ -12,7 +12,7 @@ Each tag begins with one of the triggers. Between begin and end is text that mat
 any text. The text of a special token within a string stands for that token.
 
 A structural form is a `format` of xgrammar's structural tags: `json_schema`, `regex`, `grammar`,
-`const_string`, `any_text`, and composed of these a `tag`, a `sequence`, an `or` and `tags_with_separator`. Any
+`const_string`, `any_text`, and composed of these a `tag`, a `sequence`, an `or`, `tags_with_separator`. Any
 text ends with the text that follows it, or with the output.
 
 A Lark grammar may have `%json {...}` (JSON of that schema), `%lark {...}` (a nested grammar), and `<[id]>` (a
