@@ -7,7 +7,7 @@ import openai_harmony
 from bench.rounds import divide, take_times, tell
 from server.model_formats.harmony.output_parser import HarmonyParser
 from server.model_formats.harmony.vocabulary import STOPS
-from server.model_formats.interface import Conversation, Delta, Prompt
+from server.model_formats.interface import Delta, Prompt, PromptConversation
 from server.protocol.responses.items import InputText, Item, Message
 from tests.support.harmony import encoding, harmony_format, ids_of, oracle
 
@@ -43,7 +43,7 @@ def run() -> None:
     tell("reading ÷ openai-harmony's, four getters", divide(times["ours"], times["theirs"]), "<=1.0")
     text = "".join(WORDS) * 500
     items: list[Item] = [Message("m", "completed", "user", [InputText(text)]) for _ in range(10)]
-    conversation = Conversation(items=items)
+    conversation = PromptConversation(items=items)
     size = len(harmony_format().write(conversation).token_ids)
     written = take_times({"": lambda _: harmony_format().write(conversation)}, ROUNDS)[""]
     tell("writing, microseconds a token", _each(written, size), f"<={GOAL_MICROSECONDS}")

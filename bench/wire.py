@@ -32,9 +32,9 @@ from server.model_formats.interface import (
     CallDelta,
     CallEnd,
     CallStart,
-    Conversation,
     ModelFormat,
     Prompt,
+    PromptConversation,
     TextDelta,
 )
 from server.model_formats.select_format import load_model_format
@@ -202,7 +202,7 @@ class _Written:
         self.reasoning_marks = model_format.reasoning_marks
         self.reasoning_context = model_format.reasoning_context
 
-    def write(self, _conversation: Conversation) -> Prompt:
+    def write(self, _conversation: PromptConversation) -> Prompt:
         return self._prompt
 
 

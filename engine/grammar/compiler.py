@@ -1,11 +1,10 @@
-"""`GrammarCompiler`: compiles grammars with llguidance in a small thread pool and caches them. Any thread.
+"""`GrammarCompiler`: compiles grammars in a small thread pool and caches them. Any thread.
 
-llguidance bounds its work by counters, so that neither a compile nor a mask takes long, whatever the grammar.
+A grammar that is not cached is compiled in a bounded process first; see `trial`.
 """
 
 import hashlib
 import os
-import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -14,22 +13,24 @@ from dataclasses import replace
 from typing import Any
 
 from engine.fair_limit import FairLimit
-from engine.grammar.lark_source import to_lark
-from engine.grammar.limits import MAX_TEXT, BadGrammar
+from engine.grammar.lark_source import MAX_TEXT
+from engine.grammar.matcher import MAX_STATES, BadGrammar, check_first_mask, make_matcher, make_tokenizer
+from engine.grammar.trial import STACK_BYTES as TRIAL_STACK_BYTES
+from engine.grammar.trial import TrialProcess
 from engine.request import EngineRequest, RequestRefused, StructuredOutput, one_line
 from engine.vocabulary import Vocabulary
 
 CACHE_BYTES = 256 * 2**20
-COMPILE_SECONDS = 2.0
+COMPILE_SECONDS = 5.0
+"""How long a grammar is waited for on a busy machine; the bounds of `trial` limit the work."""
 QUEUE_SECONDS = 2.0
 """How long a grammar waits for a free compiling thread."""
 MAX_WAITING_PER_KEY = 8
 """Maximum of grammars of one fairness key that wait to be compiled."""
 THREADS = max(1, min(2, (os.cpu_count() or 1) - 1))
 """Leaves a CPU to the engine thread."""
-STACK_BYTES = 64 * 2**20
-"""Stack of a compiling thread: nested schemas recurse there, and a stack overflow ends the process. See
-`limits.MAX_CHAIN`."""
+STACK_BYTES = 2 * TRIAL_STACK_BYTES
+"""Stack of a compiling thread: nested schemas recurse there, and a stack overflow ends the process."""
 _STACKS = threading.Lock()
 """Held while the process-wide stack size of new threads is changed."""
 
@@ -40,21 +41,6 @@ BYTES_PER_SECOND = 100e6
 """A grammar's lexer states grow with use; estimated by the time spent on its masks."""
 RECOMPILE_BYTES = 20e6
 """At this estimated growth the grammar is compiled again, before it reaches `MAX_STATES`."""
-MAX_STATES = 100_000
-"""llguidance's limit of lexer states, up to 2 kB each. A request that needs more by itself fails."""
-
-
-UNCOMPILED = "The grammar cannot be compiled: "
-_LISTING = re.compile(r"\n *\d+ \| ")
-"""Begins the compiler's listing of the source, which is not the caller's."""
-_PLACE = re.compile(r"(?:at )?\d{1,7}\(\d{1,7}\): |failed to compile JSON schema: ")
-
-
-def _cause(error: str) -> str:
-    """The compiler's sentence about an error, without positions in the source that the server has written."""
-    cause = _PLACE.sub("", _LISTING.split(error, 1)[0])
-    _, of_pattern, reason = cause.partition("regex parse error:")
-    return f"a pattern is not valid: {reason.rpartition('error: ')[2]}" if of_pattern else cause
 
 
 class CompiledGrammar:
@@ -145,15 +131,13 @@ class GrammarCompiler:
 
     def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.vocabulary = vocabulary
-        self._special = {
-            token_id: vocabulary.tokens[token_id].decode(errors="replace")
-            for token_id in sorted(vocabulary.special)
-        }
         self._cache_bytes = cache_bytes
         self._futures: OrderedDict[bytes, Made] = OrderedDict()
         self._lock = threading.Lock()
         self._limit = FairLimit(THREADS)
         self._pool: ThreadPoolExecutor | None = None
+        self._trials = [TrialProcess(vocabulary) for _ in range(THREADS)]
+        """Those that no thread uses."""
         self._tokenizer: Any = None
         self._closed = False
 
@@ -219,12 +203,14 @@ class GrammarCompiler:
         return fresh
 
     def close(self) -> None:
-        """Ends the pool's threads; cached grammars stay usable."""
+        """Ends the pool's threads and processes; cached grammars stay usable."""
         with self._lock:
             self._closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
+        for trial in self._trials:
+            trial.close()
 
     def _get_or_create_future(self, digest: bytes) -> tuple[Made, bool]:
         """The cached or pending future and False, or a new one and True: the caller starts its compile."""
@@ -262,9 +248,7 @@ class GrammarCompiler:
                 self._limit.release(fairness_key)
                 raise
         except BaseException as error:
-            with self._lock:
-                if self._futures.get(digest) is future:
-                    del self._futures[digest]
+            self._forget(future, digest)
             future.set_exception(error)
             raise
 
@@ -274,12 +258,20 @@ class GrammarCompiler:
             future.set_result(self._compile(grammar, digest))
         except BadGrammar as error:
             future.set_result(one_line(str(error)))
+        except RequestRefused as refused:
+            self._forget(future, digest)
+            future.set_exception(refused)
         finally:
             self._limit.release(fairness_key)
 
+    def _forget(self, future: Made, digest: bytes) -> None:
+        with self._lock:
+            if self._futures.get(digest) is future:
+                del self._futures[digest]
+
     def _recompile(self, compiled: CompiledGrammar) -> None:
         with suppress(BadGrammar):
-            compiled.successor = self._compile(compiled.grammar, compiled.digest)
+            compiled.successor = self._compiled(compiled.source, compiled.digest, compiled.grammar)
 
     def _evict(self) -> None:
         """Evicts least recently used grammars until the cache fits into `cache_bytes`."""
@@ -294,55 +286,30 @@ class GrammarCompiler:
                     total -= size
 
     def _compile(self, grammar: StructuredOutput, digest: bytes) -> CompiledGrammar:
+        """The compiled grammar, after its trial. Raises `BadGrammar`, or `RequestRefused` without a trial."""
+        trial = self._trials.pop()
         try:
-            source = to_lark(grammar, self._special)
-            return CompiledGrammar(self._matcher(source), source, digest, grammar)
+            source = trial.source_of(grammar)
+        finally:
+            self._trials.append(trial)
+        return self._compiled(source, digest, grammar)
+
+    def _compiled(self, source: str, digest: bytes, grammar: StructuredOutput) -> CompiledGrammar:
+        try:
+            matcher = make_matcher(self.load_tokenizer(), source)
+            check_first_mask(matcher)
         except BadGrammar:
             raise
         except BaseException as error:  # the library's panics are no Exceptions
             raise BadGrammar(f"The grammar is not understood: {one_line(str(error))}") from error
-
-    def _matcher(self, source: str) -> Any:
-        """A matcher at the beginning of the grammar. Raises `BadGrammar`, and errors of the library."""
-        import llguidance  # a part that only requests with grammars need
-
-        limits = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
-        matcher = llguidance.LLMatcher(self.load_tokenizer(), source, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise BadGrammar(f"{UNCOMPILED}{one_line(_cause(matcher.get_error()))}.")
-        # The first mask shows whether any token fits; computed on a copy, so `matcher` stays at the start.
-        first = matcher.deep_copy()
-        mask = first.compute_bitmask()
-        if first.is_error() or not any(mask):
-            raise BadGrammar("Nothing that the model can write would fit the grammar.")
-        return matcher
+        return CompiledGrammar(matcher, source, digest, grammar)
 
     def load_tokenizer(self) -> Any:
-        """Llguidance's tokenizer; the first call builds it, holding the GIL: about 1 s for 200,000 tokens."""
+        """Llguidance's tokenizer; the first call builds it."""
         with self._lock:
             if self._tokenizer is None:
-                import llguidance
-
-                self._tokenizer = llguidance.LLTokenizer(_Tokens(self.vocabulary))  # type: ignore[arg-type]
+                self._tokenizer = make_tokenizer(self.vocabulary.tokens, self.vocabulary.special)
             return self._tokenizer
-
-
-class _Tokens:
-    """The vocabulary as llguidance's tokenizer wrapper."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        # The end is an extra id after the last: stop ids are per request.
-        self.eos_token_id = len(vocabulary.tokens)
-        # Not empty: an empty special token would be a prefix of all others.
-        self.tokens = [*vocabulary.tokens, b"<the end>"]
-        self.special_token_ids = sorted(vocabulary.special | {self.eos_token_id})
-
-    def __call__(self, _text: bytes) -> list[int]:
-        """Not used: see `lark_source.HEADER`."""
-        return []
 
 
 def _digest(grammar: StructuredOutput, fairness_key: str) -> bytes:

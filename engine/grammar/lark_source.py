@@ -1,8 +1,8 @@
 """Translates a request's `StructuredOutput` into one Lark grammar, the input of llguidance.
 
-Pure functions; any thread. Checks all limits of `grammar.limits`. Kinds: a JSON schema (local references
-only); any JSON object; a regular expression for the whole output; a Lark grammar; a structural form (parts in
-sequence, choice or repetition); or structural tags: free text until a trigger, then a tag.
+Pure functions, which run in `trial`. Kinds: a JSON schema (local references only); any JSON object; a regular
+expression for the whole output; a grammar in Lark or EBNF; a structural form (parts in sequence, choice or
+repetition); or structural tags: free text until a trigger, then a tag.
 
     {"triggers": ["<call"],
      "tags": [{"begin": "<call name=a>", "schema": {...}, "end": "</call>"}, ...],
@@ -11,13 +11,9 @@ sequence, choice or repetition); or structural tags: free text until a trigger, 
 Each tag begins with one of the triggers. Between begin and end is text that matches `schema` or `regex`, or
 any text. The text of a special token within a string stands for that token.
 
-A structural form is one of
-
-    {"text": "<call>"}  {"schema": {...}}  {"regex": "..."}  {"lark": "..."}  {"any": true}
-    {"sequence": [...]}  {"choice": [...]}
-    {"repeat": {...}, "separator": ", ", "least": 0, "once": false}
-
-where `any` is any text up to the text that follows it, or to the end.
+A structural form is a `format` of xgrammar's structural tags: `json_schema`, `regex`, `grammar`,
+`const_string`, `any_text`, and composed of these a `tag`, a `sequence`, an `or`, `tags_with_separator`. Any
+text ends with the text that follows it, or with the output.
 
 A Lark grammar may have `%json {...}` (JSON of that schema), `%lark {...}` (a nested grammar), and `<[id]>` (a
 token).
@@ -26,21 +22,12 @@ token).
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
-from engine.grammar.limits import (
-    LARK_LITERAL,
-    MAX_LARK,
-    MAX_PATTERN,
-    MAX_TAGS,
-    MAX_TEXT,
-    BadGrammar,
-    check_lark,
-    check_pattern,
-    check_schema,
-    not_closed,
-    parse_json,
-)
+from engine.grammar.circles import has_circle
+from engine.grammar.ebnf_to_lark import ebnf_to_lark, is_ebnf
+from engine.grammar.matcher import BadGrammar
 from engine.request import StructuredOutput
 
 HEADER = '%llguidance {"no_forcing": true}\n'
@@ -49,13 +36,64 @@ WHITESPACE = r"[ ]?|\n[ \t]{0,40}"
 """Between the parts of JSON. Bounded, or a model might write blanks forever."""
 TEXT = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
 
-MAX_FORM_DEPTH = 16
+MAX_TEXT = 400_000
+"""Characters of a grammar in the request, a schema's descriptions included."""
+MAX_RAW_DEPTH = 64
+"""Nesting of a schema's JSON, whatever it means; the compiler reads 128 levels."""
+FORM_TYPES = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
+MAX_TAGS = 128
+"""Structural tags, and parts of a structural form."""
 
 _TAG_KEYS = {"begin", "schema", "regex", "end"}
 _DIRECTIVE = re.compile(r"(?<![\w%])%(\w+)")
 _TO_ESCAPE = re.compile(r"\\.|[/\n]", re.DOTALL)
+_IN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 _DIRECTIVES = {"ignore", "import", "json", "lark"}
-_LARK_JSON = re.compile(LARK_LITERAL.pattern + r"|(?P<json>(?<![\w%])%json\b\s*+)")
+_LARK_LITERAL = re.compile(
+    # A regular expression may go over several lines and ends at the first slash, within a class too.
+    r'(?://|#)[^\n]*+|"(?:\\.|[^"\\\n])*+"|/(?:\\[\s\S]|[^/\\])++/|(?P<open>["/])[\s\S]*+'
+)
+"""Comments and literals of Lark. `open` matches a literal without an end, which is an error."""
+_LARK_JSON = re.compile(_LARK_LITERAL.pattern + r"|(?P<json>(?<![\w%])%json\b\s*+)")
+
+
+def parse_json(text: str) -> Any:
+    """The JSON value of the text. Raises `BadGrammar`, also for nesting above `MAX_RAW_DEPTH`."""
+    if len(text) > MAX_TEXT:
+        raise BadGrammar(f"A grammar may have {MAX_TEXT} characters; this one has {len(text)}.")
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except RecursionError:
+        raise BadGrammar("The JSON is nested too deeply.") from None
+    except ValueError as error:
+        raise BadGrammar(f"This is not JSON: {error}.") from None
+    if is_nested_deeper(value, MAX_RAW_DEPTH):
+        raise BadGrammar(f"The JSON may be nested {MAX_RAW_DEPTH} levels deep.")
+    return value
+
+
+def is_nested_deeper(value: Any, levels: int) -> bool:
+    """Whether a JSON value has more than so many levels of objects and arrays."""
+    level = [value]
+    for _ in range(levels):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not isfinite(number):
+        raise ValueError(f"{digits[:40]} is larger than any number here")
+    return number
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def to_lark(grammar: StructuredOutput, special: Mapping[int, str]) -> str:
@@ -82,20 +120,13 @@ def to_lark(grammar: StructuredOutput, special: Mapping[int, str]) -> str:
     return HEADER + lark
 
 
-def check_source(grammar: StructuredOutput) -> None:
-    """Raises `BadGrammar` for a caller's grammar that exceeds a limit, and for some syntax errors."""
-    if grammar.kind == "json_schema":
-        check_schema(parse_json(grammar.text))
-    elif grammar.kind == "regex":
-        check_pattern(grammar.text)
-    elif grammar.kind == "lark":
-        _lark(grammar.text)
-
-
 def _json(schema: Any) -> str:
-    check_schema(schema)
+    if not isinstance(schema, dict | bool):
+        raise BadGrammar("A schema must be an object, true or false.")
     if schema is False:
         raise BadGrammar("The schema is false: no value would fit it.")
+    if has_circle(schema):
+        raise BadGrammar("A $ref leads back to itself, so that no value can ever fit the schema.")
     options = {"whitespace_pattern": WHITESPACE}
     return "%json " + json.dumps({**({} if schema is True else schema), "x-guidance": options})
 
@@ -103,47 +134,36 @@ def _json(schema: Any) -> str:
 def _regex(pattern: Any) -> str:
     if not isinstance(pattern, str):
         raise BadGrammar("A regular expression must be a string.")
-    check_pattern(pattern)
-    inside = _TO_ESCAPE.sub(_escape_in_lark, pattern)
-    return f"/(?:{inside})/"
+    return f"/(?:{in_slashes(pattern)})/"
 
 
-def _escape_in_lark(match: re.Match[str]) -> str:
-    return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(match[0], match[0])
+def in_slashes(pattern: str) -> str:
+    """A regular expression escaped for a Lark terminal between slashes."""
+    return _TO_ESCAPE.sub(lambda match: _IN_SLASHES.get(match[0], match[0]), pattern)
 
 
 def _lark(text: str) -> str:
-    if len(text) > MAX_TEXT:
-        raise BadGrammar(f"A grammar may have {MAX_TEXT} characters; this one has {len(text)}.")
-    whole, bare = _with_schemas(text)
-    check_lark(bare)
-    directives = _DIRECTIVE.findall(LARK_LITERAL.sub('""', bare))
-    for directive in directives:
-        if directive not in _DIRECTIVES:
-            raise BadGrammar(f"%{directive} is not served; %ignore, %import, %json and %lark are.")
-    if len(directives) > MAX_TAGS:
-        raise BadGrammar(f"A Lark grammar may have {MAX_TAGS} directives.")
-    return whole + "\n"
-
-
-def _with_schemas(text: str) -> tuple[str, str]:
-    """The grammar with each `%json {...}` as it is compiled, and the grammar without the schemas."""
-    whole = bare = ""
-    place = search = schemas = 0
+    """The grammar with each `%json {...}` as it is compiled."""
+    if is_ebnf(text):
+        text = ebnf_to_lark(text)
+    written = bare = ""
+    copied = search = 0
     while match := _LARK_JSON.search(text, search):
         search = match.end()
         if match["open"]:
-            raise not_closed(text, match.start())
+            what = "string" if match["open"] == '"' else "regular expression"
+            line = text.count("\n", 0, match.start()) + 1
+            raise BadGrammar(f"In line {line} of the grammar, a {what} does not end.")
         if match["json"] is None:
             continue
-        schemas += 1
-        if schemas > MAX_TAGS or len(bare) > MAX_LARK:
-            raise BadGrammar(f"A Lark grammar may have {MAX_TAGS} directives and {MAX_LARK} characters.")
         end = _json_end(text, match.end())
-        whole += text[place : match.start()] + _json(parse_json(text[match.end() : end]))
-        bare += text[place : match.end()] + '""'
-        place = search = end
-    return whole + text[place:], bare + text[place:]
+        written += text[copied : match.start()] + _json(parse_json(text[match.end() : end]))
+        bare += text[copied : match.start()]
+        copied = search = end
+    for directive in _DIRECTIVE.findall(_LARK_LITERAL.sub('""', bare + text[copied:])):
+        if directive not in _DIRECTIVES:
+            raise BadGrammar(f"%{directive} is not served; %ignore, %import, %json and %lark are.")
+    return written + text[copied:] + "\n"
 
 
 def _json_end(text: str, start: int) -> int:
@@ -256,8 +276,6 @@ class _Texts:
         return f"{name} {_sequence(segments[1:])}"
 
     def segments(self, text: str, what: str = "") -> list[Segment]:
-        if len(text) > MAX_PATTERN:
-            raise BadGrammar(f"A text of a tag may have {MAX_PATTERN} characters.")
         segments: list[Segment] = []
         start = 0
         for match in self._split.finditer(text):
@@ -279,54 +297,61 @@ class _Form:
     def to_lark(self, form: Any) -> str:
         return "\n".join([f"start: {self._expression(form)}", *self._texts.rules, TEXT])
 
-    def _expression(self, form: Any, depth: int = 0) -> str:
+    def _expression(self, form: Any) -> str:
         self._parts += 1
-        if self._parts > MAX_TAGS or depth > MAX_FORM_DEPTH:
-            raise BadGrammar(f"A structural form may have {MAX_TAGS} parts, {MAX_FORM_DEPTH} deep.")
+        if self._parts > MAX_TAGS:
+            raise BadGrammar(f"A structural form may have {MAX_TAGS} parts.")
         match form:
-            case {"text": str(text), **rest} if not rest:
+            case {"type": "const_string", "value": str(text)}:
                 return _sequence(self._texts.segments(text)) or '""'
-            case {"schema": schema, **rest} if not rest:
+            case {"type": "json_schema", "json_schema": schema}:
                 return _json(schema)
-            case {"regex": pattern, **rest} if not rest:
+            case {"type": "regex", "pattern": pattern}:
                 return _regex(pattern)
-            case {"lark": str(text), **rest} if not rest:
+            case {"type": "grammar", "grammar": str(text)}:
                 return f"%lark {{\n{_lark(text)}}}"
-            case {"any": True, **rest} if not rest:
+            case {"type": "any_text"}:
                 return "ANY"
-            case {"sequence": list(parts), **rest} if parts and not rest:
-                return f"({' '.join(self._in_a_row(_flat(parts), depth))})"
-            case {"choice": list(parts), **rest} if parts and not rest:
-                return f"({' | '.join(self._expression(part, depth + 1) for part in parts)})"
-            case {"repeat": part, "separator": str(), "least": 0 | 1, "once": bool()} if len(form) == 4:
-                return self._repeated(part, form, depth)
-        raise BadGrammar("A structural form has a part that is none.")
+            case {"type": "sequence"} | {"begin": _, "content": _, "end": _}:
+                return f"({' '.join(self._in_a_row(_flat(form)))})"
+            case {"type": "or", "elements": list(parts)} if parts:
+                return self._either(parts)
+            case {"type": "tags_with_separator", "tags": list(tags), "separator": str(separator)} if tags:
+                each = self._either(tags)
+                more = f" ({_sequence(self._texts.segments(separator))} {each})*"
+                several = "" if form.get("stop_after_first") is True else more
+                return f"({each}{several}){'' if form.get('at_least_one') is True else '?'}"
+        raise BadGrammar(f"A part of a format is one of {FORM_TYPES}.")
 
-    def _repeated(self, part: Any, form: Mapping[str, Any], depth: int) -> str:
-        one = self._expression(part, depth + 1)
-        more = f" ({_sequence(self._texts.segments(form['separator']))} {one})*"
-        return f"({one}{'' if form['once'] else more}){'' if form['least'] else '?'}"
+    def _either(self, parts: list[Any]) -> str:
+        return f"({' | '.join(map(self._expression, parts))})"
 
-    def _in_a_row(self, parts: list[Any], depth: int) -> Iterator[str]:
+    def _in_a_row(self, parts: list[Any]) -> Iterator[str]:
         rest = iter(enumerate(parts, start=1))
         for number, part in rest:
-            if part == {"any": True} and number < len(parts):
+            if number < len(parts) and isinstance(part, dict) and part.get("type") == "any_text":
                 _, following = next(rest)
-                text = following.get("text") if isinstance(following, dict) else None
+                text = following.get("value") if isinstance(following, dict) else None
                 if not isinstance(text, str) or not (segments := self._texts.segments(text)):
                     raise BadGrammar("Behind any text must stand the text that ends it.")
                 yield self._texts.until(segments)
             else:
-                yield self._expression(part, depth + 1)
+                yield self._expression(part)
 
 
-def _flat(parts: list[Any]) -> list[Any]:
-    """The parts with nested sequences flattened."""
-    flat: list[Any] = []
-    for part in parts:
-        inner = part.get("sequence") if isinstance(part, dict) and len(part) == 1 else None
-        flat += _flat(inner) if isinstance(inner, list) else [part]
-    return flat
+def _flat(part: Any) -> list[Any]:
+    """The parts in a row that a sequence or a tag consists of; another part alone."""
+    match part:
+        case {"type": "sequence", "elements": list(parts)} if parts:
+            return [inner for element in parts for inner in _flat(element)]
+        case {"type": "sequence"}:
+            raise BadGrammar("A sequence has elements.")
+        case {"begin": str(begin), "content": content, "end": str(end)}:  # a tag; its type may be left out
+            begins, ends = ({"type": "const_string", "value": text} for text in (begin, end))
+            return [begins, *_flat(content), ends]
+        case {"begin": _, "content": _, "end": _}:
+            raise BadGrammar("A tag begins and ends with texts.")
+    return [part]
 
 
 def _strings(described: Mapping[str, Any], key: str) -> list[str]:

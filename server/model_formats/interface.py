@@ -15,7 +15,7 @@ from server.protocol.responses.request import Effort, ReasoningContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
+class PromptTool:
     """A tool that the model may call, executed by the client or by the server."""
 
     name: str
@@ -50,7 +50,7 @@ def qualified_name(name: str, namespace: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolChoice:
+class CallChoice:
     """A request's `tool_choice` and `parallel_tool_calls`."""
 
     mode: Literal["none", "auto", "required"] = "auto"
@@ -72,13 +72,13 @@ class OutputFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class PromptConversation:
     """The input of `ModelFormat.write`."""
 
     items: Sequence[Item]
     instructions: str | None = None
-    tools: Sequence[Tool] = ()
-    tool_choice: ToolChoice = ToolChoice()
+    tools: Sequence[PromptTool] = ()
+    tool_choice: CallChoice = CallChoice()
     format: OutputFormat = OutputFormat()
     reasoning_effort: Effort | None = None
     reasoning_context: ReasoningContext | None = None
@@ -113,7 +113,7 @@ class Prompt:
     """The prompt ends with the start of the reasoning, so the first output token is reasoning."""
     grammar: StructuredOutput | None = None
     """The grammar that enforces the tool choice and the output format."""
-    tools: Sequence[Tool] = ()
+    tools: Sequence[PromptTool] = ()
     """The callable tools, by which the parser distinguishes calls from text that looks like one."""
     must_call: bool = False
     """Only calls may follow the reasoning, so truncated call markup is not emitted as text."""
@@ -245,7 +245,7 @@ class ModelFormat(Protocol):
     def reasoning_context(self) -> Literal["current_turn", "all_turns"]:
         """Which turns' reasoning a prompt has where the conversation does not say."""
 
-    def write(self, conversation: Conversation) -> Prompt:
+    def write(self, conversation: PromptConversation) -> Prompt:
         """The conversation as a prompt.
 
         Raises PromptError if the model's template refuses the conversation, and PromptTooLong beyond its

@@ -5,7 +5,7 @@ with. A tool call's opener, if it is a special token, also ends the reasoning.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter
@@ -20,18 +20,25 @@ class ReasoningFormat:
     end_tags: tuple[str, ...]
     answer_tags: tuple[str, ...] = ()
     """Tags around the answer, removed from the output."""
+    template_marks: tuple[tuple[str, ...], ...] = ()
+    """Texts of chat templates with this format, where the start tag is none: all of one of these."""
 
     def with_signs(self, markup: Markup) -> "ReasoningFormat":
         def sign(texts: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(map(markup.sign, texts))
 
-        return ReasoningFormat(self.name, sign(self.start_tags), sign(self.end_tags), sign(self.answer_tags))
+        return replace(
+            self,
+            start_tags=sign(self.start_tags),
+            end_tags=sign(self.end_tags),
+            answer_tags=sign(self.answer_tags),
+        )
 
 
-THINK = ReasoningFormat("think", ("<think>",), ("</think>",))
+THINK = ReasoningFormat("think", ("<think>",), ("</think>",), template_marks=(("<think>",), ("</think>",)))
 REASONING_FORMATS = (
     ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",)),
-    ReasoningFormat("gemma", ("<|channel>thought\n",), ("<channel|>",)),
+    ReasoningFormat("gemma", ("<|channel>thought\n",), ("<channel|>",), template_marks=(("<|channel>",),)),
     ReasoningFormat(
         "cohere", ("<|START_THINKING|>",), ("<|END_THINKING|>",), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
@@ -41,32 +48,36 @@ REASONING_FORMATS = (
         "granite",
         ("Here is my thought process:", "Here's my thought process:"),
         ("Here is my response:", "Here's my response:"),
+        template_marks=(
+            ("Here's my thought process",),
+            ("Here is my thought process",),
+            ("Here are my thoughts",),
+        ),
     ),
-    ReasoningFormat("granite_tags", ("<think>",), ("</think>",), ("<response>", "</response>")),
+    ReasoningFormat(
+        "granite_tags",
+        ("<think>",),
+        ("</think>",),
+        ("<response>", "</response>"),
+        template_marks=(("<think></think>", "<response></response>"),),
+    ),
     THINK,
 )
 """In order of detection; the first match wins."""
-
-_NEEDS_ALL = {"granite_tags"}
-_TEMPLATE_MARKS = {
-    "granite": ("Here's my thought process", "Here is my thought process", "Here are my thoughts"),
-    "granite_tags": ("<think></think>", "<response></response>"),
-    "gemma": ("<|channel>",),
-    "think": ("<think>", "</think>"),
-}
-"""Texts in a chat template that identify a format, where the start tag itself does not."""
 
 
 def detect_reasoning_format(template: str) -> ReasoningFormat | None:
     """The format that a chat template writes or instructs; None for models without reasoning."""
     for reasoning_format in REASONING_FORMATS:
-        shown = [
-            sign in template
-            for sign in _TEMPLATE_MARKS.get(reasoning_format.name, reasoning_format.start_tags)
-        ]
-        if all(shown) if reasoning_format.name in _NEEDS_ALL else any(shown):
+        marks = reasoning_format.template_marks or [(tag,) for tag in reasoning_format.start_tags]
+        if shows_any(template, marks):
             return reasoning_format
     return None
+
+
+def shows_any(template: str, marks: Iterable[Iterable[str]]) -> bool:
+    """Whether a chat template has all texts of one of the `marks`."""
+    return any(all(text in template for text in texts) for texts in marks)
 
 
 def read_reasoning(

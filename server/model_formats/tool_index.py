@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from server.model_formats.interface import PromptError, Tool, qualified_name
+from server.model_formats.interface import PromptError, PromptTool, qualified_name
 from server.model_formats.output_grammar.argument_schemas import CUSTOM_PARAMETERS
 
 SEPARATORS = ("__", "-", ".")
@@ -15,7 +15,7 @@ _UNKNOWN_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 """Names that a request allows for tools, and which a response may therefore contain."""
 
 
-def without_labels(tools: Sequence[Tool]) -> list[Tool]:
+def without_labels(tools: Sequence[PromptTool]) -> list[PromptTool]:
     """The tools, with MCP tools' labels removed from their prompt names unless two names would collide.
 
     Models tend to omit such labels. A tool that is `prefixed` already keeps its label.
@@ -27,13 +27,13 @@ def without_labels(tools: Sequence[Tool]) -> list[Tool]:
     ]
 
 
-def choice_names(tool: Tool) -> frozenset[str]:
+def choice_names(tool: PromptTool) -> frozenset[str]:
     """The names of the tool in a request's `tool_choice`; an MCP tool's name needs the label."""
     own = qualified_name(tool.name, tool.namespace)
     return frozenset({own} if tool.hosted else {own, tool.name})
 
 
-def find_tool(name: str, tools: Iterable[Tool]) -> Tool | None:
+def find_tool(name: str, tools: Iterable[PromptTool]) -> PromptTool | None:
     """The only tool that matches an inexact name; None if none or several match.
 
     Models omit prefixes (`get_weather` for `W-get_weather`), or add a tool's label with another separator
@@ -43,7 +43,7 @@ def find_tool(name: str, tools: Iterable[Tool]) -> Tool | None:
     return matches[0] if len(matches) == 1 else None
 
 
-def _matches(name: str, tool: Tool) -> bool:
+def _matches(name: str, tool: PromptTool) -> bool:
     if tool.namespace and any(name == f"{tool.namespace}{between}{tool.name}" for between in SEPARATORS):
         return True
     return name == tool.name or tool.prompt_name.endswith(tuple(between + name for between in SEPARATORS))
@@ -52,10 +52,10 @@ def _matches(name: str, tool: Tool) -> bool:
 class ToolIndex:
     """Tools by their prompt names."""
 
-    def __init__(self, tools: Iterable[Tool], *, accepts_unknown: bool = False) -> None:
+    def __init__(self, tools: Iterable[PromptTool], *, accepts_unknown: bool = False) -> None:
         """With `accepts_unknown`, `resolve` accepts any name. Raises PromptError for duplicate names."""
         self.accepts_unknown = accepts_unknown
-        self.tools: dict[str, Tool] = {}
+        self.tools: dict[str, PromptTool] = {}
         for tool in tools:
             if tool.prompt_name in self.tools:
                 raise PromptError(f"There are two tools called {tool.prompt_name!r}.", "tools")
@@ -64,15 +64,15 @@ class ToolIndex:
     def __bool__(self) -> bool:
         return bool(self.tools)
 
-    def find(self, name: str) -> Tool | None:
+    def find(self, name: str) -> PromptTool | None:
         """The tool of that name, or the only one that matches it inexactly."""
         return self.tools.get(name) or find_tool(name, self.tools.values())
 
-    def resolve(self, name: str) -> Tool | None:
+    def resolve(self, name: str) -> PromptTool | None:
         """As `find`; with `accepts_unknown`, an unknown name returns a function without parameters."""
         known = self.find(name)
         if known is None and self.accepts_unknown and _UNKNOWN_NAME.fullmatch(name):
-            return Tool(name=name)
+            return PromptTool(name=name)
         return known
 
     def only(self, allowed: Sequence[str] | None) -> "ToolIndex":
@@ -87,7 +87,7 @@ class ToolIndex:
         return ToolIndex(tools)
 
 
-def function_schema(name: str, tool: Tool) -> dict[str, Any]:
+def function_schema(name: str, tool: PromptTool) -> dict[str, Any]:
     """The tool as a function in transformers' `tools` format for chat templates."""
     description = tool.description or ""
     if tool.kind == "custom":

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from engine.grammar.compiler import UNCOMPILED
+from engine.grammar.matcher import UNCOMPILED
 from engine.request import EngineRequest, RequestRefused
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.generation.output_decoding import CompactionSpec
@@ -204,7 +204,8 @@ _REFUSED: dict[str, tuple[str | None, str | None]] = {
 def _grammar_source(request: CreateResponse) -> tuple[str, str]:
     """The parameter that a request's grammar comes from, and the code of an error in it."""
     if request.structured_outputs:
-        return "structured_outputs", "invalid_value"
+        kind = next(kind for kind, value in request.structured_outputs.items() if value is not None)
+        return f"structured_outputs.{kind}", "invalid_value"
     if request.text and request.text.format and request.text.format.type == "json_schema":
         return FORMAT_SCHEMA, "invalid_json_schema"
     return "tools", "invalid_function_parameters"

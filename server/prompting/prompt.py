@@ -13,20 +13,20 @@ from uuid import UUID
 from server.errors import InvalidRequest
 from server.generation.hosted_items import items_for_model
 from server.model_formats.interface import (
-    Conversation,
+    CallChoice,
     ModelFormat,
     OutputFormat,
     Prompt,
+    PromptConversation,
     PromptError,
+    PromptTool,
     PromptTooLong,
-    Tool,
-    ToolChoice,
 )
 from server.model_formats.tool_index import without_labels
 from server.prompting.loaded_model import ITEM_CHARACTERS, LONG_CHARACTERS, LoadedModel
 from server.prompting.prompt_limits import (
     MAX_COUNTED_CONTEXTS,
-    check_tools_and_grammars,
+    check_tools_and_format,
     too_long,
     too_long_to_count,
 )
@@ -70,8 +70,8 @@ def write_prompt(
     if not all(isinstance(item, Message) for item in items):
         items = unseal_items(items, served.seal, tenant)
     conversation = make_conversation(request, tools, items, moment)
-    if tools or grammar is not None or request.text is not None:
-        check_tools_and_grammars(conversation, grammar, request.tools)
+    if tools or request.text is not None:
+        check_tools_and_format(conversation, request.tools)
     if isinstance(request, PlainRequest):
         return Prompt(token_ids=request.token_ids, stop_ids=served.model_info.stop_ids, grammar=grammar)
     limit, truncates = context - 1 if max_tokens is None else max_tokens, request.truncation == "auto"
@@ -108,7 +108,7 @@ def moment_of(response: UUID) -> datetime:
     return datetime.fromtimestamp(unix_seconds(response), UTC)
 
 
-def characters_of(conversation: Conversation) -> int:
+def characters_of(conversation: PromptConversation) -> int:
     """Characters that any chat template puts into the prompt; tools are not counted."""
     return len(conversation.instructions or "") + sum(map(_text_size, conversation.items))
 
@@ -126,7 +126,12 @@ def _text_size(item: Item) -> int:
 
 
 def write_within(
-    model_format: ModelFormat, conversation: Conversation, limit: int, characters: int, *, truncates: bool
+    model_format: ModelFormat,
+    conversation: PromptConversation,
+    limit: int,
+    characters: int,
+    *,
+    truncates: bool,
 ) -> Prompt:
     """The prompt of a conversation; with `truncates`, of its newest turns if the whole is too long.
 
@@ -137,15 +142,15 @@ def write_within(
     longest = model_format.max_chars_per_token if characters > limit else None
     most = None if longest is None else longest * limit
 
-    def write(kept: Sequence[Item], size: int) -> Prompt:
+    def write(retained: Sequence[Item], size: int) -> Prompt:
         if most is not None and size > most:
             raise PromptTooLong(limit)
-        if not all(isinstance(item, Message) for item in kept):
-            kept = items_for_model(kept)
-        return model_format.write(replace(conversation, items=kept, max_tokens=limit))
+        if not all(isinstance(item, Message) for item in retained):
+            retained = items_for_model(retained)
+        return model_format.write(replace(conversation, items=retained, max_tokens=limit))
 
-    def write_turns(kept: Sequence[Item]) -> Prompt:
-        return write(kept, characters_of(replace(conversation, items=kept)))
+    def write_turns(retained: Sequence[Item]) -> Prompt:
+        return write(retained, characters_of(replace(conversation, items=retained)))
 
     prompt = None
     try:
@@ -229,15 +234,15 @@ def drop_before(items: Sequence[Item], start: int) -> list[Item]:
 
 def make_conversation(
     request: CreateResponse, tools: Sequence[wire.Tool], items: Sequence[Item], moment: datetime | None
-) -> Conversation:
+) -> PromptConversation:
     """Raises InvalidRequest for a format without its schema, DecodeFailure for a wrong tool choice."""
     choice = _AUTOMATIC if request.tool_choice is None else wire.read_choice(request.tool_choice, list(tools))
     text = request.text
-    return Conversation(
+    return PromptConversation(
         items=items,
         instructions=request.instructions,
         tools=without_labels([tool for declared in tools for tool in _tools(declared)]) if tools else (),
-        tool_choice=ToolChoice(
+        tool_choice=CallChoice(
             mode=choice.mode, allowed=choice.allowed, parallel=request.parallel_tool_calls is not False
         ),
         format=_format(request),
@@ -255,13 +260,13 @@ def make_conversation(
     )
 
 
-def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
+def _tools(declared: wire.Tool, namespace: str | None = None) -> list[PromptTool]:
     match declared:
         case wire.NamespaceTool(name, inner):
-            return [tool for one in inner for tool in _tools(one, name)]
+            return [tool for member in inner for tool in _tools(member, name)]
         case wire.McpTool(label):
             return [
-                Tool(
+                PromptTool(
                     name=listed.name,
                     description=listed.description,
                     parameters=listed.input_schema,
@@ -275,13 +280,13 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
         case wire.CustomTool() | wire.FunctionTool() if not wire.is_direct(declared):
             return []
         case wire.CustomTool(name, description, form):
-            tool = Tool(name=name, description=description, kind="custom", namespace=namespace)
+            tool = PromptTool(name=name, description=description, kind="custom", namespace=namespace)
             if isinstance(form, wire.GrammarFormat):
                 tool = replace(tool, syntax=form.syntax, definition=form.definition)
             return [tool]
         case wire.FunctionTool(name, description, parameters, strict):
             return [
-                Tool(
+                PromptTool(
                     name=name,
                     description=description,
                     parameters=parameters,

@@ -1,19 +1,15 @@
 """Limits on what goes into a prompt: tools, formats and grammars of a request, the prompt's length. Pure.
 
-Writing a prompt and compiling a grammar take time that may grow faster than the schemas and patterns. So the
-engine's own limits for grammars are applied to the client's originals before a model format uses them.
+What a model format writes into a prompt or a grammar is bounded here; the cost of a grammar, by its compile.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.grammar.lark_source import check_source
-from engine.grammar.limits import MAX_PATTERN, MAX_RAW_DEPTH, BadGrammar, check_pattern, check_schema
-from engine.request import StructuredOutput
+from engine.grammar.lark_source import MAX_RAW_DEPTH, is_nested_deeper
 from server.errors import OVER_THE_LIMIT, InvalidRequest
-from server.model_formats.interface import Conversation, Tool
+from server.model_formats.interface import PromptConversation, PromptTool
 from server.model_formats.output_grammar.argument_schemas import types_of
-from server.model_formats.tool_index import choice_names
 from server.protocol.responses import tools as wire
 
 MAX_COUNTED_CONTEXTS = 4
@@ -27,32 +23,27 @@ MAX_TOOLS_CHARACTERS = 2**20
 MAX_TOOL_VALUES = 10_000
 """Values in one tool's schema, objects and arrays included."""
 MAX_FORMAT_NAME = 256
-MAX_REGEX = MAX_PATTERN - 8
-"""Characters of a custom tool's pattern; a group and anchors are added to it."""
+MAX_DEFINITION = 20_000
+"""Characters of a custom tool's grammar, which is rewritten for its input within JSON."""
 
 
-def check_tools_and_grammars(
-    conversation: Conversation,
-    grammar: StructuredOutput | None,
-    declared: Sequence[Mapping[str, Any]] | None = None,
+def check_tools_and_format(
+    conversation: PromptConversation, declared: Sequence[Mapping[str, Any]] | None = None
 ) -> None:
-    """Raises InvalidRequest for tools, formats and grammars beyond the limits.
-
-    `grammar` is that of `structured_outputs`; `declared` are the request's tools, whose paths errors name.
-    """
-    if grammar is not None:
-        try:
-            check_source(grammar)
-        except BadGrammar as error:
-            raise InvalidRequest(str(error), param="structured_outputs", code="invalid_value") from error
+    """Raises InvalidRequest for tools and a format beyond the limits; `declared` are the request's tools."""
     _check_tool_sizes(conversation)
     for tool in conversation.tools:
-        if _may_be_called(conversation, tool):
-            _check_tool_grammar(tool, declared)
+        if len(tool.definition) > MAX_DEFINITION:
+            raise InvalidRequest(
+                f"A custom tool's grammar may have {MAX_DEFINITION} characters; that of {tool.name!r} has "
+                f"{len(tool.definition)}.",
+                param=grammar_path(declared, tool.name),
+                code="invalid_value",
+            )
     _check_format(conversation)
 
 
-def _check_tool_sizes(conversation: Conversation) -> None:
+def _check_tool_sizes(conversation: PromptConversation) -> None:
     if len(conversation.tools) > MAX_FUNCTIONS:
         raise _invalid_tools(
             f"A request may have {MAX_FUNCTIONS} functions and custom tools; this one has "
@@ -70,36 +61,29 @@ def _check_tool_sizes(conversation: Conversation) -> None:
             )
 
 
-def _size(tool: Tool) -> int:
+def _size(tool: PromptTool) -> int:
     """Characters of a tool. Raises InvalidRequest for a schema with too many values or levels."""
     total = len(tool.name) + len(tool.description or "") + len(tool.definition)
     level: list[Any] = [tool.parameters]
     values = 0
     for _ in range(MAX_RAW_DEPTH):
         values += len(level)
-        total += sum(len(one) for one in level if isinstance(one, str))
+        total += sum(len(value) for value in level if isinstance(value, str))
         if values > MAX_TOOL_VALUES:
             raise _invalid_tools(f"The parameters of {tool.name!r} have more than {MAX_TOOL_VALUES} values.")
         if total > MAX_TOOL_CHARACTERS:
             return total
         inner: list[Any] = []
-        for one in level:
-            if isinstance(one, Mapping):
-                total += sum(map(len, one))
-                inner += one.values()
-            elif isinstance(one, list):
-                inner += one
+        for value in level:
+            if isinstance(value, Mapping):
+                total += sum(map(len, value))
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
         level = inner
         if not level:
             return total
     raise _invalid_tools(f"The parameters of {tool.name!r} are nested more than {MAX_RAW_DEPTH} levels deep.")
-
-
-def _may_be_called(conversation: Conversation, tool: Tool) -> bool:
-    choice = conversation.tool_choice
-    return choice.mode != "none" and (
-        choice.allowed is None or not choice_names(tool).isdisjoint(choice.allowed)
-    )
 
 
 def check_functions(tools: Sequence[wire.Tool], declared: Sequence[Mapping[str, Any]] | None) -> None:
@@ -148,39 +132,19 @@ def grammar_path(declared: Sequence[Mapping[str, Any]] | None, name: str) -> str
     )
 
 
-def _check_tool_grammar(tool: Tool, declared: Sequence[Mapping[str, Any]] | None) -> None:
-    """Check what becomes a grammar: a strict function's schema, a custom tool's grammar."""
-    try:
-        if tool.kind == "function" and tool.strict and tool.parameters is not None:
-            check_schema(tool.parameters)
-        elif tool.syntax == "regex" and len(tool.definition) > MAX_REGEX:
-            raise BadGrammar(
-                f"A custom tool's pattern may have {MAX_REGEX} characters; this has {len(tool.definition)}."
-            )
-        elif tool.syntax == "regex":
-            check_pattern(tool.definition)
-        elif tool.syntax == "lark":
-            check_source(StructuredOutput(kind="lark", text=tool.definition))
-    except BadGrammar as error:
-        code = "invalid_function_parameters" if tool.kind == "function" else "invalid_value"
-        raise InvalidRequest(str(error), param=grammar_path(declared, tool.name), code=code) from error
-
-
-def _check_format(conversation: Conversation) -> None:
-    wanted = conversation.format
-    if len(wanted.name) > MAX_FORMAT_NAME:
+def _check_format(conversation: PromptConversation) -> None:
+    output_format = conversation.format
+    if len(output_format.name) > MAX_FORMAT_NAME:
         raise InvalidRequest(
             f"The name of a format may have {MAX_FORMAT_NAME} characters.", param="text.format.name"
         )
-    if wanted.kind != "json_schema" or wanted.schema is None:
+    if output_format.kind != "json_schema" or output_format.schema is None:
         return
-    why = _no_object(wanted.schema, strict=True) if wanted.strict else None
+    why = _no_object(output_format.schema, strict=True) if output_format.strict else None
     if why is not None:
-        raise _invalid_format(f"Invalid schema for response_format '{wanted.name}': {why}.")
-    try:
-        check_schema(wanted.schema)
-    except BadGrammar as error:
-        raise _invalid_format(str(error)) from error
+        raise _invalid_format(f"Invalid schema for response_format '{output_format.name}': {why}.")
+    if is_nested_deeper(output_format.schema, MAX_RAW_DEPTH):
+        raise _invalid_format(f"The schema of a format may be nested {MAX_RAW_DEPTH} levels deep.")
 
 
 def _invalid_format(message: str) -> InvalidRequest:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.grammar.compiler import COMPILE_SECONDS, UNCOMPILED
+from engine.grammar.compiler import COMPILE_SECONDS
+from engine.grammar.matcher import UNCOMPILED
 from engine.request import EngineRequest, RequestRefused, StructuredOutput
 from server.errors import InvalidRequest
 from server.prompting.prompt_limits import grammar_path

@@ -248,13 +248,13 @@ def _text(text: TextOptions | None) -> TextEcho:
     verbosity = (text and text.verbosity) or "medium"
     if text is None or text.format is None:
         return TextEcho({"type": "text"}, verbosity)
-    wanted = text.format
-    echo: dict[str, Any] = {"type": wanted.type}
-    if wanted.type == "json_schema":
+    output_format = text.format
+    echo: dict[str, Any] = {"type": output_format.type}
+    if output_format.type == "json_schema":
         echo |= {
-            "name": wanted.name or "answer",
-            "description": wanted.description,
-            "schema": wanted.schema,
-            "strict": bool(wanted.strict),
+            "name": output_format.name or "answer",
+            "description": output_format.description,
+            "schema": output_format.schema,
+            "strict": bool(output_format.strict),
         }
     return TextEcho(echo, verbosity)

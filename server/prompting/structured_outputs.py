@@ -11,16 +11,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.grammar.limits import BadGrammar, parse_json
+from engine.grammar.lark_source import FORM_TYPES, parse_json
+from engine.grammar.matcher import BadGrammar
 from engine.request import StructuredOutput
 from server.errors import InvalidRequest
-from server.prompting.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf
 from server.protocol.completions.requests import ResponseFormat
 from server.protocol.responses.request import CreateResponse, StructuredOutputs
 
-_FORMATS = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
 _COMPOSED = ("tag", "sequence", "or", "tags_with_separator")
-_MAX_DEPTH = 16
 R = TypeVar("R", bound=StructuredOutputs)
 PARAM = "structured_outputs"
 MAX_CHOICES = 1000
@@ -72,23 +70,18 @@ def _grammar(kind: str, value: Any) -> StructuredOutput | None:
             case "regex", str():
                 return StructuredOutput(kind="regex", text=value)
             case "grammar", str():
-                return _lark(value)
+                return StructuredOutput(kind="lark", text=value)
             case "structural_tag", str() | dict():
                 return read_tag(value)
             case "json_object", bool():
                 return StructuredOutput(kind="json_object") if value else None
             case "choice", list() if 0 < len(value) <= MAX_CHOICES and all(
-                isinstance(one, str) for one in value
+                isinstance(text, str) for text in value
             ):
                 return StructuredOutput(kind="lark", text="start: " + " | ".join(map(json.dumps, value)))
-    except (BadEbnf, BadTag) as error:
+    except BadTag as error:
         raise InvalidRequest(str(error), param=f"{PARAM}.{kind}", code="invalid_value") from error
     raise InvalidRequest(f"{kind} does not have the form that it must have.", param=f"{PARAM}.{kind}")
-
-
-def _lark(text: str) -> StructuredOutput:
-    """A grammar in Lark or EBNF. Raises BadEbnf."""
-    return StructuredOutput(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
 
 
 class BadTag(ValueError):
@@ -123,50 +116,10 @@ def _read_format(form: dict[str, Any]) -> StructuredOutput | None:
         case {"type": "any_text"}:
             return None
         case {"type": "grammar", "grammar": str(text)}:
-            try:
-                return _lark(text)
-            except BadEbnf as error:
-                raise BadTag(str(error)) from error
+            return StructuredOutput(kind="lark", text=text)
         case {"type": kind} if kind in _COMPOSED:
-            return StructuredOutput(kind="structural_form", text=json.dumps(_nested_form(form)))
-    raise BadTag(f"A format here is triggered_tags with tags and triggers, or one of {_FORMATS}.")
-
-
-def _nested_form(part: Any, depth: int = 0) -> dict[str, Any]:
-    """The engine's form of a format inside another. Raises BadTag."""
-    if depth > _MAX_DEPTH:
-        raise BadTag(f"A format may be {_MAX_DEPTH} levels deep.")
-    match part:
-        case {"type": "const_string", "value": str(text)}:
-            return {"text": text}
-        case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
-            return {"schema": schema}
-        case {"type": "regex", "pattern": str(pattern)}:
-            return {"regex": pattern}
-        case {"type": "any_text"}:
-            return {"any": True}
-        case {"type": "grammar"}:
-            grammar = _read_format(part)
-            assert grammar is not None
-            return {"lark": grammar.text}
-        case {"type": "sequence", "elements": list(parts)} if parts:
-            return {"sequence": [_nested_form(inner, depth + 1) for inner in parts]}
-        case {"type": "or", "elements": list(parts)} if parts:
-            return {"choice": [_nested_form(inner, depth + 1) for inner in parts]}
-        case {
-            "begin": str(begin),
-            "content": dict(content),
-            "end": str(end),
-        }:  # a tag; its type may be left out
-            return {"sequence": [{"text": begin}, _nested_form(content, depth + 1), {"text": end}]}
-        case {"type": "tags_with_separator", "tags": list(tags), "separator": str(separator)} if tags:
-            return {
-                "repeat": {"choice": [_nested_form(tag, depth + 1) for tag in tags]},
-                "separator": separator,
-                "least": int(part.get("at_least_one") is True),
-                "once": part.get("stop_after_first") is True,
-            }
-    raise BadTag(f"A part of a format is one of {_FORMATS}.")
+            return StructuredOutput(kind="structural_form", text=json.dumps(form))
+    raise BadTag(f"A format here is triggered_tags with tags and triggers, or one of {FORM_TYPES}.")
 
 
 def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]) -> StructuredOutput:

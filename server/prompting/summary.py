@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from server.generation.hosted_items import items_for_model
-from server.model_formats.interface import Conversation, Prompt, PromptError, PromptTooLong
+from server.model_formats.interface import Prompt, PromptConversation, PromptError, PromptTooLong
 from server.prompting.loaded_model import ITEM_CHARACTERS, LoadedModel
 from server.prompting.prompt import characters_of, write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
@@ -57,7 +57,7 @@ def dividing(served: LoadedModel, tenant: str, items: Sequence[Item]) -> Abstrac
     """The slot in which items are divided, as one is needed for a long prompt. Raises TooManyRequests or
     Overloaded.
     """
-    characters = characters_of(Conversation(items=items))
+    characters = characters_of(PromptConversation(items=items))
     return served.long_prompts.slot(tenant, characters + ITEM_CHARACTERS * len(items))
 
 
@@ -136,7 +136,7 @@ class _TokenCount:
         self._format = served.model_format
         alone = Message("", "completed", "user", [InputText("-")])
         try:
-            self._around = len(self._format.write(Conversation(items=[alone])).token_ids)
+            self._around = len(self._format.write(PromptConversation(items=[alone])).token_ids)
         except PromptError:
             self._around = 0
 

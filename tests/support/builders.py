@@ -28,9 +28,9 @@ from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import RunFacts, first_events
 from server.model_formats.interface import (
-    Conversation,
     Delta,
     Prompt,
+    PromptConversation,
     ReasoningDelta,
     ReasoningMarks,
     TextDelta,
@@ -116,7 +116,7 @@ class SpelledParser:
 class SpelledFormat:
     """Prompts do not matter to it; its parsers are spelled ones."""
 
-    def write(self, conversation: Conversation) -> Prompt:
+    def write(self, conversation: PromptConversation) -> Prompt:
         return prompted()
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:

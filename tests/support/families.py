@@ -20,16 +20,16 @@ from server.model_formats.interface import (
     CallEnd,
     CallStart,
     Delta,
+    PromptTool,
     ReasoningDelta,
     TextDelta,
-    Tool,
     merge_deltas,
 )
 from server.model_formats.select_format import load_model_format
 from tests.support.family_formats import FAMILIES, Family
 
 TEMPLATES = Path(__file__).parent / "templates"
-WEATHER = Tool(
+WEATHER = PromptTool(
     name="get_weather",
     description="The weather in a city.",
     parameters={
@@ -43,8 +43,8 @@ WEATHER = Tool(
         "additionalProperties": False,
     },
 )
-CLOCK = Tool(name="get_time", description="", parameters={"type": "object", "properties": {}})
-PATCH = Tool(name="patch", kind="custom", description="Changes files.")
+CLOCK = PromptTool(name="get_time", description="", parameters={"type": "object", "properties": {}})
+PATCH = PromptTool(name="patch", kind="custom", description="Changes files.")
 TOOLS = (WEATHER, CLOCK, PATCH)
 
 

@@ -210,6 +210,7 @@ ATTACKS: dict[str, Attack] = {
         "/v1/responses",
         repeats=4,
         input="Hi",
+        max_output_tokens=1,
         text={"format": {"type": "json_schema", "name": "n", "schema": _schema(5040), "strict": True}},
     ),
     "format of 200000 properties": _post(

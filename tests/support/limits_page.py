@@ -10,8 +10,7 @@ from typing import get_args, get_type_hints
 import msgspec
 
 from engine import request as engine_request
-from engine.grammar import compiler
-from engine.grammar import limits as grammars
+from engine.grammar import compiler, ebnf_to_lark, lark_source, trial
 from server.administration import checks, keys, webhooks
 from server.admission import request_validation
 from server.configuration.running_limit import CALLS_PER_VLLM_SERVER
@@ -114,7 +113,7 @@ def _output() -> Mapping[str, Rows]:
             "texts of one tool": f"{prompt_limits.MAX_TOOL_CHARACTERS:,} characters",
             "texts of all tools": f"{prompt_limits.MAX_TOOLS_CHARACTERS:,} characters",
             "values in the schema of one tool": f"{prompt_limits.MAX_TOOL_VALUES:,}, nested "
-            f"{grammars.MAX_RAW_DEPTH} deep",
+            f"{lark_source.MAX_RAW_DEPTH} deep",
             "tools of one MCP server": f"{tool_lists.MAX_TOOLS}, {size(mcp.MAX_LIST_BYTES)}",
             "calls that the server makes in one response": f"{default('max_hosted_calls')}; then the model "
             "answers without tools",
@@ -122,17 +121,14 @@ def _output() -> Mapping[str, Rows]:
             "failed call, which the model sees",
         },
         "Schemas and grammars": {
-            "enforced schema": f"{grammars.MAX_PROPERTIES:,} properties, {grammars.MAX_SUBSCHEMAS:,} "
-            f"schemas, {grammars.MAX_DEPTH} levels",
-            "counts in it, such as `maxLength`": f"{grammars.MAX_COUNT:,}",
-            "patterns of one value in it": f"{grammars.MAX_TOGETHER}",
-            "`patternProperties` in it": f"{grammars.MAX_PATTERN_PROPERTIES}",
+            "an enforced schema, or another grammar": f"{lark_source.MAX_TEXT:,} characters, nested "
+            f"{lark_source.MAX_RAW_DEPTH} deep",
+            "its compile": f"{trial.CPU_SECONDS:g} s of a processor, {size(trial.MEMORY)} of memory",
             "its name": f"{prompt_limits.MAX_FORMAT_NAME} characters; {parameters.MAX_FORMAT_NAME} in "
             "Chat Completions",
-            "a pattern": f"{grammars.MAX_PATTERN} characters; {prompt_limits.MAX_REGEX} of a custom tool",
-            "grammar in Lark or EBNF": f"{grammars.MAX_LARK:,} characters, {grammars.MAX_TOGETHER} terminals "
-            "joined by `&`",
-            "`structural_tag`": f"{grammars.MAX_TAGS} parts",
+            "the grammar of a custom tool": f"{prompt_limits.MAX_DEFINITION:,} characters",
+            "grammar in EBNF": f"{ebnf_to_lark.MAX_EBNF:,} characters",
+            "`structural_tag`": f"{lark_source.MAX_TAGS} parts",
         },
         "Sampling": {
             "`n`": f"{completions.MAX_CHOICES}; {engine_request.MAX_BEAMS} of a beam search",

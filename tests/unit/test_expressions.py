@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from engine.grammar.limits import MAX_LARK, MAX_PATTERN, MAX_TEXT
+from engine.grammar.ebnf_to_lark import MAX_EBNF
+from engine.grammar.lark_source import MAX_TEXT
+from server.prompting.prompt_limits import MAX_DEFINITION, MAX_TOOL_CHARACTERS
 
 ROOT = Path(__file__).parents[2]
 OPERATOR = 0
@@ -30,15 +32,13 @@ SHORT = 2048
 
 REACH = {
     "engine/model/lora_adapter_files.py": OPERATOR,
-    "engine/grammar/compiler.py:_LISTING": MAX_TEXT,
-    "engine/grammar/compiler.py:_PLACE": MAX_TEXT,
-    "engine/grammar/lark_joins.py": MAX_LARK,
-    "engine/grammar/limits.py:LARK_LITERAL": MAX_LARK,
-    "engine/grammar/limits.py:_PATTERN_PART": MAX_LARK,
-    "engine/grammar/lark_source.py:_DIRECTIVE": MAX_LARK,
+    "engine/grammar/lark_source.py:_DIRECTIVE": MAX_TEXT,
     "engine/grammar/lark_source.py:_LARK_JSON": MAX_TEXT,
-    "engine/grammar/lark_source.py:_TO_ESCAPE": MAX_PATTERN,
-    "engine/grammar/lark_source.py:self._split": MAX_PATTERN,  # literals of a vocabulary
+    "engine/grammar/lark_source.py:_LARK_LITERAL": MAX_TEXT,
+    "engine/grammar/lark_source.py:_TO_ESCAPE": MAX_TEXT,
+    "engine/grammar/lark_source.py:self._split": MAX_TEXT,  # literals of a vocabulary
+    "engine/grammar/matcher.py:_LISTING": MAX_TEXT,
+    "engine/grammar/matcher.py:_PLACE": MAX_TEXT,
     "engine/config.py:HUB_KERNEL": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
     "server/http/query_and_headers.py:_METADATA": HEADER,
@@ -59,8 +59,8 @@ REACH = {
     "server/cli/db/database_roles.py": OPERATOR,
     "server/configuration/settings.py": OPERATOR,
     "server/outbound_http/guarded_http.py:_LINE_END": HEADER,  # what a socket gives at once
-    "server/prompting/ebnf_to_lark.py:_EBNF": MAX_LARK,
-    "server/prompting/ebnf_to_lark.py:_TOKEN": MAX_LARK,
+    "engine/grammar/ebnf_to_lark.py:_EBNF": MAX_EBNF,
+    "engine/grammar/ebnf_to_lark.py:_TOKEN": MAX_EBNF,
     "server/configuration/environment.py": OPERATOR,
     "server/model_formats/tool_calls/literal_arguments.py:_NAME": OUTPUT,
     "server/model_formats/tool_calls/literal_arguments.py:_KEY": OUTPUT,
@@ -70,18 +70,18 @@ REACH = {
     "server/model_formats/tool_calls/json_arguments.py:_NUMBER": OUTPUT,
     "server/model_formats/tool_calls/json_arguments.py:_LETTER": OUTPUT,
     "server/model_formats/tool_calls/literal_arguments.py:_WORD": OUTPUT,
-    "server/model_formats/tool_calls/xml_elements.py:_IN_QUOTES": OUTPUT,
-    "server/model_formats/tool_calls/xml_elements.py:_IN_TAG": OUTPUT,
+    "server/model_formats/tool_calls/xml_elements.py:IN_QUOTES": OUTPUT,
+    "server/model_formats/tool_calls/xml_elements.py:IN_TAG": OUTPUT,
     "server/model_formats/tool_index.py:_UNKNOWN_NAME": OUTPUT,
     "server/generation/written_item.py:_WORDS": OUTPUT,
-    "server/model_formats/output_grammar/relaxed_schemas.py:_SPECIAL": MAX_PATTERN,
+    "server/model_formats/output_grammar/relaxed_schemas.py:_SPECIAL": MAX_TOOL_CHARACTERS,
     "server/model_formats/chat_template/template.py:_NOT_ASCII": TEXT,
-    "server/model_formats/output_grammar/lark_builder.py:_TOKEN": MAX_LARK,
-    "server/model_formats/output_grammar/lark_builder.py:_ATOM": MAX_PATTERN,
-    "server/model_formats/output_grammar/lark_builder.py:_CODE": MAX_PATTERN,
-    "server/model_formats/output_grammar/lark_builder.py:_PROPERTY": MAX_PATTERN,
-    "server/model_formats/output_grammar/lark_builder.py:_atom": MAX_PATTERN,  # one atom, on characters
-    "server/model_formats/output_grammar/lark_builder.py:_for_python": MAX_PATTERN,  # compiled only
+    "server/model_formats/output_grammar/lark_builder.py:_TOKEN": MAX_DEFINITION,
+    "server/model_formats/output_grammar/lark_builder.py:_ATOM": MAX_DEFINITION,
+    "server/model_formats/output_grammar/lark_builder.py:_CODE": MAX_DEFINITION,
+    "server/model_formats/output_grammar/lark_builder.py:_PROPERTY": MAX_DEFINITION,
+    "server/model_formats/output_grammar/lark_builder.py:_atom": MAX_DEFINITION,  # one atom, on characters
+    "server/model_formats/output_grammar/lark_builder.py:_for_python": MAX_DEFINITION,  # compiled only
     "server/model_formats/harmony/encoding.py:_CONTROL": TEXT,
     "server/model_formats/harmony/decoded_messages.py:_TO": HEADER,
     "server/model_formats/harmony/decoded_messages.py:_ASSISTANT": HEADER,
@@ -101,7 +101,7 @@ REACH = {
     "server/model_formats/chat_template/template.py:_DROPPED": TEXT,
     "server/model_formats/chat_template/template.py:_LOOKS_LIKE_CONTROL": OPERATOR,
     "server/model_formats/chat_template/template.py:_start_of_any": TEXT,  # literals of a vocabulary
-    "server/model_formats/output_grammar/unquoted_strings.py:_ATOM": MAX_PATTERN,
+    "server/model_formats/output_grammar/unquoted_strings.py:_ATOM": MAX_TOOL_CHARACTERS,
     "server/model_formats/tool_calls/streamed_json.py:_OUTSIDE": OUTPUT,
     "server/model_formats/tool_calls/streamed_json.py:_IN_STRING": OUTPUT,
     "server/model_formats/tool_calls/streamed_json.py:_SCALAR": OUTPUT,
@@ -156,8 +156,8 @@ AT_ONE_PLACE = {
     "server/outbound_http/allowed_addresses.py:_HOST_NAME",
     "server/http/query_and_headers.py:_METADATA",
     "server/protocol/decode.py:_BACKSLASHES",
-    "server/prompting/ebnf_to_lark.py:_EBNF",
-    "server/prompting/ebnf_to_lark.py:_TOKEN",
+    "engine/grammar/ebnf_to_lark.py:_EBNF",
+    "engine/grammar/ebnf_to_lark.py:_TOKEN",
 }
 """Never searched for: matched where the text begins."""
 

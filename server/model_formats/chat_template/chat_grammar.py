@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.request import StructuredOutput
-from server.model_formats.interface import OutputFormat, PromptError, Tool, ToolChoice
+from server.model_formats.interface import CallChoice, OutputFormat, PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
@@ -30,7 +30,7 @@ class OutputConstraints:
 
     tools: ToolIndex
     """The tools that may be called; with the choice `none`, all tools of the prompt."""
-    choice: ToolChoice
+    choice: CallChoice
     format: OutputFormat
     thinking: ReasoningStart
 
@@ -46,7 +46,7 @@ def build_grammar(
     Required calls get a chain of grammars, from the most to the least strict schema.
     """
 
-    def make(tools: Iterable[Tool]) -> StructuredOutput | None:
+    def make(tools: Iterable[PromptTool]) -> StructuredOutput | None:
         lark = GrammarBuilder(markup)
         allowed = replace(constraints, tools=ToolIndex(tools))
         body = _body(lark, calls, allowed, _forbidden_start(markup, reasoning, constraints))
@@ -78,11 +78,11 @@ def _body(
     return _text_or_calls(lark, calls, constraints, forbidden) if _restricts_calls(constraints) else None
 
 
-def _answer(lark: GrammarBuilder, wanted: OutputFormat) -> str | None:
-    match wanted.kind:
+def _answer(lark: GrammarBuilder, output_format: OutputFormat) -> str | None:
+    match output_format.kind:
         case "json_schema":
-            schema = wanted.schema if wanted.schema is not None else {"type": "object"}
-            return lark.json(schema if wanted.strict else without_unenforced(schema))
+            schema = output_format.schema if output_format.schema is not None else {"type": "object"}
+            return lark.json(schema if output_format.strict else without_unenforced(schema))
         case "json_object":
             return lark.json({"type": "object"})
     return None
@@ -123,13 +123,13 @@ def _text_or_calls(
 def _calls(lark: GrammarBuilder, calls: ToolCallFormat, constraints: OutputConstraints, lead: str) -> str:
     """One call, or several if parallel calls are allowed; `lead` is the rest of the prefix to be written."""
     own = [
-        calls.call_grammar(lark, name, one)
+        calls.call_grammar(lark, name, alternative)
         for name, tool in constraints.tools.tools.items()
-        for one in (alternatives(tool) if calls.per_property else [tool])
+        for alternative in (alternatives(tool) if calls.per_property else [tool])
     ]
-    one = lark.rule("call", " | ".join(own))
-    more = f" ({lark.literal(calls.separator)} {one})*" if constraints.choice.parallel else ""
-    return f"({lark.literal(lead)} {one}{more} {lark.literal(calls.suffix)})"
+    call = lark.rule("call", " | ".join(own))
+    more = f" ({lark.literal(calls.separator)} {call})*" if constraints.choice.parallel else ""
+    return f"({lark.literal(lead)} {call}{more} {lark.literal(calls.suffix)})"
 
 
 def _forbidden_start(

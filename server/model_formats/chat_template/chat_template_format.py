@@ -12,7 +12,7 @@ from server.model_formats.chat_template.messages import write_messages
 from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
 from server.model_formats.chat_template.template_probe import ALL_REASONING, probe_template
-from server.model_formats.interface import Conversation, Prompt, PromptError, ReasoningMarks
+from server.model_formats.interface import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
@@ -97,12 +97,12 @@ class ChatTemplateFormat:
         """False for a base model's folder: its format encodes texts, and refuses messages."""
         return bool(self._template.source)
 
-    def write(self, conversation: Conversation) -> Prompt:
+    def write(self, conversation: PromptConversation) -> Prompt:
         """The prompt; see `ModelFormat.write`."""
         own = conversation.chat_template
         return (self if own is None else self._with_template(own))._write(conversation)
 
-    def _write(self, conversation: Conversation) -> Prompt:
+    def _write(self, conversation: PromptConversation) -> Prompt:
         if not self.has_template:
             raise PromptError(MISSING_TEMPLATE)
         tool_index = self._tools(conversation)
@@ -178,7 +178,7 @@ class ChatTemplateFormat:
     def reasoning_context(self) -> Literal["current_turn", "all_turns"]:
         return "all_turns" if self._capabilities.earlier_reasoning else "current_turn"
 
-    def _with_reasoning_of(self, conversation: Conversation) -> Conversation:
+    def _with_reasoning_of(self, conversation: PromptConversation) -> PromptConversation:
         """The conversation without the reasoning that its context leaves out. Raises PromptError."""
         context = conversation.reasoning_context
         if context == "all_turns" and not self._capabilities.all_reasoning:
@@ -219,7 +219,7 @@ class ChatTemplateFormat:
             must_call=prompt.must_call,
         )
 
-    def _tools(self, conversation: Conversation) -> ToolIndex:
+    def _tools(self, conversation: PromptConversation) -> ToolIndex:
         if not conversation.tools:
             return _NO_TOOLS
         tools = ToolIndex(conversation.tools)
@@ -231,12 +231,14 @@ class ChatTemplateFormat:
             )
         return tools
 
-    def _documents(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
+    def _documents(self, conversation: PromptConversation) -> Sequence[Mapping[str, Any]] | None:
         if conversation.documents and "documents" not in self._template.variables:
             raise PromptError("The model's chat template cannot write documents.", "documents")
         return conversation.documents or None
 
-    def _render(self, messages: Sequence[dict[str, Any]], conversation: Conversation, **inputs: Any) -> str:
+    def _render(
+        self, messages: Sequence[dict[str, Any]], conversation: PromptConversation, **inputs: Any
+    ) -> str:
         kwargs = _checked_kwargs(conversation.chat_template_kwargs)
         variables = {**self._effort_variables(conversation), **kwargs}
         if conversation.created_at is not None:
@@ -260,7 +262,7 @@ class ChatTemplateFormat:
         param = "chat_template_kwargs" if kwargs else "reasoning.effort"
         raise PromptError(str(error), param) from error
 
-    def _effort_variables(self, conversation: Conversation) -> dict[str, Any]:
+    def _effort_variables(self, conversation: PromptConversation) -> dict[str, Any]:
         """The template variables for reasoning and verbosity."""
         known, effort = self._template.variables, conversation.reasoning_effort
         variables: dict[str, Any] = {}

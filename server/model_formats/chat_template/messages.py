@@ -15,7 +15,7 @@ from typing import Any
 
 from server.model_formats.chat_template.template import ChatTemplate, MarkupText, Message
 from server.model_formats.chat_template.template_probe import TemplateCapabilities
-from server.model_formats.interface import Conversation, PromptError, Tool, qualified_name
+from server.model_formats.interface import PromptConversation, PromptError, PromptTool, qualified_name
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.protocol.decode import check_size
 from server.protocol.error_object import DecodeFailure
@@ -68,7 +68,7 @@ class Turn:
 
 
 def write_messages(
-    conversation: Conversation,
+    conversation: PromptConversation,
     template: ChatTemplate,
     capabilities: TemplateCapabilities,
     calls: ToolCallFormat | None,
@@ -145,7 +145,7 @@ def _images_after_outputs(turns: Sequence[Turn]) -> Iterator[Turn]:
         yield Turn("user", waiting)
 
 
-def _turns(conversation: Conversation, call_id_style: str, texts: _Texts) -> list[Turn]:
+def _turns(conversation: PromptConversation, call_id_style: str, texts: _Texts) -> list[Turn]:
     """The turns in order; consecutive assistant items form one turn."""
     instructions = (conversation.instructions or "").replace(_IMAGE, "")
     turns = [Turn("system", instructions)] if instructions else []
@@ -197,8 +197,8 @@ def _turn_of(item: Item, ids: "_CallIds", texts: _Texts) -> Turn:
 class _CallIds:
     """Maps call ids to the family's form and tools to prompt names; outputs find calls by the original id."""
 
-    def __init__(self, wanted: str, tools: Sequence[Tool] = ()) -> None:
-        self._wanted = wanted
+    def __init__(self, style: str, tools: Sequence[PromptTool] = ()) -> None:
+        self._style = style
         self._spoken = {(tool.namespace, tool.name): tool.prompt_name for tool in tools}
         self._calls: dict[str, Call] = {}
         self._count = 0
@@ -209,7 +209,7 @@ class _CallIds:
         return self._spoken.get((namespace, item.name)) or qualified_name(item.name, namespace)
 
     def call(self, call_id: str, name: str, arguments: str) -> Call:
-        match self._wanted:
+        match self._style:
             case "mistral":
                 own = call_id if _NINE.fullmatch(call_id) else _nine_letters(call_id)
             case "kimi":
@@ -231,8 +231,8 @@ def _nine_letters(call_id: str) -> str:
     number = int.from_bytes(hashlib.sha256(call_id.encode(errors="replace")).digest()[:8], "big")
     letters = ""
     for _ in range(9):
-        number, place = divmod(number, len(_LETTERS))
-        letters += _LETTERS[place]
+        number, letter = divmod(number, len(_LETTERS))
+        letters += _LETTERS[letter]
     return letters
 
 

@@ -93,9 +93,9 @@ class ChatParser:
         """The text that this token completes; None for an incomplete character."""
         sign = self._signs.get(token)
         if sign is not None:
-            place = self._places.pop()
+            index = self._places.pop()
             self._flush()
-            self._places.append(place)
+            self._places.append(index)
             return sign
         text: str | None = self._stream.step(self._tokenizer, token)
         if text is None:

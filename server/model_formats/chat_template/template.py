@@ -191,11 +191,11 @@ def _with_end_mark(content: Any) -> Any:
 
 def _cut_at_end_mark(rendered: str) -> str:
     """The text up to the end mark; templates may have trimmed the space after it."""
-    place = rendered.rfind(_END)
-    if place < 0:
+    end = rendered.rfind(_END)
+    if end < 0:
         raise PromptError("The model's chat template leaves out the message that is to be continued.")
-    before = rendered[:place]
-    return before if rendered.startswith(f"{_END} ", place) else before.rstrip()
+    before = rendered[:end]
+    return before if rendered.startswith(f"{_END} ", end) else before.rstrip()
 
 
 def _control_tokens(tokenizer: Tokenizer, literals: str) -> list[str]:

@@ -68,10 +68,10 @@ def probe_template(template: ChatTemplate) -> TemplateCapabilities:
     again = {"role": "user", "content": _AGAIN}
     call = next((shape for shape in _CALL_VARIANTS if probe.shows_call(*shape)), None)
     parsed, empty = call or (True, "")
-    one = {"role": "assistant", "content": empty, "tool_calls": [_call(_FUNCTION, parsed)]}
+    called = {"role": "assistant", "content": empty, "tool_calls": [_call(_FUNCTION, parsed)]}
     output = {"role": "tool", "content": _OUTPUT, "name": _FUNCTION, "tool_call_id": _ID}
-    beside = {**one, "content": _TEXT}
-    two = {**one, "tool_calls": [_call(_FUNCTION, parsed), _call(_OTHER, parsed)]}
+    beside = {**called, "content": _TEXT}
+    two = {**called, "tool_calls": [_call(_FUNCTION, parsed), _call(_OTHER, parsed)]}
     thought = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _TEXT}]
     thinking = {"role": "assistant", "content": thought}
     picture = [{"type": "image"}, {"type": "text", "text": _ASKED}]
@@ -83,13 +83,13 @@ def probe_template(template: ChatTemplate) -> TemplateCapabilities:
         content_as_parts=probe.as_parts,
         images=placeholder is not None and probe.shows([pictured], placeholder, _ASKED),
         images_in_outputs=placeholder is not None
-        and probe.shows([_USER, one, {**output, "content": picture}], placeholder, _ASKED, tools=True),
+        and probe.shows([_USER, called, {**output, "content": picture}], placeholder, _ASKED, tools=True),
         first_system=probe.shows([system, _USER], _SYSTEM, _ASKED),
         later_systems=probe.shows([system, later, _USER, answer, later, again], _SYSTEM, twice=_LATER),
         consecutive_users=probe.shows([_USER, again], _ASKED, _AGAIN),
         tools=probe.shows([_USER], _FUNCTION, tools=True),
         calls=call is not None,
-        outputs=any(probe.shows([_USER, made, output], _OUTPUT, tools=True) for made in (one, answer)),
+        outputs=any(probe.shows([_USER, made, output], _OUTPUT, tools=True) for made in (called, answer)),
         arguments_as_object=parsed,
         empty_content=empty,
         text_with_calls=probe.shows([_USER, beside, output], _TEXT, _VALUE, tools=True),

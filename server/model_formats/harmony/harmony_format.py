@@ -37,10 +37,10 @@ from server.model_formats.harmony.vocabulary import (
     find_vocabulary,
 )
 from server.model_formats.interface import (
-    Conversation,
     Messages,
     OutputFormat,
     Prompt,
+    PromptConversation,
     PromptError,
     PromptTooLong,
     ReasoningMarks,
@@ -99,7 +99,7 @@ class HarmonyFormat:
         """The format for `folder`. Raises FileNotFoundError or ValueError without a vocabulary."""
         return cls(HarmonyEncoding(find_vocabulary(folder, places), places.user_folder))
 
-    def write(self, conversation: Conversation) -> Prompt:
+    def write(self, conversation: PromptConversation) -> Prompt:
         """The prompt; see `ModelFormat.write`. Reads chat_template_kwargs `builtin_tools` (browser, python)
         and `model_identity`.
         """
@@ -167,12 +167,12 @@ class HarmonyFormat:
     def parser(self, prompt: Prompt) -> HarmonyParser:
         return HarmonyParser(self.encoding.tokens, prompt)
 
-    def _system(self, conversation: Conversation, builtin: tuple[str, ...]) -> str:
+    def _system(self, conversation: PromptConversation, builtin: tuple[str, ...]) -> str:
         section = self.encoding.builtin_section(builtin) if builtin else ""
         today = conversation.created_at.date() if conversation.created_at else self.today()
         return system_text(conversation, today, section)
 
-    def _tools(self, conversation: Conversation) -> str:
+    def _tools(self, conversation: PromptConversation) -> str:
         groups = tools_by_namespace(conversation.tools)
         return self.encoding.tools_section(groups) if groups else ""
 
@@ -195,7 +195,7 @@ class HarmonyFormat:
         return tokens
 
 
-def system_text(conversation: Conversation, today: date, builtin_section: str) -> str:
+def system_text(conversation: PromptConversation, today: date, builtin_section: str) -> str:
     """The system message: identity, dates, reasoning effort, builtin tools, channels."""
     identity = conversation.chat_template_kwargs.get("model_identity", IDENTITY)
     if not isinstance(identity, str):
@@ -218,20 +218,24 @@ def developer_text(instructions: str | None, tools_section: str, format_section:
     return "\n\n".join(part for part in (section, tools_section, format_section) if part)
 
 
-def format_section(wanted: OutputFormat) -> str:
+def format_section(output_format: OutputFormat) -> str:
     """The `# Response Formats` section; empty for text."""
-    match wanted.kind:
+    match output_format.kind:
         case "json_schema":
-            schema = json.dumps(wanted.schema if wanted.schema is not None else {}, ensure_ascii=False)
+            schema = json.dumps(
+                output_format.schema if output_format.schema is not None else {}, ensure_ascii=False
+            )
         case "json_object":
             schema = '{"type": "object"}'
         case _:
             return ""
-    about = [f"// {line}" for line in (wanted.description or "").splitlines()]
-    return "\n".join(["# Response Formats", "", f"## {wanted.name or wanted.kind}", "", *about, schema])
+    about = [f"// {line}" for line in (output_format.description or "").splitlines()]
+    return "\n".join(
+        ["# Response Formats", "", f"## {output_format.name or output_format.kind}", "", *about, schema]
+    )
 
 
-def split_instructions(conversation: Conversation) -> tuple[str | None, Sequence[Item]]:
+def split_instructions(conversation: PromptConversation) -> tuple[str | None, Sequence[Item]]:
     """Instructions and remaining items; without instructions, a first developer message supplies them."""
     items = conversation.items
     first = items[0] if items else None

@@ -7,18 +7,18 @@ there is no grammar. Pure.
 import json
 from collections.abc import Iterator, Sequence
 
+from engine.grammar.lark_source import in_slashes
 from engine.request import StructuredOutput
 from server.model_formats.harmony.tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.model_formats.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
-from server.model_formats.interface import Conversation, PromptError, Tool
-from server.model_formats.output_grammar.lark_builder import in_slashes
+from server.model_formats.interface import PromptConversation, PromptError, PromptTool
 from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
 from server.model_formats.tool_index import choice_names
 
 _ANY_TEXT = "TEXT?"
 
 
-def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> StructuredOutput | None:
+def make_grammar(conversation: PromptConversation, builtin: tuple[str, ...] = ()) -> StructuredOutput | None:
     """The grammar that enforces tool choice, strict tools and output format; None without constraints.
 
     Raises PromptError for parameters that exclude each other.
@@ -40,7 +40,7 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> S
     )
 
 
-def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) -> StructuredOutput:
+def _grammar(conversation: PromptConversation, calls: Sequence[tuple[str, str, str]]) -> StructuredOutput:
     choice = conversation.tool_choice
     last = [f"c{number}" for number in range(len(calls))]
     answers = list(_final(conversation)) if choice.mode != "required" else []
@@ -65,7 +65,7 @@ def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) 
     return StructuredOutput(kind="lark", text="\n".join([*lines, "TEXT: /(.|\\n)+/"]))
 
 
-def _callable(conversation: Conversation) -> list[Tool]:
+def _callable(conversation: PromptConversation) -> list[PromptTool]:
     choice = conversation.tool_choice
     if choice.mode == "none":
         return []
@@ -80,7 +80,7 @@ def _may_call(allowed: Sequence[str] | None, builtin: str) -> bool:
     return allowed is None or any(name.startswith(f"{builtin}__") for name in allowed)
 
 
-def _restricts(conversation: Conversation, tools: list[Tool]) -> bool:
+def _restricts(conversation: PromptConversation, tools: list[PromptTool]) -> bool:
     """Whether the request constrains the output."""
     choice = conversation.tool_choice
     return (
@@ -92,7 +92,7 @@ def _restricts(conversation: Conversation, tools: list[Tool]) -> bool:
     )
 
 
-def _final(conversation: Conversation) -> Iterator[str]:
+def _final(conversation: PromptConversation) -> Iterator[str]:
     match conversation.format.kind:
         case "json_schema":
             schema = conversation.format.schema if conversation.format.schema is not None else {}
@@ -106,14 +106,14 @@ def _final(conversation: Conversation) -> Iterator[str]:
             yield f'final: <[{CHANNEL}]> "final" <[{MESSAGE}]> {_ANY_TEXT}'
 
 
-def _calls(tools: list[Tool]) -> Iterator[tuple[str, str, str]]:
+def _calls(tools: list[PromptTool]) -> Iterator[tuple[str, str, str]]:
     """(recipient, rule of the channel, expression of the content) for a call of each tool."""
     for tool in tools:
         kind = "json" if tool.kind == "function" else "plain"
         yield recipient(tool.name, tool.namespace), "commentary", f"{kind} {_arguments(tool)}"
 
 
-def _arguments(tool: Tool) -> str:
+def _arguments(tool: PromptTool) -> str:
     if tool.kind == "function":
         schema = tool.parameters if tool.strict and tool.parameters is not None else {"type": "object"}
         return f"%json {json.dumps(schema)}"

@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.grammar.circles import reference_target
 from server.model_formats.harmony.encoding import clean
-from server.model_formats.interface import PromptError, Tool
-from server.model_formats.output_grammar.argument_schemas import listed, mapping, reference_target
+from server.model_formats.interface import PromptError, PromptTool
+from server.model_formats.output_grammar.argument_schemas import listed, mapping
 from server.model_formats.tool_index import find_tool
 
 FUNCTIONS = "functions"
@@ -30,21 +31,21 @@ def recipient(name: str, namespace: str | None) -> str:
     return f"{namespace or FUNCTIONS}.{name}"
 
 
-def tool_of(called: str, tools: Mapping[str, Tool]) -> Tool:
+def tool_of(called: str, tools: Mapping[str, PromptTool]) -> PromptTool:
     """The tool of a call's recipient; for an unknown recipient, a function of that name."""
     if tool := tools.get(called) or tools.get(f"{FUNCTIONS}.{called}"):
         return tool
     if tool := find_tool(called.removeprefix(f"{FUNCTIONS}."), tools.values()):
         return tool
     if called == PYTHON:
-        return Tool(name=PYTHON, kind="custom", namespace=PYTHON)
+        return PromptTool(name=PYTHON, kind="custom", namespace=PYTHON)
     namespace, dot, name = called.partition(".")
     if not dot or not name:
-        return Tool(name=called)
-    return Tool(name=name, namespace=None if namespace == FUNCTIONS else namespace)
+        return PromptTool(name=called)
+    return PromptTool(name=name, namespace=None if namespace == FUNCTIONS else namespace)
 
 
-def tools_by_recipient(tools: Sequence[Tool]) -> dict[str, Tool]:
+def tools_by_recipient(tools: Sequence[PromptTool]) -> dict[str, PromptTool]:
     return {recipient(tool.name, tool.namespace): tool for tool in tools}
 
 
@@ -53,7 +54,7 @@ def is_builtin(called: str) -> bool:
     return called.partition(".")[0] in BUILTIN
 
 
-def tools_by_namespace(tools: Sequence[Tool]) -> dict[str, list[dict[str, Any]]]:
+def tools_by_namespace(tools: Sequence[PromptTool]) -> dict[str, list[dict[str, Any]]]:
     """The argument of `HarmonyEncoding.tools_section`. Raises PromptError."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for tool in tools:
@@ -74,7 +75,7 @@ def read_builtin(value: object) -> tuple[str, ...]:
     return tuple(name for name in BUILTIN if name in names)
 
 
-def _description(tool: Tool) -> str:
+def _description(tool: PromptTool) -> str:
     """The description, with a custom tool's grammar, so that the model knows what is enforced."""
     description = tool.description or ""
     if tool.kind == "custom" and tool.syntax != "text":
@@ -83,7 +84,7 @@ def _description(tool: Tool) -> str:
     return description.strip("\n")
 
 
-def _parameters(tool: Tool) -> dict[str, Any] | None:
+def _parameters(tool: PromptTool) -> dict[str, Any] | None:
     if tool.kind == "custom":
         return {"type": "string"}
     if tool.parameters is None:
@@ -155,7 +156,7 @@ class _Writer:
             plain = [branch["type"] for branch in branches if branch.keys() == {"type"}]
             if len(plain) == len(branches):
                 written["type"] = [
-                    name for one in plain for name in (one if isinstance(one, list) else [one])
+                    name for types in plain for name in (types if isinstance(types, list) else [types])
                 ]
             else:
                 written["oneOf"] = branches

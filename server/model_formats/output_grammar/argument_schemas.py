@@ -8,7 +8,8 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any
 
-from server.model_formats.interface import Tool
+from engine.grammar.circles import reference_target
+from server.model_formats.interface import PromptTool
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 ALL_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
@@ -21,6 +22,8 @@ CUSTOM_PARAMETERS: Mapping[str, Any] = {
 """The schema of a custom tool's arguments: an object with the string `input`."""
 MAX_ALTERNATIVES = 16
 """Maximum alternatives of a schema, expanded to objects with properties of their own."""
+MAX_COUNT = 10_000
+"""Of minLength, maxItems and the like, where they are enforced as far as they can be."""
 MAX_READ = 1_000
 """Maximum subschemas looked at to read one schema. References may multiply them without end."""
 _MAX_DEPTH = 8
@@ -37,7 +40,7 @@ _TYPE_NAMES = {
 }
 
 
-class Budget:
+class SchemaBudget:
     """The subschemas that may still be looked at."""
 
     def __init__(self, most: int = MAX_READ) -> None:
@@ -49,17 +52,17 @@ class Budget:
         return self._left >= 0
 
 
-def schema_of(tool: Tool) -> Mapping[str, Any]:
+def schema_of(tool: PromptTool) -> Mapping[str, Any]:
     """The declared schema of a tool's arguments."""
     return CUSTOM_PARAMETERS if tool.kind == "custom" else tool.parameters or ANY_OBJECT
 
 
-def enforced_schema(tool: Tool) -> Mapping[str, Any]:
+def enforced_schema(tool: PromptTool) -> Mapping[str, Any]:
     """The schema that the output grammar enforces: of a function that is not strict, any object."""
     return schema_of(tool) if tool.strict or tool.kind == "custom" else ANY_OBJECT
 
 
-def arguments_of(tool: Tool) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:
+def arguments_of(tool: PromptTool) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:
     """The schemas of a tool's arguments by name, and of additional ones."""
     schemas = objects_of(schema_of(tool))
     arguments: dict[str, Mapping[str, Any]] = {}
@@ -107,13 +110,13 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
 
     What is not read because there is too much of it allows all.
     """
-    types = _types_left(schema, 0, Budget())
+    types = _types_left(schema, 0, SchemaBudget())
     if types == ALL_TYPES:
         return frozenset()
     return types - {"integer"} if "number" in types else types
 
 
-def _types_left(schema: Any, depth: int, budget: Budget) -> frozenset[str]:
+def _types_left(schema: Any, depth: int, budget: SchemaBudget) -> frozenset[str]:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return ALL_TYPES
     schema = definition_of(schema)
@@ -148,20 +151,6 @@ def definition_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def reference_target(root: Mapping[str, Any], reference: str) -> Any:
-    """The part of `root` that a local JSON pointer such as `#/$defs/name` names; None without one."""
-    if reference != "#" and not reference.startswith("#/"):
-        return None
-    target: Any = root
-    for step in reference.split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and key.isdecimal() and len(key) < 6 and int(key) < len(target):
-            target = target[int(key)]
-        else:
-            target = target.get(key) if isinstance(target, Mapping) else None
-    return target
-
-
 def subschema(schema: Mapping[str, Any], inner: Any) -> Any:
     """`inner`, if it is an object, with the `$defs` and `definitions` of `schema`."""
     if not isinstance(inner, Mapping):
@@ -183,7 +172,7 @@ def listed(schema: Mapping[str, Any], key: str) -> list[Any]:
     return [value] if isinstance(value, str) else []
 
 
-def alternatives(tool: Tool) -> Iterator[Tool]:
+def alternatives(tool: PromptTool) -> Iterator[PromptTool]:
     """A strict function once per alternative object of its schema (`anyOf`).
 
     For families that write arguments per property, see `ToolCallFormat.per_property`.
@@ -199,13 +188,13 @@ def objects_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The alternative objects of a schema, without `anyOf`, `allOf` and `$ref` at their top level."""
     if not schema.keys() & _JOINING:
         return [schema]
-    objects = _alternatives(schema, 0, Budget())
+    objects = _alternatives(schema, 0, SchemaBudget())
     if len(objects) > MAX_ALTERNATIVES:
         return [definition_of(schema)]
-    return [subschema(schema, one) for one in objects]
+    return [subschema(schema, inner) for inner in objects]
 
 
-def _alternatives(schema: Any, depth: int, budget: Budget) -> list[dict[str, Any]]:
+def _alternatives(schema: Any, depth: int, budget: SchemaBudget) -> list[dict[str, Any]]:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return [{}]
     named = definition_of(schema)
@@ -222,7 +211,7 @@ def _alternatives(schema: Any, depth: int, budget: Budget) -> list[dict[str, Any
 
     for key in ("anyOf", "oneOf"):
         if either := branches(key):
-            merged = _crossed(merged, [one for branch in either for one in branch])
+            merged = _crossed(merged, [inner for branch in either for inner in branch])
     for part in branches("allOf"):
         merged = _crossed(merged, part)
     return merged
@@ -231,19 +220,19 @@ def _alternatives(schema: Any, depth: int, budget: Budget) -> list[dict[str, Any
 def _crossed(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(some) * len(others) > MAX_ALTERNATIVES:
         return _TOO_MANY
-    return [_merged(one, other) for one in some for other in others]
+    return [_merged(left, right) for left in some for right in others]
 
 
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
     """The intersection of two object schemas."""
-    merged = {**one, **other}
-    first, second = mapping(one, "properties"), mapping(other, "properties")
+    merged = {**left, **right}
+    first, second = mapping(left, "properties"), mapping(right, "properties")
     if first or second:
         both = {name: {"allOf": [first[name], second[name]]} for name in first.keys() & second.keys()}
         merged["properties"] = {**first, **second, **both}
-    if required := [*listed(one, "required"), *listed(other, "required")]:
+    if required := [*listed(left, "required"), *listed(right, "required")]:
         merged["required"] = required
-    for schema, rest in ((one, second), (other, first)):
+    for schema, rest in ((left, second), (right, first)):
         if schema.get("additionalProperties") is False and "properties" in merged:
             own = mapping(schema, "properties")
             merged["properties"] = {

@@ -14,12 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from engine.grammar.lark_source import TEXT, in_slashes
 from engine.request import StructuredOutput
-from server.model_formats.interface import PromptError, Tool
+from server.model_formats.interface import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import enforced_schema
 from server.model_formats.special_tokens import Markup
-
-_TERMINALS = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
 
 
 class GrammarBuilder:
@@ -33,7 +32,7 @@ class GrammarBuilder:
 
     def grammar(self, start: str) -> StructuredOutput:
         rules = [f"{head}: {body}" for head, body in self._rules.items()]
-        return StructuredOutput(kind="lark", text="\n".join([f"start: {start}", *rules, _TERMINALS]))
+        return StructuredOutput(kind="lark", text="\n".join([f"start: {start}", *rules, TEXT]))
 
     def literal(self, text: str) -> str:
         """The expression of exactly this text."""
@@ -96,12 +95,12 @@ class GrammarBuilder:
         """(expression, required) pairs in order, with separators; optional ones may be absent."""
         after, begin = '""', '""'
         comma = self.literal(separator)
-        for part, wanted in reversed(parts):
+        for part, required in reversed(parts):
             rest = after
             after = self.shared_rule(
-                "more", f"{comma} {part} {rest}" if wanted else f"({comma} {part})? {rest}"
+                "more", f"{comma} {part} {rest}" if required else f"({comma} {part})? {rest}"
             )
-            begin = f"{part} {rest}" if wanted else f"{part} {rest} | {begin}"
+            begin = f"{part} {rest}" if required else f"{part} {rest} | {begin}"
             begin = self.shared_rule("some", begin)
         return begin if parts else '""'
 
@@ -113,14 +112,14 @@ class GrammarBuilder:
         """The name of an additional argument."""
         return self.rule("NAME", "/[A-Za-z_][A-Za-z0-9_]{0,63}/")
 
-    def arguments(self, tool: Tool) -> str:
+    def arguments(self, tool: PromptTool) -> str:
         """A tool's arguments as a JSON object."""
         if tool.kind == "custom":
             head, end = self.literal('{"input": '), self.literal("}")
             return f"{head} {self.string_input(tool)} {end}"
         return self.json(enforced_schema(tool))
 
-    def string_input(self, tool: Tool) -> str:
+    def string_input(self, tool: PromptTool) -> str:
         """A custom tool's input as a JSON string."""
         if tool.syntax == "lark":
             quote = self.literal('"')
@@ -128,7 +127,7 @@ class GrammarBuilder:
         pattern = {"pattern": f"^(?:{tool.definition})$"} if tool.syntax == "regex" else {}
         return self.json({"type": "string", **pattern})
 
-    def input(self, tool: Tool) -> str | None:
+    def input(self, tool: PromptTool) -> str | None:
         """A custom tool's unescaped input; None for any text."""
         match tool.syntax:
             case "regex":
@@ -145,18 +144,6 @@ def _piece(piece: str | int) -> str:
 def regex_of(text: str) -> str:
     """A regular expression that matches exactly this text."""
     return "".join(character if character.isalnum() else f"\\x{{{ord(character):x}}}" for character in text)
-
-
-def in_slashes(pattern: str) -> str:
-    """A regular expression escaped for a Lark terminal between slashes."""
-    escaped = ""
-    position = 0
-    while position < len(pattern):
-        size = 2 if pattern[position] == "\\" else 1
-        atom = pattern[position : position + size]
-        escaped += {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(atom, atom)
-        position += size
-    return escaped
 
 
 _TOKEN = re.compile(

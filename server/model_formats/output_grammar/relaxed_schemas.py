@@ -12,13 +12,13 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from engine.grammar.limits import MAX_COUNT, MAX_DIVISOR, BadGrammar, check_pattern, check_schema
+from engine.grammar.circles import reference_target
 from engine.request import StructuredOutput
-from server.model_formats.interface import PromptError, Tool
+from server.model_formats.interface import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     ANY_OBJECT,
-    reference_target,
+    MAX_COUNT,
     types_of,
 )
 
@@ -51,7 +51,7 @@ _OF_SCHEMAS = {"anyOf", "oneOf", "allOf", "prefixItems", "items", "additionalIte
 
 
 def forced_grammar(
-    tools: Iterable[Tool], make: Callable[[list[Tool]], StructuredOutput | None]
+    tools: Iterable[PromptTool], make: Callable[[list[PromptTool]], StructuredOutput | None]
 ) -> StructuredOutput | None:
     """What `make` returns for the strictest of `forced_levels`, linked by `relaxed` to the looser ones.
 
@@ -73,13 +73,13 @@ def forced_grammar(
     return chain
 
 
-def forced_levels(tools: Iterable[Tool]) -> list[list[Tool]]:
+def forced_levels(tools: Iterable[PromptTool]) -> list[list[PromptTool]]:
     """The tools with enforced schemas, in lists from the strictest to the loosest.
 
     Schemas of strict functions are equal in all lists.
     """
 
-    def enforcing(tool: Tool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Tool:
+    def enforcing(tool: PromptTool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> PromptTool:
         if tool.strict or tool.kind == "custom":
             return tool
         return replace(tool, strict=True, parameters=part(tool.parameters or ANY_OBJECT))
@@ -109,19 +109,13 @@ def without_unenforced(schema: Any) -> Any:
 
 
 def enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The enforceable part of a function's parameters; if too large, the basic schema.
+    """The enforceable part of a function's parameters.
 
     Dropped are keywords that the grammar compiler does not support (`not`, `if`, `uniqueItems`, unknown
     formats, lookaround ...), invalid ones and annotations. `oneOf` becomes `anyOf`; references become `$defs`
     under new names.
     """
-    for part in (_EnforceablePart(schema).of_object(), basic_schema(schema)):
-        try:
-            check_schema(part)
-        except BadGrammar:
-            continue
-        return part
-    return ANY_OBJECT
+    return _EnforceablePart(schema).of_object()
 
 
 def basic_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -196,7 +190,7 @@ class _EnforceablePart:
 
     def _branches(self, schema: Mapping[str, Any], key: str, depth: int) -> list[Any]:
         branches = schema.get(key)
-        return [self._of(one, depth + 1) for one in branches] if isinstance(branches, list) else []
+        return [self._of(branch, depth + 1) for branch in branches] if isinstance(branches, list) else []
 
     def _of_array(self, schema: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
         """The schemas of elements as draft 2020-12's `prefixItems` and `items`."""
@@ -214,13 +208,16 @@ class _EnforceablePart:
         if isinstance(properties, Mapping):
             yield (
                 "properties",
-                {name: self._of(one, depth + 1) for name, one in properties.items() if _is_text(name)},
+                {name: self._of(inner, depth + 1) for name, inner in properties.items() if _is_text(name)},
             )
         if isinstance(patterns, Mapping) and patterns:
             if not all(map(_is_known_pattern, patterns)):
                 others = None  # additionalProperties applies only to properties that match no pattern
             else:
-                yield "patternProperties", {key: self._of(one, depth + 1) for key, one in patterns.items()}
+                yield (
+                    "patternProperties",
+                    {key: self._of(inner, depth + 1) for key, inner in patterns.items()},
+                )
         if isinstance(others, Mapping | bool):
             yield "additionalProperties", self._of(others, depth + 1)
         if required := _required(schema):
@@ -243,7 +240,7 @@ class _EnforceablePart:
 def _types(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     named = schema.get("type")
     types = named if isinstance(named, list) else [named]
-    if types and all(isinstance(one, str) and one in ALL_TYPES for one in types):
+    if types and all(isinstance(name, str) and name in ALL_TYPES for name in types):
         yield "type", named
 
 
@@ -262,7 +259,7 @@ def _constraints(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             if 0 <= value <= MAX_COUNT and value == int(value):
                 yield key, int(value)
         elif key == "multipleOf":
-            if 0 < value <= MAX_DIVISOR and len(repr(value)) <= _DIGITS:
+            if value > 0 and len(repr(value)) <= _DIGITS:
                 yield key, value
         elif abs(value) < _EXACT:
             yield key, value
@@ -281,10 +278,6 @@ def _required(schema: Mapping[str, Any]) -> list[str]:
 def _is_known_pattern(pattern: Any) -> bool:
     """Whether a pattern uses only features that masks support; its syntax is not checked."""
     if not isinstance(pattern, str) or not _is_text(pattern):
-        return False
-    try:
-        check_pattern(pattern)
-    except BadGrammar:
         return False
     return not any(
         match["group"] or (match["escape"].isalnum() and match["escape"] not in _ESCAPES)

@@ -14,10 +14,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine.grammar.limits import MAX_COUNT, BadGrammar, check_pattern
+from engine.grammar.lark_source import in_slashes
 from server.model_formats.interface import PromptError
-from server.model_formats.output_grammar.argument_schemas import Budget, definition_of, listed, subschema
-from server.model_formats.output_grammar.lark_builder import in_slashes
+from server.model_formats.output_grammar.argument_schemas import (
+    MAX_COUNT,
+    SchemaBudget,
+    definition_of,
+    listed,
+    subschema,
+)
 
 _ANNOTATIONS = {
     *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
@@ -64,7 +69,7 @@ def allows_anything(schema: Mapping[str, Any]) -> bool:
 
 def strings_of(schema: Any) -> str | None:
     """The terminal of the strings that the schema allows, or None. Raises PromptError."""
-    alternatives = _alternatives(schema, 0, Budget())
+    alternatives = _alternatives(schema, 0, SchemaBudget())
     if not alternatives:
         return None
     return " | ".join(f"({' & '.join(parts) or _ANY})" for parts in alternatives)
@@ -79,12 +84,12 @@ def distinguish_strings(
     not include; no string begins like their values.
     """
     out = [rf"/{_SPACE}(?i:{'|'.join(_WORDS[word])}){_SPACE}/" for word in sorted(others & _WORDS.keys())]
-    said = [json.dumps(word) for word, value in _VALUES if _allows(schema, value, 0, Budget())]
+    said = [json.dumps(word) for word, value in _VALUES if _allows(schema, value, 0, SchemaBudget())]
     numbers = others & _NUMBERS.keys()
     kind = "number" if "number" in numbers else "integer"
     rest = others & {"array", "object"}
     starts = "".join({"array": r"\[", "object": r"\{"}[name] for name in sorted(rest))
-    if numbers and not _limits_numbers(schema, 0, Budget()):
+    if numbers and not _limits_numbers(schema, 0, SchemaBudget()):
         out.append(f"/{_SPACE}{_NUMBERS[kind]}{_SPACE}/")
         said.append(f"/{_NUMBERS[kind]}/")
     elif numbers:
@@ -100,7 +105,7 @@ _WORDS = {"boolean": ("true", "false"), "null": ("null", "none")}
 _VALUES: tuple[tuple[str, bool | None], ...] = (("true", True), ("false", False), ("null", None))
 
 
-def _alternatives(schema: Any, depth: int, budget: Budget) -> list[list[str]]:
+def _alternatives(schema: Any, depth: int, budget: SchemaBudget) -> list[list[str]]:
     """The alternatives of a string, each a list of terminals that must all match."""
     if not isinstance(schema, Mapping):
         return [] if schema is False else [[]]
@@ -113,7 +118,7 @@ def _alternatives(schema: Any, depth: int, budget: Budget) -> list[list[str]]:
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             branches = _inner(schema, key, budget)
-            either = [one for branch in branches for one in _alternatives(branch, depth + 1, budget)]
+            either = [way for branch in branches for way in _alternatives(branch, depth + 1, budget)]
             alternatives = _conjoined(alternatives, either)
     for branch in _inner(schema, "allOf", budget):
         alternatives = _conjoined(alternatives, _alternatives(branch, depth + 1, budget))
@@ -123,7 +128,7 @@ def _alternatives(schema: Any, depth: int, budget: Budget) -> list[list[str]]:
 def _conjoined(some: list[list[str]], others: list[list[str]]) -> list[list[str]]:
     if len(some) * len(others) > _MAX_ALTERNATIVES:
         raise PromptError(f"A string may have {_MAX_ALTERNATIVES} alternatives in its schema.", "tools")
-    return [[*one, *other] for one in some for other in others]
+    return [[*left, *right] for left in some for right in others]
 
 
 def _own_constraints(schema: Mapping[str, Any]) -> list[str] | None:
@@ -139,10 +144,6 @@ def _own_constraints(schema: Mapping[str, Any]) -> list[str] | None:
     if low is not None or high is not None:
         parts.append(_of_length(low or 0, high))
     if isinstance(pattern := schema.get("pattern"), str):
-        try:
-            check_pattern(pattern)
-        except BadGrammar as error:
-            raise PromptError(str(error), "tools") from error
         parts.append(f"/{_searched(pattern)}/")
     if (known := _FORMATS.get(str(schema.get("format")))) is not None:
         parts.append(f"/{known}/")
@@ -197,7 +198,7 @@ def _anchored(branch: str) -> str:
     return f"{'' if begins else '(?s:.*)'}(?:{inside}){'' if ends else '(?s:.*)'}"
 
 
-def _allows(schema: Any, value: bool | None, depth: int, budget: Budget) -> bool:
+def _allows(schema: Any, value: bool | None, depth: int, budget: SchemaBudget) -> bool:
     """Whether the schema allows true, false or null."""
     if not isinstance(schema, Mapping):
         return schema is not False
@@ -206,7 +207,7 @@ def _allows(schema: Any, value: bool | None, depth: int, budget: Budget) -> bool
     if depth > _MAX_DEPTH or ("type" in schema and kind not in listed(schema, "type")):
         return False
     for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
-        if isinstance(values, list) and not any(value is one for one in values):
+        if isinstance(values, list) and not any(value is allowed for allowed in values):
             return False
     for key in ("anyOf", "oneOf"):
         branches = _inner(schema, key, budget)
@@ -216,7 +217,7 @@ def _allows(schema: Any, value: bool | None, depth: int, budget: Budget) -> bool
     return all(_allows(branch, value, depth + 1, budget) for branch in _inner(schema, "allOf", budget))
 
 
-def _limits_numbers(schema: Any, depth: int, budget: Budget) -> bool:
+def _limits_numbers(schema: Any, depth: int, budget: SchemaBudget) -> bool:
     """Whether the schema constrains numbers beyond their type."""
     if not isinstance(schema, Mapping):
         return False
@@ -227,7 +228,7 @@ def _limits_numbers(schema: Any, depth: int, budget: Budget) -> bool:
     return any(_limits_numbers(branch, depth + 1, budget) for branch in branches)
 
 
-def _inner(schema: Mapping[str, Any], key: str, budget: Budget) -> list[Any]:
+def _inner(schema: Mapping[str, Any], key: str, budget: SchemaBudget) -> list[Any]:
     """The subschemas in a keyword's list, each with the definitions that it may reference.
 
     Raises PromptError if there are too many.

@@ -1,4 +1,4 @@
-"""Tool-call formats with JSON arguments: Hermes and Qwen, Llama, Mistral, Phi, Cohere, DeepSeek V3, Kimi K2.
+"""Readers of tool calls with JSON arguments: of Hermes, Llama, Mistral, Phi, Cohere, DeepSeek V3, Kimi K2.
 
 The name is a member of the same JSON object, or stands in a header before it. Members may have any order.
 Arguments are streamed if the name precedes them, otherwise they wait until the name is known.
@@ -7,7 +7,7 @@ Arguments are streamed if the name precedes them, otherwise they wait until the 
 import re
 from collections.abc import Sequence
 
-from server.model_formats.interface import Tool
+from server.model_formats.interface import PromptTool
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner, TextSink
@@ -52,10 +52,10 @@ class JsonCalls(ToolCallFormat):
         separator = yield from scanner.accept(";", ",")
         return bool(separator) or (yield from scanner.peek()) == "{"
 
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         return f"{lark.literal(name + self.middle)} {lark.arguments(tool)}"
 
-    def render_calls(self, calls: Sequence[tuple[str, str]]) -> str:
+    def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
         own = [f"{name}{self.middle}{arguments}" for name, arguments in calls]
         return self.markup.restore(self.prefix + self.separator.join(own) + self.suffix)
 
@@ -67,7 +67,7 @@ class _Object:
         self._emitter = emitter
         self._scanner = emitter.scanner
         self._exact = exact
-        self._tool: Tool | None = None
+        self._tool: PromptTool | None = None
         self._id: str | None = None
         self._is_guess = False
         """The name is no declared tool's, so only `{"name": ..., "parameters": {...}}` counts as a call."""
@@ -177,191 +177,78 @@ def read_string(scanner: Scanner) -> Reader[str | None]:
     return text if whole and len(text) <= MAX_NAME else None
 
 
-class Hermes(JsonCalls):
-    """`<tool_call>{"name": ..., "arguments": ...}</tool_call>`: Hermes, Qwen 2.5 and 3, Granite 4."""
+class HeaderCalls(JsonCalls):
+    """`NAME<end>{...}`: a header with the tool's name stands before the arguments."""
 
-    name = "hermes"
-    openers, closers = ("<tool_call>",), ("</tool_call>",)
-    prefix = '<tool_call>\n{"name": "'
-    separator = '}\n</tool_call>\n<tool_call>\n{"name": "'
-    suffix = "}\n</tool_call>"
-
-
-class Llama(JsonCalls):
-    """`{"name": ..., "parameters": ...}` alone, with `;` between two: Llama 3.1 to 3.3."""
-
-    name = "llama3_json"
-    bare = True
-    bare_starts = "{"
-    inline = True
-    middle = '", "parameters": '
-    openers = ("<|python_tag|>",)
-    prefix, separator, suffix = '{"name": "', '}; {"name": "', "}"
-
-
-class MistralList(JsonCalls):
-    """`[TOOL_CALLS] [{"name": ..., "arguments": ...}]`: Mistral until its tokenizer v7."""
-
-    name = "mistral"
-    call_id_style = "mistral"
-    openers = ("[TOOL_CALLS]",)
-    prefix, separator, suffix = '[TOOL_CALLS] [{"name": "', '}, {"name": "', "}]"
-
-
-class Granite(JsonCalls):
-    """`<|tool_call|>[{"name": ..., "arguments": ...}]`: Granite 3."""
-
-    name = "granite"
-    openers, closers = ("<|tool_call|>", "<tool_call>"), ("</tool_call>",)
-    prefix, separator, suffix = '<|tool_call|>[{"name": "', '}, {"name": "', "}]"
-
-
-class Phi(JsonCalls):
-    """`<|tool_call|>[{"name": ..., "arguments": ...}]<|/tool_call|>`, or `functools[...]`: Phi-4-mini."""
-
-    name = "phi4"
-    openers, closers = ("<|tool_call|>", "functools"), ("<|/tool_call|>",)
-    prefix, separator, suffix = '<|tool_call|>[{"name": "', '}, {"name": "', "}]<|/tool_call|>"
-
-
-class Cohere(JsonCalls):
-    """`<|START_ACTION|>[{"tool_name": ..., "parameters": ...}]<|END_ACTION|>`: Command R7B and A."""
-
-    name = "cohere"
-    middle = '", "parameters": '
-    openers, closers = ("<|START_ACTION|>",), ("<|END_ACTION|>",)
-    prefix = '<|START_ACTION|>[\n    {"tool_name": "'
-    separator, suffix = '},\n    {"tool_name": "', "}\n]<|END_ACTION|>"
-
-
-class DeepSeekV3(ToolCallFormat):
-    """`function<sep>NAME`, then the arguments in a fenced block: DeepSeek V3 and R1."""
-
-    name = "deepseek_v3"
-    openers = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
-    closers = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "```")
-    prefix = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
-    separator = "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
-    suffix = "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    begin = ""
+    """The text before each call within `openers[0]`; without it a list of objects is read, too."""
+    before_name = ""
+    """The text before the name that is not part of it, but of the call's id."""
+    after_kind = ""
+    """Ends the word `function` before the name, or the name itself; the arguments may be fenced."""
+    id_begin = ""
+    """The text between the name and the call's id."""
+    numbered = False
+    """Behind the name stands `:NUMBER`; both are the call's id."""
+    name_end = ""
+    arguments_end = ""
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
-        self._name_end = markup.sign("<｜tool▁sep｜>")
+        self.begin, self.after_kind = markup.sign(self.begin), markup.sign(self.after_kind)
+        self.id_begin, self.name_end = markup.sign(self.id_begin), markup.sign(self.name_end)
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         scanner = emitter.scanner
-        if not (yield from _skip_to_first_call(scanner, opener, self.openers[1])):
-            return
-        name = yield from scanner.take_while(_NAME, MAX_NAME)
-        if not (yield from scanner.accept(self._name_end)):
-            return
-        yield from scanner.skip_space()
-        if (yield from scanner.peek()) not in ("{", "`"):
-            name = (yield from scanner.take_while(_NAME, MAX_NAME)) or name
+        if self.begin and opener != self.begin:
             yield from scanner.skip_space()
-        if (yield from scanner.accept("```json", "```")):
-            yield from scanner.skip_space()
-        yield from _read_call(emitter, name)
-
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
-        begin, end = lark.literal(name + "\n```json\n"), lark.literal("\n```")
-        return f"{begin} {lark.arguments(tool)} {end}"
-
-
-class DeepSeekV31(DeepSeekV3):
-    """`NAME<sep>{...}`: DeepSeek V3.1."""
-
-    name = "deepseek_v31"
-    prefix = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
-    separator = "<｜tool▁call▁end｜><｜tool▁call▁begin｜>"
-
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
-        return f"{lark.literal(name + self._name_end)} {lark.arguments(tool)}"
-
-
-class Kimi(ToolCallFormat):
-    """`functions.NAME:NUMBER` is the call's id and its name in one: Kimi K2."""
-
-    name = "kimi_k2"
-    call_id_style = "kimi"
-    openers = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
-    closers = ("<|tool_call_end|>", "<|tool_calls_section_end|>")
-    prefix = "<|tool_calls_section_begin|><|tool_call_begin|>functions."
-    separator = "<|tool_call_end|><|tool_call_begin|>functions."
-    suffix = "<|tool_call_end|><|tool_calls_section_end|>"
-
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        self._name_end = markup.sign("<|tool_call_argument_begin|>")
-
-    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
-        scanner = emitter.scanner
-        if not (yield from _skip_to_first_call(scanner, opener, self.openers[1])):
-            return
-        name = yield from scanner.take_while(_NAME, MAX_NAME)
-        number = ""
-        if (yield from scanner.accept(":")):
-            number = yield from scanner.take_while(_NUMBER, 9)
+            if not (yield from scanner.accept(self.begin)):
+                return
         yield from scanner.skip_space()
-        tool = emitter.tools.resolve(name.removeprefix("functions."))
-        if tool is None or not (yield from scanner.accept(self._name_end)):
-            return
-        emitter.start(tool, f"{name}:{number}" if number else None)
-        yield from scanner.skip_space()
-        if (yield from read_arguments(scanner, emitter.add_arguments)):
-            emitter.end()
-
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
-        begin = f"{lark.literal(f'{name}:')} /[0-9]{{1,3}}/ {lark.literal(self._name_end)}"
-        return f"{begin} {lark.arguments(tool)}"
-
-
-class MistralArgs(MistralList):
-    """`[TOOL_CALLS]NAME[ARGS]{...}`, with an id between in some: Mistral from its tokenizer v11 on."""
-
-    name = "mistral_v11"
-    prefix = separator = "[TOOL_CALLS]"
-    suffix = ""
-
-    def __init__(self, markup: Markup) -> None:
-        super().__init__(markup)
-        self._id, self._name_end = markup.sign("[CALL_ID]"), markup.sign("[ARGS]")
-
-    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
-        scanner = emitter.scanner
-        yield from scanner.skip_space()
-        if (yield from scanner.peek()) in ("[", "{"):
+        if not self.begin and (yield from scanner.peek()) in ("[", "{"):
             yield from super().read(emitter, opener)
             return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
-        call_id = None
-        if (yield from scanner.accept(self._id)):
-            call_id = yield from scanner.take_while(_LETTER, MAX_NAME)
-        yield from scanner.accept(self._name_end)
+        call_id = yield from self._read_id(scanner, name)
         yield from scanner.skip_space()
-        yield from _read_call(emitter, name, call_id)
-
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
-        """With a call id if the tokenizer has the token `[CALL_ID]`."""
-        own_id = f"{lark.literal(self._id)} /[A-Za-z0-9]{{9}}/ " if self.markup.is_sign(self._id) else ""
-        return f"{lark.literal(name)} {own_id}{lark.literal(self._name_end)} {lark.arguments(tool)}"
-
-
-def _skip_to_first_call(scanner: Scanner, opener: str, begin: str) -> Reader[bool]:
-    """Skips from the opener of a list of calls to its first call; False if there is none."""
-    if opener != begin:
+        if self.after_kind:
+            if not (yield from scanner.accept(self.after_kind)):
+                return
+            yield from scanner.skip_space()
+            if (yield from scanner.peek()) not in ("{", "`"):
+                name = (yield from scanner.take_while(_NAME, MAX_NAME)) or name
+                yield from scanner.skip_space()
+            yield from scanner.accept("```json", "```")
+        elif not (yield from scanner.accept(self.name_end)) and self.begin:
+            return
         yield from scanner.skip_space()
-        if not (yield from scanner.accept(begin)):
-            return False
-    yield from scanner.skip_space()
-    return True
+        tool = emitter.tools.resolve(name.removeprefix(self.before_name))
+        if tool is None or (yield from scanner.peek()) not in ("{", '"'):
+            return
+        emitter.start(tool, call_id)
+        if (yield from read_arguments(scanner, emitter.add_arguments)):
+            emitter.end()
 
+    def _read_id(self, scanner: Scanner, name: str) -> Reader[str | None]:
+        if self.numbered and (yield from scanner.accept(":")):
+            number = yield from scanner.take_while(_NUMBER, 9)
+            return f"{name}:{number}" if number else None
+        if self.id_begin and (yield from scanner.accept(self.id_begin)):
+            return (yield from scanner.take_while(_LETTER, MAX_NAME)) or None
+        return None
 
-def _read_call(emitter: ToolCallEmitter, name: str, call_id: str | None = None) -> Reader[None]:
-    """Reads the arguments of a call, if the name is a tool's and JSON follows."""
-    tool = emitter.tools.resolve(name)
-    if tool is None or (yield from emitter.scanner.peek()) not in ("{", '"'):
-        return
-    emitter.start(tool, call_id or None)
-    if (yield from read_arguments(emitter.scanner, emitter.add_arguments)):
-        emitter.end()
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
+        """With a call id if that begins with a special token of the tokenizer."""
+        if self.numbered:
+            begin = f"{lark.literal(f'{name}:')} /[0-9]{{1,3}}/ {lark.literal(self.name_end)}"
+        elif self.id_begin and self.markup.is_sign(self.id_begin):
+            own_id = f"{lark.literal(self.id_begin)} /[A-Za-z0-9]{{9}}/"
+            begin = f"{lark.literal(name)} {own_id} {lark.literal(self.name_end)}"
+        else:
+            begin = lark.literal(name + self.name_end)
+        end = f" {lark.literal(self.arguments_end)}" if self.arguments_end else ""
+        return f"{begin} {lark.arguments(tool)}{end}"
+
+    def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
+        del calls  # their ids are not known here
+        return None

@@ -1,4 +1,4 @@
-"""Tool-call formats with literals of their own as arguments: Python calls (Llama 3.2 and 4), Gemma's objects.
+"""Readers of tool calls with literals of their own as arguments: Python calls, Gemma's objects.
 
 `[get_weather(city="Paris", days=2), ...]` and `call:NAME{key:value,...}`, with special tokens as quotes. Only
 literals are parsed, nothing is evaluated. Arguments are converted to JSON as they arrive.
@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.model_formats.interface import PromptError, Tool
+from server.model_formats.interface import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
-    Budget,
+    SchemaBudget,
     additional_of,
     allows_additional,
     definition_of,
@@ -46,13 +46,11 @@ _MAX_JOINED = 16
 """Alternatives (`anyOf`) within alternatives."""
 
 
-class Pythonic(ToolCallFormat):
-    """A list of calls, alone or between `<|python_start|>` and `<|python_end|>`."""
+class PythonCalls(ToolCallFormat):
+    """A list of calls in Python's syntax, alone or within marks."""
 
-    name = "pythonic"
     bare_starts = "["
     per_property = True
-    openers, closers = ("<|python_start|>",), ("<|python_end|>",)
     prefix, separator, suffix = "[", ", ", "]"
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
@@ -80,7 +78,7 @@ class Pythonic(ToolCallFormat):
                 scanner.unmark()
                 return
 
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         if tool.kind == "custom":
             value = lark.string_input(tool)
             return f"{lark.literal(f'{name}(input=')} {value} {lark.literal(')')}"
@@ -184,15 +182,11 @@ def _members_grammar(
     return lark.separated(pairs, comma)
 
 
-class FunctionGemma(ToolCallFormat):
-    """`<start_function_call>call:NAME{key:<escape>text<escape>}<end_function_call>`: FunctionGemma."""
+class QuotedObjects(ToolCallFormat):
+    """`call:NAME{key:<quote>text<quote>}`: an object whose quotes are special tokens."""
 
-    name = "functiongemma"
     per_property = True
-    openers, closers = ("<start_function_call>",), ("<end_function_call>", "<start_function_response>")
-    prefix, suffix = "<start_function_call>call:", "<end_function_call>"
-    separator = suffix + prefix
-    quote = "<escape>"
+    quote: str
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
@@ -258,23 +252,29 @@ class FunctionGemma(ToolCallFormat):
             sink(json.dumps(word, ensure_ascii=False))
         return bool(word)
 
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         if tool.kind == "custom" and (custom := lark.input(tool)):
             quote = lark.literal(self._quote)
             return f"{lark.literal(f'{name}{{input:')} {quote} {custom} {quote} {lark.literal('}')}"
-        return f"{lark.literal(name)} {self._object_grammar(lark, schema_of(tool), 0, Budget(MAX_SCHEMAS))}"
+        arguments = self._object_grammar(lark, schema_of(tool), 0, SchemaBudget(MAX_SCHEMAS))
+        return f"{lark.literal(name)} {arguments}"
 
     def _object_grammar(
-        self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: Budget
+        self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: SchemaBudget
     ) -> str:
         def value(inner: Mapping[str, Any]) -> str:
             return self._grammar(lark, inner, depth + 1, budget)
 
-        ways = [_members_grammar(lark, one, ":", ",", value, strict=True) for one in objects_of(schema)]
+        ways = [_members_grammar(lark, inner, ":", ",", value, strict=True) for inner in objects_of(schema)]
         return f"{lark.literal('{')} ({' | '.join(ways)}) {lark.literal('}')}"
 
     def _grammar(
-        self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int, budget: Budget, joined: int = 0
+        self,
+        lark: GrammarBuilder,
+        schema: Mapping[str, Any],
+        depth: int,
+        budget: SchemaBudget,
+        joined: int = 0,
     ) -> str:
         """The expression of the values that the schema allows; deeply nested ones become null.
 
@@ -294,10 +294,10 @@ class FunctionGemma(ToolCallFormat):
                 ways = [self._grammar(lark, branch, depth, budget, joined + 1) for branch in each]
                 return f"({' | '.join(ways)})"
         types = types_of(schema) or {"string", "number", "boolean", "null"}
-        return f"({' | '.join(self._of_type(lark, one, schema, depth, budget) for one in sorted(types))})"
+        return f"({' | '.join(self._of_type(lark, name, schema, depth, budget) for name in sorted(types))})"
 
     def _of_type(
-        self, lark: GrammarBuilder, type_: str, schema: Mapping[str, Any], depth: int, budget: Budget
+        self, lark: GrammarBuilder, type_: str, schema: Mapping[str, Any], depth: int, budget: SchemaBudget
     ) -> str:
         match type_:
             case "string":
@@ -332,13 +332,3 @@ class FunctionGemma(ToolCallFormat):
             case dict():
                 return f"{{{','.join(f'{name}:{self._written(inner)}' for name, inner in value.items())}}}"
         return json.dumps(value)
-
-
-class Gemma4(FunctionGemma):
-    """`<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>`: Gemma 4."""
-
-    name = "gemma4"
-    openers, closers = ("<|tool_call>",), ("<tool_call|>", "<start_function_response>")
-    prefix, suffix = "<|tool_call>call:", "<tool_call|>"
-    separator = suffix + prefix
-    quote = '<|"|>'

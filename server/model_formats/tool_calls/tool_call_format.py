@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from server.model_formats.interface import CallDelta, CallEnd, CallStart, Tool
+from server.model_formats.interface import CallDelta, CallEnd, CallStart, PromptTool
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner
@@ -31,7 +31,7 @@ class ToolCallEmitter:
         self._custom: CustomInput | None = None
         self._ids: set[str] = set()
 
-    def start(self, tool: Tool, call_id: str | None = None) -> None:
+    def start(self, tool: PromptTool, call_id: str | None = None) -> None:
         """Starts a call of the tool, dropping the text since the mark. A duplicate id is dropped."""
         if self.scanner.marked:
             self.scanner.unmark()
@@ -61,12 +61,17 @@ class ToolCallEmitter:
 
 
 class ToolCallFormat(ABC):
-    """One family's syntax of tool calls.
+    """One family's syntax of tool calls: a reader's class with the family's marks, as `formats` lists them.
 
     Classes spell the markup out; their instances have signs for the tokenizer's special tokens.
     """
 
     name: ClassVar[str]
+    """The value of the setting `tool_parser`."""
+    template_marks: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Texts of chat templates with this format: all of one of these."""
+    model_types: ClassVar[tuple[str, ...]] = ()
+    """`model_type` of models with this format, for templates that render tools but no calls."""
     prefix: str
     """The text before the first call's `call_grammar`; begins with the first opener."""
     separator: str
@@ -99,7 +104,7 @@ class ToolCallFormat(ABC):
         """Reads calls after the opener, which is empty for `bare_starts`."""
 
     @abstractmethod
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         """The Lark expression of a call's name and arguments, between `prefix`, `separator` and `suffix`."""
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:

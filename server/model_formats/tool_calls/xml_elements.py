@@ -1,4 +1,4 @@
-"""Tool-call formats with an XML element per argument: Qwen3-Coder, GLM 4.5, MiniMax M2, DeepSeek V3.2.
+"""Reader of tool calls with an XML element per argument: Qwen3-Coder, GLM 4.5, MiniMax M2, DeepSeek V3.2.
 
 Values are unquoted; the tool's schema determines which are strings. Strings are streamed; other values are
 emitted when complete, as JSON if they match the schema's types.
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.model_formats.interface import Tool
+from server.model_formats.interface import PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     additional_of,
@@ -34,25 +34,27 @@ from server.model_formats.tool_calls.streamed_json import copy_json, escaped
 from server.model_formats.tool_calls.tool_call_format import MAX_NAME, ToolCallEmitter, ToolCallFormat
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
-_IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
-_IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
+IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
+IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
 
 
 class ElementCalls(ToolCallFormat):
     """An element for the call and one for each argument; the tags differ by family."""
 
     before_name: str
-    """The text before the name; `after_name` ends it."""
+    """The text before the name; `after_name` ends it, or, if that is empty, the first argument."""
     after_name: str
     key: str
     """The text before an argument's name; `after_key` ends it, `after_value` ends the value."""
     after_key: str
+    """A line break in it stands for any white space."""
     after_string_key = ""
-    """`after_key` of string values, in families that mark them."""
+    """`after_key` of string values, in families that mark them, and `after_plain_key` if a model does not."""
+    after_plain_key = ""
     after_value: str
     last: str
     """The text that ends the call."""
-    in_name = _IN_TAG
+    in_name = IN_TAG
     per_property = True
     lines = False
     """Values are surrounded by line breaks, which are not part of them."""
@@ -104,13 +106,29 @@ class ElementCalls(ToolCallFormat):
             emitter.end()
 
     def _end_name(self, scanner: Scanner) -> Reader[bool]:
-        return bool((yield from scanner.accept(self.after_name)))
+        if self.after_name:
+            return bool((yield from scanner.accept(self.after_name)))
+        yield from scanner.skip_space()
+        following = yield from scanner.accept(self.key, self.last)
+        scanner.unread(len(following))
+        return bool(following)
 
     def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
         """Reads up to the value; returns its possible types, or None without a value."""
-        return types if (yield from scanner.accept(self.after_key)) else None
+        if self.after_string_key:
+            if (yield from scanner.accept(self.after_string_key)):
+                return _STRING
+            if (yield from scanner.accept(self.after_key)):
+                return types - _STRING
+            return types if (yield from scanner.accept(self.after_plain_key)) else None
+        for number, part in enumerate(self.after_key.split("\n")):
+            if number:
+                yield from scanner.skip_space()
+            if not (yield from scanner.accept(part)):
+                return None
+        return types
 
-    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
         schema = schema_of(tool)
         properties = properties_of(schema)
         required = required_of(schema) if tool.strict or tool.kind == "custom" else frozenset()
@@ -123,7 +141,9 @@ class ElementCalls(ToolCallFormat):
             parts.append(lark.shared_rule("others", f"({element}){repeated(schema)}"))
         return " ".join([*parts, lark.literal(f"\n{self.last}")])
 
-    def _element(self, lark: GrammarBuilder, tool: Tool, key: str | None, schema: Mapping[str, Any]) -> str:
+    def _element(
+        self, lark: GrammarBuilder, tool: PromptTool, key: str | None, schema: Mapping[str, Any]
+    ) -> str:
         """The expression of one argument with the line break before it; without `key`, of any name."""
         if tool.kind == "custom" and (custom := lark.input(tool)):
             return f"{self._before(lark, key, _STRING)} {custom} {lark.literal(self._value_end())}"
@@ -244,86 +264,3 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 def _refuse(name: str) -> None:
     raise ValueError(name)
-
-
-class QwenCoder(ElementCalls):
-    """`<function=NAME>` with a `<parameter=NAME>` for each argument: Qwen3-Coder, Qwen 3.5."""
-
-    name = "qwen3_coder"
-    lines = True
-    openers, closers = ("<tool_call>", "<function="), ("</tool_call>",)
-    before_name, after_name = "<function=", ">"
-    key, after_key = "<parameter=", ">"
-    after_value, last = "</parameter>", "</function>"
-    prefix = "<tool_call>\n<function="
-    separator = "\n</tool_call>\n<tool_call>\n<function="
-    suffix = "\n</tool_call>"
-
-
-class Glm(ElementCalls):
-    """`<arg_key>NAME</arg_key>` and `<arg_value>` behind the function's name: GLM 4.5 to 4.7."""
-
-    name = "glm45"
-    openers = ("<tool_call>",)
-    before_name = after_name = ""
-    key, after_key = "<arg_key>", "</arg_key>\n<arg_value>"
-    after_value, last = "</arg_value>", "</tool_call>"
-    prefix, separator = "<tool_call>", "\n<tool_call>"
-
-    def _end_name(self, scanner: Scanner) -> Reader[bool]:
-        """The name ends with its line or before the first argument."""
-        yield from scanner.skip_space()
-        following = yield from scanner.accept(self.key, self.last)
-        scanner.unread(len(following))
-        return bool(following)
-
-    def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
-        key_end, value_begin = self.after_key.split("\n")
-        if not (yield from scanner.accept(key_end)):
-            return None
-        yield from scanner.skip_space()
-        return types if (yield from scanner.accept(value_begin)) else None
-
-
-class MiniMax(ElementCalls):
-    """`<invoke name="NAME">` with `<parameter name="NAME">` in it: MiniMax M2."""
-
-    name = "minimax_m2"
-    in_name = _IN_QUOTES
-    openers, closers = ("<minimax:tool_call>", '<invoke name="'), ("</minimax:tool_call>",)
-    before_name, after_name = '<invoke name="', '">'
-    key, after_key = '<parameter name="', '">'
-    after_value, last = "</parameter>", "</invoke>"
-    prefix = '<minimax:tool_call>\n<invoke name="'
-    separator = '\n<invoke name="'
-    suffix = "\n</minimax:tool_call>"
-
-
-class DeepSeekV32(ElementCalls):
-    """`<｜DSML｜invoke name="NAME">`, whose parameters say whether they are strings: DeepSeek V3.2."""
-
-    name = "deepseek_v32"
-    in_name = _IN_QUOTES
-    openers, closers = ("<｜DSML｜function_calls>", '<｜DSML｜invoke name="'), ("</｜DSML｜function_calls>",)
-    before_name, after_name = '<｜DSML｜invoke name="', '">'
-    key, after_value, last = '<｜DSML｜parameter name="', "</｜DSML｜parameter>", "</｜DSML｜invoke>"
-    after_key, after_string_key = '" string="false">', '" string="true">'
-    prefix = '<｜DSML｜function_calls>\n<｜DSML｜invoke name="'
-    separator = '\n<｜DSML｜invoke name="'
-    suffix = "\n</｜DSML｜function_calls>"
-
-    def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
-        if (yield from scanner.accept(self.after_string_key)):
-            return _STRING
-        if (yield from scanner.accept(self.after_key)):
-            return types - _STRING
-        return types if (yield from scanner.accept('">')) else None
-
-
-class DeepSeekV4(DeepSeekV32):
-    """As V3.2 within `<｜DSML｜tool_calls>`: DeepSeek V4."""
-
-    name = "deepseek_v4"
-    openers, closers = ("<｜DSML｜tool_calls>", '<｜DSML｜invoke name="'), ("</｜DSML｜tool_calls>",)
-    prefix = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="'
-    suffix = "\n</｜DSML｜tool_calls>"

@@ -17,7 +17,13 @@ from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
-from server.model_formats.interface import Conversation, ModelFormat, OutputParser, Prompt, ReasoningMarks
+from server.model_formats.interface import (
+    ModelFormat,
+    OutputParser,
+    Prompt,
+    PromptConversation,
+    ReasoningMarks,
+)
 from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import is_terminal, render
@@ -80,7 +86,7 @@ class RealParsers:
         self._real = load_model_format(DEMO, frozenset({STOP}))
         self._prompt = prompted(opens_reasoning)
 
-    def write(self, conversation: Conversation) -> Prompt:  # noqa: ARG002 - a model format's
+    def write(self, conversation: PromptConversation) -> Prompt:  # noqa: ARG002 - a model format's
         return self._prompt
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
@@ -117,7 +123,7 @@ class Taking:
         other = register(database)
         begun = accept(database, other, background=background)
         facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
-        parser = self.model_format.parser(self.model_format.write(Conversation(items=[])))
+        parser = self.model_format.parser(self.model_format.write(PromptConversation(items=[])))
         run = Run(facts, DecodingSpec(parser, stop_strings=[stop] if stop else []))
         if stop is not None:
             with database.begin() as connection:

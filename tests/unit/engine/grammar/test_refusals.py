@@ -1,16 +1,20 @@
-"""Refused grammars: those whose compile would double with each part, and what is kept of them."""
+"""Refused grammars: those whose compile takes too much, and what is kept of refused ones."""
 
 import gc
+import os
+import resource
+import signal
+import sys
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.lark_source import to_lark
-from engine.grammar.limits import BadGrammar
 from engine.request import RequestRefused, StructuredOutput
 from tests.support.grammars import VOCABULARY, grammar, schema
 
@@ -42,14 +46,73 @@ DOUBLING = {
     "patterns that a lark grammar joins": grammar(
         "lark", "start: A\nA: " + " & ".join(f"/.*a.{{{200 + n}}}b.*/" for n in range(12))
     ),
-    "a reference to what is no schema": schema({"$ref": "#/x", "x": {"items": True}}),
+    "forty patterns that a lark grammar joins": grammar(
+        "lark", "start: A\nA: " + " & ".join(f"/.*x{n}y.*/" for n in range(40))
+    ),
+    "optional properties": schema(
+        {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(9_000)}}
+    ),
+    "patterns within references": schema(
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {
+                **{str(n): {"type": "array", "items": {"$ref": f"#/$defs/{n + 1}"}} for n in range(5_000)},
+                "5000": {"allOf": [{"pattern": f"x{n}y"} for n in range(40)]},
+            },
+        }
+    ),
 }
 
 
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(VOCABULARY)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("name", DOUBLING)
-def test_a_grammar_whose_parts_multiply_is_refused_before_its_compile(name: str) -> None:
-    with pytest.raises(BadGrammar):
-        to_lark(DOUBLING[name], {})
+def test_a_grammar_whose_parts_multiply_is_refused_and_the_next_one_is_compiled(
+    compiler: GrammarCompiler, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)  # the machine of a test has other work
+    compiler.compiled(grammar("json_object"), name)
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with pytest.raises(RequestRefused) as refusal:
+        compiler.compiled(DOUBLING[name])
+    assert refusal.value.reason == "bad_grammar"
+    assert time.process_time() - begun < 0.5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 50_000
+    compiler.compiled(grammar("regex", f"of the next request: {name}"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
+def test_a_grammar_whose_process_is_ended_from_outside_may_be_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)
+    monkeypatch.setattr("engine.grammar.compiler.THREADS", 1)
+    before = trial_processes()
+    compiler = GrammarCompiler(VOCABULARY)
+    compiler.compiled(grammar("regex", "a"))
+    (process,) = trial_processes() - before
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(RequestRefused) as refusal:
+        compiler.compiled(grammar("regex", "b"))
+    assert refusal.value.reason == "overloaded"
+    compiler.compiled(grammar("regex", "b"))
+    compiler.close()
+    assert trial_processes() == before
+
+
+def trial_processes() -> set[int]:
+    """The ids of this process's children that compile grammars."""
+    children = " ".join(file.read_text() for file in Path("/proc/self/task").glob("*/children")).split()
+    return {
+        int(child)
+        for child in children
+        if b"engine.grammar.trial" in Path(f"/proc/{child}/cmdline").read_bytes()
+    }
 
 
 class Text(str):

@@ -13,7 +13,7 @@ from server.completions.legacy import LegacyPrompt, as_response_requests
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.limits.tenant_limits import HistoryReads, QueueLimits
-from server.model_formats.interface import Conversation, Prompt
+from server.model_formats.interface import Prompt, PromptConversation
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.requests import ChatRequest, TextRequest
@@ -31,7 +31,7 @@ class CountingFormat(SpelledFormat):
     def __init__(self) -> None:
         self.written = 0
 
-    def write(self, conversation: Conversation) -> Prompt:
+    def write(self, conversation: PromptConversation) -> Prompt:
         self.written += 1
         return super().write(conversation)
 

@@ -12,14 +12,14 @@ import pytest
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import first_events
-from server.model_formats.interface import Conversation, ModelFormat, Tool
+from server.model_formats.interface import ModelFormat, PromptConversation, PromptTool
 from tests.support import families, harmony
 from tests.support.builders import LATER, RESPONSE, USAGE, make_facts, rendered
 
 TWISTER = ", ".join(["double bubble bath"] * 10)
 THOUGHT = "They want a tongue twister.\nTen times."
 ASKED = harmony.user("say double bubble bath ten times fast")
-SHOUT = Tool(name="shout", parameters={"type": "object", "properties": {"text": {"type": "string"}}})
+SHOUT = PromptTool(name="shout", parameters={"type": "object", "properties": {"text": {"type": "string"}}})
 ARGUMENTS = '{"text": "double bubble bath"}'
 
 BEGUN = [("response.created", None, None), ("response.in_progress", None, None)]
@@ -59,7 +59,7 @@ def call(index: int) -> list[tuple[str, int | None, int | None]]:
 
 def events_of(model_format: ModelFormat, tokens: Sequence[int], size: int) -> list[dict[str, Any]]:
     """The stream's events where the engine gives so many tokens at once."""
-    prompt = model_format.write(Conversation(items=[ASKED], tools=[SHOUT]))
+    prompt = model_format.write(PromptConversation(items=[ASKED], tools=[SHOUT]))
     run = Run(make_facts(), DecodingSpec(model_format.parser(prompt)))
     made = first_events(run.facts) + run.start()
     for start in range(0, len(tokens), size):

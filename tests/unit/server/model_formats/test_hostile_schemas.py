@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.interface import Conversation, Prompt, PromptError, Tool, ToolChoice
+from server.model_formats.interface import CallChoice, Prompt, PromptConversation, PromptError, PromptTool
 from server.protocol.responses.items import InputText, Message
 from tests.support.families import format_of, ids_of
 from tests.support.family_formats import FAMILIES
@@ -58,23 +58,23 @@ def seconds(act: Callable[[], object]) -> float:
 @pytest.mark.parametrize("name", PER_PROPERTY)
 def test_a_schema_that_multiplies_is_read_in_little_time(name: str, schema: dict[str, Any]) -> None:
     for strict in (False, True):
-        tool = Tool(name="get_weather", parameters=schema, strict=strict)
-        choice = ToolChoice(mode="required" if strict else "auto", parallel=False)
-        conversation = Conversation(items=[HELLO], tools=[tool], tool_choice=choice)
+        tool = PromptTool(name="get_weather", parameters=schema, strict=strict)
+        choice = CallChoice(mode="required" if strict else "auto", parallel=False)
+        conversation = PromptConversation(items=[HELLO], tools=[tool], tool_choice=choice)
         assert seconds(lambda: format_of(name).write(conversation)) < MOST_S  # noqa: B023 - called here
         parser = format_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=[tool]))
         assert seconds(lambda: parser.feed(ids_of(name, FAMILIES[name].call))) < MOST_S  # noqa: B023 - as above
 
 
 def test_the_time_for_a_grammar_grows_as_the_arguments_do() -> None:
-    def many(name: str) -> Tool:
+    def many(name: str) -> PromptTool:
         properties = {f"{name}{number}": {"type": "string", "maxLength": number} for number in range(1000)}
         schema = {"type": "object", "properties": properties, "required": list(properties)}
-        return Tool(name=name, parameters=schema, strict=True)
+        return PromptTool(name=name, parameters=schema, strict=True)
 
-    def conversation(names: str) -> Conversation:
-        return Conversation(
-            items=[HELLO], tools=list(map(many, names)), tool_choice=ToolChoice(mode="required")
+    def conversation(names: str) -> PromptConversation:
+        return PromptConversation(
+            items=[HELLO], tools=list(map(many, names)), tool_choice=CallChoice(mode="required")
         )
 
     few, more = conversation("a"), conversation("abcdefgh")

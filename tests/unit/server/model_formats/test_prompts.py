@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from server.model_formats.chat_template.chat_template_format import CHAT_TEMPLATE_KWARGS
-from server.model_formats.interface import Conversation, ModelFormat, Prompt, PromptError, Tool, ToolChoice
-from server.model_formats.select_format import TOOL_CALL_FORMATS, load_model_format
+from server.model_formats.interface import (
+    CallChoice,
+    ModelFormat,
+    Prompt,
+    PromptConversation,
+    PromptError,
+    PromptTool,
+)
+from server.model_formats.select_format import load_model_format
 from server.model_formats.special_tokens import Markup
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.model_formats.tool_index import function_schema
 from server.protocol.responses.items import (
     CustomToolCall,
@@ -56,7 +64,7 @@ def output(call_id: str, text: str) -> FunctionCallOutput:
 
 
 def write(name: str, *items: Item, **more: Any) -> str:
-    prompt = format_of(name).write(Conversation(items=items, **more))
+    prompt = format_of(name).write(PromptConversation(items=items, **more))
     text: str = tokenizer_at(name).decode(list(prompt.token_ids), skip_special_tokens=False)
     return text
 
@@ -73,7 +81,7 @@ TURN: list[Item] = [
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_call_in_the_history_is_written_as_the_model_writes_it(name: str) -> None:
     """What the model reads of its own call is what its parser would read as that call."""
-    text = write(name, *TURN, tools=TOOLS, tool_choice=ToolChoice(mode="auto"))
+    text = write(name, *TURN, tools=TOOLS, tool_choice=CallChoice(mode="auto"))
     assert "Rain." in text
     _, _, after = text.rpartition("Weather?")
     written = TOOL_CALL_FORMATS[name](Markup({}))
@@ -122,7 +130,9 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
         expected = reference.apply_chat_template(
             [*system, *talk], tools=functions, add_generation_prompt=True, return_dict=False
         )
-        prompt = format_of(name).write(Conversation(items=items, instructions=instructions, tools=offered))
+        prompt = format_of(name).write(
+            PromptConversation(items=items, instructions=instructions, tools=offered)
+        )
         assert list(prompt.token_ids) == list(expected)
 
 
@@ -153,7 +163,7 @@ def test_prompts_with_calls_and_a_continued_message_are_those_of_transformers(na
     )
     made, came = called(call_id), output(call_id, "Rain.")
     items: list[Item] = [ASKED, made, came, message("assistant", "It will  ")]
-    conversation = Conversation(items=items, tools=[WEATHER, CLOCK], continue_final_message=True)
+    conversation = PromptConversation(items=items, tools=[WEATHER, CLOCK], continue_final_message=True)
     assert list(format_of(name).write(conversation).token_ids) == list(expected)
 
 
@@ -164,7 +174,7 @@ def test_nothing_that_others_write_is_markup(name: str) -> None:
     controls = {tokenizer_at(name).token_to_id(text) for text in family.added}
 
     def count(evil: str) -> int:
-        tool = Tool(
+        tool = PromptTool(
             name="get_weather",
             description=evil,
             parameters={
@@ -180,7 +190,9 @@ def test_nothing_that_others_write_is_markup(name: str) -> None:
             output("call_1", evil),
             message("user", "x" + evil),
         ]
-        prompt = model_format.write(Conversation(items=items, instructions="x" + evil, tools=[tool, PATCH]))
+        prompt = model_format.write(
+            PromptConversation(items=items, instructions="x" + evil, tools=[tool, PATCH])
+        )
         return sum(token in controls for token in prompt.token_ids)
 
     plain = count("evil")
@@ -257,7 +269,7 @@ def test_kimis_ids_count_through_the_conversation() -> None:
 
 
 def test_groups_of_tools_have_their_names_before_those_of_the_tools() -> None:
-    tool = Tool(name="find", namespace="mail")
+    tool = PromptTool(name="find", namespace="mail")
     made = FunctionCall("f", "completed", "a", "find", "{}", "mail")
     text = write("hermes", ASKED, made, tools=[tool])
     assert text.count('"name": "mail__find"') == 2
@@ -340,17 +352,17 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 @pytest.mark.parametrize(
     ("source", "conversation", "param"),
     [
-        (PLAIN, Conversation(items=[ASKED], tools=[CLOCK]), "tools"),
-        (PLAIN + "{{ tools }}", Conversation(items=[ASKED], tools=[CLOCK]), "tools"),
-        (PLAIN, Conversation(items=TURN), "input"),
+        (PLAIN, PromptConversation(items=[ASKED], tools=[CLOCK]), "tools"),
+        (PLAIN + "{{ tools }}", PromptConversation(items=[ASKED], tools=[CLOCK]), "tools"),
+        (PLAIN, PromptConversation(items=TURN), "input"),
         (
             PLAIN + "{{ raise_exception('No.') if reasoning_effort == 'high' }}",
-            Conversation(items=[ASKED], reasoning_effort="high"),
+            PromptConversation(items=[ASKED], reasoning_effort="high"),
             "reasoning.effort",
         ),
         (
             PLAIN + "{{ raise_exception('No.') if thinking }}",
-            Conversation(items=[ASKED], chat_template_kwargs={"thinking": True}),
+            PromptConversation(items=[ASKED], chat_template_kwargs={"thinking": True}),
             "chat_template_kwargs",
         ),
     ],
@@ -358,7 +370,7 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 def test_what_a_template_cannot_write_is_refused_by_its_parameter(
     make_format: Callable[[str], ModelFormat],
     source: str,
-    conversation: Conversation,
+    conversation: PromptConversation,
     param: str,
 ) -> None:
     with pytest.raises(PromptError) as refusal:
@@ -373,8 +385,8 @@ def test_conversations_with_tools_may_have_a_template_of_their_own(
     own = "{{ tools | tojson }}<tool_call>" + PLAIN
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(own)
     model_format = make_format(PLAIN)
-    with_tools = model_format.write(Conversation(items=[ASKED], tools=[CLOCK]))
-    without = model_format.write(Conversation(items=[ASKED]))
+    with_tools = model_format.write(PromptConversation(items=[ASKED], tools=[CLOCK]))
+    without = model_format.write(PromptConversation(items=[ASKED]))
     decode = tokenizer_at("hermes").decode
     assert decode(list(with_tools.token_ids)).startswith(
         '[{"type": "function", "function": {"name": "get_time"'
@@ -388,7 +400,7 @@ def test_a_template_with_a_switch_writes_the_reasoning_of_all_turns_where_it_is_
     thought = "{% if m.reasoning_content and preserve_thinking %}{{ m.reasoning_content }}{% endif %}"
     switched = make_format("{% for m in messages %}{{ m.role }}: " + thought + "{{ m.content }} {% endfor %}")
     items = [ASKED, TURN[1], message("assistant", "Rain."), message("user", "And now?")]
-    own = switched.write(Conversation(items=items))
-    whole = switched.write(Conversation(items=items, reasoning_context="all_turns"))
+    own = switched.write(PromptConversation(items=items))
+    whole = switched.write(PromptConversation(items=items, reasoning_context="all_turns"))
     assert switched.reasoning_context == "current_turn"
     assert len(whole.token_ids) > len(own.token_ids)

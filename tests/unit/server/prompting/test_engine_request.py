@@ -136,7 +136,7 @@ def test_every_refusal_of_the_engine_is_an_answer(reason: Any) -> None:
     ("fields", "param"),
     [
         ({}, "tools"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format.schema"),
         ({"text": {"format": {"type": "text"}}}, "tools"),
     ],

@@ -4,51 +4,47 @@ from typing import Any
 
 import pytest
 
-from engine.request import StructuredOutput
 from server.errors import InvalidRequest
-from server.model_formats.interface import Conversation, OutputFormat, Prompt, PromptTooLong, Tool, ToolChoice
+from server.model_formats.interface import OutputFormat, Prompt, PromptConversation, PromptTool, PromptTooLong
 from server.prompting.prompt import characters_of, write_within
 from server.prompting.prompt_limits import (
+    MAX_DEFINITION,
     MAX_FUNCTIONS,
-    MAX_REGEX,
     MAX_TOOL_CHARACTERS,
     MAX_TOOL_VALUES,
     MAX_TOOLS_CHARACTERS,
-    check_tools_and_grammars,
+    check_tools_and_format,
 )
 from server.protocol.responses.items import InputText, Item, Message
 
 
-def function(schema: dict[str, Any], name: str = "f") -> Tool:
-    return Tool(name=name, parameters={"type": "object", "properties": {"a": schema}}, strict=True)
+def function(schema: dict[str, Any], name: str = "f") -> PromptTool:
+    return PromptTool(name=name, parameters={"type": "object", "properties": {"a": schema}}, strict=True)
 
 
-def custom(syntax: Any, definition: str) -> Tool:
-    return Tool(name="c", kind="custom", syntax=syntax, definition=definition)
+def custom(syntax: Any, definition: str) -> PromptTool:
+    return PromptTool(name="c", kind="custom", syntax=syntax, definition=definition)
 
 
-BAD_TOOLS: dict[str, list[Tool]] = {
-    "too many": [Tool(name=f"f{n}") for n in range(MAX_FUNCTIONS + 1)],
-    "one too long": [Tool(name="f", description="d" * MAX_TOOL_CHARACTERS)],
+BAD_TOOLS: dict[str, list[PromptTool]] = {
+    "too many": [PromptTool(name=f"f{n}") for n in range(MAX_FUNCTIONS + 1)],
+    "one too long": [PromptTool(name="f", description="d" * MAX_TOOL_CHARACTERS)],
     "all too long": [
-        Tool(name=f"f{n}", description="d" * (MAX_TOOL_CHARACTERS - 9))
+        PromptTool(name=f"f{n}", description="d" * (MAX_TOOL_CHARACTERS - 9))
         for n in range(MAX_TOOLS_CHARACTERS // MAX_TOOL_CHARACTERS + 1)
     ],
-    "too many values": [Tool(name="f", parameters={"enum": list(range(MAX_TOOL_VALUES))})],
-    "long key": [Tool(name="f", parameters={"k" * MAX_TOOL_CHARACTERS: 1})],
-    "endless length": [function({"type": "string", "maxLength": 10**15})],
+    "too many values": [PromptTool(name="f", parameters={"enum": list(range(MAX_TOOL_VALUES))})],
+    "long key": [PromptTool(name="f", parameters={"k" * MAX_TOOL_CHARACTERS: 1})],
     "brackets": [function({"type": "string", "pattern": "[" * 10**6})],
-    "long regex": [custom("regex", "a" * (MAX_REGEX + 1))],
-    "deep regex": [custom("regex", "(" * 20)],
-    "exponential grammar": [custom("lark", "start: /" + "[a]" * 6000)],
-    "long grammar": [custom("lark", "start: " + "A" * 30_000 + "a")],
+    "long regex": [custom("regex", "a" * (MAX_DEFINITION + 1))],
+    "long grammar": [custom("lark", "start: " + "A" * MAX_DEFINITION)],
 }
 
 
 @pytest.mark.parametrize("name", BAD_TOOLS)
 def test_tools_beyond_the_bounds_are_refused_by_their_parameter(name: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        check_tools_and_grammars(Conversation(items=[], tools=BAD_TOOLS[name]), None)
+        check_tools_and_format(PromptConversation(items=[], tools=BAD_TOOLS[name]))
     assert refusal.value.param == "tools"
 
 
@@ -57,47 +53,19 @@ def test_a_tool_that_is_nested_too_deeply_is_refused() -> None:
     for _ in range(200):
         schema = {"a": schema}
     with pytest.raises(InvalidRequest, match="nested"):
-        check_tools_and_grammars(Conversation(items=[], tools=[Tool(name="f", parameters=schema)]), None)
+        check_tools_and_format(PromptConversation(items=[], tools=[PromptTool(name="f", parameters=schema)]))
 
 
-def test_what_is_not_enforced_of_a_tool_may_be_larger() -> None:
-    loose = Tool(name="f", parameters={"properties": {"a": {"maxLength": 10**6, "pattern": "a" * 600}}})
-    check_tools_and_grammars(Conversation(items=[], tools=[loose]), None)
-    strict = function({"type": "string", "maxLength": 10**6})
-    uncalled = Conversation(items=[], tools=[strict], tool_choice=ToolChoice(mode="none"))
-    check_tools_and_grammars(uncalled, None)
-    others = Conversation(items=[], tools=[strict, Tool(name="g")], tool_choice=ToolChoice(allowed=("g",)))
-    check_tools_and_grammars(others, None)
-
-
-def test_formats_and_grammars_beyond_the_bounds_are_refused_by_their_parameter() -> None:
-    schema = {"type": "object", "properties": {f"p{n}": {} for n in range(5001)}}
-    refused = [
-        (
-            Conversation(items=[], format=OutputFormat(kind="json_schema", schema=schema)),
-            None,
-            "text.format.schema",
-        ),
-        (Conversation(items=[], format=OutputFormat(name="n" * 999)), None, "text.format.name"),
-        (
-            Conversation(items=[]),
-            StructuredOutput(kind="regex", text="{" + "1" * 10**6),
-            "structured_outputs",
-        ),
-        (
-            Conversation(items=[]),
-            StructuredOutput(kind="lark", text="start: /" + "[a]" * 6000),
-            "structured_outputs",
-        ),
-        (
-            Conversation(items=[]),
-            StructuredOutput(kind="json_schema", text="[" * 399_999),
-            "structured_outputs",
-        ),
-    ]
-    for conversation, grammar, param in refused:
+def test_a_format_beyond_the_bounds_is_refused_by_its_parameter() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(200):
+        schema = {"type": "array", "items": schema}
+    for output_format, param in (
+        (OutputFormat(kind="json_schema", schema=schema), "text.format.schema"),
+        (OutputFormat(name="n" * 999), "text.format.name"),
+    ):
         with pytest.raises(InvalidRequest) as refusal:
-            check_tools_and_grammars(conversation, grammar)
+            check_tools_and_format(PromptConversation(items=[], format=output_format))
         assert refusal.value.param == param
 
 
@@ -109,7 +77,7 @@ class Counting:
     def __init__(self) -> None:
         self.written: list[int] = []
 
-    def write(self, conversation: Conversation) -> Prompt:
+    def write(self, conversation: PromptConversation) -> Prompt:
         size = sum(len(_text(item)) for item in conversation.items)
         self.written.append(size)
         assert conversation.max_tokens is not None
@@ -131,7 +99,7 @@ def turns(count: int, size: int) -> list[Item]:
 
 def within(items: list[Item], limit: int, *, truncates: bool) -> tuple[Counting, Prompt]:
     model_format = Counting()
-    conversation = Conversation(items=items)
+    conversation = PromptConversation(items=items)
     size = characters_of(conversation)
     prompt = write_within(model_format, conversation, limit, size, truncates=truncates)  # type: ignore[arg-type]
     return model_format, prompt
@@ -140,7 +108,7 @@ def within(items: list[Item], limit: int, *, truncates: bool) -> tuple[Counting,
 def test_what_must_be_too_long_by_its_characters_is_not_written() -> None:
     model_format = Counting()
     with pytest.raises(PromptTooLong):
-        write_within(model_format, Conversation(items=turns(1, 1001)), 100, 1001, truncates=False)  # type: ignore[arg-type]
+        write_within(model_format, PromptConversation(items=turns(1, 1001)), 100, 1001, truncates=False)  # type: ignore[arg-type]
     assert model_format.written == []
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.model_formats.interface import Conversation, Prompt
+from server.model_formats.interface import Prompt, PromptConversation
 from server.prompting.loaded_model import LoadedModel, LongPromptLimit
 from server.prompting.summary import (
     ELLIPSIS,
@@ -68,7 +68,7 @@ class _Format:
     def __init__(self) -> None:
         self.rendered = 0
 
-    def write(self, _conversation: Conversation) -> Prompt:
+    def write(self, _conversation: PromptConversation) -> Prompt:
         self.rendered += 1
         return Prompt(token_ids=(1,) * 5, stop_ids=frozenset())
 

@@ -13,20 +13,21 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
 from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.interface import (
+    CallChoice,
     CallDelta,
     CallEnd,
     CallStart,
-    Conversation,
     Delta,
     OutputFormat,
     Prompt,
+    PromptConversation,
     PromptError,
+    PromptTool,
     TextDelta,
-    Tool,
-    ToolChoice,
 )
-from server.model_formats.select_format import TOOL_CALL_FORMATS, load_model_format
+from server.model_formats.select_format import load_model_format
 from server.model_formats.special_tokens import Markup
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import Effort
 from tests.support.families import CALLERS, CLOCK, PATCH, THINKERS, WEATHER, format_of, ids_of
@@ -51,10 +52,10 @@ PLACE = {
     "required": ["city", "days", "units", "tags", "where"],
     "additionalProperties": False,
 }
-STRICT = Tool(name="strict", strict=True, parameters=PLACE)
-PATTERN = Tool(name="pattern", kind="custom", syntax="regex", definition=r'[a-z]{2,5}"\d+/x')
+STRICT = PromptTool(name="strict", strict=True, parameters=PLACE)
+PATTERN = PromptTool(name="pattern", kind="custom", syntax="regex", definition=r'[a-z]{2,5}"\d+/x')
 LINES = 'start: "begin\\n" line+ "end \\"x\\""\nline: /[^\\n<>]{1,6}/ "\\n"\n'
-GRAMMAR = Tool(name="grammar", kind="custom", syntax="lark", definition=LINES)
+GRAMMAR = PromptTool(name="grammar", kind="custom", syntax="lark", definition=LINES)
 ALL = [WEATHER, CLOCK, PATCH, STRICT, PATTERN, GRAMMAR]
 LEADS = {name: made(Markup({})).prefix for name, made in TOOL_CALL_FORMATS.items()}
 USER = Message("1", "completed", "user", [InputText("hi")])
@@ -130,9 +131,9 @@ def test_a_required_call_is_always_a_legal_call(family: str, compiler: GrammarCo
     for seed in range(WALKS):
         tools = random_.sample(ALL, random_.randint(1, len(ALL)))
         allowed = tuple(tool.name for tool in tools[: random_.randint(1, len(tools))])
-        choice = ToolChoice(mode="required", parallel=seed % 2 == 0, allowed=allowed if seed % 3 else None)
+        choice = CallChoice(mode="required", parallel=seed % 2 == 0, allowed=allowed if seed % 3 else None)
         prompt = format_of(family).write(
-            Conversation(
+            PromptConversation(
                 items=[USER],
                 tools=tools,
                 tool_choice=choice,
@@ -152,8 +153,8 @@ def test_a_required_call_is_always_a_legal_call(family: str, compiler: GrammarCo
 def test_a_call_that_need_not_be_is_legal_if_it_is(family: str, compiler: GrammarCompiler) -> None:
     made = 0
     for seed in range(16):
-        choice = ToolChoice(parallel=seed % 2 == 0)
-        prompt = format_of(family).write(Conversation(items=[USER], tools=ALL, tool_choice=choice))
+        choice = CallChoice(parallel=seed % 2 == 0)
+        prompt = format_of(family).write(PromptConversation(items=[USER], tools=ALL, tool_choice=choice))
         begin = (
             f"{FAMILIES[family].close if prompt.opens_reasoning else ''}{LEADS[family]}" if seed % 3 else ""
         )
@@ -166,8 +167,8 @@ def test_a_call_that_need_not_be_is_legal_if_it_is(family: str, compiler: Gramma
 
 
 def test_with_none_nothing_is_a_call_and_no_call_is_written(family: str, compiler: GrammarCompiler) -> None:
-    choice = ToolChoice(mode="none")
-    prompt = format_of(family).write(Conversation(items=[USER], tools=ALL, tool_choice=choice))
+    choice = CallChoice(mode="none")
+    prompt = format_of(family).write(PromptConversation(items=[USER], tools=ALL, tool_choice=choice))
     assert not prompt.tools
     if prompt.grammar is None:
         assert family in ("llama3_json", "pythonic")  # a call is written there as other text is
@@ -183,7 +184,9 @@ def test_an_answer_in_a_format_is_json_behind_the_reasoning(family: str, compile
             OutputFormat(kind="json_schema", schema=PLACE) if seed % 2 else OutputFormat(kind="json_object")
         )
         effort: Any = ("none", "high", None)[seed % 3]
-        prompt = format_of(family).write(Conversation(items=[USER], format=wanted, reasoning_effort=effort))
+        prompt = format_of(family).write(
+            PromptConversation(items=[USER], format=wanted, reasoning_effort=effort)
+        )
         deltas = said(family, compiler, prompt, seed)
         value = json.loads("".join(delta.text for delta in deltas if isinstance(delta, TextDelta)))
         assert isinstance(value, dict)
@@ -192,7 +195,7 @@ def test_an_answer_in_a_format_is_json_behind_the_reasoning(family: str, compile
 
 def test_an_answer_in_a_format_or_calls_where_there_are_tools(family: str, compiler: GrammarCompiler) -> None:
     wanted = OutputFormat(kind="json_schema", schema={"const": {"answer": 1}})
-    prompt = format_of(family).write(Conversation(items=[USER], tools=[STRICT], format=wanted))
+    prompt = format_of(family).write(PromptConversation(items=[USER], tools=[STRICT], format=wanted))
     kinds = set()
     for seed in range(16):
         deltas = said(family, compiler, prompt, seed)
@@ -206,15 +209,17 @@ def test_an_answer_in_a_format_or_calls_where_there_are_tools(family: str, compi
 
 @pytest.mark.parametrize("name", CALLERS)
 def test_where_nothing_is_asked_there_is_no_grammar(name: str) -> None:
-    assert format_of(name).write(Conversation(items=[USER], tools=[WEATHER, CLOCK, PATCH])).grammar is None
-    assert format_of(name).write(Conversation(items=[USER])).grammar is None
+    assert (
+        format_of(name).write(PromptConversation(items=[USER], tools=[WEATHER, CLOCK, PATCH])).grammar is None
+    )
+    assert format_of(name).write(PromptConversation(items=[USER])).grammar is None
 
 
 @pytest.mark.parametrize("name", THINKERS)
 def test_a_model_that_reasons_may_do_so_before_a_required_call(name: str) -> None:
-    choice = ToolChoice(mode="required")
+    choice = CallChoice(mode="required")
     prompt = format_of(name).write(
-        Conversation(items=[USER], tools=[WEATHER], tool_choice=choice, reasoning_effort="high")
+        PromptConversation(items=[USER], tools=[WEATHER], tool_choice=choice, reasoning_effort="high")
     )
     assert prompt.grammar is not None
     assert any(word in prompt.grammar.text for word in ("until_", "TEXT?"))
@@ -226,8 +231,8 @@ def test_where_the_template_would_open_the_reasoning_a_model_that_was_not_asked_
 ) -> None:
     demo = load_model_format(demo_model_folder(), frozenset())
     prompt = demo.write(
-        Conversation(
-            items=[USER], tools=[WEATHER], tool_choice=ToolChoice(mode="required"), reasoning_effort=effort
+        PromptConversation(
+            items=[USER], tools=[WEATHER], tool_choice=CallChoice(mode="required"), reasoning_effort=effort
         )
     )
     assert prompt.grammar is not None
@@ -237,15 +242,17 @@ def test_where_the_template_would_open_the_reasoning_a_model_that_was_not_asked_
 @pytest.mark.parametrize(
     ("conversation", "param"),
     [
-        (Conversation(items=[USER], tool_choice=ToolChoice(mode="required")), "tool_choice"),
+        (PromptConversation(items=[USER], tool_choice=CallChoice(mode="required")), "tool_choice"),
         (
-            Conversation(items=[USER], tools=[CLOCK], tool_choice=ToolChoice(allowed=("other",))),
+            PromptConversation(items=[USER], tools=[CLOCK], tool_choice=CallChoice(allowed=("other",))),
             "tool_choice",
         ),
-        (Conversation(items=[USER], tools=[CLOCK, CLOCK]), "tools"),
+        (PromptConversation(items=[USER], tools=[CLOCK, CLOCK]), "tools"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_by_its_parameter(conversation: Conversation, param: str) -> None:
+def test_what_cannot_be_asked_is_refused_by_its_parameter(
+    conversation: PromptConversation, param: str
+) -> None:
     with pytest.raises(PromptError) as refusal:
         format_of("hermes").write(conversation)
     assert refusal.value.param == param

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.interface import CallDelta, CallEnd, Conversation, PromptError, Tool, ToolChoice
+from server.model_formats.interface import (
+    CallChoice,
+    CallDelta,
+    CallEnd,
+    PromptConversation,
+    PromptError,
+    PromptTool,
+)
 from server.model_formats.output_grammar.argument_schemas import types_of
 from server.protocol.responses.items import InputText, Message
 from tests.support.families import CALLERS, format_of
@@ -16,12 +23,12 @@ from tests.support.walks import compiler_of, hints_of, walk
 
 ROUNDS = 300 if os.environ.get("FAULT_ROUNDS") else 12
 USER = Message("1", "completed", "user", [InputText("hi")])
-REQUIRED = ToolChoice(mode="required", parallel=False)
+REQUIRED = CallChoice(mode="required", parallel=False)
 
 
-def strict(parameters: dict[str, Any]) -> Conversation:
-    tool = Tool(name="f", parameters=parameters, strict=True)
-    return Conversation(items=[USER], tools=[tool], tool_choice=REQUIRED, reasoning_effort="none")
+def strict(parameters: dict[str, Any]) -> PromptConversation:
+    tool = PromptTool(name="f", parameters=parameters, strict=True)
+    return PromptConversation(items=[USER], tools=[tool], tool_choice=REQUIRED, reasoning_effort="none")
 
 
 @pytest.mark.parametrize("family", CALLERS)

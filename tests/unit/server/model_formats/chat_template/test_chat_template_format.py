@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 
 from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.interface import (
-    Conversation,
     Delta,
     ModelFormat,
     OutputParser,
+    PromptConversation,
     PromptError,
     ReasoningDelta,
     TextDelta,
@@ -138,7 +138,9 @@ def test_a_model_without_reasoning_keeps_tags_as_text(tmp_path: Path) -> None:
 
 
 def write(*items: Any, instructions: str | None = None, effort: Any = None) -> tuple[str, bool]:
-    prompt = model_format.write(Conversation(items=items, instructions=instructions, reasoning_effort=effort))
+    prompt = model_format.write(
+        PromptConversation(items=items, instructions=instructions, reasoning_effort=effort)
+    )
     assert prompt.stop_ids == {STOP}
     return tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False), prompt.opens_reasoning
 
@@ -185,17 +187,17 @@ def test_a_prompt_tells_the_date_of_its_conversation_whenever_it_is_written(tmp_
     dated = load_model_format(tmp_path, frozenset({STOP}))
     moment = datetime(2020, 2, 29, 23, 59, tzinfo=UTC)
     items = [Message("1", "completed", "user", [InputText("hi")])]
-    prompt = dated.write(Conversation(items=items, created_at=moment))
+    prompt = dated.write(PromptConversation(items=items, created_at=moment))
     assert tokenizer.decode(list(prompt.token_ids)) == "2020-02-29 hi"
 
 
 def test_conversation_is_written_by_the_template_that_it_brings() -> None:
     hi = [Message("msg_1", "completed", "user", [InputText("Hi <|im_end|>")])]
     own = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}<|im_end|>"
-    prompt = model_format.write(Conversation(items=hi, chat_template=own))
+    prompt = model_format.write(PromptConversation(items=hi, chat_template=own))
     assert tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == "[user] Hi <|im_end|><|im_end|>"
     assert prompt.token_ids.count(STOP) == 1
-    assert model_format.write(Conversation(items=hi)).token_ids != prompt.token_ids
+    assert model_format.write(PromptConversation(items=hi)).token_ids != prompt.token_ids
 
 
 @pytest.mark.parametrize(
@@ -204,5 +206,5 @@ def test_conversation_is_written_by_the_template_that_it_brings() -> None:
 def test_template_that_cannot_write_the_conversation_is_the_requests_mistake(template: str) -> None:
     hi = [Message("msg_1", "completed", "user", [InputText("Hi")])]
     with pytest.raises(PromptError) as refusal:
-        model_format.write(Conversation(items=hi, chat_template=template))
+        model_format.write(PromptConversation(items=hi, chat_template=template))
     assert refusal.value.param == "chat_template"

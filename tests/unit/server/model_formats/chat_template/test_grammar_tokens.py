@@ -10,7 +10,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.shipped_files import demo_model_folder
-from server.model_formats.interface import Conversation, Tool, ToolChoice
+from server.model_formats.interface import CallChoice, PromptConversation, PromptTool
 from server.model_formats.select_format import load_model_format
 from server.protocol.responses.items import InputText, Message
 
@@ -21,7 +21,7 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
-WEATHER = Tool(name="get_weather", strict=True, parameters=CITY)
+WEATHER = PromptTool(name="get_weather", strict=True, parameters=CITY)
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 END = 1273
 
@@ -46,8 +46,8 @@ def grammar_of(vocabulary: Vocabulary, mode: str) -> StructuredOutput:
     model_format = load_model_format(
         demo_model_folder(), frozenset({END}), grammar_token_ids=vocabulary.markup
     )
-    choice = ToolChoice(mode=mode)  # type: ignore[arg-type]
-    prompt = model_format.write(Conversation(items=[USER], tools=[WEATHER], tool_choice=choice))
+    choice = CallChoice(mode=mode)  # type: ignore[arg-type]
+    prompt = model_format.write(PromptConversation(items=[USER], tools=[WEATHER], tool_choice=choice))
     assert prompt.grammar is not None
     return prompt.grammar
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import Fuse
 
-from server.model_formats.interface import Conversation, Prompt, PromptError
+from server.model_formats.interface import Prompt, PromptConversation, PromptError
 from server.model_formats.select_format import load_model_format
 from server.protocol.responses.items import (
     ContentPart,
@@ -82,7 +82,7 @@ def written(
         image_placeholder=IMAGE,
         image_token_id=tokenizer.token_to_id(IMAGE),
     )
-    prompt = model_format.write(Conversation(items=items, instructions=instructions))
+    prompt = model_format.write(PromptConversation(items=items, instructions=instructions))
     return tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False), prompt
 
 

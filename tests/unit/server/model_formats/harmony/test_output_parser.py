@@ -19,18 +19,18 @@ from server.model_formats.interface import (
     Delta,
     MessageStart,
     Prompt,
+    PromptTool,
     ReasoningDelta,
     TextDelta,
-    Tool,
     merge_deltas,
 )
 from tests.support.harmony import CONTROL, encoding, ids_of, oracle, places_of
 from tests.support.rounds import example_count
 
 TOOLS = (
-    Tool(name="weather"),
-    Tool(name="patch", kind="custom"),
-    Tool(name="read", namespace="files"),
+    PromptTool(name="weather"),
+    PromptTool(name="patch", kind="custom"),
+    PromptTool(name="read", namespace="files"),
 )
 OPENING = "<|start|>user<|message|>hi<|end|><|start|>assistant"
 THINKS = "<|channel|>analysis<|message|>Hm<|end|>"
@@ -39,7 +39,7 @@ FLIES = "<|channel|>commentary to=functions.fly <|constrain|>json<|message|>{}"
 FINAL, COMMENTARY = MessageStart("final_answer"), MessageStart("commentary")
 
 
-def make_parser(prompt: str = OPENING, tools: Sequence[Tool] = TOOLS) -> HarmonyParser:
+def make_parser(prompt: str = OPENING, tools: Sequence[PromptTool] = TOOLS) -> HarmonyParser:
     return HarmonyParser(
         encoding().tokens, Prompt(token_ids=tuple(ids_of(prompt)), stop_ids=STOPS, tools=tools)
     )

@@ -9,18 +9,18 @@ import pytest
 from engine.request import Finished
 from server.model_formats.harmony.harmony_format import HarmonyFormat
 from server.model_formats.interface import (
+    CallChoice,
     CallDelta,
     CallEnd,
     CallStart,
-    Conversation,
     Delta,
     MessageStart,
     OutputFormat,
     Prompt,
+    PromptConversation,
+    PromptTool,
     ReasoningDelta,
     TextDelta,
-    Tool,
-    ToolChoice,
     merge_deltas,
 )
 from server.model_formats.select_format import load_model_format
@@ -37,7 +37,7 @@ from tests.support.engines import Bench, make_request, start_model
 from tests.support.harmony import user
 from tests.support.tiny_gpt_oss import GREETING, OUTSIDE, QUESTION, WEATHER, tiny_gpt_oss
 
-TOOL = Tool(name="weather", description="Tells the weather.", parameters=WEATHER, strict=True)
+TOOL = PromptTool(name="weather", description="Tells the weather.", parameters=WEATHER, strict=True)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ class Talk:
         self._bench, self._model_format = bench, model_format
 
     def prompt(self, items: Sequence[Item], **fields: Any) -> Prompt:
-        return self._model_format.write(Conversation(items=items, **fields))
+        return self._model_format.write(PromptConversation(items=items, **fields))
 
     def say(self, prompt: Prompt, **fields: Any) -> list[Delta]:
         engine_request = make_request(
@@ -123,7 +123,7 @@ def test_it_calls_a_function_and_answers_from_its_output(talk: Talk) -> None:
 
 def test_it_calls_what_it_must(talk: Talk) -> None:
     """Its script has an answer here; the grammar does not."""
-    prompt = talk.prompt([user(GREETING)], tools=[TOOL], tool_choice=ToolChoice(mode="required"))
+    prompt = talk.prompt([user(GREETING)], tools=[TOOL], tool_choice=CallChoice(mode="required"))
     for seed in range(8):
         deltas = talk.say(prompt, temperature=1.0, seed=seed)
         if talk.reason == "stop":

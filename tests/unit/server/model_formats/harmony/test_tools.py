@@ -7,7 +7,7 @@ import pytest
 
 from server.generation.hosted_items import items_for_model
 from server.model_formats.harmony.tools import MAX_DEPTH, MAX_RUN, encodable, inlined_schema
-from server.model_formats.interface import Conversation, PromptError, Tool
+from server.model_formats.interface import PromptConversation, PromptError, PromptTool
 from server.protocol.responses.items import CodeInterpreterCall, Item
 from tests.support.harmony import encoding, harmony_format, text_of, user
 
@@ -124,13 +124,13 @@ def test_long_runs_are_broken() -> None:
 
 
 TOOLS = [
-    Tool(name="python", namespace="python", parameters={"type": "object"}, builtin=True),
-    Tool(name="search", namespace="browser", parameters={"type": "object"}, builtin=True),
+    PromptTool(name="python", namespace="python", parameters={"type": "object"}, builtin=True),
+    PromptTool(name="search", namespace="browser", parameters={"type": "object"}, builtin=True),
 ]
 
 
 def written(items: Sequence[Item], **fields: Any) -> str:
-    return text_of(harmony_format().write(Conversation(items=items, **fields)).token_ids)
+    return text_of(harmony_format().write(PromptConversation(items=items, **fields)).token_ids)
 
 
 def test_they_are_told_in_the_models_own_words() -> None:

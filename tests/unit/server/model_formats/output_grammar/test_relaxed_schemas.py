@@ -12,11 +12,10 @@ from _pytest.mark.structures import ParameterSet
 
 from engine.grammar.compiler import check_grammar
 from engine.request import StructuredOutput
-from server.model_formats.interface import CallDelta, CallEnd, Conversation, Tool, ToolChoice
+from server.model_formats.interface import CallChoice, CallDelta, CallEnd, PromptConversation, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.relaxed_schemas import (
     MAX_REFERENCES,
-    basic_schema,
     enforceable,
     forced_levels,
     without_unenforced,
@@ -87,10 +86,10 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
 }
 
 
-def conversation(parameters: dict[str, Any] | None, *, strict: bool = False) -> Conversation:
-    tool = Tool(name="f", parameters=parameters, strict=strict)
-    choice = ToolChoice(mode="required", parallel=False)
-    return Conversation(items=[USER], tools=[tool], tool_choice=choice, reasoning_effort="none")
+def conversation(parameters: dict[str, Any] | None, *, strict: bool = False) -> PromptConversation:
+    tool = PromptTool(name="f", parameters=parameters, strict=strict)
+    choice = CallChoice(mode="required", parallel=False)
+    return PromptConversation(items=[USER], tools=[tool], tool_choice=choice, reasoning_effort="none")
 
 
 def followed(compiler: Any, grammar: StructuredOutput) -> StructuredOutput:
@@ -166,15 +165,14 @@ def test_a_forced_call_of_any_object_is_an_object(parameters: dict[str, Any] | N
         assert all(isinstance(value, dict) for value in arguments(family, parameters, "any", 2))
 
 
-def test_a_schema_beyond_the_bounds_is_followed_in_its_shape_or_is_any_object() -> None:
-    wide = closed(**{f"p{number}": {"type": "boolean"} for number in range(400)}) | {"required": []}
-    assert enforceable(wide) == {"type": "object"}
-    deep: dict[str, Any] = {"type": "boolean"}
-    for _ in range(12):
-        deep = closed(a=deep)
-    part = enforceable(deep)
-    assert part == basic_schema(deep)
-    assert part["required"] == ["a"]
+def test_a_forced_call_of_a_schema_that_takes_too_much_follows_its_shape() -> None:
+    slow = closed(s={"type": "string", "allOf": [{"pattern": f"x{number}y"} for number in range(40)]})
+    assert enforceable(slow) == slow
+    for value in arguments("hermes", slow, "slow"):
+        assert isinstance(value["s"], str)
+
+
+def test_of_a_schema_that_is_enforced_what_means_nothing_is_kept_and_what_cannot_be_is_not() -> None:
     assert enforceable({"minLength": 3} | closed(a={"not": {}})) == closed({"minLength": 3}, a={})
 
 
@@ -197,9 +195,9 @@ def test_a_schema_that_refers_to_itself_is_followed() -> None:
 
 
 def test_strict_functions_and_custom_tools_stay_as_they_are() -> None:
-    tools = [Tool(name="f", parameters=closed(), strict=True), Tool(name="g", kind="custom")]
+    tools = [PromptTool(name="f", parameters=closed(), strict=True), PromptTool(name="g", kind="custom")]
     assert forced_levels(tools) == [tools]
-    levels = forced_levels([*tools, Tool(name="h", parameters=closed(a={"not": {}}))])
+    levels = forced_levels([*tools, PromptTool(name="h", parameters=closed(a={"not": {}}))])
     assert [level[:2] for level in levels] == [tools] * 3
     assert [level[2].parameters for level in levels] == [
         closed(a={}),
@@ -210,15 +208,15 @@ def test_strict_functions_and_custom_tools_stay_as_they_are() -> None:
 
 def test_more_alternatives_than_are_written_out_are_the_schema_itself() -> None:
     branches = [closed(**{f"p{number}": {"type": "null"}}) for number in range(20)]
-    tool = Tool(name="f", strict=True, parameters={"type": "object", "anyOf": branches})
+    tool = PromptTool(name="f", strict=True, parameters={"type": "object", "anyOf": branches})
     assert [one.parameters for one in alternatives(tool)] == [tool.parameters]
 
 
 def test_many_functions_that_take_anything_need_one_schema() -> None:
-    tools = [Tool(name=f"f{number}") for number in range(128)]
-    choice = ToolChoice(mode="required")
+    tools = [PromptTool(name=f"f{number}") for number in range(128)]
+    choice = CallChoice(mode="required")
     for family in ("hermes", "qwen3_coder", "gemma4"):
-        prompt = format_of(family).write(Conversation(items=[USER], tools=tools, tool_choice=choice))
+        prompt = format_of(family).write(PromptConversation(items=[USER], tools=tools, tool_choice=choice))
         compiler = compiler_of(family)
         assert prompt.grammar is not None
         assert followed(compiler, prompt.grammar) == prompt.grammar

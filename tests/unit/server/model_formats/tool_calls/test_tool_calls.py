@@ -7,10 +7,11 @@ import pytest
 
 from engine.request import StructuredOutput
 from server.model_formats.chat_template.output_parser import read_answer
-from server.model_formats.interface import CallStart, Delta, Prompt, TextDelta, Tool, merge_deltas
-from server.model_formats.select_format import TOOL_CALL_FORMATS, detect_tool_call_format, load_model_format
+from server.model_formats.interface import CallStart, Delta, Prompt, PromptTool, TextDelta, merge_deltas
+from server.model_formats.select_format import load_model_format
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Scanner, TextEmitter
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS, detect_tool_call_format
 from server.model_formats.tool_calls.tool_call_format import ToolCallEmitter
 from server.model_formats.tool_index import ToolIndex
 from tests.support.families import (
@@ -31,11 +32,11 @@ LED = [name for name in CALLERS if name != "llama3_json"]
 """Those whose calls may come after text."""
 
 
-def prompt(tools: Sequence[Tool] = TOOLS, *, opened: bool = False) -> Prompt:
+def prompt(tools: Sequence[PromptTool] = TOOLS, *, opened: bool = False) -> Prompt:
     return Prompt(token_ids=(), stop_ids=frozenset(), tools=tools, opens_reasoning=opened)
 
 
-def read(name: str, text: str, tools: Sequence[Tool] = TOOLS, *, opened: bool = False) -> list[Delta]:
+def read(name: str, text: str, tools: Sequence[PromptTool] = TOOLS, *, opened: bool = False) -> list[Delta]:
     parser = format_of(name).parser(prompt(tools, opened=opened))
     return [delta for token in ids_of(name, text) for delta in parser.feed([token])] + parser.close()
 
@@ -320,7 +321,7 @@ def test_a_special_token_within_a_value_is_no_part_of_it(name: str) -> None:
 
 
 def test_tools_of_one_name_in_two_groups_are_told_apart() -> None:
-    tools = [Tool(name="find", namespace="mail"), Tool(name="find", namespace="files")]
+    tools = [PromptTool(name="find", namespace="mail"), PromptTool(name="find", namespace="files")]
     text = '<tool_call>\n{"name": "files__find", "arguments": {}}\n</tool_call>'
     assert read("hermes", text, tools)[0] == CallStart("find", None, "function", "files")
 

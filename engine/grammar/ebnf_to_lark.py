@@ -7,7 +7,8 @@ not split by a longer match of another terminal. Linear in the grammar's length.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+
+from engine.grammar.matcher import BadGrammar
 
 ROOT = "root"
 MAX_EBNF = 20_000
@@ -25,25 +26,20 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 
 
-class BadEbnf(ValueError):
-    """The grammar is not EBNF; `str()` is a sentence for the caller."""
-
-
 def is_ebnf(text: str) -> bool:
     """Whether the text begins with an EBNF rule (`name ::=`)."""
     return len(text) <= MAX_EBNF and _EBNF.match(text) is not None
 
 
-@lru_cache(maxsize=64)
 def ebnf_to_lark(text: str) -> str:
-    """The grammar in Lark, whose `start` is the rule `root`. Raises BadEbnf."""
+    """The grammar in Lark, whose `start` is the rule `root`. Raises BadGrammar."""
     rules = _rules(_tokens(text))
     used = {name: {word for kind, word in body if kind == "name"} for name, body in rules.items()}
     for name, words in used.items():
         if missing := words - rules.keys():
-            raise BadEbnf(f"The rule {name!r} uses {min(missing)!r}, which is not defined.")
+            raise BadGrammar(f"The rule {name!r} uses {min(missing)!r}, which is not defined.")
     if ROOT not in rules:
-        raise BadEbnf("A grammar in EBNF has a rule named root.")
+        raise BadGrammar("A grammar in EBNF has a rule named root.")
     terminals = _terminals(rules, used)
     names = {name: f"T{n}" if name in terminals else f"r{n}" for n, name in enumerate(rules)}
     lines = [f"start: {names[ROOT]}"]
@@ -58,7 +54,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
         match = _TOKEN.match(text, index)
         if match is None or match.lastgroup is None:
             line = text.count("\n", 0, index) + 1
-            raise BadEbnf(f"In line {line} of the grammar, {text[index : index + 20]!r} is not EBNF.")
+            raise BadGrammar(f"In line {line} of the grammar, {text[index : index + 20]!r} is not EBNF.")
         index = match.end()
         if match.lastgroup != "space":
             tokens.append((match.lastgroup, match[0]))
@@ -72,20 +68,20 @@ def _rules(tokens: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]
     for index, token in enumerate(tokens):
         if token[0] == "defined":
             if index == 0 or tokens[index - 1][0] != "name":
-                raise BadEbnf("Before ::= stands the name of a rule.")
+                raise BadGrammar("Before ::= stands the name of a rule.")
             name = tokens[index - 1][1]
             if body:
                 body.pop()  # the name of this rule, not a token of the one before
             if name in rules:
-                raise BadEbnf(f"The rule {name!r} is defined twice.")
+                raise BadGrammar(f"The rule {name!r} is defined twice.")
             body = rules[name] = []
         elif body is not None:
             body.append(token)
         elif index:
-            raise BadEbnf("A grammar in EBNF begins with a rule.")
+            raise BadGrammar("A grammar in EBNF begins with a rule.")
     for name, inner in rules.items():
         if not inner:
-            raise BadEbnf(f"The rule {name!r} has no body.")
+            raise BadGrammar(f"The rule {name!r} has no body.")
     return rules
 
 
@@ -136,7 +132,7 @@ def _character_class(inner: str) -> str:
     parts = [character if character == "" else f"\\x{{{ord(character):x}}}" for character in characters]
     inside = "".join("-" if part == "" else part for part in parts)
     if not inside:
-        raise BadEbnf("A set of characters must not be empty.")
+        raise BadGrammar("A set of characters must not be empty.")
     return f"/[{'^' if negated else ''}{inside}]/"
 
 
@@ -165,4 +161,4 @@ def _unescaped(escaped: str, index: int) -> tuple[str, int]:
     try:
         return chr(int(number, 16)), index + 1 + len(number)
     except (ValueError, OverflowError):
-        raise BadEbnf(f"\\{sign}{number} names no character.") from None
+        raise BadGrammar(f"\\{sign}{number} names no character.") from None
