@@ -21,7 +21,6 @@ from server.admission.stored_input import (
     read_stored_input,
 )
 from server.admission.tenant_limits import HistoryReads
-from server.compaction.inline import COMPACTION_TRIGGER
 from server.errors import InvalidRequest
 from server.hosted_tools.offered_tools import approved_calls
 from server.prompting.loaded_model import LoadedModel
@@ -47,7 +46,7 @@ from server.protocol.responses.items import (
     McpCall,
     Message,
 )
-from server.protocol.responses.request import ContextManagement, CreateResponse
+from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement, CreateResponse
 from server.sealing.approval_tags import is_tagged, keep_approval_tag
 from server.sealing.cipher import Seal
 from server.sealing.sealed_items import unseal_items

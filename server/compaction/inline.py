@@ -31,11 +31,8 @@ from server.prompting.prompt import moment_of, write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.protocol.responses.item_images import with_images
 from server.protocol.responses.items import InputText, Item, Message, plain_text
-from server.protocol.responses.request import ContextManagement
+from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement
 from server.sealing.sealed_items import SealedContext, seal_context, unseal_items
-
-COMPACTION_TRIGGER = "compaction_trigger"
-"""The type in `context_management` that records a trigger in the input."""
 
 DEFAULT_SHARE = 0.75
 """The threshold, as a share of the model's context, where a request gives none."""

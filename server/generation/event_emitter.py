@@ -9,9 +9,8 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from server.generation.event_log import decode_added, decode_done
 from server.generation.output_decoding import FinishDetails
-from server.generation.response_builder import TokenDump, build_response
+from server.generation.token_dump import TokenDump
 from server.generation.tool_call_events import ToolCallEvents
 from server.generation.written_item import EventNumbers, ItemStart, WrittenItem, delta_kind, item_start
 from server.hosted_tools.offered_tools import HostedTools
@@ -26,7 +25,8 @@ from server.model_formats.interface import (
 )
 from server.protocol import ids
 from server.protocol.responses import events as wire
-from server.protocol.responses.events import Event, Kind, event_type
+from server.protocol.responses.built_response import build_response
+from server.protocol.responses.events import Event, Kind, decode_added, decode_done, event_type
 from server.protocol.responses.items import (
     Compaction,
     HostedCall,

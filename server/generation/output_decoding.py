@@ -14,8 +14,8 @@ from msgspec import UNSET, UnsetType
 
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
-from server.generation.response_builder import MIN_LOGPROB, TokenDump
 from server.generation.stop_strings import StopStrings
+from server.generation.token_dump import MIN_LOGPROB, TokenDump
 from server.hosted_tools.offered_tools import HostedTools
 from server.model_formats.interface import (
     CallDelta,
@@ -26,6 +26,7 @@ from server.model_formats.interface import (
     ReasoningDelta,
     TextDelta,
 )
+from server.protocol.ids import token_id_name
 from server.protocol.responses.events import Event, Kind, delta_of
 from server.protocol.responses.items import Logprob, TopLogprob
 from server.protocol.responses.response import Response
@@ -245,11 +246,6 @@ class PendingLogprobs:
         utf8 = self._vocabulary.tokens[token_id]
         text = token_id_name(token_id) if self._tokens_as_ids else utf8.decode(errors="replace")
         return text, list(utf8)
-
-
-def token_id_name(token_id: int) -> str:
-    """The stand-in for a token's text, as in vLLM: distinct even for tokens whose texts are equal."""
-    return f"token_id:{token_id}"
 
 
 class FinishDetails:

@@ -14,8 +14,8 @@ from engine.statistics import NOT_MEASURED, RequestTimes
 from server.generation.event_emitter import EventEmitter
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
-from server.generation.response_builder import TokenDump
 from server.generation.run_facts import RunFacts
+from server.generation.token_dump import TokenDump
 from server.hosted_tools.offered_tools import PendingToolWork, ToolResult
 from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.events import Event

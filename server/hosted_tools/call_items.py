@@ -29,6 +29,7 @@ from server.protocol.responses.items import (
     WebSearchCall,
 )
 from server.protocol.responses.settings_items import SettingsItem
+from server.protocol.responses.tools import MAX_URLS, URLS_KEY
 
 FinalStatus = Literal["completed", "failed", "incomplete"]
 ITEM_TYPES: dict[CallType, type[HostedCall]] = {
@@ -136,9 +137,6 @@ def _action(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"type": "search", "query": query, "queries": [query]}
 
 
-URLS_KEY = "holdfast/urls"
-"""The URL of a page, or those that a search found."""
-MAX_URLS = 50
 MAX_URL = 2048
 _SOURCE_URL = re.compile(r"https?://[^\s\x00-\x1f]+")
 

@@ -12,7 +12,7 @@ import msgspec
 
 from engine.request import EngineRequest
 from server.generation.output_decoding import DecodingSpec, WithoutReasoning
-from server.generation.response_builder import TokenDump
+from server.generation.token_dump import TokenDump
 from server.hosted_tools.offered_tools import HostedTools, McpCredentials, call_limit, hosted_tools_of
 from server.model_formats.chat_template.output_parser import PlainParser
 from server.model_formats.interface import MessageFormat, OutputParser, Prompt

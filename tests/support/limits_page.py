@@ -17,7 +17,6 @@ from server import limits
 from server.administration import checks, keys, webhooks
 from server.admission import request_validation, tenant_limits
 from server.browser import mcp_server as browser
-from server.completions import shared_parameters
 from server.configuration.running_limit import CALLS_PER_VLLM_SERVER
 from server.configuration.setting_groups.process import MAX_RUNNING
 from server.hosted_tools import mcp_client, tool_lists
@@ -129,7 +128,7 @@ def _output() -> Mapping[str, Rows]:
             "counts in it, such as `maxLength`": f"{grammars.MAX_COUNT:,}",
             "patterns of one value in it": f"{grammars.MAX_TOGETHER}",
             "`patternProperties` in it": f"{grammars.MAX_PATTERN_PROPERTIES}",
-            "its name": f"{prompt_limits.MAX_FORMAT_NAME} characters; {shared_parameters.MAX_FORMAT_NAME} in "
+            "its name": f"{prompt_limits.MAX_FORMAT_NAME} characters; {parameters.MAX_FORMAT_NAME} in "
             "Chat Completions",
             "a pattern": f"{grammars.MAX_PATTERN} characters; {prompt_limits.MAX_REGEX} of a custom tool",
             "grammar in Lark or EBNF": f"{grammars.MAX_LARK:,} characters, {grammars.MAX_TOGETHER} terminals "
