@@ -25,7 +25,6 @@ from server.http.asgi.endpoint import (
     RouterRefusal,
     address_share,
 )
-from server.http.asgi.measure_requests import MeasureRequests
 from server.http.asgi.request_log import RequestLog
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
 from server.http.asgi.websocket import SocketEndpoint
@@ -74,9 +73,8 @@ def build(services: Services, connections: int, more_routes: MoreRoutes | None =
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
         middleware=[
-            Middleware(RequestLog, services.traces.tracer),
+            Middleware(RequestLog, services.events, services.traces.tracer),
             Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins)),
-            Middleware(MeasureRequests, services.events),
         ],
     )
     app.router.redirect_slashes = False
@@ -99,9 +97,8 @@ def _build_worker(services: Services, threads: ThreadPools, connections: int) ->
             if route.handler in HEALTH
         ],
         middleware=[
-            Middleware(RequestLog),
+            Middleware(RequestLog, services.events),
             Middleware(CorsAndSlashes, read_cors_origins(None)),
-            Middleware(MeasureRequests, services.events),
         ],
     )
     app.router.redirect_slashes = False

@@ -20,7 +20,6 @@ from starlette.websockets import WebSocket
 from server.errors import ApiError, ClientGone, NotAuthenticated, NotReady, Overloaded
 from server.http.asgi.answers import Answer
 from server.http.asgi.client_connections import set_authenticated
-from server.http.asgi.measure_requests import SentStatus
 from server.http.asgi.open_connections import KeyEnded, OpenConnections
 from server.http.asgi.request_body import (
     RequestBody,
@@ -28,7 +27,7 @@ from server.http.asgi.request_body import (
     drain_and_answer,
     read_content_encoding,
 )
-from server.http.asgi.request_log import begin_request
+from server.http.asgi.request_log import has_begun
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
 from server.limits import SharedLimit
@@ -107,31 +106,28 @@ class Endpoint(Generic[C]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        begin_request(scope)
         body = RequestBody(request, receive, self.context.bodies)
-        tracked_send = send if isinstance(send, SentStatus) else SentStatus(send)
-        tracked_send.extra_headers = lambda: getattr(request.state, "answer_headers", {})
         try:
-            await self._serve(request, body, tracked_send)
+            await self._serve(request, body, send)
         except ClientGone:
             return
         except KeyEnded:
-            if tracked_send.status is None:
+            if not has_begun(scope):
                 await self.context.on_error(request, NotAuthenticated("The API key is not valid any more."))(
-                    scope, receive, tracked_send
+                    scope, receive, send
                 )
         except asyncio.CancelledError:
-            if tracked_send.status is None:
-                await _answer_shutdown(request, tracked_send)
+            if not has_begun(scope):
+                await _answer_shutdown(request, send)
             raise
         except Exception as error:
-            if tracked_send.status is not None:
+            if has_begun(scope):
                 raise
             answer = self.context.on_error(request, error)
             if body.whole or not _has_body(request):
-                await answer(scope, receive, tracked_send)
+                await answer(scope, receive, send)
             else:
-                await answer_and_drain(answer, scope, receive, tracked_send)
+                await answer_and_drain(answer, scope, receive, send)
 
     async def _serve(self, request: Request, body: RequestBody, send: Send) -> None:
         known = self._known_caller(request)
@@ -212,7 +208,6 @@ class PublicEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        begin_request(scope)
         try:
             answer = self._handler(request) if self._threads is None else await self._shared_answer(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object

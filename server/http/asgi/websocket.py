@@ -18,7 +18,7 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import EndpointContext, retry_until_ready
 from server.http.asgi.hypercorn_patches import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
 from server.http.asgi.open_connections import KeyEnded
-from server.http.asgi.request_log import MessageLog, begin_request
+from server.http.asgi.request_log import MessageLog
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
 from server.limits import SharedLimit
@@ -92,7 +92,6 @@ class SocketEndpoint(Generic[C]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
-        begin_request(scope)
         try:
             caller = await self.context.identify_caller(websocket)
             self.authorize(caller)
