@@ -13,7 +13,7 @@ from server.browser.mcp_server import RequireToken, build_server
 from server.configuration.environment import tool_tokens
 from server.configuration.settings import LOOPBACK
 from server.outbound_http.allowed_addresses import Refused, allow_host_of, read_allowed
-from server.protocol import worker_sandbox
+from server.protocol import bounded_process
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
             flush=True,
         )
-    if (lacking := worker_sandbox.missing()) is not None:
+    if (lacking := bounded_process.missing()) is not None:
         print(  # noqa: T201 - this is a command line
             f"holdfast-browser: the processes that read pages have a part of their sandbox: {lacking}",
             file=sys.stderr,

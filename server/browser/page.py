@@ -6,7 +6,7 @@ gpt-oss's own tool shows it: `[cursor]`, then `L9: text`, so that it can cite `ã
 
 HTML parsers take time quadratic in a page's depth and cannot be interrupted, and pages are untrusted, so
 `parse_page` runs this module in a process of its own, with limits of CPU time and memory, locked down as the
-workers of `worker_sandbox` are.
+workers of `bounded_process` are.
 """
 
 import codecs
@@ -24,7 +24,7 @@ import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from server.outbound_http.allowed_addresses import Refused, read_url
-from server.protocol import worker_sandbox
+from server.protocol import bounded_process
 from server.protocol.decode import decode_as
 
 WIDTH = 80
@@ -179,7 +179,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    worker_sandbox.lock_down()
+    bounded_process.lock_down()
     sys.stdout.buffer.write(msgspec.json.encode(from_html(url, html)))
 
 

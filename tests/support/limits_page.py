@@ -28,7 +28,7 @@ from server.input_images import image_reader, image_worker
 from server.model_formats.chat_template import messages
 from server.oidc import access_tokens
 from server.prompting import loaded_model, prompt_limits, request_parameters, turns
-from server.protocol import decode, ids, input_files, list_pages
+from server.protocol import bounded_process, decode, ids, input_files, list_pages
 from server.protocol import webhooks as webhook_requests
 from server.protocol.completions import requests as completions
 from server.protocol.responses import request as parameters
@@ -262,7 +262,7 @@ def _server() -> Mapping[str, Rows]:
 
 
 def _worker(reader: ModuleType) -> str:
-    return f"{reader.CPU_SECONDS} s of a core and {size(reader.MEMORY)}"
+    return f"{bounded_process.CPU_SECONDS} s of a core and {size(reader.MEMORY)}"
 
 
 PARTS = {

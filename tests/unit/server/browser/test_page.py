@@ -22,7 +22,7 @@ from server.browser.page import (
     number_lines,
     parse_page,
 )
-from server.protocol import worker_sandbox
+from server.protocol import bounded_process
 from server.protocol.decode import decode_as
 
 URL = "https://a.example/docs/page?x=1"
@@ -122,7 +122,7 @@ page.main()
 """
 
 
-@pytest.mark.skipif(worker_sandbox.missing() is not None, reason="this kernel lacks a part of the sandbox")
+@pytest.mark.skipif(bounded_process.missing() is not None, reason="this kernel lacks a part of the sandbox")
 def test_a_page_that_takes_its_parser_over_reaches_neither_the_network_nor_files_nor_processes(
     tmp_path: Path,
 ) -> None:
