@@ -20,7 +20,7 @@ from server.model_formats.output_grammar import argument_schemas, relaxed_schema
 from server.model_formats.tool_calls import literal_arguments
 from server.oidc import issuer, key_set, signing_keys
 from server.outbound_http import guarded_http
-from server.protocol import list_pages, parameter_table
+from server.protocol import list_pages
 from server.protocol.administration import requests
 from server.recording import run_registry, side_writer
 from server.store.cluster import watches
@@ -87,8 +87,6 @@ def tables() -> Mapping[str, Rows]:
             f"{routes._SIGN_IN_SECONDS:g} s",
             "read pictures in the cache": size(image_reader.CACHE_BYTES),
             "stored pictures that a compaction gives back": f"{size(list_pages.MAX_BYTES)} a request",
-            "unknown names compared with the known ones": f"{parameter_table.MAX_UNKNOWN_NAMES} of "
-            f"{parameter_table.MAX_NAME} characters",
         },
         "Steps, readers and labels": {
             "tries to store a step whose row is locked": f"{side_writer.MAX_TRIES}; then the response fails, "
