@@ -96,12 +96,8 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
     found = {_name(path) for path in OURS for function in _source(path).functions if function.is_asynchronous}
     # MCP's library is asynchronous; the other halves are plain functions.
     mcp = {"runner/server.py", "server/browser/mcp_server.py", "server/hosted_tools/mcp_session.py"}
-    mcp |= {
-        "server/outbound_http/guarded_http.py",
-        "server/outbound_http/guarded_post.py",
-        "server/fair_slots.py",
-    }
-    moves_bytes = ("server/http/asgi/", "engine/remote/")
+    mcp |= {"server/outbound_http/guarded_http.py", "server/fair_slots.py"}
+    moves_bytes = ("server/http/asgi/", "server/http/websocket/", "engine/remote/")
     assert {name for name in found if not name.startswith(moves_bytes)} == mcp
 
 

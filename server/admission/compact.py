@@ -30,8 +30,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES
-from server.protocol.responses.item_images import images_of
-from server.protocol.responses.items import Compaction, Item, Message, plain_text
+from server.protocol.responses.items import Compaction, Item, Message, images_of, plain_text
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CompactedResponse, Usage, make_usage
 from server.sealing.approval_tags import keep_approval_tag

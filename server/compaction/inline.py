@@ -29,8 +29,7 @@ from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, 
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import moment_of, write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
-from server.protocol.responses.item_images import with_images
-from server.protocol.responses.items import InputText, Item, Message, plain_text
+from server.protocol.responses.items import InputText, Item, Message, plain_text, with_images
 from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement
 from server.sealing.sealed_items import SealedContext, seal_context, unseal_items
 

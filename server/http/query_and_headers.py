@@ -14,7 +14,7 @@ from server.http.openapi import Parameter
 from server.logs.context import CURRENT
 from server.protocol.administration.requests import MAX_UNIX_SECONDS
 from server.protocol.ids import is_request_id
-from server.protocol.responses.event_ids import EventId, parse_event_id
+from server.protocol.responses.events import EventId, parse_event_id
 
 V = TypeVar("V", bound=str)
 

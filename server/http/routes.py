@@ -22,7 +22,6 @@ from server.http.handlers import (
     completions,
     conversations,
     health,
-    metrics,
     models_and_tokenizer,
     responses,
 )
@@ -52,8 +51,7 @@ from server.protocol.completions.requests import (
 )
 from server.protocol.error_object import ErrorBody
 from server.protocol.responses import response
-from server.protocol.responses.event_ids import EVENT_ID
-from server.protocol.responses.events import StreamEvent
+from server.protocol.responses.events import EVENT_ID, StreamEvent
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CountInput, CreateResponse
 
@@ -319,7 +317,7 @@ ROUTES: list[Operation[Handler]] = [
     *WEBHOOK_ROUTES,
     Operation(
         "GET /metrics",
-        metrics.scrape,
+        health.scrape,
         "Get this process's metrics in Prometheus' format.",
         str,
         operation_id="metrics.scrape",

@@ -7,13 +7,95 @@ and callers with API keys wait for nothing. `KeyCache` decides; it is pure.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
-from server.errors import NotReady, Overloaded
-from server.oidc.key_set import SigningKey, select_key
-from server.oidc.token_claims import refused
+import msgspec
+from jwt import InvalidKeyError
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from server.configuration.setting_groups.tokens import is_safe_url
+from server.errors import NotAuthenticated, NotReady, Overloaded
+from server.outbound_http.allowed_addresses import Refused, allow_host_of
+from server.outbound_http.guarded_http import FetchLimits, Unreachable, fetch
+from server.protocol.decode import decode_as
+
+MAX_KEYS = 64
+"""Keys of a set; more are not read."""
+MAX_KID = 256
+MIN_RSA_BITS = 2048
+MAX_RSA_BITS = 8192
+"""Larger keys take long to verify with."""
+_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_CURVES = {"P-256": ("ES256",), "P-384": ("ES384",), "P-521": ("ES512",), "Ed25519": ("EdDSA",)}
+ALGORITHMS = frozenset({*_RSA, *(name for names in _CURVES.values() for name in names)})
+"""Only asymmetric ones, and a key verifies those of its own kind alone: neither `none` nor an HMAC over a
+public key is ever tried."""
+_PUBLIC_MEMBERS = ("kty", "n", "e", "crv", "x", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A public key of the issuer, and the algorithms that it may verify."""
+
+    kid: str | None
+    key: Any
+    algorithms: frozenset[str]
+
+
+class _KeySet(msgspec.Struct):
+    keys: list[dict[str, Any]]
+
+
+def read_keys(document: bytes) -> list[SigningKey]:
+    """The keys of a set that can verify tokens; others are skipped. Raises ValueError for what is no set."""
+    try:
+        keys = decode_as(document, _KeySet).keys
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError("it is not a set of keys") from error
+    found = (_read_key(one) for one in keys[:MAX_KEYS])
+    return [key for key in found if key is not None]
+
+
+def _read_key(jwk: Mapping[str, Any]) -> SigningKey | None:
+    kid, use, kind = jwk.get("kid"), jwk.get("use", "sig"), jwk.get("kty")
+    if use != "sig" or not (kid is None or (isinstance(kid, str) and len(kid) <= MAX_KID)):
+        return None
+    algorithms = frozenset(_RSA if kind == "RSA" else _CURVES.get(str(jwk.get("crv")), ()))
+    if (only := jwk.get("alg")) is not None:
+        algorithms &= {only} if isinstance(only, str) else set()
+    if not algorithms:
+        return None
+    public = {name: jwk[name] for name in _PUBLIC_MEMBERS if name in jwk}
+    try:
+        key = _read_public_key(kind, public)
+    except (InvalidKeyError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return None
+    bits = getattr(key, "key_size", MIN_RSA_BITS) if kind == "RSA" else MIN_RSA_BITS
+    return SigningKey(kid, key, algorithms) if MIN_RSA_BITS <= bits <= MAX_RSA_BITS else None
+
+
+def _read_public_key(kind: object, public: dict[str, Any]) -> object:
+    match kind:
+        case "RSA":
+            return RSAAlgorithm.from_jwk(public)
+        case "EC":
+            return ECAlgorithm.from_jwk(public)
+        case "OKP":
+            return OKPAlgorithm.from_jwk(public)
+        case _:
+            raise ValueError(kind)
+
+
+def select_key(keys: list[SigningKey], kid: str | None, algorithm: str) -> SigningKey | None:
+    """The key with that id for that algorithm; without an id the only key for it."""
+    fitting = [key for key in keys if algorithm in key.algorithms and kid in (None, key.kid)]
+    if kid is None and len(fitting) > 1:
+        return None
+    return fitting[0] if fitting else None
+
 
 log = logging.getLogger("holdfast.oidc")
 
@@ -23,6 +105,10 @@ KEEP_S = 6 * 3600.0
 """How long keys stay good while the issuer does not answer."""
 PAUSE_S = 10.0
 """Between the starts of two fetches, whatever tokens arrive."""
+
+
+def refused(why: str) -> NotAuthenticated:
+    return NotAuthenticated(f"The access token is not valid: {why}.")
 
 
 @dataclass(slots=True)
@@ -115,3 +201,40 @@ class SigningKeys:
                     self._cache.store(keys, self._clock())
                 self._pending = None
             pending.set_result(None)
+
+
+FETCH = FetchLimits(size=512 * 1024, seconds=4.0, redirects=0)
+"""Of each of the two documents."""
+_CONFIGURATION = "/.well-known/openid-configuration"
+
+
+class _Discovery(msgspec.Struct):
+    issuer: str
+    jwks_uri: str
+
+
+def fetch_keys(issuer: str) -> list[SigningKey]:
+    """The issuer's keys by OpenID Connect Discovery: its configuration names the address of its key set.
+
+    Blocks for at most twice FETCH.seconds. Raises ValueError with a reason.
+    """
+    try:
+        found = decode_as(_get(issuer.rstrip("/") + _CONFIGURATION), _Discovery)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ValueError("its configuration has no issuer and jwks_uri") from None
+    if found.issuer != issuer:
+        raise ValueError(f"its configuration is that of the issuer {found.issuer[:200]!r}")
+    if not is_safe_url(found.jwks_uri):
+        raise ValueError("its jwks_uri is neither https nor on loopback")
+    return read_keys(_get(found.jwks_uri))
+
+
+def _get(url: str) -> bytes:
+    """What is at a URL of the operator's issuer, at any address."""
+    try:
+        answer = fetch(url, allow_host_of(url), FETCH)
+    except (Refused, Unreachable) as error:
+        raise ValueError(f"{url[:200]}: {error}") from error
+    if answer.status != 200:
+        raise ValueError(f"{url[:200]} answered with status {answer.status}")
+    return answer.body

@@ -18,7 +18,7 @@ from server.maintenance import erasure, import_lines
 from server.metrics import events
 from server.model_formats.output_grammar import argument_schemas, relaxed_schemas
 from server.model_formats.tool_calls import literal_arguments
-from server.oidc import issuer, key_set, signing_keys
+from server.oidc import signing_keys
 from server.outbound_http import guarded_http
 from server.protocol import list_pages
 from server.protocol.administration import requests
@@ -150,9 +150,10 @@ def _outside() -> Mapping[str, Rows]:
             "time in which no server takes a response": default("engine_outage_seconds", "s"),
         },
         "Issuers of access tokens": {
-            "its configuration; its key set": f"{size(issuer.FETCH.size)}, {issuer.FETCH.seconds:g} s each",
-            "keys of a set; bits of RSA; characters of a `kid`": f"{key_set.MAX_KEYS}; "
-            f"{key_set.MIN_RSA_BITS:,} to {key_set.MAX_RSA_BITS:,}; {key_set.MAX_KID}",
+            "its configuration; its key set": f"{size(signing_keys.FETCH.size)}, "
+            f"{signing_keys.FETCH.seconds:g} s each",
+            "keys of a set; bits of RSA; characters of a `kid`": f"{signing_keys.MAX_KEYS}; "
+            f"{signing_keys.MIN_RSA_BITS:,} to {signing_keys.MAX_RSA_BITS:,}; {signing_keys.MAX_KID}",
             "fetches": f"one in {signing_keys.PAUSE_S:g} s",
             "keys while it is away": f"good for {signing_keys.KEEP_S / 3600:g} hours, then 503",
         },

@@ -24,9 +24,10 @@ from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
 from server.configuration.settings import Config
-from server.http.asgi.arrival import Arrival, Arrivals
 from server.http.asgi.client_connections import (
     CLIENT,
+    Arrival,
+    Arrivals,
     ClientConnection,
     ClientConnections,
     GoesFirst,

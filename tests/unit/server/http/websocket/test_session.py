@@ -10,9 +10,9 @@ import pytest
 
 from server.admission.tenant_limits import DECODED_FACTOR
 from server.errors import NotFound
-from server.http.asgi.websocket import PendingResponse
 from server.http.handlers import responses
-from server.http.handlers.websocket_session import SocketSession
+from server.http.websocket.connection import PendingResponse
+from server.http.websocket.session import SocketSession
 from server.limits import SharedLimit
 from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateMessage
