@@ -19,7 +19,7 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
 )
 OURS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("server", "engine", "runner")]
-MAX_LINES = 400
+MAX_LINES = 600
 MAX_FUNCTION_LINES = 60
 BANNED_NAMES = {"utils", "util", "helpers", "common", "manager", "misc", "service"}
 
@@ -60,7 +60,7 @@ def _source(path: Path) -> _Source:
     return _Source(ast.get_docstring(tree), tuple(functions), frozenset(reads))
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
+def test_no_file_is_longer_than_600_lines() -> None:
     long = {_name(path): size for path in SOURCES if (size := len(path.read_text().splitlines())) > MAX_LINES}
     assert long == {}
 
