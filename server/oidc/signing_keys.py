@@ -1,15 +1,16 @@
 """`SigningKeys`: an issuer's keys, fetched when they are needed, at most once in a while. Thread-safe.
 
 A fetch runs on a thread of its own: a caller that needs its result gets NotReady and waits on the event loop,
-and callers with API keys wait for nothing. `KeyCache` decides; it is pure.
+and callers with API keys wait for nothing.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -111,38 +112,6 @@ def refused(why: str) -> NotAuthenticated:
     return NotAuthenticated(f"The access token is not valid: {why}.")
 
 
-@dataclass(slots=True)
-class KeyCache:
-    """The keys of the last fetch that succeeded. Times are seconds of one clock."""
-
-    _keys: list[SigningKey] = field(default_factory=list)
-    _fetched_at: float | None = None
-    _began_at: float | None = None
-    failed: bool = False
-    """Whether the last fetch failed."""
-
-    def find(self, kid: str | None, algorithm: str, now: float) -> SigningKey | None:
-        """The key for a token; None if it is not known or its set is too old."""
-        if self._fetched_at is None or now - self._fetched_at >= KEEP_S:
-            return None
-        return select_key(self._keys, kid, algorithm)
-
-    def should_fetch(self, now: float, *, known: bool) -> bool:
-        """Whether a fetch begins for a token whose key is `known` or is not."""
-        if self._began_at is not None and now - self._began_at < PAUSE_S:
-            return False
-        return not known or self._fetched_at is None or now - self._fetched_at >= REFRESH_S
-
-    def begin(self, now: float) -> None:
-        self._began_at = now
-
-    def store(self, keys: list[SigningKey], now: float) -> None:
-        self._keys, self._fetched_at, self.failed = keys, now, False
-
-    def fail(self) -> None:
-        self.failed = True
-
-
 class SigningKeys:
     """Finds the key of a token, and has the keys fetched."""
 
@@ -153,7 +122,12 @@ class SigningKeys:
         self._fetch = fetch
         self._clock = clock
         self._lock = threading.Lock()
-        self._cache = KeyCache()
+        self._keys: list[SigningKey] = []
+        """The keys of the last fetch that succeeded."""
+        self._fetched_at: float | None = None
+        self._began_at: float | None = None
+        self._failed = False
+        """Whether the last fetch failed."""
         self._pending: Future[None] | None = None
         """Of the fetch under way."""
 
@@ -163,12 +137,14 @@ class SigningKeys:
         """
         with self._lock:
             now = self._clock()
-            found = self._cache.find(kid, algorithm, now)
-            if self._pending is None and self._cache.should_fetch(now, known=found is not None):
+            age = math.inf if self._fetched_at is None else now - self._fetched_at
+            key = select_key(self._keys, kid, algorithm) if age < KEEP_S else None
+            pauses = self._began_at is not None and now - self._began_at < PAUSE_S
+            if self._pending is None and not pauses and (key is None or age >= REFRESH_S):
                 self._begin_fetch(now)
-            pending, failed = self._pending, self._cache.failed
-        if found is not None:
-            return found
+            pending, failed = self._pending, self._failed
+        if key is not None:
+            return key
         if pending is not None:
             raise NotReady([pending])
         if failed:
@@ -177,13 +153,13 @@ class SigningKeys:
 
     def _begin_fetch(self, now: float) -> None:
         """Begins a fetch, with the lock held. Where no thread can be made it has failed."""
-        self._cache.begin(now)
+        self._began_at = now
         pending: Future[None] = Future()
         try:
             threading.Thread(target=self._run, args=[pending], name="issuer-keys", daemon=True).start()
         except RuntimeError as error:
             log.warning("the keys of the issuer of access tokens could not be fetched: %s", error)
-            self._cache.fail()
+            self._failed = True
         else:
             self._pending = pending
 
@@ -195,10 +171,9 @@ class SigningKeys:
             log.warning("the keys of the issuer of access tokens could not be fetched: %s", error)
         finally:
             with self._lock:
-                if keys is None:
-                    self._cache.fail()
-                else:
-                    self._cache.store(keys, self._clock())
+                self._failed = keys is None
+                if keys is not None:
+                    self._keys, self._fetched_at = keys, self._clock()
                 self._pending = None
             pending.set_result(None)
 

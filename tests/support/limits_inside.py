@@ -78,7 +78,7 @@ def tables() -> Mapping[str, Rows]:
     return {
         "Bodies and history": {
             "bodies without a valid key, or to an unknown address, being dropped": (
-                f"{size(request_body._DROPPED_BYTES)} of each, {request_body._LINGER_S:g} s"
+                f"{request_body._LINGER_S:g} s"
             ),
             "connections beyond `--max-connections`, for health checks and refusals": f"{listener._SPARE}",
             "TLS handshake": f"{tls.HANDSHAKE_SECONDS:g} s",

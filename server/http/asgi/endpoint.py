@@ -21,12 +21,7 @@ from server.errors import ApiError, ClientGone, NotAuthenticated, NotReady, Over
 from server.http.asgi.answers import Answer
 from server.http.asgi.client_connections import set_authenticated
 from server.http.asgi.open_connections import KeyEnded, OpenConnections
-from server.http.asgi.request_body import (
-    RequestBody,
-    answer_and_drain,
-    drain_and_answer,
-    read_content_encoding,
-)
+from server.http.asgi.request_body import RequestBody, answer_unread, read_content_encoding
 from server.http.asgi.request_log import has_begun
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
@@ -124,10 +119,10 @@ class Endpoint(Generic[C]):
             if has_begun(scope):
                 raise
             answer = self.context.on_error(request, error)
-            if body.whole or not _has_body(request):
+            if body.whole:
                 await answer(scope, receive, send)
             else:
-                await answer_and_drain(answer, scope, receive, send)
+                await answer_unread(answer, scope, receive, send)
 
     async def _serve(self, request: Request, body: RequestBody, send: Send) -> None:
         known = self._known_caller(request)
@@ -212,10 +207,7 @@ class PublicEndpoint:
             answer = self._handler(request) if self._threads is None else await self._shared_answer(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             answer = on_error(request, error)
-        if _has_body(request):
-            await answer_and_drain(answer, scope, receive, send)
-        else:
-            await answer(scope, receive, send)
+        await answer_unread(answer, scope, receive, send)
 
     async def _shared_answer(self, request: Request) -> Response:
         now = asyncio.get_running_loop().time()
@@ -244,10 +236,7 @@ class RouterRefusal:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _has_body(Request(scope)):
-            await drain_and_answer(self._answer, scope, receive, send)
-        else:
-            await self._answer(scope, receive, send)
+        await answer_unread(self._answer, scope, receive, send)
 
 
 class RefuseAll:
@@ -263,7 +252,7 @@ class RefuseAll:
             await websocket.send_denial_response(on_error(websocket, self._reason()))
         elif scope["type"] == "http":
             answer = on_error(HTTPConnection(scope), self._reason())
-            await RouterRefusal(answer)(scope, receive, send)
+            await answer_unread(answer, scope, receive, send)
 
 
 async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:
@@ -283,7 +272,3 @@ async def _answer_shutdown(request: Request, send: Send) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(_SHUTDOWN_ANSWER_S):
             await answer(request.scope, request.receive, send)
-
-
-def _has_body(request: Request) -> bool:
-    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
