@@ -382,7 +382,7 @@ class FinalResponse:
                     self._stored = await run(self._read_stored)
 
     async def _answer(self, request: Request, run: RunInThread) -> Answer:
-        finals = self._stored or [one.final for one in self._channels if one.final is not None]
+        finals = self._stored or [channel.final for channel in self._channels if channel.final is not None]
         try:
             if len(finals) < len(self._channels):
                 return await run(self._fallback)

@@ -330,7 +330,7 @@ class ClientConnections:
 
     def close_before_requests(self) -> None:
         """Closes connections on which no request has come yet."""
-        for client in [one for one in self._open if not one.had_request]:
+        for client in [client for client in self._open if not client.had_request]:
             self.remove(client)
             client.abort()
 

@@ -191,45 +191,45 @@ class SocketSession:
         """Raises ApiError or DecodeFailure."""
         if len(message) > self._services.config.max_body_bytes:
             raise BodyTooLarge(self._services.config.max_body_bytes)
-        given: ClientMessage = decode(message, ClientMessage, endpoint="responses")  # type: ignore[arg-type]  # a union
-        if not isinstance(given, CreateMessage):
+        request: ClientMessage = decode(message, ClientMessage, endpoint="responses")  # type: ignore[arg-type]  # a union
+        if not isinstance(request, CreateMessage):
             return msgspec.json.encode(
                 SteerFailed(
                     error=SteerDetail("steering_not_supported", "Responses cannot be steered here."),
-                    steer=Steer(given.previous_response_id, given.input),
+                    steer=Steer(request.previous_response_id, request.input),
                 )
             )
         lane = b""
-        if given.stream_id is not None:
-            lane = b'"stream_id":' + msgspec.json.encode(given.stream_id) + b","
-        wanted = PendingResponse(given, len(message), lane)
+        if request.stream_id is not None:
+            lane = b'"stream_id":' + msgspec.json.encode(request.stream_id) + b","
+        pending = PendingResponse(request, len(message), lane)
         if waiting >= MAX_QUEUED_MESSAGES:
             error = TooManyRequests(
                 "Too many messages of this connection wait for their turn.", limit="messages of a WebSocket"
             )
-            return self.explain(error, wanted)
-        return wanted
+            return self.explain(error, pending)
+        return pending
 
-    def begin(self, wanted: PendingResponse) -> Answer:
+    def begin(self, pending: PendingResponse) -> Answer:
         """Raises ApiError or DecodeFailure, and then drops the response that it continues; or NotReady."""
         try:
-            return self._begin(wanted)
+            return self._begin(pending)
         except NotReady:
             raise  # it begins again
         except Exception:
             self._retained.drop_input()
-            self._forget(wanted)
+            self._forget(pending)
             raise
 
-    def _begin(self, wanted: PendingResponse) -> Answer:
-        services, message = self._services, _over_socket(wanted.message)
+    def _begin(self, pending: PendingResponse) -> Answer:
+        services, message = self._services, _over_socket(pending.message)
         apply_body_request_id(self._websocket, message.request_id)
         # Again: the key may have been revoked meanwhile.
         caller = services.authenticator.authenticate(self._websocket)
         caller.require("write")
         input_images.SOURCE.set(services.model.image_source(caller.tenant))
         retained = self._retained.get(message.previous_response_id or "")
-        message_bytes = wanted.size + (retained.message_bytes if retained else 0)
+        message_bytes = pending.size + (retained.message_bytes if retained else 0)
         if retained:
             _check_continued(message, message_bytes, services.config.max_body_bytes)
         with naming_own_fields(message):
@@ -240,34 +240,34 @@ class SocketSession:
                 generate=message.generate is not False,
             )
         if message.store is False:
-            item_bytes = wanted.size + (retained.item_bytes if retained else 0)
+            item_bytes = pending.size + (retained.item_bytes if retained else 0)
             item_bytes += DECODED_FACTOR * admitted.read_bytes
             self._retained.hold_input(admitted.items, message_bytes, item_bytes)
         reader = StreamReader(services.database, caller.tenant, admitted.id)
         return responses.event_stream(services, self._websocket, admitted.channel, reader, 0, admitted.begun)
 
-    def end(self, wanted: PendingResponse, last: bytes) -> None:
+    def end(self, pending: PendingResponse, last: bytes) -> None:
         """Retains the items of an unstored response for the next message."""
         ended = decode_as(last, _TerminalEvent).response
         if ended is None or ended.status == "failed":
             self._retained.drop_input()
-            self._forget(wanted)
+            self._forget(pending)
         elif not ended.store:
             payloads = [bytes(item) for item in ended.output]
             output = [decode_item(payload) for payload in payloads]
             self._retained.retain(ended.id, output, sum(map(len, payloads)), len(last))
 
-    def _forget(self, wanted: PendingResponse) -> None:
-        self._retained.drop(wanted.message.previous_response_id or "")
+    def _forget(self, pending: PendingResponse) -> None:
+        self._retained.drop(pending.message.previous_response_id or "")
 
     def close(self) -> None:
         self._retained.close()
 
-    def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
+    def explain(self, error: Exception, pending: PendingResponse | None = None) -> bytes:
         api_error = to_api_error(error)
         self._services.events.error(api_error)
         log_refusal(api_error, current_origin().request_id or self._websocket.state.request_id, error)
-        lane = wanted.message.stream_id if wanted else None
+        lane = pending.message.stream_id if pending else None
         return msgspec.json.encode(
             SocketError(
                 status=api_error.status,
