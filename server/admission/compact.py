@@ -29,8 +29,7 @@ from server.prompting.summary import (
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES
-from server.protocol.responses.item_images import images_of
-from server.protocol.responses.items import Compaction, Item, Message, plain_text
+from server.protocol.responses.items import Compaction, Item, Message, images_of, plain_text
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CompactedResponse, Usage, make_usage
 from server.request_input.resolve_input import read_request_input, reading_input, with_own_id

@@ -62,14 +62,14 @@ def validate_legacy_request(request: TextRequest) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
     refuse_unsupported(request)
     if request.best_of is not None and request.best_of < (request.n or 1):
-        raise InvalidRequest("best_of must be at least n: the best n are told.", param="best_of")
+        raise InvalidRequest("best_of must be at least n: the best n are returned.", param="best_of")
     if request.use_beam_search and generated_per_prompt(request) > (request.n or 1):
         raise unsupported("best_of", "A beam search finds the best n itself: leave out best_of.")
     if request.stream and generated_per_prompt(request) > (request.n or 1):
         raise unsupported("best_of", "The best answers are known when all have ended: set stream to false.")
     if request.stream and request.echo and request.logprobs is not None:
         raise unsupported(
-            "echo", "A prompt's logprobs are told with the whole answer: leave echo, logprobs or stream out."
+            "echo", "A prompt's logprobs come with the whole answer: leave echo, logprobs or stream out."
         )
     if request.max_tokens == 0 and not request.echo:
         raise InvalidRequest("Without tokens, only echo has anything to tell.", param="max_tokens")

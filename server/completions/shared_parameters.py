@@ -28,7 +28,7 @@ def refuse_unsupported(request: CompletionParameters) -> None:
         check_format_name(form.json_schema.name, "response_format.json_schema.name")
     if request.stream and request.prompt_logprobs is not None:
         raise unsupported(
-            "prompt_logprobs", "Logprobs of the prompt are told with the whole answer: set stream to false."
+            "prompt_logprobs", "Logprobs of the prompt come with the whole answer: set stream to false."
         )
     if request.use_beam_search:
         _check_beam_search(request)

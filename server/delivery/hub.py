@@ -21,7 +21,7 @@ from typing import NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from server.protocol.responses.event_ids import same_event
+from server.protocol.responses.events import same_event
 from server.store.log_read import Subscription
 
 SubscriptionKey = tuple[str, UUID]

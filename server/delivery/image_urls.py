@@ -12,7 +12,6 @@ from msgspec import UNSET
 
 from server.protocol.input_images import CONTENT_PREFIX, data_url, parse_content
 from server.protocol.list_pages import MAX_BYTES
-from server.protocol.responses.item_images import images_of, with_images
 from server.protocol.responses.items import (
     ContentPart,
     InputImage,
@@ -20,6 +19,8 @@ from server.protocol.responses.items import (
     Item,
     decode_item,
     encode_item,
+    images_of,
+    with_images,
 )
 from server.store.content import images
 from server.store.content.images import StoredImage

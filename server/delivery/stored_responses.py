@@ -17,8 +17,7 @@ from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.built_response import build_response, restore_token_dump, wants_token_dump
-from server.protocol.responses.event_ids import EventId, frame_id, same_event
-from server.protocol.responses.events import frame
+from server.protocol.responses.events import EventId, frame, frame_id, same_event
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo, Ending, Response, read_turns
 from server.store import log_append, log_read
 from server.store.content import response_pages, responses, stored_items

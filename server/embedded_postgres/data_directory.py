@@ -160,34 +160,23 @@ def create_cluster(
         shutil.rmtree(partial)
     partial.mkdir(mode=0o700)
     account.take(partial)
+    fast_sync = ["--sync-method=syncfs"] if sys.platform == "linux" and binaries.major >= 17 else []
     for locale in LOCALES:
         made = _initdb(
             binaries,
             account,
             lock,
             ["--username=postgres", "--auth-local=trust", "--auth-host=reject", "--encoding=UTF8"],
-            [f"--locale={locale}", "--no-sync", "--no-instructions", f"--pgdata={partial}"],
+            [f"--locale={locale}", "--no-instructions", f"--pgdata={partial}"],
+            fast_sync if durable else ["--no-sync"],  # one call instead of a thousand
         )
         if made.returncode == 0 or "invalid locale" not in made.stderr:
             break
-    if made.returncode == 0 and durable:
-        made = _sync(binaries, account, lock, partial)
     if made.returncode != 0:
         complaint = (made.stderr or made.stdout).strip() or f"exit status {made.returncode}"
         raise EmbeddedError(f"Postgres's initdb could not make {directory.pgdata}: {complaint}")
     partial.rename(directory.pgdata)
     _sync_directory(directory.home)
-
-
-def _sync(
-    binaries: Binaries, account: Account, lock: int, pgdata: Path
-) -> "subprocess.CompletedProcess[str]":
-    only = ["--sync-only", f"--pgdata={pgdata}"]
-    if sys.platform == "linux" and binaries.major >= 17:  # one call instead of a thousand
-        made = _initdb(binaries, account, lock, [*only, "--sync-method=syncfs"])
-        if made.returncode == 0:
-            return made
-    return _initdb(binaries, account, lock, only)
 
 
 def _initdb(

@@ -14,9 +14,9 @@ from server.protocol.administration import objects, requests
 
 TAG = "administration"
 _UnixSeconds = requests.UnixSeconds
-_KEY_ID = Parameter("key_id", str, "Only of this key.")
-_MODEL = Parameter("model", str, "Only of this model.")
-_TENANT = Parameter("tenant", str, "Only of this tenant.")
+_KEY_ID = Parameter("key_id", str, "Filter by key.")
+_MODEL = Parameter("model", str, "Filter by model.")
+_TENANT = Parameter("tenant", str, "Filter by tenant.")
 _ONCE = Parameter(
     "Idempotency-Key",
     Annotated[str, Meta(min_length=1, max_length=MAX_KEY_LENGTH)],
@@ -36,7 +36,7 @@ ADMIN_ROUTES: list[Operation[Handler]] = [
     _route(
         "POST /admin/v1/tenants",
         administration.create_tenant,
-        "Make settings of a tenant.",
+        "Create a tenant's settings.",
         objects.Tenant,
         takes=requests.CreateTenant,
         refuses=(Conflict,),
@@ -44,29 +44,31 @@ ADMIN_ROUTES: list[Operation[Handler]] = [
     _route(
         "GET /admin/v1/tenants",
         administration.list_tenants,
-        "A page of the tenants that have settings or keys, by name.",
+        "List the tenants that have settings or keys, by name.",
         objects.TenantPage,
         parameters=PAGE,
     ),
-    _route("GET /admin/v1/tenants/{tenant}", administration.retrieve_tenant, "A tenant.", objects.Tenant),
+    _route(
+        "GET /admin/v1/tenants/{tenant}", administration.retrieve_tenant, "Retrieve a tenant.", objects.Tenant
+    ),
     _route(
         "POST /admin/v1/tenants/{tenant}",
         administration.update_tenant,
-        "Change its settings; what is not given stays.",
+        "Modify a tenant's settings; omitted ones stay.",
         objects.Tenant,
         takes=requests.UpdateTenant,
     ),
     _route(
         "DELETE /admin/v1/tenants/{tenant}",
         administration.delete_tenant,
-        "Remove its settings; 409 while a key of it is valid.",
+        "Delete a tenant's settings; 409 while a key of it is valid.",
         objects.DeletedTenant,
         refuses=(Conflict,),
     ),
     _route(
         "POST /admin/v1/tenants/{tenant}/erase",
         administration_data.erase_tenant,
-        "Erase it, or one of its end users; a dry run unless the body says otherwise.",
+        "Erase a tenant, or one of its end users; a dry run unless the body says otherwise.",
         objects.TenantErasure,
         takes=requests.Erase,
         needs_body=False,
@@ -75,14 +77,14 @@ ADMIN_ROUTES: list[Operation[Handler]] = [
     _route(
         "GET /admin/v1/tenants/{tenant}/conversations",
         administration_data.list_conversations,
-        "A page of its conversations, by age, without what is in them.",
+        "List a tenant's conversations, by age, without their items.",
         objects.StoredConversationPage,
         parameters=PAGE,
     ),
     _route(
         "POST /admin/v1/keys",
         administration.create_key,
-        "Make a key; its text is in this answer only.",
+        "Create a key; its text is in this answer only.",
         objects.CreatedKey,
         takes=requests.CreateKey,
         parameters=(_ONCE,),
@@ -91,26 +93,26 @@ ADMIN_ROUTES: list[Operation[Handler]] = [
     _route(
         "GET /admin/v1/keys",
         administration.list_keys,
-        "A page of keys, by age.",
+        "List keys, by age.",
         objects.KeyPage,
         parameters=(
             *PAGE,
             _TENANT,
-            Parameter("state", Literal["valid", "expired", "revoked"], "Only in this state."),
+            Parameter("state", Literal["valid", "expired", "revoked"], "Filter by state."),
         ),
     ),
-    _route("GET /admin/v1/keys/{key_id}", administration.retrieve_key, "A key.", objects.Key),
+    _route("GET /admin/v1/keys/{key_id}", administration.retrieve_key, "Retrieve a key.", objects.Key),
     _route(
         "POST /admin/v1/keys/{key_id}",
         administration.update_key,
-        "Change what it may do; what is not given stays.",
+        "Modify a key; omitted properties stay.",
         objects.Key,
         takes=requests.UpdateKey,
     ),
     _route(
         "POST /admin/v1/keys/{key_id}/rotate",
         administration.rotate_key,
-        "Make a key with the same properties; this one expires after the overlap.",
+        "Rotate a key: create one with the same properties; this one expires after the overlap.",
         objects.CreatedKey,
         takes=requests.RotateKey,
         needs_body=False,
@@ -119,7 +121,7 @@ ADMIN_ROUTES: list[Operation[Handler]] = [
     _route(
         "POST /admin/v1/keys/{key_id}/revoke",
         administration.revoke_key,
-        "End it; with `end` also all that runs with it.",
+        "Revoke a key; with `end` also end all that runs with it.",
         objects.RevokedKey,
         takes=requests.RevokeKey,
         needs_body=False,
@@ -134,14 +136,14 @@ ADMIN_ROUTES: list[Operation[Handler]] = [
     _route(
         "GET /admin/v1/prices",
         administration_reports.list_prices,
-        "A page of prices, by model and time.",
+        "List prices, by model and time.",
         objects.PricePage,
         parameters=(*PAGE, _MODEL),
     ),
     _route(
         "GET /admin/v1/usage",
         administration_reports.usage,
-        "A page of sums of the usage ledger.",
+        "Get usage: sums of the usage ledger.",
         objects.UsagePage,
         parameters=(
             *PAGE,
@@ -150,7 +152,7 @@ ADMIN_ROUTES: list[Operation[Handler]] = [
             Parameter(
                 "group_by[]",
                 list[Literal["day", "tenant", "key_id", "model"]],
-                "What the sums are grouped by; one sum in all if not given.",
+                "Fields that the sums are grouped by; one sum in all if not given.",
             ),
             _TENANT,
             _KEY_ID,
@@ -160,14 +162,14 @@ ADMIN_ROUTES: list[Operation[Handler]] = [
     _route(
         "GET /admin/v1/audit_trail",
         administration_reports.list_trail,
-        "A page of the audit trail, by age.",
+        "List the audit trail, by age.",
         objects.TrailPage,
         parameters=(
             *PAGE,
             _TENANT,
-            Parameter("actor", str, "Only of this actor."),
-            Parameter("action", str, "Only actions that begin so."),
-            Parameter("target", str, "Only of this target."),
+            Parameter("actor", str, "Filter by actor."),
+            Parameter("action", str, "Filter by the beginning of the action."),
+            Parameter("target", str, "Filter by target."),
             Parameter("since", _UnixSeconds, "From then on."),
             Parameter("until", _UnixSeconds, "Before then."),
         ),
@@ -175,8 +177,8 @@ ADMIN_ROUTES: list[Operation[Handler]] = [
     _route(
         "GET /admin/v1/replicas",
         administration_reports.list_replicas,
-        "A page of server processes, by their start.",
+        "List server processes, by their start.",
         objects.ReplicaPage,
-        parameters=(*PAGE, Parameter("state", Literal["alive", "stopped", "dead"], "Only in this state.")),
+        parameters=(*PAGE, Parameter("state", Literal["alive", "stopped", "dead"], "Filter by state.")),
     ),
 ]

@@ -1,4 +1,4 @@
-"""`build` makes the Starlette application: endpoints of all routes, middleware, shared limits.
+"""The Starlette application: `build` with all routes, middleware, shared limits; `build_waiting` with health.
 
 A worker's application has the routes of HEALTH alone and answers everything else with 503.
 """
@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from server.caller import Caller, Scope
 from server.configuration.origins import read_cors_origins
-from server.errors import MissingScope, WorkerReplica
+from server.errors import ApiError, MissingScope, WorkerReplica
 from server.http.asgi.answers import Answer
 from server.http.asgi.cors_and_slashes import CorsAndSlashes
 from server.http.asgi.endpoint import (
@@ -25,19 +25,20 @@ from server.http.asgi.endpoint import (
     RouterRefusal,
     address_share,
 )
-from server.http.asgi.measure_requests import MeasureRequests
 from server.http.asgi.request_log import RequestLog
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
-from server.http.asgi.websocket import SocketEndpoint
 from server.http.handlers import health, models_and_tokenizer
-from server.http.handlers.websocket_session import SocketSession
-from server.http.json_responses import on_error
+from server.http.handlers.health import Health, Version
+from server.http.json_responses import json_response, on_error
 from server.http.query_and_headers import require_json
 from server.http.routes import HEALTH, PUBLIC_ROUTES, ROUTES, PublicHandler
 from server.http.services import Handler, Services
+from server.http.websocket.connection import SocketEndpoint
+from server.http.websocket.session import SocketSession
 from server.limits.shared_limit import SharedLimit
 from server.logs.context import CURRENT
 from server.protocol import input_images
+from server.version import VERSION
 
 MAX_UNUSED_BODY_BYTES = 4096
 """Bytes that are read of the body of a request that needs none."""
@@ -74,9 +75,8 @@ def build(services: Services, connections: int, more_routes: MoreRoutes | None =
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
         middleware=[
-            Middleware(RequestLog, services.traces.tracer),
+            Middleware(RequestLog, services.events, services.traces.tracer),
             Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins)),
-            Middleware(MeasureRequests, services.events),
         ],
     )
     app.router.redirect_slashes = False
@@ -99,9 +99,8 @@ def _build_worker(services: Services, threads: ThreadPools, connections: int) ->
             if route.handler in HEALTH
         ],
         middleware=[
-            Middleware(RequestLog),
+            Middleware(RequestLog, services.events),
             Middleware(CorsAndSlashes, read_cors_origins(None)),
-            Middleware(MeasureRequests, services.events),
         ],
     )
     app.router.redirect_slashes = False
@@ -210,3 +209,38 @@ def _websocket_endpoint(
         seconds=services.config.websocket_seconds,
         closing=services.closing,
     )
+
+
+READINESS = (("GET", "/health/ready"), ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"))
+
+
+def build_waiting(reason: Callable[[], ApiError]) -> Starlette:
+    """The application of a server that waits for its database: health, and 503 else.
+
+    It authenticates nobody and asks no database.
+
+    `reason` returns what is waited for, as the answer to every request.
+    """
+
+    def live(request: Request) -> Response:
+        return json_response(request, Health("live"))
+
+    def ready(request: Request) -> Response:
+        error = reason()
+        return json_response(request, Health("unavailable", str(error)), error.status)
+
+    def version(request: Request) -> Response:
+        return json_response(request, Version(VERSION))
+
+    endpoints = [("GET", "/health/live", live), ("GET", "/version", version)]
+    endpoints += [(method, path, ready) for method, path in READINESS]
+    app = Starlette(
+        routes=[
+            Route(path, PublicEndpoint(handler, None), methods=[method])
+            for method, path, handler in endpoints
+        ],
+        middleware=[Middleware(RequestLog), Middleware(CorsAndSlashes, read_cors_origins(None))],
+    )
+    app.router.redirect_slashes = False
+    app.router.default = RefuseAll(reason)
+    return app

@@ -58,7 +58,7 @@ _OPEN_RESPONSES_NAMES = {
 """Event types with another name in the Open Responses specification, which a request header selects."""
 _DESCRIPTION = (
     "OpenAI's Responses API and Chat Completions, of open-weight models. A WebSocket at /v1/responses takes "
-    "`response.create` messages, whose fields are CreateResponse's, and tells the events of StreamEvent."
+    "`response.create` messages, whose fields are CreateResponse's, and sends the events of StreamEvent."
 )
 
 
@@ -191,10 +191,10 @@ def _responses(route: Operation[Any], schemas: "_Schemas", *, is_keyed: bool) ->
     if "{" in route.path:
         refused.append(NotFound)
     refused = list(dict.fromkeys(refused))
-    answers = {"200": _response("What was asked for.", content)}
+    answers = {"200": _response("OK", content)}
     for status in sorted({error.status for error in refused} | set(route.otherwise)):
         if status in route.otherwise and route.otherwise[status] is None:
-            answers[str(status)] = _response("There is nothing more.", {})
+            answers[str(status)] = _response("There are no further events.", {})
             continue
         kinds = [route.otherwise[status]] if status in route.otherwise else []
         if any(error.status == status for error in refused):
@@ -212,7 +212,7 @@ def _server_sent_event(schema: Json) -> Json:
 
 
 def _response(says: str, content: Json) -> Json:
-    header = {"description": "What this exchange is called in the log.", "schema": {"type": "string"}}
+    header = {"description": "The request's id, which log lines contain.", "schema": {"type": "string"}}
     return {"description": says, "headers": {"x-request-id": header}, "content": content}
 
 

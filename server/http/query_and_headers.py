@@ -14,7 +14,7 @@ from server.http.openapi import Parameter
 from server.logs.context import CURRENT
 from server.protocol.administration.requests import MAX_UNIX_SECONDS
 from server.protocol.ids import is_request_id
-from server.protocol.responses.event_ids import EventId, parse_event_id
+from server.protocol.responses.events import EventId, parse_event_id
 
 V = TypeVar("V", bound=str)
 
@@ -24,13 +24,17 @@ _STARTING_AFTER, _LAST_EVENT_ID = "starting_after", "Last-Event-ID"
 _METADATA = re.compile(r"metadata\[(?P<key>.*)\]", re.DOTALL)
 
 PAGE = (
-    Parameter("after", str, "The id of the object that the page comes after."),
-    Parameter("limit", Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)], f"{DEFAULT_PAGE_SIZE} if not given."),
-    Parameter("order", Literal["asc", "desc"], "By age; if not given desc, asc of chats."),
+    Parameter("after", str, "A cursor for pagination: the id of the object that the page comes after."),
+    Parameter(
+        "limit",
+        Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)],
+        f"The number of objects to return; {DEFAULT_PAGE_SIZE} by default.",
+    ),
+    Parameter("order", Literal["asc", "desc"], "Sort order by age; desc by default, asc of chats."),
 )
 """What `page_request` reads."""
-METADATA = Parameter("metadata", dict[str, str], "Pairs that it must have.", style="deepObject")
-INCLUDE = Parameter("include[]", list[str], "Unknown values are refused.")
+METADATA = Parameter("metadata", dict[str, str], "Metadata to filter by.", style="deepObject")
+INCLUDE = Parameter("include[]", list[str], "Additional fields to include; unknown values are refused.")
 """What `include_values` reads."""
 
 

@@ -22,7 +22,6 @@ from server.http.handlers import (
     completions,
     conversations,
     health,
-    metrics,
     models_and_tokenizer,
     responses,
 )
@@ -52,8 +51,7 @@ from server.protocol.completions.requests import (
 )
 from server.protocol.error_object import ErrorBody
 from server.protocol.responses import response
-from server.protocol.responses.event_ids import EVENT_ID
-from server.protocol.responses.events import StreamEvent
+from server.protocol.responses.events import EVENT_ID, StreamEvent
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CountInput, CreateResponse
 
@@ -62,7 +60,7 @@ PublicHandler = Callable[[Services, Request, bytes], HttpResponse]
 _EVENT_NAMES = Parameter(
     responses.EVENT_NAMES,
     Literal["openai", "open-responses"],
-    "Whose names the events of a stream have.",
+    "The API whose names the events of a stream have.",
     place="header",
 )
 _IDEMPOTENCY_KEY = Parameter(
@@ -77,7 +75,7 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "POST /v1/responses",
         responses.create,
-        "Begin a response; with `stream`, tell its events as they come.",
+        "Create a model response; with `stream`, its events are sent as they come.",
         response.Response,
         takes=CreateResponse,
         streams=(StreamEvent,),
@@ -87,12 +85,12 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "GET /v1/responses",
         responses.list_stored,
-        "A page of stored responses; an extension.",
+        "List stored responses; an extension.",
         pages.ResponsePage,
         parameters=(
             *PAGE,
-            Parameter("model", str, "Only of this model."),
-            Parameter("status", response.Status, "Only of this status."),
+            Parameter("model", str, "Filter by model."),
+            Parameter("status", response.Status, "Filter by status."),
             METADATA,
         ),
         operation_id="response_lists.responses",
@@ -100,7 +98,7 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "POST /v1/responses/input_tokens",
         responses.count_input_tokens,
-        "Count a prompt.",
+        "Get input token counts.",
         response.InputTokens,
         takes=CountInput,
         refuses=(NotFound,),
@@ -109,7 +107,7 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "POST /v1/responses/compact",
         responses.compact,
-        "Make a long conversation short.",
+        "Compact a response.",
         response.CompactedResponse,
         takes=CreateResponse,
         refuses=_RUN_ERRORS,
@@ -118,11 +116,11 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "GET /v1/responses/{response_id}",
         responses.retrieve,
-        "A response as it stands; with `stream`, its events from any of them on.",
+        "Get a model response; with `stream`, its events from any of them on.",
         response.Response,
         streams=(StreamEvent,),
         parameters=(
-            Parameter("stream", bool, "Tell its events, and those to come."),
+            Parameter("stream", bool, "Stream the response's events: those so far, and those to come."),
             Parameter(
                 "starting_after",
                 Annotated[int, Meta(ge=0, lt=10**9)] | Annotated[str, Meta(pattern=EVENT_ID)],
@@ -132,27 +130,29 @@ ROUTES: list[Operation[Handler]] = [
             Parameter(
                 "Last-Event-ID",
                 Annotated[int, Meta(ge=0, lt=10**9)] | Annotated[str, Meta(pattern=EVENT_ID)],
-                "The same, as a browser's EventSource sends it; 204 once there is nothing after it.",
+                "`starting_after`, as a browser's EventSource sends it; 204 once there is nothing after it.",
                 place="header",
             ),
-            Parameter("include_obfuscation", bool, "Changes nothing."),
+            Parameter("include_obfuscation", bool, "Accepted and ignored: events are never padded."),
             INCLUDE,
             _EVENT_NAMES,
         ),
         otherwise={204: None},
     ),
-    Operation("DELETE /v1/responses/{response_id}", responses.delete, "Delete it.", response.Deleted),
+    Operation(
+        "DELETE /v1/responses/{response_id}", responses.delete, "Delete a model response.", response.Deleted
+    ),
     Operation(
         "POST /v1/responses/{response_id}/cancel",
         responses.cancel,
-        "End it early, wherever it runs.",
+        "Cancel a response.",
         response.Response,
         refuses=(InvalidRequest, NotFound),
     ),
     Operation(
         "GET /v1/responses/{response_id}/input_items",
         responses.input_items,
-        "A page of what it was given.",
+        "List input items.",
         pages.ItemPage,
         parameters=(*PAGE, INCLUDE),
         operation_id="response_lists.input_items",
@@ -160,7 +160,7 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "POST /v1/chat/completions",
         completions.create_chat,
-        "Complete a chat; with `stream`, tell it in chunks as they come.",
+        "Create chat completion; with `stream`, in chunks as they come.",
         ChatCompletion,
         takes=ChatRequest,
         streams=(Chunk, ErrorBody),
@@ -171,22 +171,22 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "GET /v1/chat/completions",
         completions.list_chats,
-        "A page of stored completions.",
+        "List chat completions.",
         pages.CompletionPage,
-        parameters=(*PAGE, Parameter("model", str, "Only of this model."), METADATA),
+        parameters=(*PAGE, Parameter("model", str, "Filter by model."), METADATA),
         operation_id="stored_chat_completions.completions",
     ),
     Operation(
         "GET /v1/chat/completions/{completion_id}",
         completions.retrieve_chat,
-        "A stored completion.",
+        "Get chat completion.",
         StoredCompletion,
         operation_id="stored_chat_completions.retrieve",
     ),
     Operation(
         "POST /v1/chat/completions/{completion_id}",
         completions.update_chat,
-        "Replace its metadata.",
+        "Update chat completion: replace its metadata.",
         StoredCompletion,
         takes=UpdateCompletion,
         operation_id="stored_chat_completions.update",
@@ -194,14 +194,14 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "DELETE /v1/chat/completions/{completion_id}",
         completions.delete_chat,
-        "Delete it.",
+        "Delete chat completion.",
         DeletedCompletion,
         operation_id="stored_chat_completions.delete",
     ),
     Operation(
         "GET /v1/chat/completions/{completion_id}/messages",
         completions.list_messages,
-        "A page of the messages that it was given.",
+        "Get chat messages.",
         pages.MessagePage,
         parameters=PAGE,
         operation_id="stored_chat_completions.messages",
@@ -209,7 +209,7 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "POST /v1/completions",
         completions.create_text,
-        "Go on with texts, or with token ids; with `stream`, in chunks as they come.",
+        "Create completion of texts or token ids; with `stream`, in chunks as they come.",
         TextCompletion,
         takes=TextRequest,
         streams=(TextCompletion, ErrorBody),
@@ -220,7 +220,7 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "POST /tokenize",
         models_and_tokenizer.tokenize,
-        "The tokens of a text, or of a chat's prompt.",
+        "Tokenize a text or a chat's prompt.",
         Tokenized,
         takes=TokenizeRequest,
         refuses=(NotFound,),
@@ -229,7 +229,7 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "POST /detokenize",
         models_and_tokenizer.detokenize,
-        "What tokens spell.",
+        "Detokenize token ids.",
         Detokenized,
         takes=DetokenizeRequest,
         refuses=(NotFound,),
@@ -238,7 +238,7 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "GET /v1/conversations",
         conversations.list_stored,
-        "A page of conversations, by age; an extension.",
+        "List conversations, by age; an extension.",
         pages.ConversationPage,
         parameters=PAGE,
         operation_id="conversation_lists.conversations",
@@ -246,7 +246,7 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "POST /v1/conversations",
         conversations.create,
-        "Begin a conversation.",
+        "Create a conversation.",
         conversation.Conversation,
         takes=conversation.CreateConversation,
         needs_body=False,
@@ -255,61 +255,61 @@ ROUTES: list[Operation[Handler]] = [
     Operation(
         "GET /v1/conversations/{conversation_id}",
         conversations.retrieve,
-        "A conversation.",
+        "Retrieve a conversation.",
         conversation.Conversation,
     ),
     Operation(
         "POST /v1/conversations/{conversation_id}",
         conversations.update,
-        "Replace its metadata.",
+        "Update a conversation: replace its metadata.",
         conversation.Conversation,
         takes=conversation.UpdateConversation,
     ),
     Operation(
         "DELETE /v1/conversations/{conversation_id}",
         conversations.delete,
-        "Delete it; its responses stay.",
+        "Delete a conversation; its responses stay.",
         conversation.DeletedConversation,
         refuses=(ConversationLocked,),
     ),
     Operation(
         "POST /v1/conversations/{conversation_id}/items",
         conversations.create_items,
-        "Append items.",
+        "Create items.",
         pages.ItemPage,
         takes=conversation.CreateItems,
     ),
     Operation(
         "GET /v1/conversations/{conversation_id}/items",
         conversations.list_items,
-        "A page of its items.",
+        "List items.",
         pages.ItemPage,
         parameters=(*PAGE, INCLUDE),
     ),
     Operation(
         "GET /v1/conversations/{conversation_id}/items/{item_id}",
         conversations.retrieve_item,
-        "One of its items.",
+        "Retrieve an item.",
         Item,
     ),
     Operation(
         "DELETE /v1/conversations/{conversation_id}/items/{item_id}",
         conversations.delete_item,
-        "Take an item out.",
+        "Delete an item.",
         conversation.Conversation,
         refuses=(ConversationLocked,),
     ),
     Operation(
         "GET /v1/models",
         models_and_tokenizer.list_models,
-        "What is served here.",
+        "List models.",
         response.ModelList,
         operation_id="models.list_models",
     ),
     Operation(
         "GET /v1/models/{model:path}",
         models_and_tokenizer.retrieve,
-        "One model.",
+        "Retrieve model.",
         response.Model,
         operation_id="models.retrieve",
     ),
@@ -317,8 +317,8 @@ ROUTES: list[Operation[Handler]] = [
     *WEBHOOK_ROUTES,
     Operation(
         "GET /metrics",
-        metrics.scrape,
-        "This process's metrics, as Prometheus reads them.",
+        health.scrape,
+        "Get this process's metrics in Prometheus' format.",
         str,
         operation_id="metrics.scrape",
         media_type="text/plain",
@@ -337,7 +337,7 @@ def _readiness(route: str, operation_id: str) -> Operation[PublicHandler]:
     return Operation(
         route,
         health.ready,
-        "Whether requests can be served.",
+        "Check whether requests can be served.",
         Health,
         otherwise={503: Health},
         operation_id=operation_id,
@@ -345,13 +345,13 @@ def _readiness(route: str, operation_id: str) -> Operation[PublicHandler]:
 
 
 PUBLIC_ROUTES: list[Operation[PublicHandler]] = [
-    Operation("GET /health/live", health.live, "The process answers.", Health),
+    Operation("GET /health/live", health.live, "Check whether the process answers.", Health),
     _readiness("GET /health/ready", "health.ready.get_health_ready"),
     _readiness("GET /health", "health.ready.get_health"),
     _readiness("GET /ping", "health.ready.get_ping"),
     _readiness("POST /ping", "health.ready.post_ping"),
-    Operation("GET /version", health.version, "This server's version.", Version),
-    Operation("GET /openapi.json", describe, "This document.", dict[str, Any]),
+    Operation("GET /version", health.version, "Get this server's version.", Version),
+    Operation("GET /openapi.json", describe, "Get this document.", dict[str, Any]),
 ]
 
 HEALTH = (health.live, health.ready, health.version)

@@ -9,8 +9,8 @@ from server.http.services import Handler
 from server.protocol import webhooks as objects
 
 ONE = "/webhook_endpoints/{webhook_endpoint_id}"
-_STATE = Parameter("state", Literal["pending", "delivered", "given_up"], "Only in this state.")
-_TENANT = Parameter("tenant", str, "Only of this tenant.")
+_STATE = Parameter("state", Literal["pending", "delivered", "given_up"], "Filter by state.")
+_TENANT = Parameter("tenant", str, "Filter by tenant.")
 
 
 def _route(
@@ -31,7 +31,7 @@ def _endpoint_routes(admin: bool) -> list[Operation[Handler]]:
             "POST",
             "/webhook_endpoints",
             webhooks.create_webhook_endpoint,
-            "Make a webhook endpoint; its secret is in this answer only.",
+            "Create a webhook endpoint; its secret is in this answer only.",
             objects.EndpointWithSecret,
             takes=objects.CreateTenantEndpoint if admin else objects.CreateEndpoint,
         ),
@@ -40,19 +40,24 @@ def _endpoint_routes(admin: bool) -> list[Operation[Handler]]:
             "GET",
             "/webhook_endpoints",
             webhooks.list_webhook_endpoints,
-            "A page of webhook endpoints, by age.",
+            "List webhook endpoints, by age.",
             objects.EndpointPage,
             parameters=(*PAGE, _TENANT) if admin else PAGE,
         ),
         _route(
-            admin, "GET", ONE, webhooks.retrieve_webhook_endpoint, "A webhook endpoint.", objects.Endpoint
+            admin,
+            "GET",
+            ONE,
+            webhooks.retrieve_webhook_endpoint,
+            "Retrieve a webhook endpoint.",
+            objects.Endpoint,
         ),
         _route(
             admin,
             "POST",
             ONE,
             webhooks.update_webhook_endpoint,
-            "Change it; what is not given stays.",
+            "Update a webhook endpoint; omitted properties stay.",
             objects.Endpoint,
             takes=objects.UpdateEndpoint,
         ),
@@ -61,21 +66,21 @@ def _endpoint_routes(admin: bool) -> list[Operation[Handler]]:
             "DELETE",
             ONE,
             webhooks.delete_webhook_endpoint,
-            "Delete it; what waits for it is given up.",
+            "Delete a webhook endpoint; pending deliveries are given up.",
             objects.DeletedEndpoint,
         ),
     ]
 
 
 def _trial_routes(admin: bool) -> list[Operation[Handler]]:
-    """Those of secrets and samples."""
+    """Routes of secrets and samples."""
     return [
         _route(
             admin,
             "POST",
             f"{ONE}/rotate_secret",
             webhooks.rotate_webhook_secret,
-            "Give it a new secret, which is in this answer only.",
+            "Rotate a webhook endpoint's secret; the new one is in this answer only.",
             objects.EndpointWithSecret,
             takes=objects.RotateSecret,
             needs_body=False,
@@ -85,7 +90,7 @@ def _trial_routes(admin: bool) -> list[Operation[Handler]]:
             "POST",
             f"{ONE}/test",
             webhooks.test_webhook_endpoint,
-            "Send it a sample and tell how it answers.",
+            "Test a webhook endpoint: send it a sample and return its answer.",
             objects.SampleResult,
             takes=objects.SendSample,
         ),
@@ -99,7 +104,7 @@ def _delivery_routes(admin: bool) -> list[Operation[Handler]]:
             "GET",
             f"{ONE}/deliveries",
             webhooks.list_webhook_deliveries,
-            "A page of what is delivered to it, by age.",
+            "List a webhook endpoint's deliveries, by age.",
             objects.DeliveryPage,
             parameters=(*PAGE, _STATE),
         ),
@@ -108,7 +113,7 @@ def _delivery_routes(admin: bool) -> list[Operation[Handler]]:
             "POST",
             f"{ONE}/deliveries/{{delivery_id}}/redeliver",
             webhooks.redeliver_webhooks,
-            "Deliver this again, now.",
+            "Redeliver one delivery now.",
             objects.Redelivered,
             name="redeliver_webhook",
         ),
@@ -117,7 +122,7 @@ def _delivery_routes(admin: bool) -> list[Operation[Handler]]:
             "POST",
             f"{ONE}/redeliver",
             webhooks.redeliver_webhooks,
-            "Deliver again the newest of what was given up.",
+            "Redeliver the newest deliveries that were given up.",
             objects.Redelivered,
         ),
     ]
@@ -130,7 +135,7 @@ WEBHOOK_ROUTES: list[Operation[Handler]] = [
     Operation(
         "GET /v1/webhook_event_types",
         webhooks.list_webhook_event_types,
-        "The event types that webhooks report.",
+        "List the event types that webhooks report.",
         objects.EventTypeList,
         operation_id="webhooks.list_webhook_event_types",
     ),

@@ -8,8 +8,6 @@ can tell what another one has sent.
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -21,7 +19,7 @@ from engine.request import Engine, ImageText, RequestRefused
 from server.errors import Overloaded
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused
 from server.outbound_http.guarded_http import FetchLimits, Lookup, Unreachable, fetch, look_up
-from server.protocol import worker_sandbox
+from server.protocol import bounded_process
 from server.protocol.input_images import ImageError, data_url, data_url_bytes, is_data_url
 from server.protocol.responses.items import Detail, InputImage
 
@@ -35,7 +33,6 @@ MAX_SIDE = 8192
 """Of a normalised picture."""
 LOW_SIDE = 512
 """Of one with `detail: "low"`."""
-CPU_SECONDS = 10
 MEMORY = 1024 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
 MAX_CONCURRENT = max(2, (os.cpu_count() or 1) // 2)
@@ -48,8 +45,6 @@ MAX_PAGES_BYTES = 32 * 1024 * 1024
 """Of these pages as PNG."""
 MAX_PAGE_PIXELS = 1_500_000
 FETCH = FetchLimits(size=MAX_FILE_BYTES, seconds=10.0, redirects=3)
-_WALL_SECONDS = 30.0
-"""Timeout for a busy machine; `CPU_SECONDS` limits the work."""
 _WAIT_SECONDS = 30.0
 _WORKER = Path(__file__).with_name("image_worker.py")
 _PAGE_WORKER = Path(__file__).with_name("pdf_page_worker.py")
@@ -188,23 +183,14 @@ class ImageReader:
 
     def _run(self, tenant: str, worker: Path, content: bytes, *bounds: int) -> bytes:
         """The output of a worker. Raises ImageError if it took too much, Overloaded if it did not begin."""
-        limits = map(str, (CPU_SECONDS, MEMORY, *bounds))
         try:
             with self._limit.hold(tenant, _WAIT_SECONDS):
-                ran = subprocess.run(
-                    [sys.executable, "-I", worker_sandbox.__file__, str(worker), *limits],
-                    input=content,
-                    capture_output=True,
-                    env={},
-                    timeout=_WALL_SECONDS,
-                    check=False,
-                )
-        except (TimeoutError, subprocess.TimeoutExpired):
+                return bounded_process.run(worker, content, MEMORY, *bounds)
+        except TimeoutError:
             message = "Too many pictures are being read; try again later."
             raise Overloaded(message, limit="pictures being read") from None
-        if ran.returncode != 0 or not ran.stdout:
-            raise ImageError(*_HEAVY)
-        return ran.stdout
+        except bounded_process.Exhausted:
+            raise ImageError(*_HEAVY) from None
 
 
 def image_text(engine: Engine, data: bytes, cache_salt: str) -> ImageText:

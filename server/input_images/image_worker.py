@@ -1,6 +1,6 @@
 """Worker that reads a picture with Pillow and writes it as a PNG.
 
-Run by `worker_sandbox` as a file. A picture that cannot be read is told as JSON: `{"error": ...}` with
+Run by `bounded_process` as a file. A picture that cannot be read is told as JSON: `{"error": ...}` with
 `type`, `broken`, `large`, `narrow` or `empty`.
 """
 

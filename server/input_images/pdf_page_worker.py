@@ -1,7 +1,7 @@
 """Worker that draws the pages of a PDF with PDFium, as PNGs.
 
-Run by `worker_sandbox` as a file. The first line of the output is JSON: `{"sizes": [...]}`, the bytes of each
-PNG that follows, or `{"error": ...}` with `encrypted`, `pages`, `large` or `broken`.
+Run by `bounded_process` as a file. The first line of the output is JSON: `{"sizes": [...]}`, the bytes of
+each PNG that follows, or `{"error": ...}` with `encrypted`, `pages`, `large` or `broken`.
 """
 
 import io

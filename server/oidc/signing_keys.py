@@ -1,19 +1,102 @@
 """`SigningKeys`: an issuer's keys, fetched when they are needed, at most once in a while. Thread-safe.
 
 A fetch runs on a thread of its own: a caller that needs its result gets NotReady and waits on the event loop,
-and callers with API keys wait for nothing. `KeyCache` decides; it is pure.
+and callers with API keys wait for nothing.
 """
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from server.errors import NotReady, Overloaded
-from server.oidc.key_set import SigningKey, select_key
-from server.oidc.token_claims import refused
+import msgspec
+from jwt import InvalidKeyError
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from server.configuration.setting_groups.tokens import is_safe_url
+from server.errors import NotAuthenticated, NotReady, Overloaded
+from server.outbound_http.allowed_addresses import Refused, allow_host_of
+from server.outbound_http.guarded_http import FetchLimits, Unreachable, fetch
+from server.protocol.decode import decode_as
+
+MAX_KEYS = 64
+"""Keys of a set; more are not read."""
+MAX_KID = 256
+MIN_RSA_BITS = 2048
+MAX_RSA_BITS = 8192
+"""Larger keys take long to verify with."""
+_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_CURVES = {"P-256": ("ES256",), "P-384": ("ES384",), "P-521": ("ES512",), "Ed25519": ("EdDSA",)}
+ALGORITHMS = frozenset({*_RSA, *(name for names in _CURVES.values() for name in names)})
+"""Only asymmetric ones, and a key verifies those of its own kind alone: neither `none` nor an HMAC over a
+public key is ever tried."""
+_PUBLIC_MEMBERS = ("kty", "n", "e", "crv", "x", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A public key of the issuer, and the algorithms that it may verify."""
+
+    kid: str | None
+    key: Any
+    algorithms: frozenset[str]
+
+
+class _KeySet(msgspec.Struct):
+    keys: list[dict[str, Any]]
+
+
+def read_keys(document: bytes) -> list[SigningKey]:
+    """The keys of a set that can verify tokens; others are skipped. Raises ValueError for what is no set."""
+    try:
+        keys = decode_as(document, _KeySet).keys
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError("it is not a set of keys") from error
+    found = (_read_key(one) for one in keys[:MAX_KEYS])
+    return [key for key in found if key is not None]
+
+
+def _read_key(jwk: Mapping[str, Any]) -> SigningKey | None:
+    kid, use, kind = jwk.get("kid"), jwk.get("use", "sig"), jwk.get("kty")
+    if use != "sig" or not (kid is None or (isinstance(kid, str) and len(kid) <= MAX_KID)):
+        return None
+    algorithms = frozenset(_RSA if kind == "RSA" else _CURVES.get(str(jwk.get("crv")), ()))
+    if (only := jwk.get("alg")) is not None:
+        algorithms &= {only} if isinstance(only, str) else set()
+    if not algorithms:
+        return None
+    public = {name: jwk[name] for name in _PUBLIC_MEMBERS if name in jwk}
+    try:
+        key = _read_public_key(kind, public)
+    except (InvalidKeyError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return None
+    bits = getattr(key, "key_size", MIN_RSA_BITS) if kind == "RSA" else MIN_RSA_BITS
+    return SigningKey(kid, key, algorithms) if MIN_RSA_BITS <= bits <= MAX_RSA_BITS else None
+
+
+def _read_public_key(kind: object, public: dict[str, Any]) -> object:
+    match kind:
+        case "RSA":
+            return RSAAlgorithm.from_jwk(public)
+        case "EC":
+            return ECAlgorithm.from_jwk(public)
+        case "OKP":
+            return OKPAlgorithm.from_jwk(public)
+        case _:
+            raise ValueError(kind)
+
+
+def select_key(keys: list[SigningKey], kid: str | None, algorithm: str) -> SigningKey | None:
+    """The key with that id for that algorithm; without an id the only key for it."""
+    fitting = [key for key in keys if algorithm in key.algorithms and kid in (None, key.kid)]
+    if kid is None and len(fitting) > 1:
+        return None
+    return fitting[0] if fitting else None
+
 
 log = logging.getLogger("holdfast.oidc")
 
@@ -25,36 +108,8 @@ PAUSE_S = 10.0
 """Between the starts of two fetches, whatever tokens arrive."""
 
 
-@dataclass(slots=True)
-class KeyCache:
-    """The keys of the last fetch that succeeded. Times are seconds of one clock."""
-
-    _keys: list[SigningKey] = field(default_factory=list)
-    _fetched_at: float | None = None
-    _began_at: float | None = None
-    failed: bool = False
-    """Whether the last fetch failed."""
-
-    def find(self, kid: str | None, algorithm: str, now: float) -> SigningKey | None:
-        """The key for a token; None if it is not known or its set is too old."""
-        if self._fetched_at is None or now - self._fetched_at >= KEEP_S:
-            return None
-        return select_key(self._keys, kid, algorithm)
-
-    def should_fetch(self, now: float, *, known: bool) -> bool:
-        """Whether a fetch begins for a token whose key is `known` or is not."""
-        if self._began_at is not None and now - self._began_at < PAUSE_S:
-            return False
-        return not known or self._fetched_at is None or now - self._fetched_at >= REFRESH_S
-
-    def begin(self, now: float) -> None:
-        self._began_at = now
-
-    def store(self, keys: list[SigningKey], now: float) -> None:
-        self._keys, self._fetched_at, self.failed = keys, now, False
-
-    def fail(self) -> None:
-        self.failed = True
+def refused(why: str) -> NotAuthenticated:
+    return NotAuthenticated(f"The access token is not valid: {why}.")
 
 
 class SigningKeys:
@@ -67,7 +122,12 @@ class SigningKeys:
         self._fetch = fetch
         self._clock = clock
         self._lock = threading.Lock()
-        self._cache = KeyCache()
+        self._keys: list[SigningKey] = []
+        """The keys of the last fetch that succeeded."""
+        self._fetched_at: float | None = None
+        self._began_at: float | None = None
+        self._failed = False
+        """Whether the last fetch failed."""
         self._pending: Future[None] | None = None
         """Of the fetch under way."""
 
@@ -77,12 +137,14 @@ class SigningKeys:
         """
         with self._lock:
             now = self._clock()
-            found = self._cache.find(kid, algorithm, now)
-            if self._pending is None and self._cache.should_fetch(now, known=found is not None):
+            age = math.inf if self._fetched_at is None else now - self._fetched_at
+            key = select_key(self._keys, kid, algorithm) if age < KEEP_S else None
+            pauses = self._began_at is not None and now - self._began_at < PAUSE_S
+            if self._pending is None and not pauses and (key is None or age >= REFRESH_S):
                 self._begin_fetch(now)
-            pending, failed = self._pending, self._cache.failed
-        if found is not None:
-            return found
+            pending, failed = self._pending, self._failed
+        if key is not None:
+            return key
         if pending is not None:
             raise NotReady([pending])
         if failed:
@@ -91,13 +153,13 @@ class SigningKeys:
 
     def _begin_fetch(self, now: float) -> None:
         """Begins a fetch, with the lock held. Where no thread can be made it has failed."""
-        self._cache.begin(now)
+        self._began_at = now
         pending: Future[None] = Future()
         try:
             threading.Thread(target=self._run, args=[pending], name="issuer-keys", daemon=True).start()
         except RuntimeError as error:
             log.warning("the keys of the issuer of access tokens could not be fetched: %s", error)
-            self._cache.fail()
+            self._failed = True
         else:
             self._pending = pending
 
@@ -109,9 +171,45 @@ class SigningKeys:
             log.warning("the keys of the issuer of access tokens could not be fetched: %s", error)
         finally:
             with self._lock:
-                if keys is None:
-                    self._cache.fail()
-                else:
-                    self._cache.store(keys, self._clock())
+                self._failed = keys is None
+                if keys is not None:
+                    self._keys, self._fetched_at = keys, self._clock()
                 self._pending = None
             pending.set_result(None)
+
+
+FETCH = FetchLimits(size=512 * 1024, seconds=4.0, redirects=0)
+"""Of each of the two documents."""
+_CONFIGURATION = "/.well-known/openid-configuration"
+
+
+class _Discovery(msgspec.Struct):
+    issuer: str
+    jwks_uri: str
+
+
+def fetch_keys(issuer: str) -> list[SigningKey]:
+    """The issuer's keys by OpenID Connect Discovery: its configuration names the address of its key set.
+
+    Blocks for at most twice FETCH.seconds. Raises ValueError with a reason.
+    """
+    try:
+        found = decode_as(_get(issuer.rstrip("/") + _CONFIGURATION), _Discovery)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ValueError("its configuration has no issuer and jwks_uri") from None
+    if found.issuer != issuer:
+        raise ValueError(f"its configuration is that of the issuer {found.issuer[:200]!r}")
+    if not is_safe_url(found.jwks_uri):
+        raise ValueError("its jwks_uri is neither https nor on loopback")
+    return read_keys(_get(found.jwks_uri))
+
+
+def _get(url: str) -> bytes:
+    """What is at a URL of the operator's issuer, at any address."""
+    try:
+        answer = fetch(url, allow_host_of(url), FETCH)
+    except (Refused, Unreachable) as error:
+        raise ValueError(f"{url[:200]}: {error}") from error
+    if answer.status != 200:
+        raise ValueError(f"{url[:200]} answered with status {answer.status}")
+    return answer.body

@@ -1,4 +1,4 @@
-"""Outgoing HTTP behind the SSRF guard: `fetch` a document, `guarded_client` for MCP; bounded time and size.
+"""Outgoing HTTP behind the SSRF guard: `fetch`, `post`, and `guarded_client` for MCP; bounded time and size.
 
 Names are resolved here and connections made to the checked addresses, so DNS rebinding has no effect; each
 redirect is checked like the first URL. Proxies, cookies and credentials of the environment are not used.
@@ -192,10 +192,10 @@ async def _get(pool: httpcore.AsyncConnectionPool, url: httpx.URL, bounds: Fetch
         (b"accept-encoding", b"gzip"),
         (b"user-agent", f"Holdfast/{VERSION}".encode("ascii")),
     ]
-    host, port = host_and_port(url)
-    target = httpcore.URL(scheme=url.raw_scheme, host=host.encode("ascii"), port=port, target=url.raw_path)
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), min(_STEP_SECONDS, bounds.seconds))
-    async with pool.stream("GET", target, headers=headers, extensions={"timeout": timeouts}) as response:
+    async with pool.stream(
+        "GET", _target(url), headers=headers, extensions={"timeout": timeouts}
+    ) as response:
         received = httpx.Headers(response.headers)
         if response.status in _REDIRECTS and "location" in received:
             return received["location"]
@@ -203,6 +203,11 @@ async def _get(pool: httpcore.AsyncConnectionPool, url: httpx.URL, bounds: Fetch
         body = await _read_body(response.aiter_stream(), encoding, bounds.size)
         media_type = received.get("content-type", "").partition(";")[0].strip().lower()
         return FetchResult(str(url), response.status, media_type, body)
+
+
+def _target(url: httpx.URL) -> httpcore.URL:
+    host, port = host_and_port(url)
+    return httpcore.URL(scheme=url.raw_scheme, host=host.encode("ascii"), port=port, target=url.raw_path)
 
 
 def _redirected(here: httpx.URL, location: str) -> httpx.URL:
@@ -371,3 +376,64 @@ class _BoundedStream(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class PostResult:
+    """The head of an answer."""
+
+    status: int
+    retry_after: str | None
+    """The header's text."""
+
+
+def post(
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    allowed: AllowedAddresses,
+    seconds: float,
+    lookup: Lookup = look_up,
+) -> PostResult:
+    """POSTs to a URL on a connection of its own; blocks for at most `seconds`.
+
+    Of the answer the head alone is read, which httpcore bounds at 100 KiB, so a body of any size costs
+    nothing. Redirects are not followed.
+
+    Raises Refused if the URL or an address of its host is not allowed, and Unreachable.
+    """
+    try:
+        return asyncio.run(_post(read_url(url), headers, body, allowed, seconds, lookup))
+    except (httpcore.TimeoutException, TimeoutError):
+        raise Unreachable(f"There was no answer within {seconds:g} seconds.") from None
+    except httpcore.ConnectError:
+        raise Unreachable("It cannot be connected to, or has no valid certificate.") from None
+    except (httpcore.NetworkError, OSError):
+        raise Unreachable("The connection was lost before an answer.") from None
+    except httpcore.ProtocolError:
+        raise Unreachable("The answer is not HTTP.") from None
+
+
+async def _post(
+    url: httpx.URL,
+    headers: Mapping[str, str],
+    body: bytes,
+    allowed: AllowedAddresses,
+    seconds: float,
+    lookup: Lookup,
+) -> PostResult:
+    check_url(url, allowed)
+    sent = [(b"host", url.netloc), (b"content-length", str(len(body)).encode())]
+    sent += [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
+    sent.append((b"connection", b"close"))
+    timeouts = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
+    context, network = trusted_authorities(), CheckedNetwork(allowed, lookup)
+    async with (
+        asyncio.timeout(seconds),
+        httpcore.AsyncConnectionPool(ssl_context=context, network_backend=network) as pool,
+        pool.stream(
+            "POST", _target(url), headers=sent, content=body, extensions={"timeout": timeouts}
+        ) as answer,
+    ):
+        received = httpx.Headers(answer.headers)
+        return PostResult(answer.status, received.get("retry-after"))

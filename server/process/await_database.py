@@ -11,10 +11,10 @@ from time import monotonic
 
 from server.configuration.settings import Config
 from server.errors import ApiError, DatabaseAwaited, DatabaseAway, SchemaBehind
+from server.http.app import build_waiting
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener, hypercorn_settings
 from server.http.asgi.tls import ServerCertificate
-from server.http.waiting_app import build_waiting
 from server.process.open_database import OpenDatabase
 
 log = logging.getLogger("holdfast.serve")

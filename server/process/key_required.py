@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.hosted_tools.registered_servers import COMMAND, read_servers
-from server.oidc.token_claims import TokenRules
+from server.oidc.access_tokens import TokenRules
 from server.store.administration import stored_keys
 from server.store.database import Database
 

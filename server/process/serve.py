@@ -25,7 +25,7 @@ from server.process.load_model import model_name, read_adapters
 from server.process.mcp_servers import make_mcp_servers
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess
-from server.protocol import worker_sandbox
+from server.protocol import bounded_process
 from server.store.cluster import installation
 from server.store.database import Database
 from server.store.database_errors import DatabaseError, in_one_line
@@ -61,7 +61,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         if awaited is not None and not await_database(*waits, awaited):
             return 0
         _warn_of_weak_durability(opened)
-        if (lacking := worker_sandbox.missing()) is not None:
+        if (lacking := bounded_process.missing()) is not None:
             log.warning("the processes that read pictures and PDFs have a part of their sandbox: %s", lacking)
         threads = max(config.database_connections, MIN_CONNECTIONS)
         database = opened.connect(threads, strict=config.durability == "strict")

@@ -29,8 +29,7 @@ from server.prompting.summary import (
     settings_items,
     transcript,
 )
-from server.protocol.responses.item_images import with_images
-from server.protocol.responses.items import InputText, Item, Message, plain_text
+from server.protocol.responses.items import InputText, Item, Message, plain_text, with_images
 from server.protocol.responses.request import COMPACTION_TRIGGER, ContextManagement
 from server.sealing.sealed_items import SealedContext, seal_context, unseal_items
 

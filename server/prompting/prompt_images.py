@@ -9,8 +9,7 @@ from server.input_images.image_reader import ImageReader, NormalisedImage, image
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.request_parameters import cache_salt
 from server.protocol.input_images import ImageError, data_url_bytes, is_data_url, parse_content
-from server.protocol.responses.item_images import images_of, with_images
-from server.protocol.responses.items import Detail, InputImage, Item, PreparedImage
+from server.protocol.responses.items import Detail, InputImage, Item, PreparedImage, images_of, with_images
 from server.protocol.responses.request import CreateResponse
 
 PromptImages = Mapping[tuple[str, Detail], PreparedImage]

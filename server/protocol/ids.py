@@ -101,9 +101,9 @@ def parse_completion_id(text: str) -> UUID | None:
     return _parse("chatcmpl", text, "-")
 
 
-def _parse(wanted: str, text: str, divider: str = "_") -> UUID | None:
+def _parse(expected: str, text: str, divider: str = "_") -> UUID | None:
     prefix, _, digits = text.partition(divider)
-    if prefix != wanted or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
+    if prefix != expected or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
         return None
     return UUID(hex=digits)
 

@@ -1,24 +1,20 @@
 """The text of `input_file` parts, as data URLs or base64: text files, and PDFs read by pypdf in a subprocess.
 
-PDFs are untrusted, so the subprocess `pdf_worker` has limits of time and memory and runs in `worker_sandbox`.
+PDFs are untrusted, so `pdf_worker` reads them in a `bounded_process`.
 """
 
 import base64
 import binascii
 import hashlib
 import json
-import subprocess
-import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
-from weakref import WeakValueDictionary
 
-from server.protocol import worker_sandbox
+from engine.fair_limit import FairLimit
+from server.protocol import bounded_process
 
 MAX_FILE_TEXT = 1_048_576
 """Maximum bytes of one file's text, all of which goes into the prompt."""
@@ -30,13 +26,10 @@ _PDF_TYPE = "data:application/pdf"
 MAX_PDF = 8 * 1024 * 1024
 """Maximum bytes of a PDF."""
 MAX_PAGES = 500
-CPU_SECONDS = 10
 MEMORY = 512 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
 MAX_CONCURRENT = 2
 """PDFs extracted at the same time, at most one per tenant."""
-_WALL_SECONDS = 30.0
-"""Timeout for a busy machine; `CPU_SECONDS` limits the work."""
 _WAIT_SECONDS = 30.0
 _WORKER = Path(__file__).with_name("pdf_worker.py")
 _PIECE = 65_536
@@ -71,10 +64,7 @@ class PdfError(ValueError):
 
 TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 """The tenant of this thread's request; None disables the limit per tenant."""
-_slots = threading.BoundedSemaphore(MAX_CONCURRENT)
-_tenant_locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-"""Held while a tenant's PDF is extracted or waits for a slot."""
-_tenant_locks_lock = threading.Lock()
+_limit = FairLimit(MAX_CONCURRENT)
 _cache: OrderedDict[tuple[str | None, bytes, int], dict[str, str]] = OrderedDict()
 """Results of the last PDFs by tenant, SHA-256 and size limit: a request that was deferred is decoded again.
 
@@ -176,46 +166,23 @@ def pdf_text(content: bytes, most_bytes: int, *, needs_text: bool = True) -> str
     raise PdfError(_ERROR_MESSAGES.get(answer["error"], _LIMIT_MESSAGE))
 
 
-def _tenant_lock(tenant: str | None) -> threading.Lock:
-    if tenant is None:
-        return threading.Lock()
-    with _tenant_locks_lock:
-        return _tenant_locks.setdefault(tenant, threading.Lock())
-
-
-@contextmanager
-def _slot() -> Iterator[None]:
-    """Holds the tenant's lock and a slot. Raises ExtractionBusy if there is none in time."""
-    own = _tenant_lock(TENANT.get())
-    if not own.acquire(timeout=_WAIT_SECONDS):
-        raise ExtractionBusy("Your other PDFs are still being read; try again later.", own=True)
-    try:
-        if not _slots.acquire(timeout=_WAIT_SECONDS):
-            raise ExtractionBusy("Too many PDFs are being read; try again later.")
-        try:
-            yield
-        finally:
-            _slots.release()
-    finally:
-        own.release()
-
-
 def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:
-    """The worker's result, `text` or `error`. Raises ExtractionBusy on timeout."""
-    limits = map(str, (CPU_SECONDS, MEMORY, MAX_PAGES, most_bytes))
+    """The worker's result, `text` or `error`. Raises ExtractionBusy."""
+    tenant = TENANT.get() or f"thread {threading.get_ident()}"
     try:
-        with _slot():
-            ran = subprocess.run(
-                [sys.executable, "-I", worker_sandbox.__file__, str(_WORKER), *limits],
-                input=content,
-                capture_output=True,
-                env={},
-                timeout=_WALL_SECONDS,
-                check=False,
-            )
-    except subprocess.TimeoutExpired:
+        _limit.acquire(tenant, _WAIT_SECONDS)
+    except TimeoutError:
+        if _limit.holding(tenant):
+            raise ExtractionBusy("Your other PDFs are still being read; try again later.", own=True) from None
+        raise ExtractionBusy("Too many PDFs are being read; try again later.") from None
+    try:
+        answer: dict[str, str] = json.loads(
+            bounded_process.run(_WORKER, content, MEMORY, MAX_PAGES, most_bytes)
+        )
+        return answer
+    except TimeoutError:
         raise ExtractionBusy("The server is too busy to read the PDF; try again later.") from None
-    if ran.returncode != 0:
+    except bounded_process.Exhausted:
         return {"error": "heavy"}
-    answer: dict[str, str] = json.loads(ran.stdout)
-    return answer
+    finally:
+        _limit.release(tenant)

@@ -1,14 +1,12 @@
 """Every parameter name of OpenAI's and vLLM's documents: works, refused or ignored; `check_names`.
 
 `docs/api.md` shows these rows (`python -m tests.support.api_page` writes it). An unsupported parameter that
-would change the output is refused with a 400 that names it. A name of another API, or a misspelt one, is
-refused with the right name. Other unknown names are ignored, because clients and gateways send fields of
-their own. Null is the default everywhere. Pure.
+would change the output is refused with a 400 that names it, and so is one that works at another endpoint
+alone. Unknown names are ignored, because clients and gateways send fields of their own. Null is the default
+everywhere. Pure.
 """
 
 from collections.abc import Mapping
-from difflib import SequenceMatcher
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -130,6 +128,7 @@ _COMPLETION_ONLY: Rows = {
     ),
 }
 
+_ONE_ANSWER = "A response has one answer; send the request again for another."
 _MODERATION = _refused("Nothing is moderated here.")
 _TEMPLATE: Rows = _works(
     "chat_template_kwargs",
@@ -161,6 +160,8 @@ _RESPONSES: Rows = {
         "server's to decide.",
     ),
     "stream_options": _ignored("Its one field, `include_obfuscation`, adds padding that nobody reads."),
+    "n": _refused(_ONE_ANSWER, 1),
+    "best_of": _refused(_ONE_ANSWER, 1),
     "moderation": _MODERATION,
     "access_programs": _ignored("There are no programs by which models are made available."),
     "image": _ignored("Pictures are read whole: `context_compression: enabled` is refused."),
@@ -207,168 +208,45 @@ _COMPLETIONS: Rows = {
 }
 
 TABLES: Mapping[Endpoint, Rows] = {"responses": _RESPONSES, "chat": _CHAT, "completions": _COMPLETIONS}
-
-
-def _use(right: str, *neutral: Any) -> Row:
-    return Row("refused", f"Use {right} instead.", neutral)
-
-
-_ANYWHERE: Rows = {
-    "stop_sequences": _use("`stop`", []),
-    "repeat_penalty": _use("`repetition_penalty`", 1),
-    "grammar": _use("`structured_outputs.grammar`", ""),
-    "ebnf": _use("`structured_outputs.grammar`"),
-    "regex": _use("`structured_outputs.regex`"),
-    "structural_tag": _use("`structured_outputs.structural_tag`"),
-}
-
-MISPLACED: Mapping[Endpoint, Rows] = {
-    "responses": {
-        **_ANYWHERE,
-        **dict.fromkeys(
-            ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_length"),
-            _use("`max_output_tokens`"),
-        ),
-        "messages": _use("`input`"),
-        **dict.fromkeys(("system", "system_prompt"), _use("`instructions`", "")),
-        **dict.fromkeys(("response_format", "format", "json_schema"), _use("`text.format`")),
-        "reasoning_effort": _use("`reasoning.effort`"),
-        "verbosity": _use("`text.verbosity`"),
-        "n": Row("refused", "A response has one answer; send the request again for another.", (1,)),
-        "best_of": Row("refused", "A response has one answer; send the request again for another.", (1,)),
-        "logprobs": _use('`include: ["message.output_text.logprobs"]` and `top_logprobs`', False),
-        "prompt_logprobs": _use(f"`enable_response_messages`, or {_CHATS_ALONE}"),
-        "return_token_ids": _use("`enable_response_messages`", False),
-        "echo": _use(_CHATS_ALONE, False),
-        "functions": _use("`tools`", []),
-        "function_call": _use("`tool_choice`", "none"),
-        "web_search_options": _use("the tool `web_search`"),
-        "modalities": Row("refused", "This model writes text.", (["text"],)),
-        "audio": Row("refused", "This model writes text."),
-        "suffix": _use("/v1/completions", ""),
-        "thread_id": _use("`conversation`"),
-    },
-    "chat": {
-        **_ANYWHERE,
-        **dict.fromkeys(
-            ("max_output_tokens", "max_new_tokens", "max_length"), _use("`max_completion_tokens`")
-        ),
-        **dict.fromkeys(("input", "prompt"), _use("`messages`")),
-        **dict.fromkeys(
-            ("instructions", "system", "system_prompt"), _use("a message with the role `system`", "")
-        ),
-        **dict.fromkeys(("text", "text_format"), _use("`response_format` and `verbosity`", {})),
-        **dict.fromkeys(("format", "json_schema"), _use("`response_format`")),
-        "reasoning": _use("`reasoning_effort`", {}),
-        "include": _use("`logprobs`, or /v1/responses", []),
-        "max_tool_calls": _use("/v1/responses, which makes calls itself"),
-        "enable_response_messages": _use("`return_token_ids`", False),
-        "truncation": _use("/v1/responses", "disabled"),
-        "background": _use("/v1/responses", False),
-        **dict.fromkeys(
-            ("previous_response_id", "conversation", "previous_input_messages", "context_management"),
-            _use("`messages`, which has the whole conversation, or /v1/responses"),
-        ),
-        "expires_after": _use("/v1/responses"),
-        "suffix": _use("/v1/completions", ""),
-        "thread_id": _use("`messages`, which has the whole conversation, or /v1/responses"),
-    },
-    "completions": {
-        **_ANYWHERE,
-        **dict.fromkeys(
-            ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_length"),
-            _use("`max_tokens`"),
-        ),
-        "messages": _use(f"`prompt`, or {_CHATS_ALONE}"),
-        "input": _use("`prompt`"),
-        **dict.fromkeys(("instructions", "system", "system_prompt"), _use("`prompt`", "")),
-        "top_logprobs": _use("`logprobs`, which is a number", 0),
-        "tools": _use(_CHATS_ALONE, []),
-        "tool_choice": _use(_CHATS_ALONE, "none", "auto"),
-        **dict.fromkeys(("text", "format", "json_schema"), _use("`response_format`", {})),
-        **dict.fromkeys(
-            ("reasoning_effort", "reasoning", "chat_template", "chat_template_kwargs", "documents"),
-            _use(_CHATS_ALONE, {}),
-        ),
-        "add_generation_prompt": _use(_CHATS_ALONE, True),
-        "continue_final_message": _use(_CHATS_ALONE, False),
-        **dict.fromkeys(("previous_response_id", "conversation"), _use("/v1/responses")),
-        "background": _use("/v1/responses", False),
-    },
-}
-"""Names of other APIs, or of another endpoint, with the right ones."""
-
-
-MAX_UNKNOWN_NAMES = 16
-"""Unknown names of one request that are compared with known ones."""
-MAX_NAME = 64
-"""Maximum characters of a name to compare, and of a value that may be neutral."""
-MIN_SIMILARITY = 0.88
-"""Minimum `SequenceMatcher` ratio of a misspelt name and a known one."""
 _PATHS: Mapping[Endpoint, str] = {
     "responses": "/v1/responses",
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
 }
-_WEBSOCKET_FIELDS = frozenset({"type", "generate", "stream_id"})
-"""Fields of a WebSocket message beside the parameters."""
+_ASKS_NOTHING: tuple[Any, ...] = (False, "", [], {})
+"""Values, 0 among them, with which a parameter of another endpoint is accepted."""
+MAX_NEUTRAL = 64
+"""Characters of a value that may be neutral."""
+
+
+def _elsewhere(endpoint: Endpoint) -> Rows:
+    """The parameters that work at other endpoints alone."""
+    endpoints: dict[str, list[str]] = {}
+    for other, rows in TABLES.items():
+        for name, row in rows.items():
+            if row.verdict == "works" and name not in TABLES[endpoint]:
+                endpoints.setdefault(name, []).append(_PATHS[other])
+    return {
+        name: _refused(f"It is a parameter of {' and '.join(paths)}.", *_ASKS_NOTHING)
+        for name, paths in endpoints.items()
+    }
+
+
+ELSEWHERE: Mapping[Endpoint, Rows] = {endpoint: _elsewhere(endpoint) for endpoint in TABLES}
 
 
 def check_names(endpoint: Endpoint, params: Mapping[str, msgspec.Raw]) -> None:
     """Raises DecodeFailure for the first parameter (name and JSON) that the endpoint refuses."""
-    table, slips = TABLES[endpoint], MISPLACED[endpoint]
-    unknown = 0
+    table, elsewhere = TABLES[endpoint], ELSEWHERE[endpoint]
     for name, value in params.items():
-        row = table.get(name) or slips.get(name)
-        if row is None:
-            if unknown < MAX_UNKNOWN_NAMES and name not in _WEBSOCKET_FIELDS:
-                unknown += 1
-                _refuse_misspelt(endpoint, name, params)
-        elif row.verdict == "refused" and not _is_neutral(row, value):
-            raise _refusal(endpoint, name, row)
+        row = table.get(name) or elsewhere.get(name)
+        if row is not None and row.verdict == "refused" and not _is_neutral(row, value):
+            message = f"Unsupported parameter: '{name}' is not supported on {_PATHS[endpoint]}. {row.reason}"
+            raise DecodeFailure(message, name, "unsupported_parameter")
 
 
 def _is_neutral(row: Row, value: msgspec.Raw) -> bool:
-    if len(value) > MAX_NAME:
+    if len(value) > MAX_NEUTRAL:
         return False
     read = msgspec.json.decode(value)
     return read is None or read in row.neutral
-
-
-def _refusal(endpoint: Endpoint, name: str, row: Row) -> DecodeFailure:
-    message = f"Unsupported parameter: '{name}' is not supported on {_PATHS[endpoint]}. {row.reason}"
-    return DecodeFailure(message, name, "unsupported_parameter")
-
-
-def _refuse_misspelt(endpoint: Endpoint, name: str, params: Mapping[str, Any]) -> None:
-    """Raises DecodeFailure if the name resembles a known parameter that the request does not contain."""
-    meant = _closest(endpoint, name) if len(name) <= MAX_NAME else None
-    if meant is not None and meant not in params:
-        message = f"Unknown parameter: '{name}'. Did you mean '{meant}'?"
-        raise DecodeFailure(message, name, "unknown_parameter")
-
-
-@lru_cache(maxsize=1024)
-def _closest(endpoint: Endpoint, name: str) -> str | None:
-    """The most similar known name, ignoring case; None if none reaches `MIN_SIMILARITY`."""
-    plain = _normalized(name)
-    matcher: SequenceMatcher[str] = SequenceMatcher(None, "", plain)
-    best, alike = None, MIN_SIMILARITY
-    for known, other in _known_names(endpoint):
-        matcher.set_seq1(other)
-        if matcher.real_quick_ratio() >= alike and matcher.quick_ratio() >= alike:
-            ratio = matcher.ratio()
-            if ratio >= alike:
-                best, alike = known, ratio
-    return best
-
-
-@lru_cache
-def _known_names(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (name, _normalized(name)) for name, row in TABLES[endpoint].items() if row.verdict != "ignored"
-    )
-
-
-def _normalized(name: str) -> str:
-    return name.replace("_", "").replace("-", "").lower()

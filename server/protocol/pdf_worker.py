@@ -1,6 +1,6 @@
 """Worker that extracts the text of one PDF, as JSON: `text` or `error`.
 
-Run by `worker_sandbox` as a file. An error is `encrypted`, `pages`, `long`, `empty` or `broken`.
+Run by `bounded_process` as a file. An error is `encrypted`, `pages`, `long`, `empty` or `broken`.
 """
 
 import io

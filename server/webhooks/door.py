@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, read_allowed
-from server.outbound_http.guarded_http import Lookup, Unreachable, look_up
-from server.outbound_http.guarded_post import post
+from server.outbound_http.guarded_http import Lookup, Unreachable, look_up, post
 from server.sealing.cipher import Seal
 from server.store.webhooks.outbox import Claimed
 from server.webhooks.messages import event_body, message_headers

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from server.protocol.parameter_table import (
-    MISPLACED,
+    ELSEWHERE,
     TABLES,
     Endpoint,
 )
@@ -159,8 +159,10 @@ def test_every_row_is_answered_as_it_says(
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_every_name_of_another_api_is_refused(scripted_server: ServerProcess, endpoint: Endpoint) -> None:
-    for name in MISPLACED[endpoint]:
+def test_every_parameter_of_other_endpoints_is_refused(
+    scripted_server: ServerProcess, endpoint: Endpoint
+) -> None:
+    for name in ELSEWHERE[endpoint]:
         answer = ask(scripted_server, endpoint, {name: [7]})
         assert answer.status_code == 400, name
         assert answer.json()["error"]["param"] == name
@@ -168,7 +170,7 @@ def test_every_name_of_another_api_is_refused(scripted_server: ServerProcess, en
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_null_and_what_asks_for_nothing_are_taken(scripted_server: ServerProcess, endpoint: Endpoint) -> None:
-    rows = {**TABLES[endpoint], **MISPLACED[endpoint]}
+    rows = {**TABLES[endpoint], **ELSEWHERE[endpoint]}
     required = {"model", "input", "messages", "prompt"}
     answer = ask(scripted_server, endpoint, dict.fromkeys(rows.keys() - required))
     assert answer.status_code == 200, answer.text
@@ -177,7 +179,7 @@ def test_null_and_what_asks_for_nothing_are_taken(scripted_server: ServerProcess
     assert answer.status_code == 200, answer.text
 
 
-def test_a_slip_is_refused_over_a_websocket_and_where_tokens_are_counted(
+def test_a_parameter_of_another_endpoint_is_refused_over_a_websocket_and_where_tokens_are_counted(
     scripted_server: ServerProcess,
 ) -> None:
     for path in ("/responses/input_tokens", "/responses/compact"):

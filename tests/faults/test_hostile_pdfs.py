@@ -30,9 +30,9 @@ LONG = {"unpacks to a gigabyte", "unpacks twice", "many operators"}
 
 READ = """
 import json, resource, sys
-from server.protocol import input_files as pdf
+from server.protocol import bounded_process, input_files as pdf
 
-pdf.CPU_SECONDS, pdf._WALL_SECONDS = 3, 120.0
+bounded_process.CPU_SECONDS, bounded_process.WALL_SECONDS = 3, 120.0
 try:
     text = pdf.pdf_text(sys.stdin.buffer.read(), int(sys.argv[1]))
 except pdf.PdfError:

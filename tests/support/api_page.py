@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from server.http.routes import PUBLIC_ROUTES, ROUTES
-from server.protocol.parameter_table import (
-    MISPLACED,
-    TABLES,
-    Endpoint,
-    Row,
-)
+from server.protocol.parameter_table import TABLES, Endpoint, Row
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.documents import between
 
@@ -55,12 +50,6 @@ def _section(endpoint: Endpoint) -> str:
         f"| `{name}` | {_documents(endpoint, name)} | {row.verdict} | {_remarks(row)} |"
         for name, row in sorted(TABLES[endpoint].items())
     ]
-    lines += [
-        "\nNames of other APIs and endpoints, which are refused:\n",
-        "| name | remarks |",
-        "| --- | --- |",
-    ]
-    lines += [f"| `{name}` | {_remarks(row)} |" for name, row in sorted(MISPLACED[endpoint].items())]
     return "\n".join(lines) + "\n"
 
 

@@ -18,9 +18,9 @@ from server.maintenance import erasure, import_lines
 from server.metrics import events
 from server.model_formats.output_grammar import argument_schemas, relaxed_schemas
 from server.model_formats.tool_calls import literal_arguments
-from server.oidc import issuer, key_set, signing_keys
+from server.oidc import signing_keys
 from server.outbound_http import guarded_http
-from server.protocol import list_pages, parameter_table
+from server.protocol import list_pages
 from server.protocol.administration import requests
 from server.recording import run_registry, side_writer
 from server.store.cluster import watches
@@ -78,7 +78,7 @@ def tables() -> Mapping[str, Rows]:
     return {
         "Bodies and history": {
             "bodies without a valid key, or to an unknown address, being dropped": (
-                f"{size(request_body._DROPPED_BYTES)} of each, {request_body._LINGER_S:g} s"
+                f"{request_body._LINGER_S:g} s"
             ),
             "connections beyond `--max-connections`, for health checks and refusals": f"{listener._SPARE}",
             "TLS handshake": f"{tls.HANDSHAKE_SECONDS:g} s",
@@ -87,8 +87,6 @@ def tables() -> Mapping[str, Rows]:
             f"{routes._SIGN_IN_SECONDS:g} s",
             "read pictures in the cache": size(image_reader.CACHE_BYTES),
             "stored pictures that a compaction gives back": f"{size(list_pages.MAX_BYTES)} a request",
-            "unknown names compared with the known ones": f"{parameter_table.MAX_UNKNOWN_NAMES} of "
-            f"{parameter_table.MAX_NAME} characters",
         },
         "Steps, readers and labels": {
             "tries to store a step whose row is locked": f"{side_writer.MAX_TRIES}; then the response fails, "
@@ -151,9 +149,10 @@ def _outside() -> Mapping[str, Rows]:
             "time in which no server takes a response": default("engine_outage_seconds", "s"),
         },
         "Issuers of access tokens": {
-            "its configuration; its key set": f"{size(issuer.FETCH.size)}, {issuer.FETCH.seconds:g} s each",
-            "keys of a set; bits of RSA; characters of a `kid`": f"{key_set.MAX_KEYS}; "
-            f"{key_set.MIN_RSA_BITS:,} to {key_set.MAX_RSA_BITS:,}; {key_set.MAX_KID}",
+            "its configuration; its key set": f"{size(signing_keys.FETCH.size)}, "
+            f"{signing_keys.FETCH.seconds:g} s each",
+            "keys of a set; bits of RSA; characters of a `kid`": f"{signing_keys.MAX_KEYS}; "
+            f"{signing_keys.MIN_RSA_BITS:,} to {signing_keys.MAX_RSA_BITS:,}; {signing_keys.MAX_KID}",
             "fetches": f"one in {signing_keys.PAUSE_S:g} s",
             "keys while it is away": f"good for {signing_keys.KEEP_S / 3600:g} hours, then 503",
         },

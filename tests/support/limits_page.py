@@ -19,13 +19,14 @@ from server.hosted_tools import mcp_client, tool_lists
 from server.hosted_tools import mcp_session as mcp
 from server.http import query_and_headers
 from server.http.asgi import endpoint, listener, thread_pools
-from server.http.handlers import responses, retained_responses
+from server.http.handlers import responses
+from server.http.websocket import session
 from server.input_images import image_reader, image_worker
 from server.limits import rate_limits, shared_limit, tenant_limits
 from server.model_formats.chat_template import messages
 from server.oidc import access_tokens
 from server.prompting import loaded_model, prompt_limits, request_parameters, turns
-from server.protocol import decode, ids, input_files, list_pages
+from server.protocol import bounded_process, decode, ids, input_files, list_pages
 from server.protocol import webhooks as webhook_requests
 from server.protocol.completions import requests as completions
 from server.protocol.responses import request as parameters
@@ -211,7 +212,7 @@ def _server() -> Mapping[str, Rows]:
             "lifetime of a WebSocket": default("websocket_seconds", "s"),
             "request bodies in memory": default("body_memory", "bytes"),
             "answers to GET that are not yet sent": size(endpoint.MAX_ANSWER_BYTES),
-            "unstored responses of one WebSocket": f"{retained_responses.MAX_RETAINED_RESPONSES}",
+            "unstored responses of one WebSocket": f"{session.MAX_RETAINED_RESPONSES}",
             "threads for requests": f"{default('database_connections')}; after {thread_pools.WAIT_S:g} s 503",
         },
         "Responses": {
@@ -256,7 +257,7 @@ def _server() -> Mapping[str, Rows]:
 
 
 def _worker(reader: ModuleType) -> str:
-    return f"{reader.CPU_SECONDS} s of a core and {size(reader.MEMORY)}"
+    return f"{bounded_process.CPU_SECONDS} s of a core and {size(reader.MEMORY)}"
 
 
 PARTS = {

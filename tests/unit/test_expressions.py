@@ -129,7 +129,7 @@ REACH = {
     "server/hosted_tools/registered_servers.py": OPERATOR,
     "server/administration/checks.py:TENANT": HEADER,
     "server/cli/option_types.py:_DURATION": OPERATOR,
-    "server/oidc/token_claims.py:_PLAIN": HEADER,
+    "server/oidc/access_tokens.py:_PLAIN": HEADER,
     "server/protocol/decode.py:_BACKSLASHES": TEXT,
     "server/protocol/decode.py:_BOUND_ERROR": HEADER,
     "server/protocol/decode.py:_ERROR_PATH": HEADER,
@@ -138,7 +138,7 @@ REACH = {
     "server/protocol/ids.py:_RESPONSE_ITEM": TEXT,
     "server/store/timeout_connection.py:_SYNCHRONOUS_COMMIT": OPERATOR,
     "server/store/schema/partitions.py": OPERATOR,  # bounds, as Postgres writes them
-    "server/protocol/responses/event_ids.py:_ID": HEADER,
+    "server/protocol/responses/events.py:_ID": HEADER,
     "server/protocol/ids.py:_TAGGED_ID": TEXT,
     "server/protocol/responses/prompt_templates.py:_VARIABLE": TEXT,
 }

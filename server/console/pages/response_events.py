@@ -11,8 +11,7 @@ from server.console.contents.timeline import timeline
 from server.console.pages.response import find_facts, not_found
 from server.delivery.stored_responses import StreamReader
 from server.errors import InvalidRequest
-from server.http.asgi.answers import Answer, EventStream
-from server.http.asgi.stream_position import StreamPosition
+from server.http.asgi.answers import Answer, EventStream, StreamPosition
 from server.http.handlers.responses import subscribe
 from server.http.query_and_headers import resume_after, whole_number
 from server.protocol.responses.response import TERMINAL_STATUSES

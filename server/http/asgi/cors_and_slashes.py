@@ -5,7 +5,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.configuration.origins import AllowedOrigins
-from server.http.asgi.request_log import begin_request
 
 _OF_RATES = ("limit", "remaining", "reset")
 _RATES = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in _OF_RATES]
@@ -29,13 +28,13 @@ class CorsAndSlashes:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        scope = _without_slash(scope)
+        scope["path"] = scope["path"].rstrip("/") or "/"
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if scope["type"] != "http" or origin is None or origin not in self._origins:
             await self._app(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            await self._preflight(origin, headers, begin_request(scope).request_id)(scope, receive, send)
+            await self._preflight(origin, headers, scope["state"]["request_id"])(scope, receive, send)
         else:
             await self._app(scope, receive, self._allowing(origin, send))
 
@@ -66,10 +65,3 @@ class CorsAndSlashes:
         if self._origins.any:
             return {"access-control-allow-origin": "*"}
         return {"access-control-allow-origin": origin, "vary": "Origin"}
-
-
-def _without_slash(scope: Scope) -> Scope:
-    path: str = scope["path"]
-    if not path.endswith("/") or path == "/":
-        return scope
-    return {**scope, "path": path.rstrip("/") or "/"}

@@ -20,15 +20,9 @@ from starlette.websockets import WebSocket
 from server.errors import ApiError, ClientGone, NotAuthenticated, NotReady, Overloaded
 from server.http.asgi.answers import Answer
 from server.http.asgi.client_connections import set_authenticated
-from server.http.asgi.measure_requests import SentStatus
 from server.http.asgi.open_connections import KeyEnded, OpenConnections
-from server.http.asgi.request_body import (
-    RequestBody,
-    answer_and_drain,
-    drain_and_answer,
-    read_content_encoding,
-)
-from server.http.asgi.request_log import begin_request
+from server.http.asgi.request_body import RequestBody, answer_unread, read_content_encoding
+from server.http.asgi.request_log import has_begun
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
 from server.limits.shared_limit import SharedLimit
@@ -107,31 +101,28 @@ class Endpoint(Generic[C]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        begin_request(scope)
         body = RequestBody(request, receive, self.context.bodies)
-        tracked_send = send if isinstance(send, SentStatus) else SentStatus(send)
-        tracked_send.extra_headers = lambda: getattr(request.state, "answer_headers", {})
         try:
-            await self._serve(request, body, tracked_send)
+            await self._serve(request, body, send)
         except ClientGone:
             return
         except KeyEnded:
-            if tracked_send.status is None:
+            if not has_begun(scope):
                 await self.context.on_error(request, NotAuthenticated("The API key is not valid any more."))(
-                    scope, receive, tracked_send
+                    scope, receive, send
                 )
         except asyncio.CancelledError:
-            if tracked_send.status is None:
-                await _answer_shutdown(request, tracked_send)
+            if not has_begun(scope):
+                await _answer_shutdown(request, send)
             raise
         except Exception as error:
-            if tracked_send.status is not None:
+            if has_begun(scope):
                 raise
             answer = self.context.on_error(request, error)
-            if body.whole or not _has_body(request):
-                await answer(scope, receive, tracked_send)
+            if body.whole:
+                await answer(scope, receive, send)
             else:
-                await answer_and_drain(answer, scope, receive, tracked_send)
+                await answer_unread(answer, scope, receive, send)
 
     async def _serve(self, request: Request, body: RequestBody, send: Send) -> None:
         known = self._known_caller(request)
@@ -212,15 +203,11 @@ class PublicEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        begin_request(scope)
         try:
             answer = self._handler(request) if self._threads is None else await self._shared_answer(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             answer = on_error(request, error)
-        if _has_body(request):
-            await answer_and_drain(answer, scope, receive, send)
-        else:
-            await answer(scope, receive, send)
+        await answer_unread(answer, scope, receive, send)
 
     async def _shared_answer(self, request: Request) -> Response:
         now = asyncio.get_running_loop().time()
@@ -249,10 +236,7 @@ class RouterRefusal:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _has_body(Request(scope)):
-            await drain_and_answer(self._answer, scope, receive, send)
-        else:
-            await self._answer(scope, receive, send)
+        await answer_unread(self._answer, scope, receive, send)
 
 
 class RefuseAll:
@@ -268,7 +252,7 @@ class RefuseAll:
             await websocket.send_denial_response(on_error(websocket, self._reason()))
         elif scope["type"] == "http":
             answer = on_error(HTTPConnection(scope), self._reason())
-            await RouterRefusal(answer)(scope, receive, send)
+            await answer_unread(answer, scope, receive, send)
 
 
 async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:
@@ -288,7 +272,3 @@ async def _answer_shutdown(request: Request, send: Send) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(_SHUTDOWN_ANSWER_S):
             await answer(request.scope, request.receive, send)
-
-
-def _has_body(request: Request) -> bool:
-    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers

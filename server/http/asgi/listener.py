@@ -24,9 +24,10 @@ from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
 from server.configuration.settings import Config
-from server.http.asgi.arrival import Arrival, Arrivals
 from server.http.asgi.client_connections import (
     CLIENT,
+    Arrival,
+    Arrivals,
     ClientConnection,
     ClientConnections,
     GoesFirst,
@@ -63,22 +64,22 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 def raise_file_limit() -> int:
     """Raises the soft limit of open files as far as is useful; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
         return _MAX_FILES if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
-def connection_limit(wanted: int | None, files: int, database: int) -> int:
+def connection_limit(requested: int | None, files: int, database: int) -> int:
     """The most client connections, given the limit of open files and the database connections; at least 8."""
-    room = files - _RESERVED_FILES - database - _SPARE - metrics_connection_limit(wanted, files) - _SPARE
-    return max(8, min(wanted or DEFAULT_CONNECTIONS, room))
+    room = files - _RESERVED_FILES - database - _SPARE - metrics_connection_limit(requested, files) - _SPARE
+    return max(8, min(requested or DEFAULT_CONNECTIONS, room))
 
 
-def metrics_connection_limit(wanted: int | None, files: int) -> int:
+def metrics_connection_limit(requested: int | None, files: int) -> int:
     """The most connections of the metrics port: as many as of clients, at most a quarter of the files."""
-    return max(32, min(wanted or DEFAULT_CONNECTIONS, files // 4))
+    return max(32, min(requested or DEFAULT_CONNECTIONS, files // 4))
 
 
 def hypercorn_settings(config: Config) -> HypercornConfig:

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,8 +18,6 @@ answer only after they have sent the whole body."""
 _LINGER_S = 2.0
 """Seconds for which a refused request's body is drained. Closing with unread bytes sends a TCP reset, which
 destroys the answer."""
-_DROPPED_BYTES = 1024 * 1024
-"""Bytes up to which the body of a 404 or 405 is drained so that its connection can be reused."""
 _PIECE = 64 * 1024
 """Bytes that are decompressed at a time."""
 _GZIP = zlib.MAX_WBITS | 16
@@ -97,36 +96,16 @@ class RequestBody:
             self._reserved = 0
 
 
-async def drain_and_answer(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Drains a short body, then answers, so that the connection can be reused.
-
-    A longer or slower body is handled by `answer_and_drain`.
-    """
-    if await _drop(receive):
-        await answer(scope, receive, send)
-    else:
-        await answer_and_drain(answer, scope, receive, send)
-
-
-async def _drop(receive: Receive) -> bool:
-    """Whether the body ended, or the client disconnected, within the limits of time and bytes."""
-    left = _DROPPED_BYTES
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            while left >= 0:
-                message = await receive()
-                left -= len(message.get("body", b""))
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return True
-    return False
-
-
-async def answer_and_drain(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Sends an answer to a request whose body was not read, then drains the body for `_LINGER_S`.
+async def answer_unread(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends an answer to a request whose body was not read. If there is one, it is drained for `_LINGER_S`.
 
     nginx's lingering close. The answer must have a Content-Length: its last ASGI message is delayed until the
     body has ended.
     """
+    headers = Headers(scope=scope)
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        await answer(scope, receive, send)
+        return
     last: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 
     async def send_open(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Middleware RequestLog: gives each request its id, and writes one access line when it has been answered.
+"""Middleware RequestLog: gives each request its id; when it has been answered, logs, counts and traces it.
 
 Streams have their line when they end. Probes of health are logged at level debug.
 """
@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.errors import ApiError
 from server.http.asgi.body_writer import BodyWriter, body_writer
 from server.logs.context import CURRENT, RequestContext
 from server.protocol.ids import request_id_of, response_id
@@ -19,27 +21,50 @@ from server.tracing.spans import Span, Tracer
 
 log = logging.getLogger("holdfast.access")
 
+NO_ROUTE = "none"
+"""The label, in metrics, of all addresses that are no route's."""
+CLIENT_GONE = 499
+"""The status of a request whose client left before the answer began, as in nginx's log."""
 _PROBES = ("/health", "/ping", "/metrics")
 """How the routes begin that are asked every few seconds."""
 MAX_USER_AGENT = 200
 """Characters of the header User-Agent that a response has."""
 _CONTEXT = "request_context"
-"""The key of a request's RequestContext in its ASGI scope's state."""
+_SENT = "sent"
+"""The keys of a request's RequestContext, and of its answer's Sent, in its ASGI scope's state."""
 
 
-def begin_request(scope: Scope) -> RequestContext:
-    """The context of a request that has arrived; the same one for each call with this scope."""
-    state = scope.setdefault("state", {})
-    context: RequestContext | None = state.get(_CONTEXT)
-    if context is None:
-        headers = Headers(scope=scope)
-        context = RequestContext(request_id_of(headers.get("x-request-id")))
-        context.user_agent = bounded_user_agent(headers.get("user-agent"))
-        state[_CONTEXT], state["request_id"] = context, context.request_id
-        CURRENT.set(context)
-    if "route" in scope:
-        context.route = scope["route"].path
-    return context
+class RequestObserver(Protocol):
+    """Counts requests; called on the event loop."""
+
+    def request(self, handler: str, method: str, status: int, seconds: float | None) -> None:
+        """A request to the route with the template `handler` has been answered; `seconds` is of HTTP only."""
+
+    def error(self, error: ApiError) -> None:
+        """It was answered with this error."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """The status of an answer, and the size of what was sent of it."""
+
+    status: int | None = None
+    """None if no answer has begun."""
+    bytes: int = 0
+    events: int | None = None
+    """Events of a stream, or messages of a WebSocket; None for other answers."""
+
+    def add(self, writer: BodyWriter | None) -> None:
+        """Counts what an answer's writer has written to the connection itself."""
+        if writer is not None and self.events is not None:
+            self.bytes += writer.bytes
+            self.events += writer.events
+
+
+def has_begun(scope: Scope) -> bool:
+    """Whether the answer in this scope has begun."""
+    sent: Sent = scope["state"][_SENT]
+    return sent.status is not None
 
 
 def bounded_user_agent(header: str | None) -> str | None:
@@ -49,27 +74,61 @@ def bounded_user_agent(header: str | None) -> str | None:
 
 
 class RequestLog:
-    """ASGI middleware, the outermost one."""
+    """ASGI middleware, the outermost one.
 
-    def __init__(self, app: ASGIApp, tracer: Tracer | None = None) -> None:
+    An answer gets the headers that its request has as `answer_headers` in its state, too.
+    """
+
+    def __init__(
+        self, app: ASGIApp, observer: RequestObserver | None = None, tracer: Tracer | None = None
+    ) -> None:
         self._app = app
+        self._observer = observer
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        context = begin_request(scope)
-        counting = _CountingSend(send)
+        headers = Headers(scope=scope)
+        context = RequestContext(request_id_of(headers.get("x-request-id")))
+        context.user_agent = bounded_user_agent(headers.get("user-agent"))
+        sent = Sent()
+        scope.setdefault("state", {}).update(
+            {_CONTEXT: context, _SENT: sent, "request_id": context.request_id}
+        )
+        CURRENT.set(context)
         began = perf_counter()
         span = None if self._tracer is None else _begin_span(self._tracer, scope, context)
         try:
-            await self._app(scope, receive, counting)
+            await self._app(scope, receive, _CountingSend(send, scope, sent))
         finally:
-            counting.sent.add(body_writer(scope))
-            log_access(scope, context, counting.sent, perf_counter() - began)
+            seconds = perf_counter() - began
+            context.route = _route(scope)
+            sent.add(body_writer(scope))
+            log_access(scope, context, sent, seconds)
             if span is not None:
-                _end_span(span, scope, context, counting.sent)
+                _end_span(span, scope, context, sent)
+            if self._observer is not None:
+                _report(self._observer, scope, sent, seconds)
+
+
+def _route(scope: Scope) -> str:
+    """The template of the route that the scope has been led to; empty if it has none."""
+    return getattr(scope.get("route"), "path", "")
+
+
+def _report(observer: RequestObserver, scope: Scope, sent: Sent, seconds: float) -> None:
+    is_http = scope["type"] == "http"
+    observer.request(
+        _route(scope) or NO_ROUTE,
+        scope["method"] if is_http else "GET",
+        sent.status or CLIENT_GONE,
+        seconds if is_http else None,
+    )
+    error = scope["state"].get("error")
+    if isinstance(error, ApiError):
+        observer.error(error)
 
 
 def _begin_span(tracer: Tracer, scope: Scope, context: RequestContext) -> Span | None:
@@ -88,8 +147,8 @@ def _begin_span(tracer: Tracer, scope: Scope, context: RequestContext) -> Span |
     return span
 
 
-def _end_span(span: Span, scope: Scope, context: RequestContext, sent: "Sent") -> None:
-    status = sent.status or 499
+def _end_span(span: Span, scope: Scope, context: RequestContext, sent: Sent) -> None:
+    status = sent.status or CLIENT_GONE
     attributes = {
         "http.route": context.route or None,
         "http.response.status_code": status,
@@ -100,30 +159,15 @@ def _end_span(span: Span, scope: Scope, context: RequestContext, sent: "Sent") -
     span.end(attributes, name=name, error=(context.error_code or str(status)) if status >= 500 else None)
 
 
-@dataclass(slots=True)
-class Sent:
-    """The status of an answer, and what was sent of it."""
-
-    status: int | None = None
-    """None if no answer has begun."""
-    bytes: int = 0
-    events: int | None = None
-    """Events of a stream, or messages of a WebSocket; None for other answers."""
-
-    def add(self, writer: BodyWriter | None) -> None:
-        """Counts what an answer's writer has written to the connection itself."""
-        if writer is not None and self.events is not None:
-            self.bytes += writer.bytes
-            self.events += writer.events
-
-
 class MessageLog:
     """A message over a WebSocket as a request of its own, which has the connection's request id."""
 
     def __init__(self, scope: Scope) -> None:
         """`scope` is the connection's."""
-        connection = begin_request(scope)
-        self.context = replace(connection, responses=(), error_code=None, error_status=None)
+        connection: RequestContext = scope["state"][_CONTEXT]
+        self.context = replace(
+            connection, route=_route(scope), responses=(), error_code=None, error_status=None
+        )
         self._scope = {**scope, "method": "MESSAGE"}
         self._sent = Sent(events=0)
         self._began = perf_counter()
@@ -150,14 +194,15 @@ class MessageLog:
 
 
 class _CountingSend:
-    """`send`, which counts what it sends."""
+    """`send`, which counts what it sends, and adds the request's headers to the head of an answer."""
 
-    def __init__(self, send: Send) -> None:
-        self.sent = Sent()
+    def __init__(self, send: Send, scope: Scope, sent: Sent) -> None:
         self._send = send
+        self._scope = scope
+        self._sent = sent
 
     def __call__(self, message: Message) -> Awaitable[None]:
-        sent = self.sent
+        sent = self._sent
         match message["type"]:
             case "http.response.body" | "websocket.http.response.body":
                 body = message.get("body", b"")
@@ -168,6 +213,9 @@ class _CountingSend:
                 sent.status = message["status"]
                 if _is_event_stream(message):
                     sent.events = 0
+                if extra := self._scope["state"].get("answer_headers"):
+                    more = [(name.encode(), value.encode()) for name, value in extra.items()]
+                    message = {**message, "headers": [*message["headers"], *more]}
             case "websocket.accept":
                 sent.status, sent.events = 101, 0
             case "websocket.send":
@@ -188,7 +236,7 @@ def log_access(scope: Scope, context: RequestContext, sent: Sent, seconds: float
     if not log.isEnabledFor(level):
         return
     method = scope.get("method", "WEBSOCKET")
-    status = sent.status or 499
+    status = sent.status or CLIENT_GONE
     client = scope.get("client")
     fields = {
         "client": client[0] if client else None,

@@ -21,8 +21,7 @@ from server.completions.shared_parameters import includes_continuous_usage, incl
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, ModelFailed, NotFound
 from server.http import query_and_headers
-from server.http.asgi.answers import Answer, EventStream, FinalResponse
-from server.http.asgi.stream_position import StreamPosition
+from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
 from server.http.handlers.own_fields import naming_own_fields
 from server.http.handlers.responses import idempotency_key, record_deletion, stored_end_reader
 from server.http.json_responses import json_response

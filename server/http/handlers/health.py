@@ -1,11 +1,13 @@
-"""/health, /ping and /version: liveness and readiness, with the reason why requests cannot be served."""
+"""/health, /ping, /version and /metrics: liveness, and readiness with the reason why nothing is served."""
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.caller import Caller
 from server.http.json_responses import json_response
 from server.http.services import Services
+from server.metrics.exposition import CONTENT_TYPE
 from server.store.database import takes_writes
 from server.store.database_errors import DatabaseError
 from server.version import VERSION
@@ -60,3 +62,9 @@ def unready_reason(services: Services) -> str | None:
     if (age := services.heartbeat.age) > services.config.lease_seconds:
         return f"this replica's heartbeat was last written {age:.0f} s ago"
     return services.recorder.trouble() or services.claimer.trouble()
+
+
+def scrape(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /metrics"""
+    headers = {"x-request-id": request.state.request_id, "content-type": CONTENT_TYPE}
+    return Response(services.metrics.render(), headers=headers)

@@ -27,8 +27,7 @@ from server.delivery.stored_responses import (
 from server.errors import Conflict, InvalidRequest, NotFound
 from server.hosted_tools.mcp_discovery import ignored_types
 from server.http import query_and_headers
-from server.http.asgi.answers import Answer, EventStream, FinalResponse
-from server.http.asgi.stream_position import StreamPosition
+from server.http.asgi.answers import Answer, EventStream, FinalResponse, StreamPosition
 from server.http.handlers.own_fields import naming_own_fields
 from server.http.json_responses import json_response
 from server.http.query_and_headers import apply_body_request_id

@@ -5,6 +5,7 @@ that clients receive, `frame` the server-sent event; both are deterministic, so 
 stream.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import lru_cache, reduce
@@ -363,3 +364,45 @@ def split_frame(frame: bytes) -> tuple[bytes, bytes]:
     """The type and the JSON of a frame: the inverse of `frame`."""
     *_, head, data = frame[:-2].rsplit(b"\n", 2)
     return head.removeprefix(b"event: "), data.removeprefix(b"data: ")
+
+
+EVENT_ID = r"^[0-9]{1,9}-[0-9]{1,9}\.[0-9a-f]{8}$"
+_ID = re.compile(r"(?P<number>[0-9]{1,9})(?:-(?P<mark>[0-9]{1,9}\.[0-9a-f]{8}))?")
+_LINE = b"id: "
+
+
+class EventId(NamedTuple):
+    """The number and mark of an event, by which a client that resumes a stream notices that it has forked.
+
+    The mark is the attempt that wrote the event and the CRC-32 of its JSON, as in `57-2.9f3c07aa`. After a
+    loss of commits numbers are used again: mostly by another attempt, so the marks differ for certain; or by
+    an attempt of the same number, and then marks of differing events are equal once in four billion times. An
+    event of a response that is not stored has no mark, and its content is not known.
+    """
+
+    number: int
+    mark: str | None = None
+
+    def may_be(self, other: "EventId") -> bool:
+        """Whether both can be of the same event: the numbers are equal, and the marks where both have one."""
+        return self.number == other.number and (None in (self.mark, other.mark) or self.mark == other.mark)
+
+
+def parse_event_id(text: str) -> EventId | None:
+    """None for what was never the id of an event."""
+    found = _ID.fullmatch(text)
+    return None if found is None else EventId(int(found["number"]), found["mark"])
+
+
+def frame_id(frame: bytes) -> EventId | None:
+    """The id of a frame; None if it has no `id:` line."""
+    line = frame.partition(b"\n")[0]
+    return parse_event_id(line.removeprefix(_LINE).decode()) if line.startswith(_LINE) else None
+
+
+def same_event(frame: bytes, other: bytes) -> bool:
+    """Whether two frames are of one event, as far as their ids tell."""
+    if frame == other:
+        return True
+    first, second = frame_id(frame), frame_id(other)
+    return first is not None and second is not None and first.may_be(second)

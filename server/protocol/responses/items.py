@@ -1,9 +1,9 @@
-"""Items of conversations: messages, reasoning, calls, outputs, tools, settings; content parts; their JSON.
+"""Items of conversations: messages, reasoning, calls, outputs, tools, settings; content parts; pictures.
 
 Optional fields are absent rather than null.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, get_args
 
@@ -385,3 +385,28 @@ def decode_item(payload: str | bytes) -> Item:
             return item
     fields: dict[str, Any] = msgspec.json.decode(payload)
     return OtherItem(fields["id"], fields.get("status", "completed"), fields)
+
+
+def images_of(item: Item) -> list[InputImage]:
+    """The item's pictures, in order."""
+    return [part for part in _parts(item) if isinstance(part, InputImage)]
+
+
+def with_images(item: Item, change: Callable[[InputImage], ContentPart]) -> Item:
+    """The item with each picture replaced; the same object if nothing changes."""
+    before = _parts(item)
+    after = [change(part) if isinstance(part, InputImage) else part for part in before]
+    if all(new is old for new, old in zip(after, before, strict=True)):
+        return item
+    name = "content" if isinstance(item, Message) else "output"
+    changed: Item = msgspec.structs.replace(item, **{name: after})
+    return changed
+
+
+def _parts(item: Item) -> Sequence[ContentPart]:
+    match item:
+        case Message(content=parts):
+            return parts
+        case FunctionCallOutput(output=list(parts)) | CustomToolCallOutput(output=list(parts)):
+            return parts
+    return ()

@@ -14,8 +14,15 @@ import msgspec
 from msgspec import UNSET
 
 from server.protocol.input_images import content_of, parse_content
-from server.protocol.responses.item_images import with_images
-from server.protocol.responses.items import InputImage, Item, Message, OtherItem, encode_item, item_type
+from server.protocol.responses.items import (
+    InputImage,
+    Item,
+    Message,
+    OtherItem,
+    encode_item,
+    item_type,
+    with_images,
+)
 from server.store import arrays
 from server.store.content.images import NewImage
 

@@ -14,8 +14,7 @@ from starlette.responses import Response
 from server.delivery.follower import Follower
 from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader
-from server.http.asgi.answers import EventStream, FinalResponse
-from server.http.asgi.stream_position import StreamPosition
+from server.http.asgi.answers import EventStream, FinalResponse, StreamPosition
 from server.store.cluster.notifications import QUEUE, Notifier
 from server.store.database import Database
 from tests.support.builders import TENANT

@@ -20,7 +20,7 @@ from server.input_images.image_reader import (
 )
 from server.input_images.image_worker import normalised
 from server.outbound_http.allowed_addresses import read_allowed
-from server.protocol import input_images
+from server.protocol import bounded_process, input_images
 from server.protocol.error_object import DecodeFailure
 from server.protocol.input_files import file_text
 from server.protocol.input_images import ImageError, data_url_bytes
@@ -107,7 +107,7 @@ def test_a_picture_that_takes_too_much_memory_ends_the_subprocess_alone(
 def test_a_picture_that_takes_too_much_time_ends_the_subprocess_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(image_reader, "CPU_SECONDS", 0)
+    monkeypatch.setattr(bounded_process, "CPU_SECONDS", 0)
     with pytest.raises(ImageError, match="too much time"):
         ImageReader(PIXELS).normalised("one", encoded(square()), "auto")
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.logs.repeats import RepeatFolder
+from server.logs.handler import RepeatFolder
 
 
 def folder(max_keys: int = 3) -> RepeatFolder[str]:

@@ -7,10 +7,8 @@ import pytest
 from server.configuration.setting_groups.tokens import DEFAULT_SCOPE_VALUES, read_scope_values
 from server.errors import NotReady
 from server.http.asgi.endpoint import MAX_ATTEMPTS
-from server.oidc.access_tokens import AccessTokens
-from server.oidc.key_set import SigningKey, read_keys
-from server.oidc.signing_keys import SigningKeys
-from server.oidc.token_claims import TokenIdentity, TokenRules
+from server.oidc.access_tokens import AccessTokens, TokenIdentity, TokenRules
+from server.oidc.signing_keys import SigningKey, SigningKeys, read_keys
 from tests.support.token_issuer import AUDIENCE, ISSUER, jwks
 
 RULES = TokenRules(ISSUER, AUDIENCE, scopes=read_scope_values(DEFAULT_SCOPE_VALUES))

@@ -12,9 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
 from server.errors import NotAuthenticated
-from server.oidc.access_tokens import LEEWAY_S, MAX_TOKEN
-from server.oidc.key_set import MAX_KEYS, MAX_KID, read_keys
-from server.oidc.token_claims import key_id_of
+from server.oidc.access_tokens import LEEWAY_S, MAX_TOKEN, key_id_of
+from server.oidc.signing_keys import MAX_KEYS, MAX_KID, read_keys
 from tests.support.token_issuer import (
     AUDIENCE,
     EC_KEY,

@@ -6,8 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from server.errors import NotAuthenticated, NotReady, Overloaded
-from server.oidc.key_set import SigningKey, read_keys
-from server.oidc.signing_keys import KEEP_S, PAUSE_S, REFRESH_S, SigningKeys
+from server.oidc.signing_keys import KEEP_S, PAUSE_S, REFRESH_S, SigningKey, SigningKeys, read_keys
 from tests.support.eventually import eventually
 from tests.support.no_thread import no_thread
 from tests.support.token_issuer import jwks, token

@@ -4,13 +4,16 @@ import base64
 import io
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from contextvars import Context, copy_context
+from threading import Barrier
 from urllib.parse import unquote_to_bytes
 
 import pypdf
 import pytest
 
 from server.http.json_responses import to_api_error
+from server.protocol import bounded_process
 from server.protocol import input_files as pdf
 from server.protocol.input_files import (
     MAX_FILE_TEXT,
@@ -25,6 +28,7 @@ from server.protocol.input_files import (
     storable_file_data,
 )
 from tests.support import pdfs
+from tests.support.server_process import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -111,14 +115,11 @@ def test_pdf_of_another_tenant_is_parsed_again(monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_more_pdfs_are_read_at_once_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
-    for _ in range(pdf.MAX_CONCURRENT):
-        assert pdf._slots.acquire(blocking=False)
-    try:
-        with pytest.raises(ExtractionBusy):
+    with ExitStack() as readers:
+        for number in range(pdf.MAX_CONCURRENT):
+            readers.enter_context(pdf._limit.hold(f"tenant {number}", 0.0))
+        with pytest.raises(ExtractionBusy, match="Too many"):
             pdf_text(pdfs.saying("Later"), MAX_FILE_TEXT)
-    finally:
-        for _ in range(pdf.MAX_CONCURRENT):
-            pdf._slots.release()
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda text: pdf_text(pdfs.saying(text), 100), ["a", "b"])) == ["a", "b"]
 
@@ -130,28 +131,31 @@ def read_for(tenant: str | None, text: str) -> str:
 
 def test_tenant_whose_pdf_is_read_waits_and_another_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
-    reading = Context()
-    reading.run(pdf.TENANT.set, "busy")
-    turn = pdf._slot()
-    reading.run(turn.__enter__)
-    with pytest.raises(ExtractionBusy, match="Your other PDFs") as refused:
-        Context().run(read_for, "busy", "Mine")
-    assert to_api_error(refused.value).status == 429
-    assert Context().run(read_for, "other", "Theirs") == "Theirs"
-    reading.run(turn.__exit__, None, None, None)
+    with pdf._limit.hold("busy", 0.0):
+        with pytest.raises(ExtractionBusy, match="Your other PDFs") as refused:
+            Context().run(read_for, "busy", "Mine")
+        assert to_api_error(refused.value).status == 429
+        assert Context().run(read_for, "other", "Theirs") == "Theirs"
     assert Context().run(read_for, "busy", "Mine") == "Mine"
-    assert "other" not in pdf._tenant_locks
 
 
 def test_where_tenants_are_not_told_apart_all_may_be_read_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
-    with pdf._slot():
-        assert Context().run(read_for, None, "The second") == "The second"
+    together = Barrier(2)
+
+    def run(*_arguments: object) -> bytes:
+        together.wait(PATIENCE_S)
+        return b'{"text": "read"}'
+
+    monkeypatch.setattr(bounded_process, "run", run)
+    with ThreadPoolExecutor(2) as threads:
+        read = threads.map(lambda text: pdf_text(pdfs.saying(text), MAX_FILE_TEXT), ["a", "b"])
+        assert list(read) == ["read", "read"]
 
 
 def test_what_a_busy_machine_had_no_time_for_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as busy:
-        busy.setattr(pdf, "_WALL_SECONDS", 0.0)
+        busy.setattr(bounded_process, "WALL_SECONDS", 0.0)
         with pytest.raises(ExtractionBusy, match="too busy"):
             pdf_text(pdfs.saying("Again"), MAX_FILE_TEXT)
     assert pdf_text(pdfs.saying("Again"), MAX_FILE_TEXT) == "Again"

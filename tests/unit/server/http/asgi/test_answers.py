@@ -12,8 +12,7 @@ from server.delivery import hub as hub_module
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Published
 from server.errors import NotFound
-from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, FinalResponse
-from server.http.asgi.stream_position import StreamPosition
+from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, FinalResponse, StreamPosition
 from server.store.database_errors import DatabaseError
 from tests.support.builders import examples
 from tests.unit.server.http.asgi.asgi_messages import Client, inline_to_thread, now, run

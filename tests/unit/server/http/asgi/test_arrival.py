@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from server.http.asgi.arrival import Arrival, Arrivals
+from server.http.asgi.client_connections import Arrival, Arrivals
 
 HELLO = b"\x16\x03\x01\x02\x00" + bytes(512)
 """As long as a ClientHello's record says that it is."""

@@ -13,6 +13,7 @@ from server.errors import InvalidRequest, MissingScope, NotAuthenticated
 from server.http.asgi import thread_pools as threads
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
+from server.http.asgi.request_log import RequestLog
 from server.http.asgi.thread_pools import ThreadPool, ThreadShare, make_thread_pools
 from server.limits.shared_limit import SharedLimit
 from server.protocol.error_object import DecodeFailure
@@ -60,16 +61,18 @@ def context(
 def endpoint(
     handler: Callable[[Request, bytes], Answer],
     at: EndpointContext[str] | None = None,
-    threads: ThreadPool | None = None,
-) -> Endpoint[str]:
+) -> RequestLog:
+    return endpoint_of_caller(lambda request, _caller, body: handler(request, body), at)
+
+
+def endpoint_of_caller(
+    handler: Callable[[Request, str, bytes], Answer],
+    at: EndpointContext[str] | None = None,
+    authorize: Callable[[str], None] = lambda _caller: None,
+) -> RequestLog:
     at = at or context()
-    return Endpoint(
-        lambda request, _caller, body: handler(request, body),
-        at,
-        at.threads.write,
-        authorize=lambda _caller: None,
-        max_body=LIMIT,
-        body_seconds=30.0,
+    return RequestLog(
+        Endpoint(handler, at, at.threads.write, authorize=authorize, max_body=LIMIT, body_seconds=30.0)
     )
 
 
@@ -101,7 +104,7 @@ class KnownKeys:
 
         async def main() -> None:
             at = replace(context(identify=self), known_caller=lambda _request: self._known)
-            await self.client.ask(replace(endpoint(Handler(), at), handler=handle, authorize=authorize))
+            await self.client.ask(endpoint_of_caller(handle, at, authorize))
 
         run(main)
         return calls
@@ -336,7 +339,7 @@ def test_however_many_ask_one_call_at_a_time_answers_everybody(monkeypatch: pyte
         return Response(b"ready")
 
     async def main() -> list[Client]:
-        app = PublicEndpoint(look, ThreadPool(1))
+        app = RequestLog(PublicEndpoint(look, ThreadPool(1)))
         clients = [Client(b"") for _ in range(100)]
         asked = [client.ask(app) for client in clients]
         await asyncio.sleep(0)
@@ -358,7 +361,7 @@ def test_what_is_answered_to_everybody_is_looked_up_again_after_a_second() -> No
         return Response(b"ready")
 
     async def main() -> None:
-        app = PublicEndpoint(look, ThreadPool(1))
+        app = RequestLog(PublicEndpoint(look, ThreadPool(1)))
         for _ in range(30):
             await Client(b"").ask(app)
             await asyncio.sleep(0.1)

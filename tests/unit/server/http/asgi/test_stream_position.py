@@ -5,8 +5,7 @@ from uuid import uuid4
 from server.delivery.frames import FramePage
 from server.delivery.hub import Published
 from server.errors import StreamForked
-from server.http.asgi.answers import DONE, EventStream
-from server.http.asgi.stream_position import StreamPosition
+from server.http.asgi.answers import DONE, EventStream, StreamPosition
 from tests.unit.server.http.asgi.asgi_messages import Client, run
 from tests.unit.server.http.asgi.test_answers import FRAMES, KEEP_ALIVE_S, Stream, follow
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Published
-from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream
+from server.http.asgi.answers import DONE, KEEP_ALIVE_LINE, EventStream, StreamPosition
 from server.http.asgi.body_writer import BODY_WRITER
-from server.http.asgi.stream_position import StreamPosition
 from tests.support.builders import examples
 from tests.unit.server.http.asgi.asgi_messages import Client, Writer, run
 

@@ -3,8 +3,18 @@ import zlib
 
 import pytest
 
-from server.protocol.responses.event_ids import EventId, frame_id, parse_event_id, same_event
-from server.protocol.responses.events import Event, Kind, error_frame, frame, render, split_frame
+from server.protocol.responses.events import (
+    Event,
+    EventId,
+    Kind,
+    error_frame,
+    frame,
+    frame_id,
+    parse_event_id,
+    render,
+    same_event,
+    split_frame,
+)
 from tests.support.builders import RESPONSE
 
 WORD = Event(57, Kind.OUTPUT_TEXT_DELTA, 0, 0, "word")

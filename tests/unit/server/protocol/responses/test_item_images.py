@@ -1,7 +1,6 @@
 import msgspec
 import pytest
 
-from server.protocol.responses.item_images import images_of, with_images
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCallOutput,
@@ -13,6 +12,8 @@ from server.protocol.responses.items import (
     Message,
     decode_item,
     encode_item,
+    images_of,
+    with_images,
 )
 
 PARTS: list[ContentPart] = [InputText("a"), InputImage("b"), InputImage(content="c")]

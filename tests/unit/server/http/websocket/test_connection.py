@@ -8,7 +8,8 @@ from starlette.types import Receive, Scope, Send
 
 from server.http.asgi.request_log import MessageLog
 from server.http.asgi.thread_pools import ThreadShare
-from server.http.asgi.websocket import PendingResponse, _Connection
+from server.http.websocket.connection import PendingResponse, _Connection
+from server.logs.context import RequestContext
 from server.protocol.responses.request import CreateMessage
 
 
@@ -35,7 +36,8 @@ async def streamed(wanted: PendingResponse) -> list[object]:
     )
     threads: Any = SimpleNamespace(write=Pool(), stream=Pool())
     received: Any = SimpleNamespace(release=lambda _size: None)
-    websocket: Any = SimpleNamespace(scope={"type": "websocket", "path": "/", "headers": [], "state": {}})
+    state = {"request_context": RequestContext("req_1")}
+    websocket: Any = SimpleNamespace(scope={"type": "websocket", "path": "/", "headers": [], "state": state})
     connection = _Connection(websocket, session, threads, ThreadShare("a"), received)
     await connection._stream(wanted, asyncio.Future(), MessageLog(websocket.scope))
     return said

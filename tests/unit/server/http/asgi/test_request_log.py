@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import ApiError, TooManyRequests
-from server.http.asgi.measure_requests import MeasureRequests
+from server.http.asgi.request_log import RequestLog
 
 
 class Observer:
@@ -30,7 +30,7 @@ class Observer:
 
 def _app(observer: Observer, handler: Callable[[Request], Any]) -> Starlette:
     return Starlette(
-        routes=[Route("/things/{thing}", handler)], middleware=[Middleware(MeasureRequests, observer)]
+        routes=[Route("/things/{thing}", handler)], middleware=[Middleware(RequestLog, observer)]
     )
 
 
@@ -70,7 +70,7 @@ def test_a_request_whose_client_left_before_the_answer_is_reported_as_499() -> N
 
     async def leave(_scope: Scope, _receive: Receive, _send: Send) -> None: ...
 
-    _ask(MeasureRequests(leave, observer), "/things/1")
+    _ask(RequestLog(leave, observer), "/things/1")
     assert observer.requests == [("none", "GET", 499, True)]
 
 
@@ -81,7 +81,7 @@ def test_a_request_that_raises_is_reported_and_raises_on() -> None:
         raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011 - it is ours
-        _ask(MeasureRequests(fail, observer), "/things/1")
+        _ask(RequestLog(fail, observer), "/things/1")
     assert len(observer.requests) == 1
 
 
@@ -92,5 +92,5 @@ def test_a_websocket_is_reported_without_a_duration() -> None:
         await send({"type": "websocket.accept"})
         await send({"type": "websocket.close"})
 
-    _ask(MeasureRequests(accept, observer), "/v1/responses", kind="websocket")
+    _ask(RequestLog(accept, observer), "/v1/responses", kind="websocket")
     assert observer.requests == [("none", "GET", 101, False)]

@@ -1,10 +1,10 @@
-"""Program that runs a worker on untrusted bytes without network, other programs, or files but libraries.
+"""`run`: a worker's answer to untrusted bytes, made in a process with bounds and nothing within its reach.
 
-`python -I worker_sandbox.py WORKER SECONDS MEMORY BOUND...` reads standard input and writes what the
-worker, a file with the functions `prepare` and `answer`, makes of it. Before `answer` begins the process
-gives up, for good: system calls but those of computing and reading (seccomp), files but those of Python and
-its libraries (Landlock), and new privileges. That needs no privilege. It imports the standard library alone;
-the server imports it to say what this machine lacks.
+The process is this file, `python -I bounded_process.py WORKER SECONDS MEMORY BOUND...`, which imports the
+standard library alone. It has the worker, a file with the functions `prepare` and `answer`, make the answer
+on standard output of the bytes on standard input. Before `answer` begins the process gives up, for good:
+system calls but those of computing and reading (seccomp), files but those of Python and its libraries
+(Landlock), and new privileges. That needs no privilege.
 """
 
 import ctypes
@@ -12,7 +12,13 @@ import os
 import resource
 import runpy
 import struct
+import subprocess
 import sys
+from pathlib import Path
+
+CPU_SECONDS = 10
+WALL_SECONDS = 30.0
+"""Time limit on a busy machine; `CPU_SECONDS` limits the work."""
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 # Numbers on x86-64 and on aarch64, of the kernel's own headers; None where there is no such call.
@@ -94,6 +100,32 @@ LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr
 """Read beside the folders from which Python imports."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Exhausted(Exception):
+    """The worker takes more CPU time or memory than it may, or crashed."""
+
+
+def run(worker: Path, content: bytes, memory: int, *bounds: int) -> bytes:
+    """The worker's answer to the content within `bounds`, which are its own; `memory` is in bytes.
+
+    Raises Exhausted, or TimeoutError if the machine was too busy.
+    """
+    limits = map(str, (CPU_SECONDS, memory, *bounds))
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-I", __file__, str(worker), *limits],
+            input=content,
+            capture_output=True,
+            env={},
+            timeout=WALL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
+    if ran.returncode != 0 or not ran.stdout:
+        raise Exhausted
+    return ran.stdout
 
 
 def missing() -> str | None:

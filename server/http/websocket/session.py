@@ -1,30 +1,33 @@
-"""A WebSocket session on /v1/responses: validates messages, starts responses, retains unstored ones.
+"""A WebSocket session on /v1/responses: validates messages, starts responses; RetainedResponses.
 
 The items of an unstored response are retained in the connection that created it, and only there, so that a
 later message can name it as `previous_response_id`.
 """
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 from starlette.websockets import WebSocket
 
 from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
-from server.errors import BodyTooLarge, InvalidRequest, NotReady, TooManyRequests
+from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
 from server.http.asgi.answers import Answer
-from server.http.asgi.websocket import PendingResponse
 from server.http.handlers import responses
 from server.http.handlers.own_fields import naming_own_fields
-from server.http.handlers.retained_responses import RetainedResponses
 from server.http.json_responses import log_refusal, to_api_error
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
+from server.http.websocket.connection import PendingResponse
 from server.limits.shared_limit import SharedLimit
 from server.limits.tenant_limits import DECODED_FACTOR
 from server.logs.context import current_origin
 from server.protocol import input_images
 from server.protocol.decode import decode, decode_as
 from server.protocol.error_object import ErrorDetail
-from server.protocol.responses.items import decode_item
+from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import (
     ClientMessage,
     CreateMessage,
@@ -33,6 +36,122 @@ from server.protocol.responses.request import (
     SteerDetail,
     SteerFailed,
 )
+
+MAX_RETAINED_RESPONSES = 16
+"""The most retained responses of one connection; the oldest is dropped first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedResponse:
+    """A response that a message may continue: all items up to its end, or the input of one that runs."""
+
+    items: Sequence[Item]
+    message_bytes: int
+    """Of the messages that its items came in."""
+    item_bytes: int
+    """Of its items: messages, outputs, and stored items that were read, as they count decoded.
+
+    Items that it shares with the response that it went on from count for both.
+    """
+    reserved: int
+    """Bytes that count among the tenant's: those of its items, and the rest of its last event."""
+
+
+class RetainedResponses:
+    """What one connection retains. Thread-safe; each response counts until it is dropped."""
+
+    def __init__(self, limit: SharedLimit, tenant: str, most: int) -> None:
+        """`limit` counts the bytes of all connections; `most` is for the bytes of this one's responses.
+
+        One response alone may have more than `most`.
+        """
+        self._limit = limit
+        self._tenant = tenant
+        self._most = most
+        self._lock = threading.Lock()
+        self._retained: dict[str, RetainedResponse] = {}
+        self._running: RetainedResponse | None = None
+        self._reserved = 0
+        self._closed = False
+
+    def get(self, response: str) -> RetainedResponse | None:
+        with self._lock:
+            return self._retained.get(response)
+
+    def hold_input(self, items: Sequence[Item], message_bytes: int, item_bytes: int) -> None:
+        """Keep the input of the response that runs, until `retain` or `drop_input`.
+
+        Older responses are dropped to make room. Where there is none even so, nothing is kept, and the
+        response is not retained at its end.
+        """
+        with self._lock:
+            self._drop_input()
+            if not self._closed and self._reserve(item_bytes):
+                self._running = RetainedResponse(items, message_bytes, item_bytes, item_bytes)
+
+    def retain(self, response: str, output: Sequence[Item], output_bytes: int, last_bytes: int) -> None:
+        """Retain the response that ran, whose output is part of a last event of `last_bytes`."""
+        with self._lock:
+            before = self._running
+            if before is None:
+                return
+            while len(self._retained) >= MAX_RETAINED_RESPONSES:
+                self._drop_oldest()
+            if not self._reserve(last_bytes):
+                self._drop_input()
+                return
+            self._running = None
+            self._retained[response] = RetainedResponse(
+                [*before.items, *output],
+                before.message_bytes,
+                before.item_bytes + output_bytes,
+                before.reserved + last_bytes,
+            )
+
+    def drop_input(self) -> None:
+        """The response that ran is not retained."""
+        with self._lock:
+            self._drop_input()
+
+    def drop(self, response: str) -> None:
+        with self._lock:
+            self._release(self._retained.pop(response, None))
+
+    def close(self) -> None:
+        """Drop everything, and retain nothing any more."""
+        with self._lock:
+            self._closed = True
+            self._drop_input()
+            while self._retained:
+                self._drop_oldest()
+
+    def _reserve(self, size: int) -> bool:
+        """Whether the bytes are counted now; older responses are dropped for them."""
+        while self._retained and self._reserved + size > self._most:
+            self._drop_oldest()
+        while True:
+            try:
+                self._limit.acquire(self._tenant, size)
+            except (TooManyRequests, Overloaded):
+                if not self._retained:
+                    return False
+                self._drop_oldest()
+            else:
+                self._reserved += size
+                return True
+
+    def _drop_oldest(self) -> None:
+        self._release(self._retained.pop(next(iter(self._retained))))
+
+    def _drop_input(self) -> None:
+        dropped, self._running = self._running, None
+        self._release(dropped)
+
+    def _release(self, dropped: RetainedResponse | None) -> None:
+        if dropped is not None:
+            self._limit.release(self._tenant, dropped.reserved)
+            self._reserved -= dropped.reserved
+
 
 MAX_QUEUED_MESSAGES = 16
 """The most queued messages of one connection."""
@@ -72,45 +191,45 @@ class SocketSession:
         """Raises ApiError or DecodeFailure."""
         if len(message) > self._services.config.max_body_bytes:
             raise BodyTooLarge(self._services.config.max_body_bytes)
-        given: ClientMessage = decode(message, ClientMessage, endpoint="responses")  # type: ignore[arg-type]  # a union
-        if not isinstance(given, CreateMessage):
+        request: ClientMessage = decode(message, ClientMessage, endpoint="responses")  # type: ignore[arg-type]  # a union
+        if not isinstance(request, CreateMessage):
             return msgspec.json.encode(
                 SteerFailed(
                     error=SteerDetail("steering_not_supported", "Responses cannot be steered here."),
-                    steer=Steer(given.previous_response_id, given.input),
+                    steer=Steer(request.previous_response_id, request.input),
                 )
             )
         lane = b""
-        if given.stream_id is not None:
-            lane = b'"stream_id":' + msgspec.json.encode(given.stream_id) + b","
-        wanted = PendingResponse(given, len(message), lane)
+        if request.stream_id is not None:
+            lane = b'"stream_id":' + msgspec.json.encode(request.stream_id) + b","
+        pending = PendingResponse(request, len(message), lane)
         if waiting >= MAX_QUEUED_MESSAGES:
             error = TooManyRequests(
                 "Too many messages of this connection wait for their turn.", limit="messages of a WebSocket"
             )
-            return self.explain(error, wanted)
-        return wanted
+            return self.explain(error, pending)
+        return pending
 
-    def begin(self, wanted: PendingResponse) -> Answer:
+    def begin(self, pending: PendingResponse) -> Answer:
         """Raises ApiError or DecodeFailure, and then drops the response that it continues; or NotReady."""
         try:
-            return self._begin(wanted)
+            return self._begin(pending)
         except NotReady:
             raise  # it begins again
         except Exception:
             self._retained.drop_input()
-            self._forget(wanted)
+            self._forget(pending)
             raise
 
-    def _begin(self, wanted: PendingResponse) -> Answer:
-        services, message = self._services, _over_socket(wanted.message)
+    def _begin(self, pending: PendingResponse) -> Answer:
+        services, message = self._services, _over_socket(pending.message)
         apply_body_request_id(self._websocket, message.request_id)
         # Again: the key may have been revoked meanwhile.
         caller = services.authenticator.authenticate(self._websocket)
         caller.require("write")
         input_images.SOURCE.set(services.model.image_source(caller.tenant))
         retained = self._retained.get(message.previous_response_id or "")
-        message_bytes = wanted.size + (retained.message_bytes if retained else 0)
+        message_bytes = pending.size + (retained.message_bytes if retained else 0)
         if retained:
             _check_continued(message, message_bytes, services.config.max_body_bytes)
         with naming_own_fields(message):
@@ -121,34 +240,34 @@ class SocketSession:
                 generate=message.generate is not False,
             )
         if message.store is False:
-            item_bytes = wanted.size + (retained.item_bytes if retained else 0)
+            item_bytes = pending.size + (retained.item_bytes if retained else 0)
             item_bytes += DECODED_FACTOR * admitted.read_bytes
             self._retained.hold_input(admitted.items, message_bytes, item_bytes)
         reader = StreamReader(services.database, caller.tenant, admitted.id)
         return responses.event_stream(services, self._websocket, admitted.channel, reader, 0, admitted.begun)
 
-    def end(self, wanted: PendingResponse, last: bytes) -> None:
+    def end(self, pending: PendingResponse, last: bytes) -> None:
         """Retains the items of an unstored response for the next message."""
         ended = decode_as(last, _TerminalEvent).response
         if ended is None or ended.status == "failed":
             self._retained.drop_input()
-            self._forget(wanted)
+            self._forget(pending)
         elif not ended.store:
             payloads = [bytes(item) for item in ended.output]
             output = [decode_item(payload) for payload in payloads]
             self._retained.retain(ended.id, output, sum(map(len, payloads)), len(last))
 
-    def _forget(self, wanted: PendingResponse) -> None:
-        self._retained.drop(wanted.message.previous_response_id or "")
+    def _forget(self, pending: PendingResponse) -> None:
+        self._retained.drop(pending.message.previous_response_id or "")
 
     def close(self) -> None:
         self._retained.close()
 
-    def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
+    def explain(self, error: Exception, pending: PendingResponse | None = None) -> bytes:
         api_error = to_api_error(error)
         self._services.events.error(api_error)
         log_refusal(api_error, current_origin().request_id or self._websocket.state.request_id, error)
-        lane = wanted.message.stream_id if wanted else None
+        lane = pending.message.stream_id if pending else None
         return msgspec.json.encode(
             SocketError(
                 status=api_error.status,

@@ -18,7 +18,7 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import EndpointContext, retry_until_ready
 from server.http.asgi.hypercorn_patches import MESSAGE_BUFFER, MessageBuffer, ReceivedBytes
 from server.http.asgi.open_connections import KeyEnded
-from server.http.asgi.request_log import MessageLog, begin_request
+from server.http.asgi.request_log import MessageLog
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
 from server.limits.shared_limit import SharedLimit
@@ -58,13 +58,13 @@ class Session(Protocol):
     def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
         """The response that a message asks for, or the answer to it. `waiting` others are queued."""
 
-    def begin(self, wanted: PendingResponse) -> Answer:
+    def begin(self, pending: PendingResponse) -> Answer:
         """The stream of a new response, as it is sent over HTTP."""
 
-    def end(self, wanted: PendingResponse, last: bytes) -> None:
+    def end(self, pending: PendingResponse, last: bytes) -> None:
         """Called when the stream has ended with the event `last`."""
 
-    def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
+    def explain(self, error: Exception, pending: PendingResponse | None = None) -> bytes:
         """The error as a message."""
 
     def expire(self) -> bytes:
@@ -92,7 +92,6 @@ class SocketEndpoint(Generic[C]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
-        begin_request(scope)
         try:
             caller = await self.context.identify_caller(websocket)
             self.authorize(caller)
@@ -165,18 +164,18 @@ class _Connection:
             message_log = MessageLog(self.websocket.scope)
             with message_log.current():
                 try:
-                    found = await self._call(self.session.read, body, len(self._queued))
+                    answer = await self._call(self.session.read, body, len(self._queued))
                 except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
-                    found = self.session.explain(error)
-            if isinstance(found, bytes):
+                    answer = self.session.explain(error)
+            if isinstance(answer, bytes):
                 self.received.release(len(body))
-                message_log.count(found)
+                message_log.count(answer)
                 message_log.write()
-                await self._send(found)
+                await self._send(answer)
             else:
-                self._queued.append(found)
+                self._queued.append(answer)
                 self._news.set()
-            del body, found
+            del body, answer
 
     async def _take_turns(
         self, until: float, listening: asyncio.Future[None], closed: asyncio.Future[Literal[True]]
@@ -201,31 +200,31 @@ class _Connection:
                 more.cancel()
         return NORMAL
 
-    async def _answer(self, wanted: PendingResponse, listening: asyncio.Future[None]) -> None:
+    async def _answer(self, pending: PendingResponse, listening: asyncio.Future[None]) -> None:
         message_log = MessageLog(self.websocket.scope)
         with message_log.current():
             try:
-                await self._stream(wanted, listening, message_log)
+                await self._stream(pending, listening, message_log)
             finally:
                 message_log.write()
 
     async def _stream(
-        self, wanted: PendingResponse, listening: asyncio.Future[None], message_log: MessageLog
+        self, pending: PendingResponse, listening: asyncio.Future[None], message_log: MessageLog
     ) -> None:
         try:
-            stream = await retry_until_ready(lambda: self._call(self.session.begin, wanted))
+            stream = await retry_until_ready(lambda: self._call(self.session.begin, pending))
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
-            await self._send(message_log.count(self.session.explain(error, wanted)))
+            await self._send(message_log.count(self.session.explain(error, pending)))
             return
         finally:
-            self.received.release(wanted.size)
-            wanted.drop_content()
-        relay = _EventRelay(lambda event: self._send(message_log.count(event)), wanted.prefix, listening)
+            self.received.release(pending.size)
+            pending.drop_content()
+        relay = _EventRelay(lambda event: self._send(message_log.count(event)), pending.prefix, listening)
         scope: Scope = {"type": "http"}
         set_store_reader(scope, self.threads.stream.bind(self.share))
         await stream(scope, relay.receive, relay.send)
         if relay.whole:
-            await self._call(self.session.end, wanted, relay.last)
+            await self._call(self.session.end, pending, relay.last)
 
     async def _call(self, function: Callable[..., T], *arguments: object) -> T:
         return await self.threads.write.run(self.share, function, *arguments)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.protocol import worker_sandbox
+from server.protocol import bounded_process
 
 TAKEN_OVER = """
 import ctypes, errno, json, os, pathlib, socket, subprocess, threading
@@ -52,13 +52,13 @@ def answer(content, *bounds):
 """
 
 
-@pytest.mark.skipif(worker_sandbox.missing() is not None, reason="this kernel lacks a part of the sandbox")
+@pytest.mark.skipif(bounded_process.missing() is not None, reason="this kernel lacks a part of the sandbox")
 def test_it_reaches_neither_the_network_nor_files_nor_processes(tmp_path: Path) -> None:
     worker, settings = tmp_path / "worker.py", tmp_path / "holdfast.env"
     worker.write_text(TAKEN_OVER)
     settings.write_text("HOLDFAST_SEAL_KEY=secret")
     ran = subprocess.run(
-        [sys.executable, "-I", worker_sandbox.__file__, str(worker), "10", str(2**30)],
+        [sys.executable, "-I", bounded_process.__file__, str(worker), "10", str(2**30)],
         input=str(settings).encode(),
         capture_output=True,
         env={},
@@ -73,7 +73,7 @@ def test_it_reaches_neither_the_network_nor_files_nor_processes(tmp_path: Path) 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_filter_has_a_place_for_each_jump(machine: str) -> None:
-    words = worker_sandbox.program(machine)
+    words = bounded_process.program(machine)
     lines = [words[start : start + 8] for start in range(0, len(words), 8)]
     assert len(lines) < 4096  # the kernel's limit
     for place, line in enumerate(lines):
@@ -86,4 +86,4 @@ def test_machine_without_a_filter_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     there = os.uname()
     other = os.uname_result((*there[:4], "riscv64"))
     monkeypatch.setattr(os, "uname", lambda: other)
-    assert "no seccomp" in (worker_sandbox.missing() or "")
+    assert "no seccomp" in (bounded_process.missing() or "")
