@@ -14,8 +14,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from server.administration.actor import Actor
 from server.caller import Caller
 from server.console.formats import csv_value
-from server.console.process_state import ConsoleState
 from server.console.session import COOKIE, form_token
+from server.console.sql.sql_reader import SqlReader
 from server.console.templates import render
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.thread_pools import ThreadPools
@@ -47,7 +47,7 @@ class ConsoleRequest:
     request: Request
     pools: ThreadPools
     """The threads of the process's handlers, this one among them."""
-    state: ConsoleState
+    sql_reader: SqlReader
     form: Mapping[str, str] = field(default_factory=dict)
     """Of a POST."""
 

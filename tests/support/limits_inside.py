@@ -6,7 +6,7 @@ from engine.remote.servers import answer_reader, discovery, http_client
 from server.administration import checks
 from server.admission import tenant_limits
 from server.configuration.settings import settings
-from server.console import console_request, process_state, promise_check, routes, search, session
+from server.console import console_request, routes, search, session
 from server.console.contents import comparison, event_page, item_view, stored_request, timeline
 from server.console.figures import usage as figures
 from server.console.pages import history as history_page
@@ -181,8 +181,6 @@ def _console() -> Mapping[str, Rows]:
             f"{usage.MAX_CSV_ROWS:,}; the newest {usage.MEASURED_RESPONSES:,}",
             "replicas; running responses; queued ones": f"{live.MAX_REPLICAS}; {live.MAX_RUNNING}; "
             f"{live.MAX_QUEUED}",
-            "check of the promises: responses; time; findings": f"{promise_check.MAX_RESPONSES:,}; "
-            f"{promise_check.MAX_SECONDS:g} s; {promise_check.MAX_FINDINGS}",
         },
         "Console: a response": {
             "items a side; their characters; as Markdown": f"{response_detail.MAX_ITEMS}; "
@@ -204,6 +202,6 @@ def _console() -> Mapping[str, Rows]:
             "rows; bytes; columns": f"{reader.MAX_ROWS:,}; {reader.MAX_BYTES // 1_000_000} MB; "
             f"{reader.MAX_COLUMNS}",
             "characters of a value": f"{reader.MAX_VALUE_CHARS:,}, then cut",
-            "queries at a time": f"{process_state.MAX_QUERIES} in a process",
+            "queries at a time": f"{sql_reader.MAX_QUERIES} in a process",
         },
     }

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from server.console.console_request import HEADERS, ConsoleRequest
 from server.console.formats import csv_value
 from server.console.pages.saved_views import view_id
-from server.console.process_state import MAX_QUERIES, NO_READER
 from server.console.sql.questions import questions
 from server.console.sql.result_chart import NUMBERS, chart_of
+from server.console.sql.sql_reader import MAX_QUERIES, NO_READER
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.store.console.admin_views import admin_views
@@ -67,14 +67,14 @@ def run(console: ConsoleRequest) -> Answer:
 
 def _result(console: ConsoleRequest, query: str, *, explain: bool) -> QueryResult:
     """Runs the query; the audit trail says so first. Raises QueryFailed or Overloaded."""
-    database, state = console.services.database, console.state
-    if not state.may_query:
+    database, reader = console.services.database, console.sql_reader
+    if not reader.may_query:
         raise QueryFailed(NO_READER)
-    with state.query_turn():
+    with reader.query_turn():
         with database.begin() as connection:
             details = {"query": query[:TRAIL_CHARS], "explain": explain}
             console.actor.record(connection, "console.sql", None, "", details)
-        return state.run_query(database.url, query, explain=explain)
+        return reader.run_query(database.url, query, explain=explain)
 
 
 def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
@@ -100,7 +100,7 @@ def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
         views=views,
         saved=saved,
         saved_address=lambda view: f"/console/sql?view={view.id}",
-        no_reader="" if console.state.may_query else NO_READER,
+        no_reader="" if console.sql_reader.may_query else NO_READER,
         max_chars=MAX_QUERY_CHARS,
         max_queries=MAX_QUERIES,
     )

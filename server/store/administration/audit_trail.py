@@ -46,7 +46,6 @@ ACTIONS = {
     "response.run_again": "somebody in the console ran a response again, as a new one of its tenant",
     "console.save_view": "somebody saved a filter of the history or an SQL query in the console",
     "console.delete_view": "somebody deleted a saved filter or query in the console",
-    "console.audit": "somebody had the console check the newest responses",
     "console.sql": "somebody ran a query on the console's SQL page, whose first 2,000 characters are kept",
     "conversation.delete": "a caller deleted a conversation",
     "conversation.delete_item": "a caller took an item out of a conversation",

@@ -1,11 +1,10 @@
-"""What the console keeps in a process: the reader of its SQL page, turns for queries, the last audit."""
+"""`SqlReader`: runs the queries of the SQL page, a few at a time, as a database user that only reads."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from server.configuration.settings import Config
-from server.console.promise_check import PromiseCheck
 from server.errors import Overloaded
 from server.store.console import reader
 from server.store.console.reader import QueryFailed, QueryResult
@@ -18,7 +17,7 @@ NO_READER = (
 )
 
 
-class ConsoleState:
+class SqlReader:
     """Thread-safe; one in a process."""
 
     def __init__(self, config: Config) -> None:
@@ -26,7 +25,6 @@ class ConsoleState:
         self._is_embedded = config.database_url is None
         self._turns = threading.BoundedSemaphore(MAX_QUERIES)
         self._reader_url = config.reader_database_url
-        self.promises = PromiseCheck()
 
     @property
     def may_query(self) -> bool:
