@@ -10,6 +10,7 @@ from server.console import console_request, routes, search, session
 from server.console.contents import comparison, event_page, item_view, stored_request, timeline
 from server.console.figures import usage as figures
 from server.console.pages import history as history_page
+from server.console.sql import sql_reader
 from server.hosted_tools import mcp_session
 from server.http.asgi import listener, request_body, tls
 from server.http.handlers import administration_data
