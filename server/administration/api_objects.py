@@ -1,15 +1,13 @@
-"""Stored tenants, keys and prices as objects of the admin API, and its requests as changes of them. Pure."""
+"""Stored tenants, keys, prices, usage and webhook endpoints as objects of the API. Pure."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, TypeVar
-
-from msgspec import UNSET, Struct
+from typing import Any
 
 from server.caller import SERVER_SETTINGS, Limits
+from server.protocol import ids, webhooks
 from server.protocol.administration import objects
-from server.protocol.administration.requests import SetPrice
 from server.store.administration.audit_trail import Entry
 from server.store.administration.budgets import Standing
 from server.store.administration.prices import Price
@@ -17,39 +15,8 @@ from server.store.administration.stored_keys import KeyState, StoredKey
 from server.store.administration.tenants import StoredTenant
 from server.store.administration.usage_ledger import Group, UsageSum
 from server.store.cluster.replica_list import ListedReplica
-
-T = TypeVar("T")
-
-
-def with_given(value: T, body: Struct) -> T:
-    """The dataclass with those fields replaced that the body has, also those of nested dataclasses."""
-    given: dict[str, Any] = {}
-    for one in fields(value):  # type: ignore[arg-type]  # T is a dataclass
-        own = getattr(value, one.name)
-        if hasattr(own, "__dataclass_fields__"):
-            given[one.name] = with_given(own, body)
-        elif (sent := getattr(body, one.name, UNSET)) is not UNSET:
-            given[one.name] = _stored_form(one.name, sent)
-    return replace(value, **given)  # type: ignore[type-var]
-
-
-def _stored_form(name: str, sent: Any) -> object:
-    if name == "budget_cost" and sent is not None:
-        return Decimal(sent)
-    if name == "expires_at" and sent is not None:
-        return time_of(sent)
-    return frozenset(sent) if isinstance(sent, list) else sent
-
-
-def time_of(unix_seconds: int) -> datetime:
-    return datetime.fromtimestamp(unix_seconds, UTC)
-
-
-def price_of(body: SetPrice, now: datetime) -> Price:
-    """The price that a request sets; from now on unless it says when."""
-    cached = body.input if body.cached_input is None else body.cached_input
-    valid_from = now if body.valid_from is None else time_of(body.valid_from)
-    return Price(body.model, valid_from, Decimal(body.input), Decimal(cached), Decimal(body.output))
+from server.store.webhooks.delivery_lists import StoredDelivery
+from server.store.webhooks.endpoints import StoredEndpoint
 
 
 def tenant_object(name: str, stored: StoredTenant | None, standing: Standing | None = None) -> objects.Tenant:
@@ -150,6 +117,48 @@ def replica_object(replica: ListedReplica) -> objects.Replica:
         models=replica.models,
         started_at=_seconds(replica.started_at),
         heartbeat_age_seconds=round(float(replica.heartbeat_age), 3),
+    )
+
+
+def endpoint_object(stored: StoredEndpoint) -> webhooks.Endpoint:
+    return webhooks.Endpoint(**_endpoint_fields(stored))
+
+
+def endpoint_with_secret(stored: StoredEndpoint, secret: str) -> webhooks.EndpointWithSecret:
+    return webhooks.EndpointWithSecret(**_endpoint_fields(stored), signing_secret=secret)
+
+
+def _endpoint_fields(stored: StoredEndpoint) -> dict[str, Any]:
+    chosen = stored.properties
+    return {
+        "id": ids.webhook_endpoint_id(stored.id),
+        "tenant": stored.tenant,
+        "name": chosen.name,
+        "url": chosen.url,
+        "event_types": sorted(chosen.event_types),
+        "all_responses": chosen.all_responses,
+        "created_at": _seconds(stored.created_at),
+        "updated_at": _seconds(stored.updated_at),
+        "disabled_at": _seconds_or_none(stored.disabled_at),
+        "disabled_reason": stored.disabled_reason,
+    }
+
+
+def delivery_object(stored: StoredDelivery) -> webhooks.Delivery:
+    times = ("next_attempt_at", "last_attempt_at", "delivered_at", "given_up_at")
+    fields: dict[str, Any] = {name: _seconds_or_none(getattr(stored, name)) for name in times}
+    return webhooks.Delivery(
+        id=ids.webhook_id(stored.id),
+        event_id=ids.event_id(stored.event_id),
+        webhook_endpoint_id=ids.webhook_endpoint_id(stored.endpoint_id),
+        response_id=ids.response_id(stored.response_id),
+        type=stored.type,  # type: ignore[arg-type]  # the outbox has no others
+        state=stored.state,
+        created_at=_seconds(stored.created_at),
+        attempts=stored.attempts,
+        last_status=stored.last_status,
+        last_error=stored.last_error,
+        **fields,
     )
 
 

@@ -4,9 +4,9 @@ import argparse
 
 import msgspec
 
-from server.cli.audit import AGE_HELP, read_age
-from server.cli.command import Subcommands, add_command, current_database, print_columns, print_result
-from server.cli.option_types import refuse_unknown_tenant, whole_number
+from server.cli.command import Subcommands, add_command, current_database, print_rows
+from server.cli.option_types import DURATIONS, duration, whole_number
+from server.cli.request_options import refuse_unknown_tenant
 from server.configuration.settings import Config
 from server.store.administration import audit_trail
 from server.store.administration.audit_trail import MAX_LISTED, Entry
@@ -14,7 +14,7 @@ from server.store.administration.audit_trail import MAX_LISTED, Entry
 
 def add_commands(commands: Subcommands) -> None:
     command = add_command(commands, "trail", "show what operators and callers have changed", _trail)
-    command.add_argument("--since", type=read_age, metavar="AGE", help=f"only what is newer: {AGE_HELP}")
+    command.add_argument("--since", type=duration, metavar="AGE", help=f"only what is newer: {DURATIONS}")
     command.add_argument("--tenant", help="only what concerns this tenant")
     command.add_argument(
         "--action", default="", metavar="PREFIX", help="only actions that begin so: `key.`, `response.delete`"
@@ -43,25 +43,17 @@ def _trail(config: Config, options: argparse.Namespace) -> int:
         )
         if not found:
             refuse_unknown_tenant(connection, options.tenant)
-    if not options.json:
-        print_columns("at", "actor", "action", "tenant", "target", "details")
-    for entry in found:
-        print_result(_json(entry) if options.json else _line(entry))
+    columns = ("at", "actor", "action", "tenant", "target", "details")
+    print_rows(((entry, _columns(entry)) for entry in found), columns, as_json=options.json)
     return 0
 
 
-def _line(entry: Entry) -> str:
-    details = msgspec.json.encode(entry.details).decode() if entry.details else ""
-    columns = (
+def _columns(entry: Entry) -> list[str]:
+    return [
         f"{entry.at:%Y-%m-%d %H:%M:%S}",
         entry.actor,
         entry.action,
         entry.tenant or "-",
         entry.target or "-",
-        details,
-    )
-    return "\t".join(columns).rstrip()
-
-
-def _json(entry: Entry) -> str:
-    return msgspec.json.encode(entry).decode()
+        msgspec.json.encode(entry.details).decode() if entry.details else "",
+    ]

@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.administration.checks import TENANT
-from server.caller import TOKEN, Scope
+from server.caller import TENANT, TOKEN, Scope
 from server.configuration.setting_groups.tokens import TokenSettings, check_issuer, read_scope_values
 from server.errors import NotAuthenticated
 

@@ -22,28 +22,33 @@ State = Literal["pending", "delivered", "given_up"]
 class UpdateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/webhook_endpoints/{webhook_endpoint_id}; what is not given stays."""
 
-    name: Name | UnsetType = UNSET
-    url: Url | UnsetType = UNSET
-    event_types: EventTypes | UnsetType = UNSET
-    all_responses: bool | UnsetType = UNSET
-    enabled: bool | UnsetType = UNSET
-    """True enables an endpoint that was disabled, false disables it."""
+    name: Annotated[Name | UnsetType, Meta(description="A note for yourself.")] = UNSET
+    url: Annotated[Url | UnsetType, Meta(description="Where webhooks are sent.")] = UNSET
+    event_types: Annotated[EventTypes | UnsetType, Meta(description="The events that are sent.")] = UNSET
+    all_responses: Annotated[
+        bool | UnsetType,
+        Meta(description="Report every stored response, and not background responses alone."),
+    ] = UNSET
+    enabled: Annotated[
+        bool | UnsetType, Meta(description="Enable an endpoint that was disabled, or disable it.")
+    ] = UNSET
 
 
 class CreateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/webhook_endpoints."""
 
-    name: Name
-    url: Url
-    event_types: EventTypes
-    all_responses: bool = False
-    """Whether it gets the events of every stored response, and not of background responses alone."""
+    name: Annotated[Name, Meta(description="A note for yourself.")]
+    url: Annotated[Url, Meta(description="Where webhooks are sent.")]
+    event_types: Annotated[EventTypes, Meta(description="The events that are sent.")]
+    all_responses: Annotated[
+        bool, Meta(description="Report every stored response, and not background responses alone.")
+    ] = False
 
 
 class CreateTenantEndpoint(CreateEndpoint, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/webhook_endpoints."""
 
-    tenant: TenantName
+    tenant: Annotated[TenantName, Meta(description="Whose it is.")]
 
 
 class RotateSecret(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from engine.remote.servers import answer_reader, discovery, http_client
-from server.administration import checks
 from server.admission import tenant_limits
 from server.configuration.settings import settings
 from server.console import console_request, routes, search, session
@@ -160,7 +159,7 @@ def _outside() -> Mapping[str, Rows]:
             "keys while it is away": f"good for {signing_keys.KEEP_S / 3600:g} hours, then 503",
         },
         "Admin API": {
-            "numbers and money": f"{requests.MAX_COUNT:,}; {checks._MAX_DECIMALS} decimals",
+            "numbers and money": f"{requests.MAX_COUNT:,}; {requests.MAX_DECIMALS} decimals",
             "requests and responses": f"{requests.MAX_INT32:,}",
         },
     }

@@ -14,7 +14,7 @@ from engine.grammar import compiler
 from engine.grammar import limits as grammars
 from runner import __main__ as runner
 from server import limits
-from server.administration import checks, keys, webhooks
+from server.administration import keys, webhooks
 from server.admission import request_validation, tenant_limits
 from server.browser import mcp_server as browser
 from server.completions import shared_parameters
@@ -31,6 +31,7 @@ from server.oidc import access_tokens
 from server.prompting import loaded_model, prompt_limits, request_parameters, turns
 from server.protocol import decode, ids, input_files, list_pages
 from server.protocol import webhooks as webhook_requests
+from server.protocol.administration import requests
 from server.protocol.completions import requests as completions
 from server.protocol.responses import request as parameters
 from server.quotas import rate_limits
@@ -194,8 +195,8 @@ def _tenant() -> Mapping[str, Rows]:
             f"{size(browser.MAX_BYTES_PER_TENANT)}",
         },
         "Keys and webhooks": {
-            "names in a key's models or tools": f"{checks.MAX_NAMES}",
-            "characters of a name, a note, a contact": f"{checks.MAX_TEXT}",
+            "names in a key's models or tools": f"{requests.MAX_NAMES}",
+            "characters of a name, a note, a contact": f"{requests.MAX_TEXT}",
             "time that a rotated key stays valid": f"{keys.MAX_OVERLAP.days} days",
             "time that a webhook's old secret signs": f"{webhooks.MAX_OVERLAP.days} days",
             "webhook endpoints": f"{webhooks.MAX_ENDPOINTS}",

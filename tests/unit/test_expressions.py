@@ -125,7 +125,7 @@ REACH = {
     "server/hosted_tools/tool_lists.py:_NAME": TEXT,
     "server/hosted_tools/call_items.py:_SOURCE_URL": SHORT,
     "server/hosted_tools/registered_servers.py": OPERATOR,
-    "server/administration/checks.py:TENANT": HEADER,
+    "server/caller.py:TENANT": HEADER,
     "server/cli/option_types.py:_DURATION": OPERATOR,
     "server/oidc/token_claims.py:_PLAIN": HEADER,
     "server/protocol/decode.py:_BACKSLASHES": TEXT,

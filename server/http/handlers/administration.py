@@ -7,9 +7,8 @@ from starlette.responses import Response
 
 from server.administration import keys, tenants
 from server.administration.actor import Actor
-from server.administration.api_objects import created_key_object, key_object, tenant_object, with_given
+from server.administration.api_objects import created_key_object
 from server.administration.keys import NewKey
-from server.administration.tenants import TenantProperties
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
 from server.errors import InvalidRequest, NotFound
@@ -17,7 +16,7 @@ from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.http.json_responses import json_response
 from server.http.query_and_headers import one_of, page_request, text
 from server.http.services import Services
-from server.protocol.administration.objects import CreatedKey, DeletedTenant, Key, RevokedKey, Tenant, page_of
+from server.protocol.administration.objects import CreatedKey, DeletedTenant, RevokedKey, Tenant, page_of
 from server.protocol.administration.requests import (
     CreateKey,
     CreateTenant,
@@ -29,7 +28,7 @@ from server.protocol.administration.requests import (
 from server.protocol.decode import decode
 from server.store.administration import budgets, stored_keys
 from server.store.administration import tenants as stored_tenants
-from server.store.administration.stored_keys import KeyProperties, KeyState, StoredKey
+from server.store.administration.stored_keys import KeyState
 from server.store.administration.tenants import StoredTenant
 from server.store.database import Connection, clock
 
@@ -39,9 +38,8 @@ KEY_STATES: tuple[KeyState, ...] = ("valid", "expired", "revoked")
 def create_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/tenants"""
     wanted = decode(body, CreateTenant)
-    properties = with_given(TenantProperties(), wanted)
     with services.database.begin() as connection:
-        tenants.create_tenant(connection, _actor(caller, request), wanted.id, properties)
+        tenants.create_tenant(connection, _actor(caller, request), wanted.id, wanted)
         made = _tenant(connection, wanted.id, stored_tenants.get(connection, wanted.id))
     return json_response(request, made)
 
@@ -52,9 +50,8 @@ def list_tenants(services: Services, _caller: Caller, request: Request, _body: b
     with services.database.begin() as connection:
         names = stored_tenants.names_page(connection, asked.after, asked.limit, descending=asked.newest_first)
         stored = stored_tenants.of_names(connection, names)
-        held = budgets.of_tenants(connection, stored.values())
-    found = [tenant_object(name, stored.get(name), held.get(name)) for name in names]
-    return json_response(request, page_of(found, asked.limit))
+        listed = tenants.tenant_objects(connection, names, stored.values())
+    return json_response(request, page_of(listed, asked.limit))
 
 
 def retrieve_tenant(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
@@ -74,9 +71,7 @@ def update_tenant(services: Services, caller: Caller, request: Request, body: by
     name, wanted = request.path_params["tenant"], decode(body, UpdateTenant)
     _refuse_nul(name)
     with services.database.begin() as connection:
-        stored = tenants.update_tenant(
-            connection, _actor(caller, request), name, lambda before: with_given(before, wanted)
-        )
+        stored = tenants.update_tenant(connection, _actor(caller, request), name, wanted)
         changed = _tenant(connection, name, stored)
     return json_response(request, changed)
 
@@ -98,9 +93,8 @@ def create_key(services: Services, caller: Caller, request: Request, body: bytes
         raise InvalidRequest(
             f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters.", param="Idempotency-Key"
         )
-    properties = with_given(KeyProperties(), wanted)
     with services.database.begin() as connection:
-        made = keys.create_key(connection, _actor(caller, request), wanted.tenant, properties, once)
+        made = keys.create_key(connection, _actor(caller, request), wanted, once)
         created = _created(connection, made, None)
     return _secret_response(request, created)
 
@@ -115,8 +109,7 @@ def list_keys(services: Services, _caller: Caller, request: Request, _body: byte
         found = stored_keys.list_page(
             connection, text(request, "tenant"), state, after, asked.limit, newest_first=asked.newest_first
         )
-        now, held = clock(connection), budgets.of_keys(connection, found)
-    listed = [key_object(key, now, held.get(key.id)) for key in found]
+        listed = keys.key_objects(connection, found)
     return json_response(request, page_of(listed, asked.limit))
 
 
@@ -127,7 +120,7 @@ def retrieve_key(services: Services, _caller: Caller, request: Request, _body: b
         stored = stored_keys.get(connection, key_id)
         if stored is None:
             raise keys.unknown_key(key_id)
-        found = _key(connection, stored)
+        (found,) = keys.key_objects(connection, [stored])
     return json_response(request, found)
 
 
@@ -135,10 +128,8 @@ def update_key(services: Services, caller: Caller, request: Request, body: bytes
     """POST /admin/v1/keys/{key_id}"""
     key_id, wanted = _key_id(request), decode(body, UpdateKey)
     with services.database.begin() as connection:
-        stored = keys.update_key(
-            connection, _actor(caller, request), key_id, lambda before: with_given(before, wanted)
-        )
-        changed = _key(connection, stored)
+        stored = keys.update_key(connection, _actor(caller, request), key_id, wanted)
+        (changed,) = keys.key_objects(connection, [stored])
     return json_response(request, changed)
 
 
@@ -167,12 +158,8 @@ def _actor(caller: Caller, request: Request) -> Actor:
 
 
 def _tenant(connection: Connection, name: str, stored: StoredTenant | None) -> Tenant:
-    held = {} if stored is None else budgets.of_tenants(connection, [stored])
-    return tenant_object(name, stored, held.get(name))
-
-
-def _key(connection: Connection, stored: StoredKey) -> Key:
-    return key_object(stored, clock(connection), budgets.of_keys(connection, [stored]).get(stored.id))
+    (shown,) = tenants.tenant_objects(connection, [name], [] if stored is None else [stored])
+    return shown
 
 
 def _created(connection: Connection, made: NewKey, replaces: str | None) -> CreatedKey:

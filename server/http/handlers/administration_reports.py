@@ -11,12 +11,11 @@ from server.administration import prices
 from server.administration.actor import Actor
 from server.administration.api_objects import (
     price_object,
-    price_of,
     replica_object,
-    time_of,
     trail_object,
     usage_object,
 )
+from server.administration.request_fields import time_of
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
 from server.errors import InvalidRequest
@@ -42,8 +41,7 @@ def set_price(services: Services, caller: Caller, request: Request, body: bytes)
     """POST /admin/v1/prices"""
     wanted = decode(body, SetPrice)
     with services.database.begin() as connection:
-        price = price_of(wanted, clock(connection))
-        prices.set_price(connection, Actor(caller.actor, request.state.request_id), price)
+        price = prices.set_price(connection, Actor(caller.actor, request.state.request_id), wanted)
     return json_response(request, price_object(price))
 
 

@@ -2,14 +2,12 @@
 
 from datetime import timedelta
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.administration import webhooks
 from server.administration.actor import Actor
-from server.administration.api_objects import with_given
-from server.administration.webhook_objects import delivery_object, endpoint_object, endpoint_with_secret
+from server.administration.api_objects import delivery_object, endpoint_object, endpoint_with_secret
 from server.administration.webhooks import EndpointWithSecret
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
@@ -32,7 +30,7 @@ from server.protocol.webhooks import (
 )
 from server.store.database import Connection
 from server.store.webhooks import delivery_lists, endpoints
-from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
+from server.store.webhooks.endpoints import StoredEndpoint
 from server.webhooks.messages import EVENT_TYPES
 
 OVERLAP = timedelta(hours=24)
@@ -44,7 +42,6 @@ def create_webhook_endpoint(services: Services, caller: Caller, request: Request
     """POST /v1/webhook_endpoints"""
     wanted = decode(body, CreateTenantEndpoint if _is_admin(request) else CreateEndpoint)
     tenant = wanted.tenant if isinstance(wanted, CreateTenantEndpoint) else caller.tenant
-    properties = with_given(EndpointProperties(), wanted)
     with services.database.begin() as connection:
         made = webhooks.create_endpoint(
             connection,
@@ -52,7 +49,7 @@ def create_webhook_endpoint(services: Services, caller: Caller, request: Request
             services.model.seal,
             services.samples.door.allowed,
             tenant,
-            properties,
+            wanted,
         )
     return _secret_response(request, made)
 
@@ -86,8 +83,7 @@ def update_webhook_endpoint(services: Services, caller: Caller, request: Request
             _actor(caller, request),
             services.samples.door.allowed,
             _find(connection, caller, request, lock=True),
-            lambda before: with_given(before, wanted),
-            enabled=None if wanted.enabled is UNSET else wanted.enabled,
+            wanted,
         )
     return json_response(request, endpoint_object(stored))
 
