@@ -1,5 +1,6 @@
 """The authenticated caller of a request: its tenant, its key's permissions, and what both may use."""
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ DEFAULT_TENANT = "default"
 """The tenant of all requests while no API key exists."""
 TENANT: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """A tenant's name."""
+
+KEY_PREFIX: Final = "hk"
+"""Begins an API key; its id and its secret follow, with underscores between."""
 
 Scope = Literal["read", "write", "metrics", "metadata", "admin"]
 Period = Literal["day", "month", "total"]
@@ -63,6 +67,11 @@ class TenantSettings:
 
 
 SERVER_SETTINGS: Final = TenantSettings()
+
+
+def digest_of(key: str) -> bytes:
+    """The SHA-256 digest by which a key is stored. Its secret is random, so a slow hash adds nothing."""
+    return hashlib.sha256(key.encode()).digest()
 
 
 def check_tenant(name: str) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from server.administration.actor import Actor, described
 from server.administration.api_objects import key_object
 from server.administration.request_fields import with_request
+from server.caller import KEY_PREFIX, digest_of
 from server.errors import Conflict, InvalidRequest, NotFound
 from server.protocol.administration.objects import Key
 from server.protocol.administration.requests import MAX_SECONDS, CreateKey, UpdateKey
@@ -17,7 +18,6 @@ from server.store.administration.stored_keys import KeyProperties, StoredKey
 from server.store.cluster import claims
 from server.store.database import Connection, clock
 
-PREFIX = "hk"
 MAX_OVERLAP = timedelta(seconds=MAX_SECONDS)
 """The most time for which a rotated key stays valid."""
 
@@ -34,13 +34,8 @@ class NewKey:
 def make_key(key_id: str | None = None) -> NewKey:
     """A key with that id, by default a random one."""
     key_id = secrets.token_hex(8) if key_id is None else key_id
-    text = f"{PREFIX}_{key_id}_{secrets.token_hex(32)}"
+    text = f"{KEY_PREFIX}_{key_id}_{secrets.token_hex(32)}"
     return NewKey(key_id, text, digest_of(text))
-
-
-def digest_of(text: str) -> bytes:
-    """The SHA-256 digest by which a key is stored. Its secret is random, so a slow hash adds nothing."""
-    return hashlib.sha256(text.encode()).digest()
 
 
 def idempotent_id(actor: Actor, idempotency_key: str) -> str:

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from math import ceil
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -91,7 +90,7 @@ def request_of(
             assert now is not None
             value = now + value
         if isinstance(value, datetime):
-            value = ceil(value.timestamp())
+            value = int(value.timestamp())
         if value is not None or hasattr(options, _PREFIX + name):
             values[name] = value
     return read_request(values, request)

@@ -27,14 +27,12 @@ from server.cli.request_options import (
 from server.configuration import settings
 from server.configuration.settings import Config
 from server.protocol.ids import response_id, webhook_endpoint_id, webhook_id
-from server.protocol.webhooks import CreateEndpoint, UpdateEndpoint
+from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
 from server.sealing.cipher import load_seal_keys
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import StoredEndpoint
-from server.webhooks.door import Door, allowed_receivers
-from server.webhooks.messages import EVENT_TYPES
-from server.webhooks.samples import Samples
+from server.webhooks.webhook_client import WebhookClient, allowed_receivers
 
 _MAX_LISTED = 1000
 
@@ -164,11 +162,12 @@ def _delete(config: Config, options: argparse.Namespace) -> int:
 
 def _test(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), refusals_as_sentences():
-        door = Door(load_seal_keys(config, database), allowed_receivers(config), config.webhook_seconds)
+        seal, allowed = load_seal_keys(config, database), allowed_receivers(config)
+        client = WebhookClient(seal, allowed, config.webhook_seconds)
         with database.begin() as connection:
             stored = webhooks.find(connection, options.endpoint_id, None)
             sealed = endpoints.sealed_secrets(connection, stored.id)
-        status = Samples(door).send(stored, sealed, options.event)
+        status = client.send_sample(stored, sealed, options.event)
         print_result(f"HTTP status {status}")
     return 0 if 200 <= status < 300 else 1
 

@@ -4,7 +4,7 @@ Endpoints, their secrets and samples are OpenAI's; `tenant`, `all_responses`, `d
 deliveries are this server's own.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -14,6 +14,7 @@ from server.protocol.list_pages import Page
 
 MAX_URL = 2048
 EventType = Literal["response.completed", "response.failed", "response.cancelled", "response.incomplete"]
+EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 EventTypes = Annotated[list[EventType], Meta(min_length=1, max_length=4)]
 Url = Annotated[str, Meta(min_length=1, max_length=MAX_URL)]
 State = Literal["pending", "delivered", "given_up"]

@@ -3,7 +3,6 @@
 import csv as csv_format
 import io
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 from starlette.responses import Response
@@ -26,7 +25,6 @@ TITLE_CHARS = 2000
 """Of a value that is cut in the table."""
 TRAIL_CHARS = 2000
 """Of a query in the audit trail."""
-_Wish = Literal["run", "explain", "csv"]
 
 
 @dataclass(frozen=True, slots=True)

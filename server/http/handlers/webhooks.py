@@ -18,6 +18,7 @@ from server.protocol import ids
 from server.protocol.administration.objects import page_of
 from server.protocol.decode import decode
 from server.protocol.webhooks import (
+    EVENT_TYPES,
     CreateEndpoint,
     CreateTenantEndpoint,
     DeletedEndpoint,
@@ -31,7 +32,6 @@ from server.protocol.webhooks import (
 from server.store.database import Connection
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.endpoints import StoredEndpoint
-from server.webhooks.messages import EVENT_TYPES
 
 OVERLAP = timedelta(hours=24)
 """Of a rotation that keeps the old secret; OpenAI's value."""
@@ -47,7 +47,7 @@ def create_webhook_endpoint(services: Services, caller: Caller, request: Request
             connection,
             _actor(caller, request),
             services.model.seal,
-            services.samples.door.allowed,
+            services.allowed_receivers,
             tenant,
             wanted,
         )
@@ -81,7 +81,7 @@ def update_webhook_endpoint(services: Services, caller: Caller, request: Request
         stored = webhooks.update_endpoint(
             connection,
             _actor(caller, request),
-            services.samples.door.allowed,
+            services.allowed_receivers,
             _find(connection, caller, request, lock=True),
             wanted,
         )
@@ -114,7 +114,7 @@ def test_webhook_endpoint(services: Services, caller: Caller, request: Request, 
     with services.database.begin() as connection:
         stored = _find(connection, caller, request)
         sealed = endpoints.sealed_secrets(connection, stored.id)
-    status = services.samples.send(stored, sealed, wanted.event_type)
+    status = services.send_sample(stored, sealed, wanted.event_type)
     endpoint = ids.webhook_endpoint_id(stored.id)
     result = SampleResult(webhook_endpoint_id=endpoint, event_type=wanted.event_type, status_code=status)
     return json_response(request, result)

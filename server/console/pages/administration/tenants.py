@@ -14,12 +14,11 @@ from server.errors import NotFound
 from server.http.asgi.answers import Answer
 from server.protocol.administration.requests import CreateTenant, UpdateKey, UpdateTenant
 from server.protocol.ids import webhook_endpoint_id
-from server.protocol.webhooks import CreateEndpoint
+from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint
 from server.store.administration import stored_keys
 from server.store.administration import tenants as stored_tenants
 from server.store.console import tenants as listed
 from server.store.webhooks import endpoints
-from server.webhooks.messages import EVENT_TYPES
 
 PAGE_ROWS = 200
 NEW = {"budget_period": NO_LIMITS.budget_period}

@@ -15,7 +15,7 @@ from server.store.webhooks.endpoints import StoredEndpoint
 def create(console: ConsoleRequest) -> Answer:
     """POST /console/tenants/{tenant}/webhook_endpoints: the answer has its secret"""
     wanted = read_form(console.form, CreateEndpoint)
-    seal, allowed = console.services.model.seal, console.services.samples.door.allowed
+    seal, allowed = console.services.model.seal, console.services.allowed_receivers
     with console.services.database.begin() as connection:
         made = webhooks.create_endpoint(connection, console.actor, seal, allowed, tenant_of(console), wanted)
     return _secret_page(console, made)
@@ -24,7 +24,7 @@ def create(console: ConsoleRequest) -> Answer:
 def set_enabled(console: ConsoleRequest) -> Answer:
     """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}: `enabled` is yes or no"""
     change = UpdateEndpoint(enabled=console.form.get("enabled") == "yes")
-    allowed = console.services.samples.door.allowed
+    allowed = console.services.allowed_receivers
     with console.services.database.begin() as connection:
         stored = _find(connection, console)
         webhooks.update_endpoint(connection, console.actor, allowed, stored, change)

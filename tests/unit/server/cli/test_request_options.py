@@ -36,7 +36,7 @@ def test_a_value_that_the_command_gives_stays_unless_an_option_says_otherwise() 
 
 
 def test_a_duration_begins_now_and_ends_at_a_whole_second() -> None:
-    assert request_of(UpdateKey, parse(UpdateKey, "--expires", "1d"), NOW).expires_at == 1767312001
+    assert request_of(UpdateKey, parse(UpdateKey, "--expires", "1d"), NOW).expires_at == 1767312000
     options = parse(SetPrice, "--input", "1", "--output", "2", "--from", "2026-01-01")
     assert request_of(SetPrice, options, NOW, model="m").valid_from == 1767225600
 

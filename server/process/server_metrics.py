@@ -1,70 +1,77 @@
-"""The server's own series: what is committed, delivered and waited for here, and the cluster as last seen.
+"""`ServerMetrics`: the series of a server process, read from its parts, and the threads that they need.
 
 Values are read from the objects that have them, at the time of the scrape, and nothing waits for anything:
 what needs SQL is of the sampler's last reading.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import socket
+from collections.abc import Iterator
+from functools import partial
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
-from server.delivery.hub import Hub
-from server.limits import SharedLimit
-from server.maintenance.retention import Retention
-from server.metrics.cluster_series import ClusterSampler, cluster_series
-from server.metrics.samples import counter, counters, gauge, gauges, histogram
-from server.recording.recorder import Recorder
-from server.recovery.claimer import Claimer
-from server.recovery.heartbeat import Heartbeat
-from server.store.database import Database
-from server.store.disk_space import Disk
-from server.supervised_thread import StallWatch, SupervisedThread
-from server.webhooks.sender import SendingStats
+from server.http.handlers.health import unready_reason
+from server.http.metrics_listener import MetricsListener
+from server.metrics.cluster_sampler import ClusterSampler, cluster_families
+from server.metrics.engine_families import engine_families
+from server.metrics.families import Family, counter, counters, gauge, gauges, histogram
+from server.process.stages import Operated
+from server.store.schema.upgrade import newest_revision
+from server.version import VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """The objects whose state is shown."""
-
-    recorder: Recorder
-    hub: Hub
-    database: Database
-    disk: Disk
-    heartbeat: Heartbeat
-    claimer: Claimer
-    retention: Retention
-    stall_watch: StallWatch
-    webhooks: SendingStats
-    threads: Sequence[SupervisedThread]
-    limits: Sequence[SharedLimit]
-    """May grow until the first request."""
-    lease_seconds: float
-
-
-class ServerSeries(Collector):
+class ServerMetrics:
     """Collects on the thread of the scrape."""
 
-    def __init__(self, observed: Observed, sampler: ClusterSampler) -> None:
-        self._observed = observed
-        self._sampler = sampler
+    def __init__(self, operated: Operated, scraped: socket.socket | None) -> None:
+        """`scraped` is the listening socket of the metrics listener, if there is one."""
+        self._operated, self._services = operated, operated.services
+        self._recording = operated.serving.recording
+        config, metrics = self._services.config, self._recording.loaded.metrics
+        self._sampler = ClusterSampler(
+            self._services.database,
+            partial(unready_reason, self._services),
+            retention_days=config.retention_days,
+        )
+        self._listener = None if scraped is None else MetricsListener(scraped, metrics.render, config)
+        metrics.add(self._collect)
 
-    def describe(self) -> list[Metric]:
-        """None, so that registering this does not collect."""
-        return []
+    def start(self) -> None:
+        self._sampler.start()
+        if self._listener is not None:
+            self._listener.start()
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self._recording()
-        yield from self._delivery()
-        yield from self._database()
-        yield from self._recovery()
-        yield from self._webhooks()
-        yield from self._process()
-        yield from cluster_series(self._sampler)
+    def stop(self) -> None:
+        """Ends the threads."""
+        if self._listener is not None:
+            self._listener.stop()
+        self._sampler.stop()
 
-    def _recording(self) -> Iterator[Metric]:
-        stats = self._observed.recorder.stats
+    def _collect(self) -> Iterator[Family]:
+        model = self._services.model
+        yield from engine_families(model.engine.stats(), model.name, model.model_info)
+        yield from self._recorder_families()
+        yield from self._delivery_families()
+        yield from self._database_families()
+        yield from self._recovery_families()
+        yield from self._webhook_families()
+        yield from self._process_families()
+        yield from cluster_families(self._sampler)
+        yield self._build_info()
+
+    def _build_info(self) -> Family:
+        config, model = self._services.config, self._services.model
+        labels = {
+            "version": VERSION,
+            "schema": newest_revision(),
+            "model": model.name,
+            "engine": config.engine,
+            "device": config.device,
+            "attention": model.model_info.attention,
+            "role": config.role,
+        }
+        return gauge("holdfast_build_info", "What this process is: always 1.", 1, labels)
+
+    def _recorder_families(self) -> Iterator[Family]:
+        stats = self._recording.recorder.stats
         yield histogram("holdfast_commit_seconds", "Seconds of the recorder's commits.", stats.commit_seconds)
         failures = {(kind,): float(count) for kind, count in stats.commit_failures.items()}
         yield counters(
@@ -77,8 +84,8 @@ class ServerSeries(Collector):
             stats.suspended,
         )
 
-    def _delivery(self) -> Iterator[Metric]:
-        hub, capacity = self._observed.hub, self._observed.recorder.capacity
+    def _delivery_families(self) -> Iterator[Family]:
+        hub, capacity = self._recording.hub, self._recording.recorder.capacity
         yield gauge(
             "holdfast_streams_open", "Readers that wait for events or for an end.", hub.count_readers()
         )
@@ -87,7 +94,7 @@ class ServerSeries(Collector):
             "Responses that run elsewhere and are read through this replica.",
             len(hub.subscriptions()),
         )
-        limits = list(self._observed.limits)
+        limits = list(self._services.limits)
         used = {(limit.what,): float(limit.used()) for limit in limits}
         most = {(limit.what,): float(limit.total) for limit in limits}
         used[("unfinished responses",)], most[("unfinished responses",)] = len(capacity), capacity.total
@@ -96,8 +103,8 @@ class ServerSeries(Collector):
         )
         yield gauges("holdfast_limit", "The limit itself.", ("limit",), most.items())
 
-    def _database(self) -> Iterator[Metric]:
-        pool = self._observed.database.pool_stats
+    def _database_families(self) -> Iterator[Family]:
+        pool = self._services.database.pool_stats
         yield gauge("holdfast_database_pool_size", "The most pooled connections.", pool.size)
         yield gauge("holdfast_database_pool_in_use", "Pooled connections in use.", pool.in_use)
         yield histogram(
@@ -105,21 +112,21 @@ class ServerSeries(Collector):
             "Seconds until a transaction had its connection.",
             pool.wait,
         )
-        space = self._observed.disk.space()
+        space = self._services.disk.space()
         free, reserve = ([], []) if space is None else ([((), space.free)], [((), space.reserve)])
         says = "Free bytes on the disk of an embedded database."
         yield gauges("holdfast_disk_free_bytes", says, (), free)
         yield gauges("holdfast_disk_reserve_bytes", "Bytes that must be free on it.", (), reserve)
-        full = self._observed.database.disk_is_full
+        full = self._services.database.disk_is_full
         yield gauge("holdfast_disk_full", "1 if the database had no room within the last 10 s.", full)
 
-    def _recovery(self) -> Iterator[Metric]:
-        heartbeat, counts = self._observed.heartbeat, self._observed.claimer.counts
+    def _recovery_families(self) -> Iterator[Family]:
+        heartbeat, counts = self._services.heartbeat, self._services.claimer.counts
         yield gauge("holdfast_heartbeat_age_seconds", "Since this replica's last heartbeat.", heartbeat.age)
         yield gauge(
             "holdfast_lease_seconds",
             "Silence after which a replica counts as dead.",
-            self._observed.lease_seconds,
+            self._services.config.lease_seconds,
         )
         says = "Replicas that this one has declared dead."
         yield counter("holdfast_replicas_declared_dead", says, heartbeat.declared_dead)
@@ -133,24 +140,25 @@ class ServerSeries(Collector):
         given_up = {(str(kind).lower(),): float(counts.given_up[kind]) for kind in (False, True)}
         says = "Responses that failed because their replica died."
         yield counters("holdfast_given_up", says, ("background",), given_up.items())
-        purged = self._observed.retention.purged.responses
+        purged = self._operated.retention.purged.responses
         yield counter("holdfast_purged", "Responses that this replica has purged.", purged)
 
-    def _webhooks(self) -> Iterator[Metric]:
-        stats = self._observed.webhooks
+    def _webhook_families(self) -> Iterator[Family]:
+        stats = self._recording.webhooks.stats
         attempts = [(("delivered",), stats.delivered), (("failed",), stats.failed)]
         yield counters("holdfast_webhook_attempts", "Attempts to send webhooks.", ("outcome",), attempts)
         says = "Webhooks that are not attempted any more."
         yield counter("holdfast_webhooks_given_up", says, stats.given_up)
         yield gauge("holdfast_webhook_attempts_under_way", "Webhooks being sent.", stats.under_way)
 
-    def _process(self) -> Iterator[Metric]:
-        stalls = self._observed.stall_watch.stalls
+    def _process_families(self) -> Iterator[Family]:
+        stalls = self._services.stall_watch.stalls
         yield counter("holdfast_interpreter_stalls", "Times in which no thread could run.", stalls.count)
         yield counter("holdfast_interpreter_stalled_seconds", "Their duration.", stalls.total_seconds)
         yield gauge(
             "holdfast_interpreter_longest_stall_seconds", "The longest of them.", stalls.longest_seconds
         )
-        failures = {(one.name,): float(one.activity.failures) for one in self._observed.threads}
+        threads = (*self._services.threads, self._sampler.thread)
+        failures = {(thread.name,): float(thread.activity.failures) for thread in threads}
         says = "Turns of a thread that ended with an unexpected exception."
         yield counters("holdfast_thread_failures", says, ("thread",), failures.items())

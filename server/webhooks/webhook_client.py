@@ -1,20 +1,29 @@
-"""`Door`: makes one attempt to send an event: opens secrets, signs, posts through the SSRF guard."""
+"""`WebhookClient`: makes one attempt to send an event, or a sample: opens secrets, signs, posts through the
+SSRF guard.
+"""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from uuid import uuid4
 
 from server.configuration.settings import Config
-from server.errors import ConfigError
+from server.errors import ConfigError, InvalidRequest
+from server.limits import SharedLimit
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, read_allowed
 from server.outbound_http.guarded_http import Lookup, Unreachable, look_up
 from server.outbound_http.guarded_post import post
+from server.protocol.ids import new_uuid
 from server.sealing.cipher import Seal
+from server.store.webhooks.endpoints import StoredEndpoint
 from server.store.webhooks.outbox import Claimed
-from server.webhooks.messages import event_body, message_headers
 from server.webhooks.retries import Answer
+from server.webhooks.signed_message import event_body, message_headers
 
 NOTHING = "none"
 """The value of `webhook_hosts` by which nothing is sent."""
+MAX_SAMPLES = 2
+"""Under way in one process, of different tenants."""
 _UNSIGNED = "The endpoint's secret cannot be opened with this server's seal keys; rotate it."
 
 
@@ -29,13 +38,16 @@ def allowed_receivers(config: Config) -> AllowedAddresses:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class WebhookClient:
     """Any thread; an attempt blocks for at most `seconds`."""
 
     seal: Seal
     allowed: AllowedAddresses
     seconds: float
     lookup: Lookup = look_up
+    _samples: SharedLimit = field(
+        default_factory=lambda: SharedLimit("samples of webhooks being sent", total=MAX_SAMPLES, per_tenant=1)
+    )
 
     def attempt(self, delivery: Claimed) -> Answer:
         """Sends the event once. What goes wrong is in the answer, as a sentence without the URL's path."""
@@ -52,3 +64,23 @@ class Door:
         except (Refused, Unreachable) as error:
             return Answer(None, error=str(error))
         return Answer(result.status, result.retry_after)
+
+    def send_sample(self, endpoint: StoredEndpoint, sealed: list[str], event_type: str) -> int:
+        """Sends an event of no response; returns the HTTP status of the answer.
+
+        `sealed` are the endpoint's secrets. Raises InvalidRequest without an answer; TooManyRequests while
+        the tenant's last sample is sent, or Overloaded.
+        """
+        with self._samples.hold(endpoint.tenant):
+            answer = self.attempt(_sample(endpoint, sealed, event_type))
+        if answer.status is None:
+            raise InvalidRequest(f"The sample was not answered. {answer.error}", code="webhook_not_answered")
+        return answer.status
+
+
+def _sample(endpoint: StoredEndpoint, sealed: list[str], event_type: str) -> Claimed:
+    """A delivery that is in no outbox, of a response that does not exist."""
+    secret, *older = sealed
+    old_secret = older[0] if older else None
+    key = (endpoint.tenant, uuid4(), endpoint.id, uuid4(), new_uuid())
+    return Claimed(*key, event_type, datetime.now(UTC), 1, endpoint.properties.url, secret, old_secret)

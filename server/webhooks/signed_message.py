@@ -4,16 +4,13 @@ import base64
 import hmac
 import secrets
 from collections.abc import Sequence
-from typing import get_args
 from uuid import UUID
 
 import msgspec
 
 from server.protocol.ids import event_id, response_id, webhook_id
-from server.protocol.webhooks import EventType
 from server.version import VERSION
 
-EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 SECRET_PREFIX = "whsec_"  # noqa: S105 - a prefix
 SECRET_BYTES = 32
 """Standard Webhooks has 24 to 64."""

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 
-from prometheus_client.metrics_core import Metric
-
-from server.metrics.samples import gauge, gauges
-from server.store.cluster.overview import ClusterOverview, read_overview
+from server.metrics.families import Family, gauge, gauges
+from server.store.cluster.cluster_overview import ClusterOverview, read_overview
 from server.store.database import Database, set_timeouts
 from server.store.database_errors import DatabaseError
 from server.supervised_thread import Retry, SupervisedThread
@@ -88,7 +86,7 @@ class ClusterSampler:
         self._reading = Reading(self._clock(), overview, self._unready_reason())
 
 
-def cluster_series(sampler: ClusterSampler) -> Iterator[Metric]:
+def cluster_families(sampler: ClusterSampler) -> Iterator[Family]:
     """The series of the last reading; without one, this replica is not ready and the database not up."""
     reading = sampler.reading
     overview = None if reading is None else reading.overview
@@ -96,10 +94,10 @@ def cluster_series(sampler: ClusterSampler) -> Iterator[Metric]:
     yield gauge("holdfast_ready", "1 while this replica serves new requests, as /health/ready says.", ready)
     yield gauge("holdfast_database_up", "1 while the database answers.", overview is not None)
     if overview is not None:
-        yield from _overview_series(overview)
+        yield from _overview_families(overview)
 
 
-def _overview_series(overview: ClusterOverview) -> Iterator[Metric]:
+def _overview_families(overview: ClusterOverview) -> Iterator[Family]:
     kinds = [("queued", True), ("in_progress", False), ("in_progress", True)]
     counts = dict.fromkeys(kinds, 0) | dict(overview.unfinished)
     yield gauges(

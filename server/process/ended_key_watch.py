@@ -1,4 +1,4 @@
-"""EndedKeys: the thread that ends what runs with a key that expires or is revoked, where the key says so.
+"""`EndedKeyWatch`: ends what runs with a key that expires or is revoked, where the key says so.
 
 It cancels the key's responses, those that are not stored too, and a turn later, when their readers have had
 their last events, closes the streams and WebSockets that were opened with it.
@@ -28,7 +28,7 @@ _REMEMBERED = timedelta(minutes=10)
 database."""
 
 
-class EndedKeys:
+class EndedKeyWatch:
     """Asks the database for keys that have ended."""
 
     def __init__(
