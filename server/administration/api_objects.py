@@ -13,7 +13,7 @@ from server.store.administration.budgets import Standing
 from server.store.administration.prices import Price
 from server.store.administration.stored_keys import KeyState, StoredKey
 from server.store.administration.tenants import StoredTenant
-from server.store.administration.usage_ledger import Group, UsageSum
+from server.store.administration.usage import Group, UsageRow
 from server.store.cluster.replica_list import ListedReplica
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import StoredEndpoint
@@ -74,22 +74,23 @@ def price_object(price: Price) -> objects.Price:
     )
 
 
-def usage_object(row: UsageSum, groups: list[Group]) -> objects.Usage:
+def usage_object(row: UsageRow, groups: list[Group]) -> objects.Usage:
     day = None if row.day is None else row.day.isoformat()
-    values: dict[Group, Any] = {"day": day, "tenant": row.tenant, "key_id": row.key_id, "model": row.model}
+    key_id = row.key_id or "" if "key_id" in groups else None
+    values: dict[Group, Any] = {"day": day, "tenant": row.tenant, "key_id": key_id, "model": row.model}
     return objects.Usage(
         id=objects.cursor_of([values[name] for name in groups]),
         day=day,
         tenant=row.tenant,
-        key_id=row.key_id,
+        key_id=key_id,
         model=row.model,
         responses=row.responses,
-        input_tokens=int(row.input_tokens),
-        cached_tokens=int(row.cached_tokens),
-        output_tokens=int(row.output_tokens),
-        reasoning_tokens=int(row.reasoning_tokens),
+        input_tokens=row.input_tokens,
+        cached_tokens=row.cached_tokens,
+        output_tokens=row.output_tokens,
+        reasoning_tokens=row.reasoning_tokens,
         cost=money(row.cost),
-        unpriced_responses=row.unpriced_responses,
+        unpriced_responses=row.unpriced,
     )
 
 

@@ -23,6 +23,7 @@ from server.outbound_http import guarded_http
 from server.protocol import list_pages, parameter_table
 from server.protocol.administration import requests
 from server.recording import run_registry, side_writer
+from server.store.administration import usage
 from server.store.cluster import watches
 from server.store.console import history as stored_history
 from server.store.console import (
@@ -33,7 +34,6 @@ from server.store.console import (
     saved_views,
     stored_input,
     time_limit,
-    usage,
 )
 from server.store.content import image_removal
 from server.webhooks import endpoint_slots, retries

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from server.errors import InvalidRequest
-from server.store.console.usage import GROUPINGS, MAX_CHARTED, Grouping, UsageFilter, UsageRow
+from server.store.administration.usage import GROUPINGS, MAX_CHARTED, Grouping, UsageFilter, UsageRow
 
 FIELDS: Final = ("period", "from", "to", "by", "show", "tenant", "model", "key", "user")
 PERIODS: Final = (1, 7, 30, 90)
@@ -52,7 +52,7 @@ def read_filter(arguments: Mapping[str, str], today: date) -> UsageFilter:
         raise InvalidRequest(f"show is one of {', '.join(MEASURES)}.", param="show")
     grouping: Grouping = by
     chosen = {name: arguments.get(field) or None for field, name in _NAMES.items()}
-    wanted = UsageFilter(first=first, last=last, by=grouping, **chosen)
+    wanted = UsageFilter.of_days(first, last, by=grouping, **chosen)
     if wanted.reads_users:
         _check_users(wanted)
     return wanted

@@ -8,9 +8,10 @@ from server.console.console_request import ConsoleRequest
 from server.console.figures import usage as figures
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
-from server.store.console import history, usage
+from server.store.administration import usage
+from server.store.administration.usage import UsageFilter
+from server.store.console import history
 from server.store.console.time_limit import TimeOver
-from server.store.console.usage import UsageFilter
 
 
 def show(console: ConsoleRequest) -> Answer:

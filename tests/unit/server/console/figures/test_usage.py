@@ -14,7 +14,7 @@ from server.console.figures.usage import (
     shows_users,
 )
 from server.errors import InvalidRequest
-from server.store.console.usage import UsageFilter, UsageRow
+from server.store.administration.usage import UsageFilter, UsageRow
 
 TODAY = date(2026, 11, 23)
 
@@ -26,7 +26,7 @@ def row(part: str, **values: object) -> UsageRow:
 
 
 def test_a_page_without_arguments_is_the_last_seven_days_by_tenant() -> None:
-    assert read_filter({}, TODAY) == UsageFilter(first=date(2026, 11, 17), last=TODAY, by="tenant")
+    assert read_filter({}, TODAY) == UsageFilter.of_days(date(2026, 11, 17), TODAY, by="tenant")
 
 
 def test_own_dates_go_before_a_period() -> None:
@@ -78,7 +78,7 @@ def test_users_are_shown_beside_other_sums_of_short_periods() -> None:
 
 
 def test_a_chart_has_every_day_and_what_its_groups_lack_of_it() -> None:
-    wanted = UsageFilter(first=date(2026, 11, 21), last=TODAY)
+    wanted = UsageFilter.of_days(date(2026, 11, 21), TODAY)
     rows = [
         row("tenant", tenant="a", input_tokens=9),
         row("tenant", tenant="b", input_tokens=5),
@@ -100,7 +100,7 @@ def test_a_chart_of_all_groups_has_no_others() -> None:
         row("day", day=TODAY, cost=Decimal("0.3")),
         row("chart", day=TODAY, tenant="a", cost=Decimal("0.3")),
     ]
-    drawn = chart(rows, UsageFilter(first=TODAY, last=TODAY), "cost")
+    drawn = chart(rows, UsageFilter.of_days(TODAY, TODAY), "cost")
     assert (drawn.names, drawn.values) == (["a"], [[0.3]])
 
 

@@ -1,7 +1,8 @@
-"""Sums of usage over all tenants: of a period, by day, and of the largest tenants, models, keys and users.
+"""Sums of usage for the admin API and the console: of a time, by day, of the largest groups.
 
-All but the latencies come of the views' sums by day. So they equal `admin.usage_daily`, `users_daily` and
-`failures_daily` at any moment, and cost the same whatever the number of responses.
+Sums of whole days come of the views' sums by day. So they equal `admin.usage_daily`, `users_daily` and
+`failures_daily` at any moment, and cost the same whatever the number of responses. Those of other times, and
+latencies, are made of the ledger.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,14 @@ MAX_CSV_ROWS: Final = 50_000
 MEASURED_RESPONSES: Final = 3_000
 """The newest of the period, of whose completed ones percentiles are computed."""
 
+Group = Literal["day", "tenant", "key_id", "model"]
+GROUPS: Final[Mapping[Group, str]] = {
+    "day": "day",
+    "tenant": "tenant",
+    "key_id": "coalesce(key_id, '')",
+    "model": "model",
+}
+"""By what the admin API groups and sorts sums, in this order."""
 Grouping = Literal["tenant", "model", "key", "user"]
 GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
 _COLUMNS: Final[Mapping[Grouping, tuple[str, ...]]] = {
@@ -39,12 +48,16 @@ _NAME: Final[Mapping[Grouping, str]] = {
 }
 
 
+NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
+"""The end of a time without one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFilter:
-    """Days in UTC, `last` included, and conditions; None ones hold for all."""
+    """The responses that ended from `start` on and before `end`, and conditions; None ones hold for all."""
 
-    first: date
-    last: date
+    start: datetime
+    end: datetime = NEVER
     by: Grouping = "tenant"
     """What is charted, and written as CSV."""
     tenant: str | None = None
@@ -52,19 +65,29 @@ class UsageFilter:
     key_id: str | None = None
     end_user: str | None = None
 
+    @classmethod
+    def of_days(cls, first: date, last: date, **conditions: Any) -> "UsageFilter":
+        """Whole days in UTC, `last` included."""
+        begins, ends = (datetime.combine(day, time(), UTC) for day in (first, last + timedelta(days=1)))
+        return cls(start=begins, end=ends, **conditions)
+
     @property
     def reads_users(self) -> bool:
         """Whether it is about end users, whose sums know neither models nor keys nor failures."""
         return self.by == "user" or self.end_user is not None
 
     @property
-    def begins(self) -> datetime:
-        return datetime.combine(self.first, time(), UTC)
+    def first(self) -> date:
+        """The first day, in UTC."""
+        return self.start.astimezone(UTC).date()
 
     @property
-    def ends(self) -> datetime:
-        """The moment after the last day."""
-        return datetime.combine(self.last, time(), UTC) + timedelta(days=1)
+    def last(self) -> date:
+        return (self.end.astimezone(UTC) - timedelta(microseconds=1)).date()
+
+    @property
+    def has_whole_days(self) -> bool:
+        return all(end.astimezone(UTC).time() == time() for end in (self.start, self.end))
 
 
 class UsageRow(NamedTuple):
@@ -141,6 +164,31 @@ def read_usage(connection: Connection, wanted: UsageFilter) -> list[UsageRow]:
     return rows + _charted(connection, wanted, largest)
 
 
+def usage_page(
+    connection: Connection,
+    wanted: UsageFilter,
+    groups: Sequence[Group],
+    after: Sequence[object] | None,
+    limit: int,
+    *,
+    descending: bool,
+) -> list[UsageRow]:
+    """The sums of the groups that come after the one with the values `after`; one more than `limit`.
+
+    `groups` are in the order of GROUPS, and so are the values.
+    """
+    keys = [GROUPS[name] for name in groups]
+    values = {f"after_{number}": value for number, value in enumerate(after or ())}
+    place, sign = ", ".join(f":{name}" for name in values), "<" if descending else ">"
+    follows = f"where ({', '.join(keys)}) {sign} ({place})"
+    order = f"order by {', '.join(f'{key} desc' if descending else key for key in keys)} limit {limit + 1}"
+    query = f"""
+        select {_ROW} from ({_sums(wanted, {"group": groups})}) as sums
+        {follows if values else ""} {order if keys else ""}
+    """
+    return _rows(connection, query, wanted, **values)
+
+
 def _charted(connection: Connection, wanted: UsageFilter, groups: Sequence[UsageRow]) -> list[UsageRow]:
     """The sums of these groups by day."""
     name, condition = _NAME[wanted.by], f"{_NAME[wanted.by]} = any(:names)"
@@ -214,6 +262,14 @@ def _parts(wanted: UsageFilter) -> dict[str, tuple[str, ...]]:
     }
 
 
+_LEDGER: Final = """(
+    select cast(finished_at at time zone 'utc' as date) as day, tenant, nullif(key_id, '') as key_id, model,
+        status, error_code, 1 as responses, input_tokens, cached_tokens, output_tokens, reasoning_tokens,
+        cost, (cost is null)::integer as unpriced
+    from usage_ledger where finished_at >= :begins and finished_at < :ends
+)"""
+
+
 def _sums(
     wanted: UsageFilter, parts: Mapping[str, Sequence[str]], *, users: bool | None = None, where: str = ""
 ) -> str:
@@ -227,15 +283,17 @@ def _sums(
         name: sum(bit for column, bit in bits.items() if column not in part) for name, part in parts.items()
     }
     which = " ".join(f"when {mask} then '{name}'" for name, mask in of_part.items())
+    part = f"case grouping({', '.join(grouped)}) {which} end" if grouped else f"'{next(iter(parts))}'"
     shown = [name if name in grouped else f"cast(null as text) as {name}" for name in columns]
     sets = ", ".join(f"({', '.join(part)})" for part in parts.values())
     failed = (
         "null::bigint" if users else "coalesce(sum(responses) filter (where status = 'failed'), 0)::bigint"
     )
     assert not absent & set(grouped)
+    source = "admin.users_daily" if users else "admin.usage_daily" if wanted.has_whole_days else _LEDGER
     conditions, _ = _conditions(wanted)
     return f"""
-        select case grouping({", ".join(grouped)}) {which} end as part, {", ".join(shown)},
+        select {part} as part, {", ".join(shown)},
             coalesce(sum(responses), 0)::bigint as responses,
             {failed} as failed,
             coalesce(sum(input_tokens), 0)::bigint as input_tokens,
@@ -243,7 +301,7 @@ def _sums(
             coalesce(sum(output_tokens), 0)::bigint as output_tokens,
             coalesce(sum(reasoning_tokens), 0)::bigint as reasoning_tokens,
             coalesce(sum(cost), 0) as cost, coalesce(sum(unpriced), 0)::bigint as unpriced
-        from admin.{"users_daily" if users else "usage_daily"}
+        from {source} as sums
         where day between :first and :last {conditions} {where} group by grouping sets ({sets})
     """
 
@@ -253,7 +311,7 @@ def _conditions(wanted: UsageFilter) -> tuple[str, dict[str, Any]]:
     given = {name: getattr(wanted, name) for name in ("tenant", "model", "key_id", "end_user")}
     chosen = {name: value for name, value in given.items() if value is not None}
     conditions = " ".join(f"and {name} = :{name}" for name in chosen)
-    times = {"first": wanted.first, "last": wanted.last, "begins": wanted.begins, "ends": wanted.ends}
+    times = {"first": wanted.first, "last": wanted.last, "begins": wanted.start, "ends": wanted.end}
     return conditions, {**times, **chosen}
 
 
