@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from server.administration.actor import Actor
 from server.caller import Caller
 from server.console.formats import csv_value
-from server.console.session import COOKIE, form_token
+from server.console.session_cookie import COOKIE, form_token
 from server.console.sql.sql_reader import SqlReader
 from server.console.templates import render
 from server.errors import InvalidRequest, NotFound

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from server.caller import Caller
 from server.configuration.origins import SAME_SITE_VALUES, is_same_origin
-from server.console import error_pages
+from server.console import error_pages, static_files
 from server.console.console_request import ConsoleRequest, read_form
 from server.console.pages import (
     compare,
@@ -23,12 +23,10 @@ from server.console.pages import (
     saved_views,
     sign_in,
     sql,
-    static_files,
     usage,
 )
 from server.console.pages.administration import erasure, keys, prices, tenants, trail, webhook_endpoints
-from server.console.session import COOKIE, PATH, is_form_token
-from server.console.sign_in_cookie import with_key_of_cookie
+from server.console.session_cookie import COOKIE, PATH, is_form_token, with_key_of_cookie
 from server.console.sql.sql_reader import SqlReader
 from server.errors import InvalidRequest, MissingScope, WrongOrigin
 from server.http.asgi.answers import Answer

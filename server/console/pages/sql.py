@@ -3,6 +3,9 @@
 import csv as csv_format
 import io
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from starlette.responses import Response
@@ -10,7 +13,6 @@ from starlette.responses import Response
 from server.console.console_request import HEADERS, ConsoleRequest
 from server.console.formats import csv_value
 from server.console.pages.saved_views import view_id
-from server.console.sql.questions import questions
 from server.console.sql.result_chart import NUMBERS, chart_of
 from server.console.sql.sql_reader import MAX_QUERIES, NO_READER
 from server.errors import InvalidRequest
@@ -18,6 +20,27 @@ from server.http.asgi.answers import Answer
 from server.store.console.admin_views import admin_views
 from server.store.console.reader import MAX_QUERY_CHARS, QueryFailed, QueryResult
 from server.store.console.saved_views import find_view, views_of
+
+_FILE = Path(__file__).parent / "questions.sql"
+
+
+class Question(NamedTuple):
+    title: str
+    query: str
+
+
+@cache
+def questions() -> tuple[Question, ...]:
+    """All of them in the order of the document."""
+    found: list[Question] = []
+    title = ""
+    for line in _FILE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("-- "):
+            title = line.removeprefix("-- ")
+        elif line:
+            found.append(Question(title, line))
+    return tuple(found)
+
 
 SHOWN_ROWS = 500
 SHOWN_CHARS = 200

@@ -5,7 +5,7 @@ from time import perf_counter
 
 import pytest
 
-from server.console.contents.comparison import (
+from server.console.pages.compare import (
     MAX_CHARS_BY_WORD,
     MAX_LINES,
     MAX_SHOWN_CHARS,

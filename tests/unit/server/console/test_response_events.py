@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.console.contents.event_page import MAX_BYTES, MAX_PAYLOAD_BYTES, event_page
+from server.console.pages.response_events import MAX_BYTES, MAX_PAYLOAD_BYTES, event_page
 from server.protocol.responses.events import Kind
 from server.store.log_read import LogRow
 from tests.unit.server.console.contents.test_timeline import CREATED, Log

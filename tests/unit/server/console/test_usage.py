@@ -3,7 +3,7 @@ from decimal import Decimal
 
 import pytest
 
-from server.console.figures.usage import (
+from server.console.pages.usage import (
     chart,
     csv_rows,
     failures,

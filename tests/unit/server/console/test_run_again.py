@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.console.contents.stored_request import (
+from server.console.pages.run_again import (
     MAX_EDITED_BYTES,
     edited_text,
     read_edited,

@@ -5,6 +5,27 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import NotFound
+
+
+def serve(request: Request) -> Response:
+    """Raises NotFound."""
+    asset = assets().get(request.path_params["name"])
+    if asset is None:
+        raise NotFound("There is no such file.")
+    known = request.query_params.get("v") == asset.digest
+    headers = {
+        "cache-control": CACHE if known else "no-cache",
+        "x-content-type-options": "nosniff",
+        "cross-origin-resource-policy": "same-origin",
+        "x-request-id": request.state.request_id,
+    }
+    return Response(asset.content, headers=headers, media_type=asset.media_type)
+
+
 FOLDER = Path(__file__).parent / "static"
 PREFIX = "/console/static/"
 CACHE = "public, max-age=31536000, immutable"

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from server.console.contents.previews import MAX_CHARS, preview
+from server.console.pages.history import MAX_CHARS, preview
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 from engine.statistics import Distribution, ServerStats, Stats, StepSeconds
-from server.console.figures.live import (
+from server.console.pages.live import (
     Fact,
     Gauge,
     engine_facts,

@@ -1,6 +1,6 @@
 import pytest
 
-from server.console.session import (
+from server.console.session_cookie import (
     MAX_KEY_CHARS,
     SESSION_S,
     form_token,
