@@ -11,7 +11,7 @@ from server.errors import InvalidRequest, MissingScope
 
 DEFAULT_TENANT = "default"
 """The tenant of all requests while no API key exists."""
-TENANT: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """A tenant's name."""
 
 KEY_PREFIX: Final = "hk"

@@ -10,7 +10,6 @@ import pytest
 
 from server.cli import entry_point as cli
 from server.configuration import settings as config
-from server.configuration.environment import REMOVED
 from server.http.routes import PUBLIC_ROUTES
 from server.model_formats.select_format import TOOL_CALL_FORMATS
 from server.protocol.responses import response as states
@@ -120,10 +119,8 @@ def test_the_drawn_states_and_edges_are_those_of_the_code() -> None:
 
 def test_every_setting_that_a_document_names_exists() -> None:
     known = {setting.variable for setting in config.settings()}
-    removed = {config.PREFIX + name.upper() for name in REMOVED}
     for page, text in TEXTS.items():
-        allowed = known | removed if page.name == "CHANGELOG.md" else known
-        assert set(re.findall(r"\bHOLDFAST_[A-Z_]*[A-Z]", text)) <= allowed, _name(page)
+        assert set(re.findall(r"\bHOLDFAST_[A-Z_]*[A-Z]", text)) <= known, _name(page)
 
 
 def test_every_make_target_that_a_document_names_exists() -> None:

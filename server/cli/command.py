@@ -12,11 +12,13 @@ import msgspec
 
 from server.configuration import settings
 from server.configuration.settings import Config, Setting
+from server.errors import ApiError, ConfigError
 
 if TYPE_CHECKING:
+    from server.administration.actor import Actor
     from server.process.open_database import OpenDatabase
     from server.protocol.administration.objects import Limited
-    from server.store.database import Database
+    from server.store.database import Connection, Database
     from server.store.disk_space import Disk
 
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -152,3 +154,26 @@ def current_database(config: Config) -> Iterator[tuple["Database", "Disk"]]:
         opened.make_current()
         with closing(opened.connect(1)) as database:
             yield database, opened.disk
+
+
+@contextmanager
+def transaction(config: Config) -> Iterator["Connection"]:
+    """A transaction of the database, whose schema is current. Raises ConfigError for a refused change."""
+    with current_database(config) as (database, _), refusals_as_sentences(), database.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def refusals_as_sentences() -> Iterator[None]:
+    """Has refusals of a change end the command with their sentence."""
+    try:
+        yield
+    except ApiError as error:
+        raise ConfigError(str(error)) from error
+
+
+def this_user() -> "Actor":
+    """The user of this machine who runs the command."""
+    from server.administration.actor import Actor
+
+    return Actor(terminal_user())

@@ -12,20 +12,15 @@ from server.cli.command import (
     Subcommands,
     add_command,
     add_group,
-    current_database,
     described_limits,
     print_result,
     print_rows,
     print_status,
+    this_user,
+    transaction,
 )
 from server.cli.option_types import duration
-from server.cli.request_options import (
-    add_request_options,
-    refusals_as_sentences,
-    refuse_unknown_tenant,
-    request_of,
-    this_user,
-)
+from server.cli.request_options import add_request_options, refuse_unknown_tenant, request_of
 from server.configuration.settings import Config
 from server.protocol.administration.objects import Key
 from server.protocol.administration.requests import CreateKey, UpdateKey
@@ -73,22 +68,21 @@ def add_commands(commands: Subcommands) -> None:
 
 
 def _create(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            is_only = not stored_keys.any_exist(connection)
-            if options.if_none and not is_only:
-                valid = stored_keys.any_valid(connection)
-                exists = "A key exists already" if valid else "Keys exist, though none that is valid"
-                print_status(f"{exists}; keys are shown once. To make another: holdfast keys create")
-                return 0
-            scopes = OPERATOR_SCOPES if options.if_none else sorted(DEFAULT_SCOPES)
-            now = clock(connection)
-            request = request_of(CreateKey, options, now, tenant=options.tenant, scopes=scopes)
-            key = keys.create_key(connection, this_user(), request)
-        print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
-        print_result(key.text)
-        if is_only:
-            print_status(_what_first_key_opens(request.scopes or ()))
+    with transaction(config) as connection:
+        is_only = not stored_keys.any_exist(connection)
+        if options.if_none and not is_only:
+            valid = stored_keys.any_valid(connection)
+            exists = "A key exists already" if valid else "Keys exist, though none that is valid"
+            print_status(f"{exists}; keys are shown once. To make another: holdfast keys create")
+            return 0
+        scopes = OPERATOR_SCOPES if options.if_none else sorted(DEFAULT_SCOPES)
+        now = clock(connection)
+        request = request_of(CreateKey, options, now, tenant=options.tenant, scopes=scopes)
+        key = keys.create_key(connection, this_user(), request)
+    print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
+    print_result(key.text)
+    if is_only:
+        print_status(_what_first_key_opens(request.scopes or ()))
     return 0
 
 
@@ -108,8 +102,8 @@ def _what_first_key_opens(scopes: Collection[str]) -> str:
 
 
 def _list(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), database.begin() as connection:
-        listed = keys.key_objects(connection, stored_keys.list_all(connection, options.tenant))
+    with transaction(config) as connection:
+        listed = keys.key_objects(connection, stored_keys.list_page(connection, options.tenant))
         if not listed:
             refuse_unknown_tenant(connection, options.tenant)
     names = ("key", "tenant", "made", "used", "state", "name", "more")
@@ -139,38 +133,35 @@ def _state(key: Key) -> str:
 
 
 def _update(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            request = request_of(UpdateKey, options, clock(connection))
-            stored = keys.update_key(connection, this_user(), options.key_id, request)
-            (key,) = keys.key_objects(connection, [stored])
-        print_status("\t".join(_columns(key)).rstrip())
+    with transaction(config) as connection:
+        request = request_of(UpdateKey, options, clock(connection))
+        stored = keys.update_key(connection, this_user(), options.key_id, request)
+        (key,) = keys.key_objects(connection, [stored])
+    print_status("\t".join(_columns(key)).rstrip())
     return 0
 
 
 def _rotate(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            key = keys.rotate_key(connection, this_user(), options.key_id, options.overlap)
-            old = stored_keys.get(connection, options.key_id)
-        assert old is not None
-        print_status(
-            f"Key {key.id} replaces {old.id}, which expires {old.properties.expires_at:%Y-%m-%d %H:%M}; "
-            "it is shown this once:"
-        )
-        print_result(key.text)
+    with transaction(config) as connection:
+        key = keys.rotate_key(connection, this_user(), options.key_id, options.overlap)
+        old = stored_keys.get(connection, options.key_id)
+    assert old is not None
+    print_status(
+        f"Key {key.id} replaces {old.id}, which expires {old.properties.expires_at:%Y-%m-%d %H:%M}; "
+        "it is shown this once:"
+    )
+    print_result(key.text)
     return 0
 
 
 def _revoke(config: Config, options: argparse.Namespace) -> int:
     key_id = options.key_id
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            ended = keys.revoke_key(connection, this_user(), key_id, end=options.end)
-        print_status(f"Key {key_id} is revoked.")
-        if options.end:
-            print_status(
-                f"{ended} of its stored responses had not ended; they, its streams and its WebSockets end "
-                "within about a second."
-            )
+    with transaction(config) as connection:
+        ended = keys.revoke_key(connection, this_user(), key_id, end=options.end)
+    print_status(f"Key {key_id} is revoked.")
+    if options.end:
+        print_status(
+            f"{ended} of its stored responses had not ended; they, its streams and its WebSockets end "
+            "within about a second."
+        )
     return 0

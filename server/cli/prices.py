@@ -8,11 +8,12 @@ from server.cli.command import (
     Subcommands,
     add_command,
     add_group,
-    current_database,
     print_rows,
     print_status,
+    this_user,
+    transaction,
 )
-from server.cli.request_options import add_request_options, refusals_as_sentences, request_of, this_user
+from server.cli.request_options import add_request_options, request_of
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.administration.requests import SetPrice
@@ -32,17 +33,16 @@ def add_commands(commands: Subcommands) -> None:
 
 
 def _set(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            request = request_of(SetPrice, options, clock(connection), model=options.model)
-            price = administration.set_price(connection, this_user(), request)
-        print_status("\t".join(_columns(price)))
+    with transaction(config) as connection:
+        request = request_of(SetPrice, options, clock(connection), model=options.model)
+        price = administration.set_price(connection, this_user(), request)
+    print_status("\t".join(_columns(price)))
     return 0
 
 
 def _list(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), database.begin() as connection:
-        listed = prices.list_all(connection, options.model)
+    with transaction(config) as connection:
+        listed = prices.list_page(connection, options.model)
     if options.model is not None and not listed:
         raise ConfigError(f"No model {options.model!r} has a price; `holdfast prices list` shows which have.")
     columns = ("model", "from", "input", "cached input", "output")

@@ -17,6 +17,7 @@ from server.cli.command import (
     print_result,
     print_status,
     terminal_user,
+    transaction,
 )
 from server.cli.option_types import whole_number
 from server.cli.request_options import refuse_unknown_tenant
@@ -98,7 +99,7 @@ def _read(file: Path) -> bytes:
 
 def _list(config: Config, options: argparse.Namespace) -> int:
     """Prints a line for each version: id, tenant, version, creation time, variables."""
-    with current_database(config) as (database, _), database.begin() as connection:
+    with transaction(config) as connection:
         versions = prompt_templates.list_all(connection, options.tenant)
         if not versions:
             refuse_unknown_tenant(connection, options.tenant)
@@ -117,7 +118,7 @@ def _list(config: Config, options: argparse.Namespace) -> int:
 
 def _delete(config: Config, options: argparse.Namespace) -> int:
     """Raises ConfigError if there is no such prompt or version."""
-    with current_database(config) as (database, _), database.begin() as connection:
+    with transaction(config) as connection:
         deleted = prompt_templates.delete(connection, options.tenant, options.prompt, options.version)
         if deleted:
             _record(connection, options, "prompt.delete", options.version)

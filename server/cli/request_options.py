@@ -1,19 +1,16 @@
 """Requests of the admin API as command options: each described field of a request is an option."""
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from server.administration.actor import Actor
 from server.administration.request_fields import RequestField, fields_of, read_request
 from server.caller import DEFAULT_TENANT
-from server.cli.command import terminal_user
+from server.cli.command import refusals_as_sentences
 from server.cli.option_types import moment_or_duration, names, whole_number
-from server.errors import ApiError, ConfigError
 from server.store.database import Connection
 from server.store.erasure import tenant_rows
 
@@ -94,20 +91,6 @@ def request_of(
         if value is not None or hasattr(options, _PREFIX + name):
             values[name] = value
     return read_request(values, request)
-
-
-def this_user() -> Actor:
-    """The user of this machine who runs the command."""
-    return Actor(terminal_user())
-
-
-@contextmanager
-def refusals_as_sentences() -> Iterator[None]:
-    """Has refusals of a change end the command with their sentence."""
-    try:
-        yield
-    except ApiError as error:
-        raise ConfigError(str(error)) from error
 
 
 def refuse_unknown_tenant(connection: Connection, tenant: str | None) -> None:

@@ -10,13 +10,14 @@ from server.cli.command import (
     Subcommands,
     add_command,
     add_group,
-    current_database,
     described_limits,
     print_result,
     print_rows,
     print_status,
+    this_user,
+    transaction,
 )
-from server.cli.request_options import add_request_options, refusals_as_sentences, request_of, this_user
+from server.cli.request_options import add_request_options, request_of
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.administration.objects import Tenant
@@ -44,16 +45,15 @@ def add_commands(commands: Subcommands) -> None:
 
 
 def _create(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            request = request_of(UpdateTenant, options)
-            administration.create_tenant(connection, this_user(), options.tenant, request)
-        print_status(f"Tenant {options.tenant} has settings now.")
+    with transaction(config) as connection:
+        request = request_of(UpdateTenant, options)
+        administration.create_tenant(connection, this_user(), options.tenant, request)
+    print_status(f"Tenant {options.tenant} has settings now.")
     return 0
 
 
 def _list(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), database.begin() as connection:
+    with transaction(config) as connection:
         names, stored = tenants.names(connection), tenants.list_all(connection)
         listed = administration.tenant_objects(connection, names, stored)
     columns = ("tenant", "made", "contact", "settings", "limits")
@@ -62,7 +62,7 @@ def _list(config: Config, options: argparse.Namespace) -> int:
 
 
 def _show(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), database.begin() as connection:
+    with transaction(config) as connection:
         stored = tenants.get(connection, options.tenant)
         if stored is None:
             raise ConfigError(
@@ -94,18 +94,16 @@ def _columns(tenant: Tenant) -> list[str]:
 
 
 def _update(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            request = request_of(UpdateTenant, options)
-            stored = administration.update_tenant(connection, this_user(), options.tenant, request)
-            tenant = _object(connection, stored)
-        print_status("\t".join(_columns(tenant)).rstrip())
+    with transaction(config) as connection:
+        request = request_of(UpdateTenant, options)
+        stored = administration.update_tenant(connection, this_user(), options.tenant, request)
+        tenant = _object(connection, stored)
+    print_status("\t".join(_columns(tenant)).rstrip())
     return 0
 
 
 def _delete(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            administration.delete_tenant(connection, this_user(), options.tenant)
-        print_status(f"Tenant {options.tenant} has the server's settings now.")
+    with transaction(config) as connection:
+        administration.delete_tenant(connection, this_user(), options.tenant)
+    print_status(f"Tenant {options.tenant} has the server's settings now.")
     return 0

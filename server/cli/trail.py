@@ -4,12 +4,15 @@ import argparse
 
 import msgspec
 
-from server.cli.command import Subcommands, add_command, current_database, print_rows
+from server.administration.api_objects import trail_object
+from server.cli.command import Subcommands, add_command, print_rows, transaction
 from server.cli.option_types import DURATIONS, duration, whole_number
 from server.cli.request_options import refuse_unknown_tenant
 from server.configuration.settings import Config
-from server.store.administration import audit_trail
-from server.store.administration.audit_trail import MAX_LISTED, Entry
+from server.store.administration.audit_trail import Entry, EntryFilter, entries_page
+from server.store.database import clock
+
+MAX_LISTED = 10_000
 
 
 def add_commands(commands: Subcommands) -> None:
@@ -17,7 +20,7 @@ def add_commands(commands: Subcommands) -> None:
     command.add_argument("--since", type=duration, metavar="AGE", help=f"only what is newer: {DURATIONS}")
     command.add_argument("--tenant", help="only what concerns this tenant")
     command.add_argument(
-        "--action", default="", metavar="PREFIX", help="only actions that begin so: `key.`, `response.delete`"
+        "--action", metavar="PREFIX", help="only actions that begin so: `key.`, `response.delete`"
     )
     command.add_argument(
         "--limit",
@@ -31,20 +34,15 @@ def add_commands(commands: Subcommands) -> None:
 
 def _trail(config: Config, options: argparse.Namespace) -> int:
     """Prints a line for each entry: time, actor, action, tenant, target, details."""
-    with current_database(config) as (database, _), database.begin() as connection:
-        found = list(
-            audit_trail.entries(
-                connection,
-                age=options.since,
-                tenant=options.tenant,
-                action=options.action,
-                limit=options.limit,
-            )
-        )
-        if not found:
+    with transaction(config) as connection:
+        since = None if options.since is None else clock(connection) - options.since
+        chosen = EntryFilter(since=since, tenant=options.tenant, action=options.action)
+        newest = entries_page(connection, chosen, None, options.limit, newest_first=True) or []
+        if not newest:
             refuse_unknown_tenant(connection, options.tenant)
     columns = ("at", "actor", "action", "tenant", "target", "details")
-    print_rows(((entry, _columns(entry)) for entry in found), columns, as_json=options.json)
+    rows = ((trail_object(entry), _columns(entry)) for entry in reversed(newest[: options.limit]))
+    print_rows(rows, columns, as_json=options.json)
     return 0
 
 

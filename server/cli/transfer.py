@@ -8,8 +8,14 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from server.caller import check_tenant
-from server.cli.command import Subcommands, add_command, current_database, print_status
-from server.cli.request_options import refusals_as_sentences, this_user
+from server.cli.command import (
+    Subcommands,
+    add_command,
+    current_database,
+    print_status,
+    refusals_as_sentences,
+    this_user,
+)
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.export_lines import export

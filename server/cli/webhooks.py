@@ -15,15 +15,12 @@ from server.cli.command import (
     print_result,
     print_rows,
     print_status,
+    refusals_as_sentences,
+    this_user,
+    transaction,
 )
 from server.cli.option_types import duration, whole_number
-from server.cli.request_options import (
-    add_request_options,
-    refusals_as_sentences,
-    refuse_unknown_tenant,
-    request_of,
-    this_user,
-)
+from server.cli.request_options import add_request_options, refuse_unknown_tenant, request_of
 from server.configuration import settings
 from server.configuration.settings import Config
 from server.protocol.ids import response_id, webhook_endpoint_id, webhook_id
@@ -99,8 +96,8 @@ def _show_secret(what: str, made: webhooks.EndpointWithSecret) -> None:
 
 
 def _list(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), database.begin() as connection:
-        found = endpoints.list_all(connection, options.tenant)
+    with transaction(config) as connection:
+        found = endpoints.list_page(connection, options.tenant)
         if not found:
             refuse_unknown_tenant(connection, options.tenant)
     columns = ("endpoint", "tenant", "made", "name", "url", "which", "events", "state")
@@ -128,16 +125,15 @@ def _columns(endpoint: StoredEndpoint) -> list[str]:
 
 
 def _update(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            stored = webhooks.update_endpoint(
-                connection,
-                this_user(),
-                allowed_receivers(config),
-                webhooks.find(connection, options.endpoint_id, None, lock=True),
-                request_of(UpdateEndpoint, options),
-            )
-        print_status("\t".join(_columns(stored)))
+    with transaction(config) as connection:
+        stored = webhooks.update_endpoint(
+            connection,
+            this_user(),
+            allowed_receivers(config),
+            webhooks.find(connection, options.endpoint_id, None, lock=True),
+            request_of(UpdateEndpoint, options),
+        )
+    print_status("\t".join(_columns(stored)))
     return 0
 
 
@@ -152,11 +148,10 @@ def _rotate(config: Config, options: argparse.Namespace) -> int:
 
 
 def _delete(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-            webhooks.delete_endpoint(connection, this_user(), stored)
-        print_status(f"Endpoint {options.endpoint_id} is deleted.")
+    with transaction(config) as connection:
+        stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
+        webhooks.delete_endpoint(connection, this_user(), stored)
+    print_status(f"Endpoint {options.endpoint_id} is deleted.")
     return 0
 
 
@@ -174,11 +169,7 @@ def _test(config: Config, options: argparse.Namespace) -> int:
 
 def _deliveries(config: Config, options: argparse.Namespace) -> int:
     most = min(options.limit, _MAX_LISTED)
-    with (
-        current_database(config) as (database, _),
-        refusals_as_sentences(),
-        database.begin() as connection,
-    ):
+    with transaction(config) as connection:
         stored = webhooks.find(connection, options.endpoint_id, None)
         of_endpoint = (stored.tenant, stored.id, options.state, None, most)
         found = delivery_lists.list_page(connection, *of_endpoint, newest_first=True)[:most]
@@ -201,9 +192,8 @@ def _delivery_columns(delivery: StoredDelivery) -> list[str]:
 
 
 def _redeliver(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-            deliveries = webhooks.redeliver(connection, this_user(), stored, options.delivery_id)
-        print_status(f"{deliveries} are delivered again.")
+    with transaction(config) as connection:
+        stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
+        deliveries = webhooks.redeliver(connection, this_user(), stored, options.delivery_id)
+    print_status(f"{deliveries} are delivered again.")
     return 0

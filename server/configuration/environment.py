@@ -1,7 +1,7 @@
 """Reads the environment, in this file only: `load` makes a `Config` of flags and HOLDFAST_ variables.
 
-A flag overrides an environment variable, which overrides the default. Variables of settings that were removed
-and those that Kubernetes sets are ignored.
+A flag overrides an environment variable, which overrides the default. Variables that Kubernetes sets are
+ignored.
 """
 
 import logging
@@ -18,9 +18,6 @@ from server.configuration.settings import PREFIX, Config, settings
 from server.errors import ConfigError
 
 log = logging.getLogger("holdfast.config")
-
-REMOVED = {"tensor_parallel": ("1", "a model is computed on one GPU.")}
-"""Settings of earlier releases: the former default, which is ignored, and the reason for the removal."""
 
 # Kubernetes sets variables with this prefix in every pod for a Service whose name begins with `holdfast`:
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
@@ -54,8 +51,6 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
         if variable in links:
             continue
         name = variable.removeprefix(PREFIX).lower()
-        if _is_removed(name, variable, value):
-            continue
         if name not in known:
             raise ConfigError(_unknown_setting(variable))
         sources[name] = (variable, value)
@@ -102,17 +97,6 @@ def tiktoken_folders() -> tuple[Path | None, Path]:
     folder = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
     cache = os.environ.get("TIKTOKEN_RS_CACHE_DIR") or Path(tempfile.gettempdir(), "tiktoken-rs-cache")
     return Path(folder) if folder else None, Path(cache)
-
-
-def _is_removed(name: str, variable: str, value: str) -> bool:
-    """Whether the setting was removed. Raises ConfigError for a value other than its default."""
-    if name not in REMOVED:
-        return False
-    default, reason = REMOVED[name]
-    if value not in ("", default):
-        raise ConfigError(f"{variable} is no longer a setting: {reason}")
-    log.warning("%s is no longer a setting and is ignored: %s", variable, reason)
-    return True
 
 
 def _is_service_link(variable: str, value: str) -> bool:

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
@@ -93,10 +94,19 @@ class ConsoleRequest:
         headers = {**HEADERS, "x-request-id": self.request.state.request_id}
         return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
 
-    def csv(self, filename: str, rows: Iterable[Sequence[object]]) -> Response:
-        """The rows, the first of which has the names of the columns, as a file to keep."""
+    def csv(self, filename: str, rows: Iterable[Sequence[object]], numbers: Sequence[bool] = ()) -> Response:
+        """The rows, the first of which has the names of the columns, as a file to keep.
+
+        `numbers` says which columns have numbers as texts.
+        """
         text = io.StringIO()
-        csv.writer(text).writerows([csv_value(value) for value in row] for row in rows)
+        csv.writer(text).writerows(
+            [
+                value if number else csv_value(value)
+                for value, number in zip_longest(row, numbers, fillvalue=False)
+            ]
+            for row in rows
+        )
         headers = {
             **HEADERS,
             "x-request-id": self.request.state.request_id,

@@ -10,15 +10,16 @@ def page(
     query: Select[Any],
     order: Sequence[ColumnElement[Any]],
     after: Sequence[object] | None,
-    limit: int,
+    limit: int | None,
     *,
     descending: bool,
 ) -> Select[Any]:
-    """One row more than `limit` of those whose `order` columns come after the values `after`.
+    """One row more than `limit` of those whose `order` columns come after the values `after`; all without it.
 
     The columns together must be unique and not null.
     """
     if after is not None:
         columns, values = tuple_(*order), tuple_(*after)
         query = query.where(columns < values if descending else columns > values)
-    return query.order_by(*(one.desc() if descending else one for one in order)).limit(limit + 1)
+    query = query.order_by(*(one.desc() if descending else one for one in order))
+    return query if limit is None else query.limit(limit + 1)

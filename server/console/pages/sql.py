@@ -1,7 +1,5 @@
 """The SQL page: an editor, the documented questions and the admin views; a query's result, plan and CSV."""
 
-import csv as csv_format
-import io
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 from starlette.responses import Response
 
-from server.console.console_request import HEADERS, ConsoleRequest
+from server.console.console_request import ConsoleRequest
 from server.console.formats import csv_value
 from server.console.pages.saved_views import view_id
 from server.console.sql.result_chart import NUMBERS, chart_of
@@ -21,7 +19,7 @@ from server.store.console.admin_views import admin_views
 from server.store.console.reader import MAX_QUERY_CHARS, QueryFailed, QueryResult
 from server.store.console.saved_views import find_view, views_of
 
-_FILE = Path(__file__).parent / "questions.sql"
+_FILE = Path(__file__).parents[1] / "sql" / "questions.sql"
 
 
 class Question(NamedTuple):
@@ -128,16 +126,7 @@ def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
 
 
 def _csv(console: ConsoleRequest, result: QueryResult) -> Response:
-    text = io.StringIO()
-    writer = csv_format.writer(text)
-    writer.writerow([csv_value(column.name) for column in result.columns])
-    is_number = [column.type_oid in NUMBERS for column in result.columns]
-    for row in result.rows:
-        pairs = zip(row, is_number, strict=True)
-        writer.writerow([value if number else csv_value(value) for value, number in pairs])
-    headers = {
-        **HEADERS,
-        "x-request-id": console.request.state.request_id,
-        "content-disposition": 'attachment; filename="result.csv"',
-    }
-    return Response(text.getvalue(), headers=headers, media_type="text/csv; charset=utf-8")
+    """The result as a file, in which a number that begins with a minus is no formula."""
+    numbers = [column.type_oid in NUMBERS for column in result.columns]
+    names = [csv_value(column.name) for column in result.columns]
+    return console.csv("result.csv", [names, *result.rows], numbers)

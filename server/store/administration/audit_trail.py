@@ -6,14 +6,13 @@ out of entries (`erasure/tenant_rows.py`).
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, Row, func, select, text
+from sqlalchemy import Connection, select, text
 
 from server.store.administration.operator_tables import audit_trail
 from server.store.pages import page
@@ -61,9 +60,6 @@ ACTIONS = {
 }
 """Every action, and what it says."""
 
-MAX_LISTED = 10_000
-"""Entries of one answer of `entries`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -105,31 +101,6 @@ def record(
     log.info("%s by %s: %s", action, actor, target or "-", extra={"tenant": tenant, "request_id": request_id})
 
 
-def entries(
-    connection: Connection,
-    *,
-    age: timedelta | None = None,
-    tenant: str | None = None,
-    action: str = "",
-    limit: int = MAX_LISTED,
-) -> Iterator[Entry]:
-    """The newest entries, oldest first: of the last `age`, of a tenant, whose action begins with `action`."""
-    query = select(*(audit_trail.c[name] for name in Entry.__dataclass_fields__))
-    if age is not None:
-        query = query.where(audit_trail.c.at >= func.clock_timestamp() - age)
-    if tenant is not None:
-        query = query.where(audit_trail.c.tenant == tenant)
-    if action:
-        query = query.where(audit_trail.c.action.startswith(action, autoescape=True))
-    newest = query.order_by(audit_trail.c.at.desc(), audit_trail.c.id).limit(limit)
-    for row in reversed(connection.execute(newest).all()):
-        yield _entry(row)
-
-
-def _entry(row: Row[Any]) -> Entry:
-    return Entry(**{**row._mapping, "details": msgspec.json.decode(row.details)})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFilter:
     """Which entries are listed; None is any."""
@@ -165,4 +136,4 @@ def entries_page(
         if start is None:
             return None
     rows = connection.execute(page(query, (columns.at, columns.id), start, limit, descending=newest_first))
-    return [_entry(row) for row in rows]
+    return [Entry(**{**row._mapping, "details": msgspec.json.decode(row.details)}) for row in rows]

@@ -130,7 +130,7 @@ def test_a_receiver_that_answers_410_is_disabled_and_gets_nothing_more(
 
 def listed(database: Database) -> list[endpoints.StoredEndpoint]:
     with database.begin() as connection:
-        return endpoints.list_all(connection, None)
+        return endpoints.list_page(connection, None)
 
 
 def gigabytes(_arrival: Arrival) -> Reply:

@@ -58,8 +58,8 @@ def show(console: ConsoleRequest) -> Answer:
         lambda connection: (
             listed.tenant_row(connection, name),
             stored_tenants.get(connection, name),
-            stored_keys.list_page(connection, name, None, None, KEY_ROWS, newest_first=True),
-            endpoints.list_all(connection, name),
+            stored_keys.list_page(connection, name, limit=KEY_ROWS),
+            endpoints.list_page(connection, name),
         )
     )
     if row is None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.configuration.environment import REMOVED, child_environment, load, tiktoken_folders, xdg_data_home
+from server.configuration.environment import child_environment, load, tiktoken_folders, xdg_data_home
 from server.configuration.settings import Config, Setting, settings
 from server.errors import ConfigError
 from tests.support.builders import examples
@@ -131,16 +131,6 @@ def test_a_flag_wins_over_the_variable_which_is_not_even_read(setting: Setting) 
     written, read = value_of(setting)
     other = "no value" if setting.name not in ("host", "data_dir", "model", "model_name") else "/other"
     assert getattr(load({setting.name: written}, {setting.variable: other}), setting.name) == read
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_a_setting_that_was_removed_is_passed_over_unless_it_asked_for_something(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    variable, (default, reason) = f"HOLDFAST_{name.upper()}", REMOVED[name]
-    assert load({}, {variable: default}) == load({}, {variable: ""}) == Config()
-    assert caplog.text.count(f"{variable} is no longer a setting and is ignored") == 2
-    assert refuse({}, {variable: "2"}) == f"{variable} is no longer a setting: {reason}"
 
 
 def test_what_a_client_has_seen_is_on_disk_unless_the_operator_chooses_otherwise() -> None:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from server.console.pages.history import MAX_CHARS, preview
+from server.console.pages.history import PREVIEW_CHARS, preview
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_preview_is_the_first_text_of_an_item_in_one_line(item: object, words:
 
 def test_a_long_text_is_cut() -> None:
     words = preview(json.dumps({"text": "a" * 1000}))
-    assert len(words) == MAX_CHARS
+    assert len(words) == PREVIEW_CHARS
     assert words.endswith("…")
 
 
