@@ -22,9 +22,9 @@ from server.http.asgi.tls import ServerCertificate
 from server.process.await_database import await_database, find_awaited
 from server.process.first_key import require_key
 from server.process.load_model import model_name, read_adapters
-from server.process.mcp_servers import make_mcp_servers
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess
+from server.process.stages import make_mcp_servers
 from server.protocol import worker_sandbox
 from server.store.cluster import installation
 from server.store.database import Database

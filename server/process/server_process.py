@@ -22,7 +22,6 @@ from server.process import interrupts
 from server.process.first_key import needs_key
 from server.process.load_model import log_engine
 from server.process.open_database import OpenDatabase
-from server.process.ready_lines import ready_lines
 from server.process.server_metrics import ServerMetrics
 from server.process.shutdown import Shutdown
 from server.process.stages import (
@@ -40,6 +39,8 @@ from server.store.database_errors import DatabaseError
 
 log = logging.getLogger("holdfast.serve")
 
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not listened on
+"""Addresses that stand for all of a machine's, and the one to ask on the machine itself."""
 FINAL_WRITE_SECONDS = 5.0
 """Seconds that shutdown waits for an unavailable database to write the last commits."""
 
@@ -144,3 +145,24 @@ class ServerProcess:
             console=self._config.console == "on",
         ):
             self._say(line)
+
+
+def ready_lines(
+    name: str, scheme: str, host: str, port: int, *, serves_api: bool, needs_key: bool, console: bool
+) -> list[str]:
+    """What a server prints once it listens, with a first request to copy. Pure.
+
+    A request that needs a key takes it from the variable that OpenAI's clients read.
+    """
+    asked = ANY_ADDRESS.get(host, host)
+    base = f"{scheme}://[{asked}]:{port}" if ":" in asked else f"{scheme}://{asked}:{port}"
+    where = f"{base}/v1" if asked == host else f"{base}/v1 and every other address of this machine"
+    if not serves_api:
+        return [f"Ready: a worker for {name}, health at {base}/health/ready .\n"]
+    key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if needs_key else ""
+    with_key = ", with a key in OPENAI_API_KEY" if needs_key else ""
+    body = f"""{{"model": "{name}", "input": "Hello!"}}"""
+    request = f"curl {base}/v1/responses{key} -H 'Content-Type: application/json' -d '{body}'"
+    lines = [f"Ready: {name} at {where} . Try{with_key}:\n", f"  {request}\n"]
+    opened_by = ", with a key of the scope admin or metadata" if needs_key else ""
+    return [*lines, f"Console: {base}/console{opened_by}\n"] if console else lines

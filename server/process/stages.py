@@ -18,6 +18,9 @@ from server.admission.admit import Admission
 from server.configuration.settings import Config, changed_settings, without_password
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
+from server.errors import ConfigError
+from server.hosted_tools.mcp_client import McpServers
+from server.hosted_tools.registered_servers import RegisteredServers, read_access, read_servers, read_tokens
 from server.http.asgi.open_connections import OpenConnections
 from server.http.authentication import Authenticator
 from server.http.services import Services
@@ -27,10 +30,10 @@ from server.maintenance.retention import Retention
 from server.metrics.events import Events
 from server.metrics.exposition import Metrics
 from server.metrics.refused_requests import RefusalWriter
+from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.ended_key_watch import EndedKeyWatch
 from server.process.load_model import load_model, log_engine
-from server.process.mcp_servers import make_mcp_servers
 from server.process.open_database import OpenDatabase
 from server.quotas.budgets import Budgets
 from server.quotas.rate_limits import RateLimits
@@ -38,7 +41,7 @@ from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
-from server.sealing.cipher import load_seal_keys
+from server.sealing.cipher import Seal, load_seal_keys
 from server.store.administration import audit_trail
 from server.store.cluster import claims, leases
 from server.store.cluster.notifications import Notifier
@@ -124,6 +127,22 @@ class Loaded:
         self.mcp = make_mcp_servers(config, self.model.seal)
         self.metrics = Metrics()
         self.events = Events(self.metrics.registry, model.name, sorted(self.mcp.registered.labels))
+
+
+def make_mcp_servers(config: Config, seal: Seal | None = None) -> McpServers:
+    """The MCP servers that the settings name. Raises ConfigError."""
+    servers = read_servers(config.tool_server)
+    registered = RegisteredServers(
+        servers,
+        read_access(config.tool_access, frozenset(servers)),
+        read_tokens(config.tool_token),
+        seal or Seal.of_this_process(),
+    )
+    try:
+        allowed = read_allowed(config.mcp_hosts)
+    except ValueError as error:
+        raise ConfigError(f"mcp-hosts: {error}.") from None
+    return McpServers(registered, config.mcp_seconds, allowed, list_seconds=config.mcp_list_seconds)
 
 
 def _register(stored: Stored, models: Sequence[str]) -> UUID:

@@ -18,8 +18,8 @@ from server.administration import keys, webhooks
 from server.admission import request_validation, tenant_limits
 from server.browser import mcp_server as browser
 from server.completions import shared_parameters
-from server.configuration.running_limit import CALLS_PER_VLLM_SERVER
 from server.configuration.setting_groups.process import MAX_RUNNING
+from server.configuration.settings import CALLS_PER_VLLM_SERVER
 from server.hosted_tools import mcp_client, tool_lists
 from server.hosted_tools import mcp_session as mcp
 from server.http import query_and_headers

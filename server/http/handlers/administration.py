@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -39,7 +40,7 @@ def create_tenant(services: Services, caller: Caller, request: Request, body: by
     """POST /admin/v1/tenants"""
     wanted = decode(body, CreateTenant)
     with services.database.begin() as connection:
-        tenants.create_tenant(connection, _actor(caller, request), wanted.id, wanted)
+        tenants.create_tenant(connection, actor_of(caller, request), wanted.id, wanted)
         made = _tenant(connection, wanted.id, stored_tenants.get(connection, wanted.id))
     return json_response(request, made)
 
@@ -71,7 +72,7 @@ def update_tenant(services: Services, caller: Caller, request: Request, body: by
     name, wanted = request.path_params["tenant"], decode(body, UpdateTenant)
     _refuse_nul(name)
     with services.database.begin() as connection:
-        stored = tenants.update_tenant(connection, _actor(caller, request), name, wanted)
+        stored = tenants.update_tenant(connection, actor_of(caller, request), name, wanted)
         changed = _tenant(connection, name, stored)
     return json_response(request, changed)
 
@@ -81,7 +82,7 @@ def delete_tenant(services: Services, caller: Caller, request: Request, _body: b
     name = request.path_params["tenant"]
     _refuse_nul(name)
     with services.database.begin() as connection:
-        tenants.delete_tenant(connection, _actor(caller, request), name)
+        tenants.delete_tenant(connection, actor_of(caller, request), name)
     return json_response(request, DeletedTenant(name))
 
 
@@ -94,9 +95,9 @@ def create_key(services: Services, caller: Caller, request: Request, body: bytes
             f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters.", param="Idempotency-Key"
         )
     with services.database.begin() as connection:
-        made = keys.create_key(connection, _actor(caller, request), wanted, once)
+        made = keys.create_key(connection, actor_of(caller, request), wanted, once)
         created = _created(connection, made, None)
-    return _secret_response(request, created)
+    return secret_response(request, created)
 
 
 def list_keys(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
@@ -128,7 +129,7 @@ def update_key(services: Services, caller: Caller, request: Request, body: bytes
     """POST /admin/v1/keys/{key_id}"""
     key_id, wanted = _key_id(request), decode(body, UpdateKey)
     with services.database.begin() as connection:
-        stored = keys.update_key(connection, _actor(caller, request), key_id, wanted)
+        stored = keys.update_key(connection, actor_of(caller, request), key_id, wanted)
         (changed,) = keys.key_objects(connection, [stored])
     return json_response(request, changed)
 
@@ -139,9 +140,9 @@ def rotate_key(services: Services, caller: Caller, request: Request, body: bytes
     wanted = decode(body, RotateKey) if body else RotateKey()
     overlap = timedelta(seconds=wanted.overlap_seconds)
     with services.database.begin() as connection:
-        made = keys.rotate_key(connection, _actor(caller, request), key_id, overlap)
+        made = keys.rotate_key(connection, actor_of(caller, request), key_id, overlap)
         created = _created(connection, made, key_id)
-    return _secret_response(request, created)
+    return secret_response(request, created)
 
 
 def revoke_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
@@ -149,11 +150,12 @@ def revoke_key(services: Services, caller: Caller, request: Request, body: bytes
     key_id = _key_id(request)
     wanted = decode(body, RevokeKey) if body else RevokeKey()
     with services.database.begin() as connection:
-        ended = keys.revoke_key(connection, _actor(caller, request), key_id, end=wanted.end)
+        ended = keys.revoke_key(connection, actor_of(caller, request), key_id, end=wanted.end)
     return json_response(request, RevokedKey(id=key_id, unfinished_responses=ended))
 
 
-def _actor(caller: Caller, request: Request) -> Actor:
+def actor_of(caller: Caller, request: Request) -> Actor:
+    """Whom the audit trail names."""
     return Actor(caller.actor, request.state.request_id)
 
 
@@ -169,8 +171,8 @@ def _created(connection: Connection, made: NewKey, replaces: str | None) -> Crea
     return created_key_object(stored, clock(connection), standing, made.text, replaces)
 
 
-def _secret_response(request: Request, created: CreatedKey) -> Response:
-    """The answer with a key's text, which nobody on the way keeps."""
+def secret_response(request: Request, created: Struct) -> Response:
+    """The answer with a new secret, which nobody on the way keeps."""
     answer = json_response(request, created)
     answer.headers["cache-control"] = "no-store"
     return answer

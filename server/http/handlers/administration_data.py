@@ -4,9 +4,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.administration import erasure
-from server.administration.actor import Actor
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
+from server.http.handlers.administration import actor_of
 from server.http.json_responses import json_response
 from server.http.query_and_headers import page_request
 from server.http.services import Services
@@ -37,7 +37,7 @@ def erase_tenant(services: Services, caller: Caller, request: Request, body: byt
         outcome = erasure.count(services.database, subject, lease)
     else:
         erasure.refuse_own_tenant(subject, caller.tenant)
-        actor = Actor(caller.actor, request.state.request_id)
+        actor = actor_of(caller, request)
         outcome = erasure.erase(services.database, actor, subject, lease, ERASE_SECONDS)
     return json_response(request, _erasure(subject, outcome, dry_run=wanted.dry_run))
 

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.administration import prices
-from server.administration.actor import Actor
 from server.administration.api_objects import (
     price_object,
     replica_object,
@@ -19,6 +18,7 @@ from server.administration.request_fields import time_of
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
 from server.errors import InvalidRequest
+from server.http.handlers.administration import actor_of
 from server.http.json_responses import json_response
 from server.http.query_and_headers import one_of, page_request, text, unix_seconds
 from server.http.services import Services
@@ -41,7 +41,7 @@ def set_price(services: Services, caller: Caller, request: Request, body: bytes)
     """POST /admin/v1/prices"""
     wanted = decode(body, SetPrice)
     with services.database.begin() as connection:
-        price = prices.set_price(connection, Actor(caller.actor, request.state.request_id), wanted)
+        price = prices.set_price(connection, actor_of(caller, request), wanted)
     return json_response(request, price_object(price))
 
 

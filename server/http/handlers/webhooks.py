@@ -6,11 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.administration import webhooks
-from server.administration.actor import Actor
 from server.administration.api_objects import delivery_object, endpoint_object, endpoint_with_secret
-from server.administration.webhooks import EndpointWithSecret
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
+from server.http.handlers.administration import actor_of, secret_response
 from server.http.json_responses import json_response
 from server.http.query_and_headers import one_of, page_request, text
 from server.http.services import Services
@@ -45,13 +44,13 @@ def create_webhook_endpoint(services: Services, caller: Caller, request: Request
     with services.database.begin() as connection:
         made = webhooks.create_endpoint(
             connection,
-            _actor(caller, request),
+            actor_of(caller, request),
             services.model.seal,
             services.allowed_receivers,
             tenant,
             wanted,
         )
-    return _secret_response(request, made)
+    return secret_response(request, endpoint_with_secret(made.stored, made.secret))
 
 
 def list_webhook_endpoints(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
@@ -80,7 +79,7 @@ def update_webhook_endpoint(services: Services, caller: Caller, request: Request
     with services.database.begin() as connection:
         stored = webhooks.update_endpoint(
             connection,
-            _actor(caller, request),
+            actor_of(caller, request),
             services.allowed_receivers,
             _find(connection, caller, request, lock=True),
             wanted,
@@ -92,7 +91,7 @@ def delete_webhook_endpoint(services: Services, caller: Caller, request: Request
     """DELETE /v1/webhook_endpoints/{webhook_endpoint_id}"""
     with services.database.begin() as connection:
         stored = _find(connection, caller, request, lock=True)
-        webhooks.delete_endpoint(connection, _actor(caller, request), stored)
+        webhooks.delete_endpoint(connection, actor_of(caller, request), stored)
     return json_response(request, DeletedEndpoint(ids.webhook_endpoint_id(stored.id)))
 
 
@@ -103,9 +102,9 @@ def rotate_webhook_secret(services: Services, caller: Caller, request: Request, 
     with services.database.begin() as connection:
         stored = _find(connection, caller, request, lock=True)
         made = webhooks.rotate_secret(
-            connection, _actor(caller, request), services.model.seal, stored, overlap
+            connection, actor_of(caller, request), services.model.seal, stored, overlap
         )
-    return _secret_response(request, made)
+    return secret_response(request, endpoint_with_secret(made.stored, made.secret))
 
 
 def test_webhook_endpoint(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
@@ -147,7 +146,7 @@ def redeliver_webhooks(services: Services, caller: Caller, request: Request, _bo
     with services.database.begin() as connection:
         stored = _find(connection, caller, request)
         delivery = request.path_params.get("delivery_id")
-        count = webhooks.redeliver(connection, _actor(caller, request), stored, delivery)
+        count = webhooks.redeliver(connection, actor_of(caller, request), stored, delivery)
     endpoint = ids.webhook_endpoint_id(stored.id)
     return json_response(request, Redelivered(webhook_endpoint_id=endpoint, deliveries=count))
 
@@ -160,14 +159,3 @@ def _is_admin(request: Request) -> bool:
 def _find(connection: Connection, caller: Caller, request: Request, *, lock: bool = False) -> StoredEndpoint:
     tenant = None if _is_admin(request) else caller.tenant
     return webhooks.find(connection, request.path_params["webhook_endpoint_id"], tenant, lock=lock)
-
-
-def _actor(caller: Caller, request: Request) -> Actor:
-    return Actor(caller.actor, request.state.request_id)
-
-
-def _secret_response(request: Request, made: EndpointWithSecret) -> Response:
-    """The answer with an endpoint's secret, which nobody on the way keeps."""
-    answer = json_response(request, endpoint_with_secret(made.stored, made.secret))
-    answer.headers["cache-control"] = "no-store"
-    return answer

@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Connection, select, text
 
 from server.store.administration.operator_tables import audit_trail
-from server.store.pages import page
+from server.store.keyset_page import page
 
 log = logging.getLogger("holdfast.audit")
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert
 
 from server.store.administration.operator_tables import prices
-from server.store.pages import page
+from server.store.keyset_page import page
 
 COST: Final = """
     select 0.000001 * ((e.input_tokens::bigint - e.cached_tokens) * p.input

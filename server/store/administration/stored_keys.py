@@ -25,7 +25,7 @@ from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Sc
 from server.store.administration import tenants
 from server.store.administration.limit_columns import limit_values, limits_of_row
 from server.store.administration.operator_tables import api_keys, key_requirement, seal_keys
-from server.store.pages import page
+from server.store.keyset_page import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

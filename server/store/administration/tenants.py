@@ -12,7 +12,7 @@ from server.caller import SERVER_SETTINGS, TenantSettings
 from server.store.administration import operator_tables
 from server.store.administration.limit_columns import NAMES, limit_values, limits_of_row
 from server.store.administration.operator_tables import api_keys
-from server.store.pages import page
+from server.store.keyset_page import page
 
 
 @dataclass(frozen=True, slots=True)

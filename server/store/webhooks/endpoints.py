@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
 
 from server.store.administration.operator_tables import webhook_endpoints
-from server.store.pages import page
+from server.store.keyset_page import page
 
 
 @dataclass(frozen=True, slots=True)
