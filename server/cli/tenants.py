@@ -54,8 +54,9 @@ def _create(config: Config, options: argparse.Namespace) -> int:
 
 def _list(config: Config, options: argparse.Namespace) -> int:
     with transaction(config) as connection:
-        names, stored = tenants.names(connection), tenants.list_all(connection)
-        listed = administration.tenant_objects(connection, names, stored)
+        names = tenants.names_page(connection)
+        stored = tenants.of_names(connection, names)
+        listed = administration.tenant_objects(connection, names, stored.values())
     columns = ("tenant", "made", "contact", "settings", "limits")
     print_rows(((tenant, _columns(tenant)) for tenant in listed), columns, as_json=options.json)
     return 0

@@ -1,4 +1,8 @@
-"""The cookie of a session on its way in and out: read as the request's API key, set, removed."""
+"""Sessions of the console: a cookie that holds the sealed API key, on its way in and out; the token of forms.
+
+The key itself is checked with every request, as that of an API request is. So a revoked or expired key ends
+its sessions on all replicas, and no table of sessions is needed.
+"""
 
 import secrets
 from time import time

@@ -38,10 +38,10 @@ KEY_STATES: tuple[KeyState, ...] = ("valid", "expired", "revoked")
 
 def create_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/tenants"""
-    wanted = decode(body, CreateTenant)
+    requested = decode(body, CreateTenant)
     with services.database.begin() as connection:
-        tenants.create_tenant(connection, actor_of(caller, request), wanted.id, wanted)
-        made = _tenant(connection, wanted.id, stored_tenants.get(connection, wanted.id))
+        tenants.create_tenant(connection, actor_of(caller, request), requested.id, requested)
+        made = _tenant(connection, requested.id, stored_tenants.get(connection, requested.id))
     return json_response(request, made)
 
 
@@ -69,10 +69,10 @@ def retrieve_tenant(services: Services, _caller: Caller, request: Request, _body
 
 def update_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/tenants/{tenant}"""
-    name, wanted = request.path_params["tenant"], decode(body, UpdateTenant)
+    name, requested = request.path_params["tenant"], decode(body, UpdateTenant)
     _refuse_nul(name)
     with services.database.begin() as connection:
-        stored = tenants.update_tenant(connection, actor_of(caller, request), name, wanted)
+        stored = tenants.update_tenant(connection, actor_of(caller, request), name, requested)
         changed = _tenant(connection, name, stored)
     return json_response(request, changed)
 
@@ -88,14 +88,14 @@ def delete_tenant(services: Services, caller: Caller, request: Request, _body: b
 
 def create_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/keys"""
-    wanted = decode(body, CreateKey)
+    requested = decode(body, CreateKey)
     once = request.headers.get("idempotency-key")
     if once is not None and not 1 <= len(once) <= MAX_KEY_LENGTH:
         raise InvalidRequest(
             f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters.", param="Idempotency-Key"
         )
     with services.database.begin() as connection:
-        made = keys.create_key(connection, actor_of(caller, request), wanted, once)
+        made = keys.create_key(connection, actor_of(caller, request), requested, once)
         created = _created(connection, made, None)
     return secret_response(request, created)
 
@@ -127,9 +127,9 @@ def retrieve_key(services: Services, _caller: Caller, request: Request, _body: b
 
 def update_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/keys/{key_id}"""
-    key_id, wanted = _key_id(request), decode(body, UpdateKey)
+    key_id, requested = _key_id(request), decode(body, UpdateKey)
     with services.database.begin() as connection:
-        stored = keys.update_key(connection, actor_of(caller, request), key_id, wanted)
+        stored = keys.update_key(connection, actor_of(caller, request), key_id, requested)
         (changed,) = keys.key_objects(connection, [stored])
     return json_response(request, changed)
 
@@ -137,8 +137,8 @@ def update_key(services: Services, caller: Caller, request: Request, body: bytes
 def rotate_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/keys/{key_id}/rotate"""
     key_id = _key_id(request)
-    wanted = decode(body, RotateKey) if body else RotateKey()
-    overlap = timedelta(seconds=wanted.overlap_seconds)
+    requested = decode(body, RotateKey) if body else RotateKey()
+    overlap = timedelta(seconds=requested.overlap_seconds)
     with services.database.begin() as connection:
         made = keys.rotate_key(connection, actor_of(caller, request), key_id, overlap)
         created = _created(connection, made, key_id)
@@ -148,9 +148,9 @@ def rotate_key(services: Services, caller: Caller, request: Request, body: bytes
 def revoke_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/keys/{key_id}/revoke"""
     key_id = _key_id(request)
-    wanted = decode(body, RevokeKey) if body else RevokeKey()
+    requested = decode(body, RevokeKey) if body else RevokeKey()
     with services.database.begin() as connection:
-        ended = keys.revoke_key(connection, actor_of(caller, request), key_id, end=wanted.end)
+        ended = keys.revoke_key(connection, actor_of(caller, request), key_id, end=requested.end)
     return json_response(request, RevokedKey(id=key_id, unfinished_responses=ended))
 
 

@@ -39,9 +39,9 @@ DEFAULT_USAGE = timedelta(days=30)
 
 def set_price(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/prices"""
-    wanted = decode(body, SetPrice)
+    requested = decode(body, SetPrice)
     with services.database.begin() as connection:
-        price = prices.set_price(connection, actor_of(caller, request), wanted)
+        price = prices.set_price(connection, actor_of(caller, request), requested)
     return json_response(request, price_object(price))
 
 

@@ -39,8 +39,8 @@ ADMIN = "/admin/"
 
 def create_webhook_endpoint(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /v1/webhook_endpoints"""
-    wanted = decode(body, CreateTenantEndpoint if _is_admin(request) else CreateEndpoint)
-    tenant = wanted.tenant if isinstance(wanted, CreateTenantEndpoint) else caller.tenant
+    requested = decode(body, CreateTenantEndpoint if _is_admin(request) else CreateEndpoint)
+    tenant = requested.tenant if isinstance(requested, CreateTenantEndpoint) else caller.tenant
     with services.database.begin() as connection:
         made = webhooks.create_endpoint(
             connection,
@@ -48,7 +48,7 @@ def create_webhook_endpoint(services: Services, caller: Caller, request: Request
             services.model.seal,
             services.allowed_receivers,
             tenant,
-            wanted,
+            requested,
         )
     return secret_response(request, endpoint_with_secret(made.stored, made.secret))
 
@@ -75,14 +75,14 @@ def retrieve_webhook_endpoint(services: Services, caller: Caller, request: Reque
 
 def update_webhook_endpoint(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /v1/webhook_endpoints/{webhook_endpoint_id}"""
-    wanted = decode(body, UpdateEndpoint)
+    requested = decode(body, UpdateEndpoint)
     with services.database.begin() as connection:
         stored = webhooks.update_endpoint(
             connection,
             actor_of(caller, request),
             services.allowed_receivers,
             _find(connection, caller, request, lock=True),
-            wanted,
+            requested,
         )
     return json_response(request, endpoint_object(stored))
 
@@ -97,8 +97,8 @@ def delete_webhook_endpoint(services: Services, caller: Caller, request: Request
 
 def rotate_webhook_secret(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret"""
-    wanted = decode(body, RotateSecret) if body else RotateSecret()
-    overlap = OVERLAP if wanted.keep_old_secret_active_for_24_hours else timedelta(0)
+    requested = decode(body, RotateSecret) if body else RotateSecret()
+    overlap = OVERLAP if requested.keep_old_secret_active_for_24_hours else timedelta(0)
     with services.database.begin() as connection:
         stored = _find(connection, caller, request, lock=True)
         made = webhooks.rotate_secret(
@@ -109,13 +109,13 @@ def rotate_webhook_secret(services: Services, caller: Caller, request: Request, 
 
 def test_webhook_endpoint(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /v1/webhook_endpoints/{webhook_endpoint_id}/test: sends a sample at once"""
-    wanted = decode(body, SendSample)
+    requested = decode(body, SendSample)
     with services.database.begin() as connection:
         stored = _find(connection, caller, request)
         sealed = endpoints.sealed_secrets(connection, stored.id)
-    status = services.send_sample(stored, sealed, wanted.event_type)
+    status = services.send_sample(stored, sealed, requested.event_type)
     endpoint = ids.webhook_endpoint_id(stored.id)
-    result = SampleResult(webhook_endpoint_id=endpoint, event_type=wanted.event_type, status_code=status)
+    result = SampleResult(webhook_endpoint_id=endpoint, event_type=requested.event_type, status_code=status)
     return json_response(request, result)
 
 

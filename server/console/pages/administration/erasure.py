@@ -40,8 +40,8 @@ def erase(console: ConsoleRequest) -> Answer:
 def _subject(console: ConsoleRequest) -> Subject:
     """Whom the form names. Raises InvalidRequest."""
     user = console.form.get("user", "") or None
-    wanted = read_request({"user": user, "keep_usage": "keep_usage" in console.form}, Erase)
-    return Subject(tenant_of(console), wanted.user, wanted.keep_usage)
+    requested = read_request({"user": user, "keep_usage": "keep_usage" in console.form}, Erase)
+    return Subject(tenant_of(console), requested.user, requested.keep_usage)
 
 
 def _page(console: ConsoleRequest, subject: Subject, outcome: Outcome | None, *, erased: bool) -> Answer:

@@ -51,28 +51,28 @@ def show(console: ConsoleRequest) -> Answer:
 
 def create(console: ConsoleRequest) -> Answer:
     """POST /console/tenants/{tenant}/keys: the answer has the key's text; a form makes one key"""
-    wanted = read_form(console.form, CreateKey, tenant=console.request.path_params["tenant"])
+    requested = read_form(console.form, CreateKey, tenant=console.request.path_params["tenant"])
     once = console.form.get("once", "")
     if not 1 <= len(once) <= MAX_FORM_ID:
         raise InvalidRequest("Open the tenant's page again to make a key.", param="once")
     with console.services.database.begin() as connection:
-        made = keys.create_key(connection, console.actor, wanted, once)
-    return console.page("administration/new_key.html", made=made, tenant=wanted.tenant, replaces=None)
+        made = keys.create_key(connection, console.actor, requested, once)
+    return console.page("administration/new_key.html", made=made, tenant=requested.tenant, replaces=None)
 
 
 def update(console: ConsoleRequest) -> Answer:
     """POST /console/keys/{key_id}"""
-    key_id, wanted = _key_of(console), read_form(console.form, UpdateKey)
+    key_id, requested = _key_of(console), read_form(console.form, UpdateKey)
     with console.services.database.begin() as connection:
-        keys.update_key(connection, console.actor, key_id, wanted)
+        keys.update_key(connection, console.actor, key_id, requested)
     return console.redirect(f"/console/keys/{key_id}")
 
 
 def rotate(console: ConsoleRequest) -> Answer:
     """POST /console/keys/{key_id}/rotate: the answer has the new key's text"""
     hours = whole_number(console.form, "overlap_hours")
-    wanted = read_request({} if hours is None else {"overlap_seconds": hours * 3600}, RotateKey)
-    key_id, overlap = _key_of(console), timedelta(seconds=wanted.overlap_seconds)
+    requested = read_request({} if hours is None else {"overlap_seconds": hours * 3600}, RotateKey)
+    key_id, overlap = _key_of(console), timedelta(seconds=requested.overlap_seconds)
     with console.services.database.begin() as connection:
         made = keys.rotate_key(connection, console.actor, key_id, overlap)
         stored = stored_keys.get(connection, made.id)
@@ -82,9 +82,9 @@ def rotate(console: ConsoleRequest) -> Answer:
 
 def revoke(console: ConsoleRequest) -> Answer:
     """POST /console/keys/{key_id}/revoke: with `end` also all that runs with it"""
-    key_id, wanted = _key_of(console), RevokeKey(end="end" in console.form)
+    key_id, requested = _key_of(console), RevokeKey(end="end" in console.form)
     with console.services.database.begin() as connection:
-        keys.revoke_key(connection, console.actor, key_id, end=wanted.end)
+        keys.revoke_key(connection, console.actor, key_id, end=requested.end)
     return console.redirect(f"/console/keys/{key_id}")
 
 

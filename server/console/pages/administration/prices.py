@@ -29,7 +29,7 @@ def index(console: ConsoleRequest) -> Answer:
 
 def set_price(console: ConsoleRequest) -> Answer:
     """POST /console/prices"""
-    wanted = read_form(console.form, SetPrice)
+    requested = read_form(console.form, SetPrice)
     with console.services.database.begin() as connection:
-        prices.set_price(connection, console.actor, wanted)
+        prices.set_price(connection, console.actor, requested)
     return console.redirect("/console/prices")

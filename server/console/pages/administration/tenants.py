@@ -45,10 +45,10 @@ def index(console: ConsoleRequest) -> Answer:
 
 def create(console: ConsoleRequest) -> Answer:
     """POST /console/tenants"""
-    wanted = read_form(console.form, CreateTenant)
+    requested = read_form(console.form, CreateTenant)
     with console.services.database.begin() as connection:
-        tenants.create_tenant(connection, console.actor, wanted.id, wanted)
-    return console.redirect(f"/console/tenants/{wanted.id}")
+        tenants.create_tenant(connection, console.actor, requested.id, requested)
+    return console.redirect(f"/console/tenants/{requested.id}")
 
 
 def show(console: ConsoleRequest) -> Answer:
@@ -89,12 +89,12 @@ def show(console: ConsoleRequest) -> Answer:
 def update(console: ConsoleRequest) -> Answer:
     """POST /console/tenants/{tenant}: settings that a tenant lacks are made"""
     name = tenant_of(console)
-    wanted = read_form(console.form, UpdateTenant)
+    requested = read_form(console.form, UpdateTenant)
     with console.services.database.begin() as connection:
         if stored_tenants.get(connection, name) is None:
-            tenants.create_tenant(connection, console.actor, name, wanted)
+            tenants.create_tenant(connection, console.actor, name, requested)
         else:
-            tenants.update_tenant(connection, console.actor, name, wanted)
+            tenants.update_tenant(connection, console.actor, name, requested)
     return console.redirect(f"/console/tenants/{name}")
 
 

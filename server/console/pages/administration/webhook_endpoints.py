@@ -14,10 +14,12 @@ from server.store.webhooks.endpoints import StoredEndpoint
 
 def create(console: ConsoleRequest) -> Answer:
     """POST /console/tenants/{tenant}/webhook_endpoints: the answer has its secret"""
-    wanted = read_form(console.form, CreateEndpoint)
+    requested = read_form(console.form, CreateEndpoint)
     seal, allowed = console.services.model.seal, console.services.allowed_receivers
     with console.services.database.begin() as connection:
-        made = webhooks.create_endpoint(connection, console.actor, seal, allowed, tenant_of(console), wanted)
+        made = webhooks.create_endpoint(
+            connection, console.actor, seal, allowed, tenant_of(console), requested
+        )
     return _secret_page(console, made)
 
 
