@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from server.administration.actor import Actor, described
-from server.administration.api_objects import key_object
+from server.administration.api_objects import created_key_object, key_object
 from server.administration.request_fields import with_request
 from server.caller import KEY_PREFIX, digest_of
 from server.errors import Conflict, InvalidRequest, NotFound
-from server.protocol.administration.objects import Key
+from server.protocol.administration.objects import CreatedKey, Key
 from server.protocol.administration.requests import MAX_SECONDS, CreateKey, UpdateKey
 from server.store.administration import budgets, stored_keys
 from server.store.administration.stored_keys import KeyProperties, StoredKey
@@ -45,7 +45,7 @@ def idempotent_id(actor: Actor, idempotency_key: str) -> str:
 
 def create_key(
     connection: Connection, actor: Actor, request: CreateKey, idempotency_key: str | None = None
-) -> NewKey:
+) -> CreatedKey:
     """A new key of a tenant.
 
     Raises InvalidRequest; Conflict if the actor has made a key with this idempotency key before, whose text
@@ -60,10 +60,10 @@ def create_key(
             "with an overlap of 0 if that answer was lost."
         )
     actor.record(connection, "key.create", request.tenant, key.id, described(properties, KeyProperties()))
-    return key
+    return _created(connection, key, None)
 
 
-def update_key(connection: Connection, actor: Actor, key_id: str, request: UpdateKey) -> StoredKey:
+def update_key(connection: Connection, actor: Actor, key_id: str, request: UpdateKey) -> Key:
     """The key after the change. Raises NotFound for a key that does not exist or is revoked."""
     stored = _locked(connection, key_id)
     properties = with_request(stored.properties, request)
@@ -73,10 +73,11 @@ def update_key(connection: Connection, actor: Actor, key_id: str, request: Updat
         stored_keys.set_properties(connection, key_id, properties)
         details = described(properties, stored.properties)
         actor.record(connection, "key.update", stored.tenant, key_id, details)
-    return replace(stored, properties=properties)
+    (changed,) = key_objects(connection, [replace(stored, properties=properties)])
+    return changed
 
 
-def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timedelta) -> NewKey:
+def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timedelta) -> CreatedKey:
     """A new key with the same properties; the old one expires after the overlap, or as it was to before.
 
     A key with an expiry has a successor that lives as long as the key was made for. Both count as one for
@@ -98,7 +99,7 @@ def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timed
     stored_keys.replace_key(connection, key_id, key.id, ends_at)
     details = {"replaced_by": key.id, "expires_at": ends_at.isoformat()}
     actor.record(connection, "key.rotate", stored.tenant, key_id, details)
-    return key
+    return _created(connection, key, key_id)
 
 
 def revoke_key(connection: Connection, actor: Actor, key_id: str, *, end: bool) -> int:
@@ -132,6 +133,13 @@ def unknown_key(key_id: str) -> NotFound:
 def _check_expiry(connection: Connection, properties: KeyProperties) -> None:
     if properties.expires_at is not None and properties.expires_at <= clock(connection):
         raise InvalidRequest("expires_at is a time to come.", param="expires_at")
+
+
+def _created(connection: Connection, key: NewKey, replaces: str | None) -> CreatedKey:
+    stored = stored_keys.get(connection, key.id)
+    assert stored is not None
+    standing = budgets.of_keys(connection, [stored]).get(stored.id)
+    return created_key_object(stored, clock(connection), standing, key.text, replaces)
 
 
 def key_objects(connection: Connection, stored: Sequence[StoredKey]) -> list[Key]:

@@ -1,7 +1,7 @@
 """Tenants' settings: create, update, delete. Each change adds its audit entry in the same transaction."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from server.administration.actor import Actor, described
 from server.administration.api_objects import tenant_object
@@ -23,16 +23,17 @@ class TenantProperties:
     settings: TenantSettings = SERVER_SETTINGS
 
 
-def create_tenant(connection: Connection, actor: Actor, tenant: str, request: UpdateTenant) -> None:
+def create_tenant(connection: Connection, actor: Actor, tenant: str, request: UpdateTenant) -> Tenant:
     """Settings of a tenant that has none; it may have keys. Raises InvalidRequest or Conflict."""
     check_tenant(tenant)
     properties = with_request(TenantProperties(), request)
     if not tenants.insert_tenant(connection, tenant, properties.contact, properties.settings):
         raise Conflict(f"Tenant {tenant} has settings already; update them.")
     actor.record(connection, "tenant.create", tenant, tenant, described(properties, TenantProperties()))
+    return _shown(connection, tenant)
 
 
-def update_tenant(connection: Connection, actor: Actor, tenant: str, request: UpdateTenant) -> StoredTenant:
+def update_tenant(connection: Connection, actor: Actor, tenant: str, request: UpdateTenant) -> Tenant:
     """The tenant after the change. Raises NotFound for a tenant without settings, or InvalidRequest."""
     stored = tenants.get(connection, tenant, lock=True)
     if stored is None:
@@ -42,7 +43,7 @@ def update_tenant(connection: Connection, actor: Actor, tenant: str, request: Up
     if after != before:
         tenants.set_settings(connection, tenant, after.contact, after.settings)
         actor.record(connection, "tenant.update", tenant, tenant, described(after, before))
-    return replace(stored, contact=after.contact, settings=after.settings)
+    return _shown(connection, tenant)
 
 
 def delete_tenant(connection: Connection, actor: Actor, tenant: str) -> None:
@@ -60,6 +61,13 @@ def _unknown(tenant: str) -> NotFound:
     return NotFound(
         f"Tenant {tenant[:100]!r} has no settings of its own; `holdfast tenants list` shows which."
     )
+
+
+def _shown(connection: Connection, tenant: str) -> Tenant:
+    stored = tenants.get(connection, tenant)
+    assert stored is not None
+    (shown,) = tenant_objects(connection, [tenant], [stored])
+    return shown
 
 
 def tenant_objects(

@@ -80,7 +80,7 @@ def _create(config: Config, options: argparse.Namespace) -> int:
         request = request_of(CreateKey, options, now, tenant=options.tenant, scopes=scopes)
         key = keys.create_key(connection, this_user(), request)
     print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
-    print_result(key.text)
+    print_result(key.value)
     if is_only:
         print_status(_what_first_key_opens(request.scopes or ()))
     return 0
@@ -135,8 +135,7 @@ def _state(key: Key) -> str:
 def _update(config: Config, options: argparse.Namespace) -> int:
     with transaction(config) as connection:
         request = request_of(UpdateKey, options, clock(connection))
-        stored = keys.update_key(connection, this_user(), options.key_id, request)
-        (key,) = keys.key_objects(connection, [stored])
+        key = keys.update_key(connection, this_user(), options.key_id, request)
     print_status("\t".join(_columns(key)).rstrip())
     return 0
 
@@ -150,7 +149,7 @@ def _rotate(config: Config, options: argparse.Namespace) -> int:
         f"Key {key.id} replaces {old.id}, which expires {old.properties.expires_at:%Y-%m-%d %H:%M}; "
         "it is shown this once:"
     )
-    print_result(key.text)
+    print_result(key.value)
     return 0
 
 

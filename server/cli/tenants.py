@@ -23,8 +23,6 @@ from server.errors import ConfigError
 from server.protocol.administration.objects import Tenant
 from server.protocol.administration.requests import UpdateTenant
 from server.store.administration import stored_keys, tenants
-from server.store.administration.tenants import StoredTenant
-from server.store.database import Connection
 
 
 def add_commands(commands: Subcommands) -> None:
@@ -69,17 +67,12 @@ def _show(config: Config, options: argparse.Namespace) -> int:
             raise ConfigError(
                 f"Tenant {options.tenant!r} has no settings of its own; `holdfast tenants list` shows which."
             )
-        tenant = _object(connection, stored)
+        (tenant,) = administration.tenant_objects(connection, [stored.tenant], [stored])
         valid = stored_keys.valid_keys_of(connection, options.tenant)
     print_rows([(tenant, _columns(tenant))], (), as_json=options.json)
     if not options.json:
         print_result(f"{valid} valid keys")
     return 0
-
-
-def _object(connection: Connection, stored: StoredTenant) -> Tenant:
-    (tenant,) = administration.tenant_objects(connection, [stored.tenant], [stored])
-    return tenant
 
 
 def _columns(tenant: Tenant) -> list[str]:
@@ -97,8 +90,7 @@ def _columns(tenant: Tenant) -> list[str]:
 def _update(config: Config, options: argparse.Namespace) -> int:
     with transaction(config) as connection:
         request = request_of(UpdateTenant, options)
-        stored = administration.update_tenant(connection, this_user(), options.tenant, request)
-        tenant = _object(connection, stored)
+        tenant = administration.update_tenant(connection, this_user(), options.tenant, request)
     print_status("\t".join(_columns(tenant)).rstrip())
     return 0
 

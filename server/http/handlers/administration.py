@@ -8,8 +8,6 @@ from starlette.responses import Response
 
 from server.administration import keys, tenants
 from server.administration.actor import Actor
-from server.administration.api_objects import created_key_object
-from server.administration.keys import NewKey
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
 from server.errors import InvalidRequest, NotFound
@@ -17,7 +15,7 @@ from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.http.json_responses import json_response
 from server.http.query_and_headers import one_of, page_request, text
 from server.http.services import Services
-from server.protocol.administration.objects import CreatedKey, DeletedTenant, RevokedKey, Tenant, page_of
+from server.protocol.administration.objects import DeletedTenant, RevokedKey, page_of
 from server.protocol.administration.requests import (
     CreateKey,
     CreateTenant,
@@ -27,11 +25,9 @@ from server.protocol.administration.requests import (
     UpdateTenant,
 )
 from server.protocol.decode import decode
-from server.store.administration import budgets, stored_keys
+from server.store.administration import stored_keys
 from server.store.administration import tenants as stored_tenants
 from server.store.administration.stored_keys import KeyState
-from server.store.administration.tenants import StoredTenant
-from server.store.database import Connection, clock
 
 KEY_STATES: tuple[KeyState, ...] = ("valid", "expired", "revoked")
 
@@ -40,8 +36,7 @@ def create_tenant(services: Services, caller: Caller, request: Request, body: by
     """POST /admin/v1/tenants"""
     requested = decode(body, CreateTenant)
     with services.database.begin() as connection:
-        tenants.create_tenant(connection, actor_of(caller, request), requested.id, requested)
-        made = _tenant(connection, requested.id, stored_tenants.get(connection, requested.id))
+        made = tenants.create_tenant(connection, actor_of(caller, request), requested.id, requested)
     return json_response(request, made)
 
 
@@ -63,8 +58,9 @@ def retrieve_tenant(services: Services, _caller: Caller, request: Request, _body
         stored = stored_tenants.get(connection, name)
         if stored is None and not stored_tenants.has_keys(connection, name):
             raise NotFound(f"There is no tenant '{name[:100]}' with settings or keys.")
-        found = _tenant(connection, name, stored)
-    return json_response(request, found)
+        own = [] if stored is None else [stored]
+        (tenant,) = tenants.tenant_objects(connection, [name], own)
+    return json_response(request, tenant)
 
 
 def update_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
@@ -72,8 +68,7 @@ def update_tenant(services: Services, caller: Caller, request: Request, body: by
     name, requested = request.path_params["tenant"], decode(body, UpdateTenant)
     _refuse_nul(name)
     with services.database.begin() as connection:
-        stored = tenants.update_tenant(connection, actor_of(caller, request), name, requested)
-        changed = _tenant(connection, name, stored)
+        changed = tenants.update_tenant(connection, actor_of(caller, request), name, requested)
     return json_response(request, changed)
 
 
@@ -95,8 +90,7 @@ def create_key(services: Services, caller: Caller, request: Request, body: bytes
             f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters.", param="Idempotency-Key"
         )
     with services.database.begin() as connection:
-        made = keys.create_key(connection, actor_of(caller, request), requested, once)
-        created = _created(connection, made, None)
+        created = keys.create_key(connection, actor_of(caller, request), requested, once)
     return secret_response(request, created)
 
 
@@ -129,8 +123,7 @@ def update_key(services: Services, caller: Caller, request: Request, body: bytes
     """POST /admin/v1/keys/{key_id}"""
     key_id, requested = _key_id(request), decode(body, UpdateKey)
     with services.database.begin() as connection:
-        stored = keys.update_key(connection, actor_of(caller, request), key_id, requested)
-        (changed,) = keys.key_objects(connection, [stored])
+        changed = keys.update_key(connection, actor_of(caller, request), key_id, requested)
     return json_response(request, changed)
 
 
@@ -140,8 +133,7 @@ def rotate_key(services: Services, caller: Caller, request: Request, body: bytes
     requested = decode(body, RotateKey) if body else RotateKey()
     overlap = timedelta(seconds=requested.overlap_seconds)
     with services.database.begin() as connection:
-        made = keys.rotate_key(connection, actor_of(caller, request), key_id, overlap)
-        created = _created(connection, made, key_id)
+        created = keys.rotate_key(connection, actor_of(caller, request), key_id, overlap)
     return secret_response(request, created)
 
 
@@ -157,18 +149,6 @@ def revoke_key(services: Services, caller: Caller, request: Request, body: bytes
 def actor_of(caller: Caller, request: Request) -> Actor:
     """Whom the audit trail names."""
     return Actor(caller.actor, request.state.request_id)
-
-
-def _tenant(connection: Connection, name: str, stored: StoredTenant | None) -> Tenant:
-    (shown,) = tenants.tenant_objects(connection, [name], [] if stored is None else [stored])
-    return shown
-
-
-def _created(connection: Connection, made: NewKey, replaces: str | None) -> CreatedKey:
-    stored = stored_keys.get(connection, made.id)
-    assert stored is not None
-    standing = budgets.of_keys(connection, [stored]).get(stored.id)
-    return created_key_object(stored, clock(connection), standing, made.text, replaces)
 
 
 def secret_response(request: Request, created: Struct) -> Response:

@@ -57,7 +57,7 @@ def create(console: ConsoleRequest) -> Answer:
         raise InvalidRequest("Open the tenant's page again to make a key.", param="once")
     with console.services.database.begin() as connection:
         made = keys.create_key(connection, console.actor, requested, once)
-    return console.page("administration/new_key.html", made=made, tenant=requested.tenant, replaces=None)
+    return console.page("administration/new_key.html", made=made)
 
 
 def update(console: ConsoleRequest) -> Answer:
@@ -75,9 +75,7 @@ def rotate(console: ConsoleRequest) -> Answer:
     key_id, overlap = _key_of(console), timedelta(seconds=requested.overlap_seconds)
     with console.services.database.begin() as connection:
         made = keys.rotate_key(connection, console.actor, key_id, overlap)
-        stored = stored_keys.get(connection, made.id)
-    tenant = "" if stored is None else stored.tenant
-    return console.page("administration/new_key.html", made=made, tenant=tenant, replaces=key_id)
+    return console.page("administration/new_key.html", made=made)
 
 
 def revoke(console: ConsoleRequest) -> Answer:
