@@ -111,15 +111,9 @@ class Loaded:
         self.stored = stored
         self.traces = ResponseTraces()
         self.inbox = RecorderInbox()
-        loading = (
-            config,
-            self.inbox.deliver,
-            stored.say,
-            stored.end.engine_died,
-            self.traces.trace_parent_of,
-        )
+        deliver, died = self.inbox.deliver, stored.end.engine_died
         with interrupts.close_on_interrupt(stored.opened.close):
-            model = load_model(*loading)
+            model = load_model(config, deliver, stored.say, died, self.traces.trace_parent_of)
         log_engine("starts", model.engine)
         self.model = replace(model, seal=load_seal_keys(config, stored.database))
         self.replica = _register(stored, model.names)
