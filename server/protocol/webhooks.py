@@ -23,9 +23,9 @@ State = Literal["pending", "delivered", "given_up"]
 class UpdateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/webhook_endpoints/{webhook_endpoint_id}; what is not given stays."""
 
-    name: Annotated[Name | UnsetType, Meta(description="A note for yourself.")] = UNSET
-    url: Annotated[Url | UnsetType, Meta(description="Where webhooks are sent.")] = UNSET
-    event_types: Annotated[EventTypes | UnsetType, Meta(description="The events that are sent.")] = UNSET
+    name: Annotated[Name | UnsetType, Meta(description="Name, a note for yourself.")] = UNSET
+    url: Annotated[Url | UnsetType, Meta(description="Address to which webhooks are sent.")] = UNSET
+    event_types: Annotated[EventTypes | UnsetType, Meta(description="Events that are sent.")] = UNSET
     all_responses: Annotated[
         bool | UnsetType,
         Meta(description="Report every stored response, and not background responses alone."),
@@ -38,9 +38,9 @@ class UpdateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class CreateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/webhook_endpoints."""
 
-    name: Annotated[Name, Meta(description="A note for yourself.")]
-    url: Annotated[Url, Meta(description="Where webhooks are sent.")]
-    event_types: Annotated[EventTypes, Meta(description="The events that are sent.")]
+    name: Annotated[Name, Meta(description="Name, a note for yourself.")]
+    url: Annotated[Url, Meta(description="Address to which webhooks are sent.")]
+    event_types: Annotated[EventTypes, Meta(description="Events that are sent.")]
     all_responses: Annotated[
         bool, Meta(description="Report every stored response, and not background responses alone.")
     ] = False

@@ -57,11 +57,11 @@ class LimitFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = UNSET
     budget_tokens: Annotated[
         CountOrZero | UnsetType | None,
-        Meta(description="Input and output tokens in a period; null: no limit."),
+        Meta(description="Budget of input and output tokens in a period; null: no budget."),
     ] = UNSET
     budget_cost: Annotated[
         Amount | UnsetType | None,
-        Meta(description="Costs in a period, by the prices of models; null: no limit."),
+        Meta(description="Budget of costs in a period, by the prices of models; null: no budget."),
     ] = UNSET
     budget_period: Annotated[
         PeriodName | UnsetType, Meta(description="The budgets' period, in UTC; of a new one month.")
@@ -71,7 +71,7 @@ class LimitFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class UpdateTenant(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/tenants/{tenant}; null leaves the server's setting."""
 
-    contact: Annotated[ShortText | UnsetType, Meta(description="Whom to ask.")] = UNSET
+    contact: Annotated[ShortText | UnsetType, Meta(description="Contact, whom to ask.")] = UNSET
     max_unfinished: Annotated[
         Count32 | UnsetType | None,
         Meta(description="Unfinished responses at a time on one replica; null: the server's setting."),
@@ -105,21 +105,21 @@ class CreateTenant(UpdateTenant, frozen=True, kw_only=True, forbid_unknown_field
 class UpdateKey(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/keys/{key_id}."""
 
-    name: Annotated[ShortText | UnsetType, Meta(description="A note for yourself.")] = UNSET
+    name: Annotated[ShortText | UnsetType, Meta(description="Name, a note for yourself.")] = UNSET
     scopes: Annotated[
         Annotated[list[ScopeName], Meta(min_length=1, max_length=5)] | UnsetType,
-        Meta(description="What it may do; of a new one read and write."),
+        Meta(description="Scopes, what it may do; of a new one read and write."),
     ] = UNSET
     expires_at: Annotated[
         UnixSeconds | UnsetType | None, Meta(description="When it expires; null: never.")
     ] = UNSET
     priority_floor: Annotated[
         Int32 | UnsetType,
-        Meta(description="The most urgent priority of its requests; a lower number is more urgent."),
+        Meta(description="Most urgent priority of its requests; a lower number is more urgent."),
     ] = UNSET
-    models: Annotated[
-        Names | UnsetType | None, Meta(description="The models that it may use; null: all.")
-    ] = UNSET
+    models: Annotated[Names | UnsetType | None, Meta(description="Models that it may use; null: all.")] = (
+        UNSET
+    )
     tools: Annotated[
         Names | UnsetType | None,
         Meta(
@@ -166,12 +166,12 @@ class Erase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SetPrice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/prices: of 1,000,000 tokens of a model."""
 
-    model: Annotated[Name, Meta(description="The model's name.")]
-    input: Annotated[Amount, Meta(description="Of tokens of the prompt.")]
+    model: Annotated[Name, Meta(description="Model, by its name.")]
+    input: Annotated[Amount, Meta(description="Price of tokens of the prompt.")]
     cached_input: Annotated[
-        Amount | None, Meta(description="Of cached tokens of the prompt; null: as of the others.")
+        Amount | None, Meta(description="Price of cached tokens of the prompt; null: as of the others.")
     ] = None
-    output: Annotated[Amount, Meta(description="Of tokens of the output.")]
+    output: Annotated[Amount, Meta(description="Price of tokens of the output.")]
     valid_from: Annotated[
         UnixSeconds | None, Meta(description="From when on, in UTC unless it has a zone; null: now.")
     ] = None

@@ -54,4 +54,4 @@ def test_a_form_begins_with_the_values_that_there_are() -> None:
     assert (fields["expires_at"].value, fields["models"].value) == ("2026-01-01T00:00:00", "")
     assert (fields["scopes"].kind, fields["scopes"].value) == ("choices", ["read"])
     assert (fields["budget_tokens"].kind, fields["budget_tokens"].value) == ("number", 5)
-    assert fields["budget_tokens"].label.endswith("; empty: no limit")
+    assert fields["budget_tokens"].label.endswith("; empty: no budget")
