@@ -1,14 +1,21 @@
 """The authenticated caller of a request: its tenant, its key's permissions, and what both may use."""
 
+import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final, Literal
 
-from server.errors import MissingScope
+from server.errors import InvalidRequest, MissingScope
 
 DEFAULT_TENANT = "default"
 """The tenant of all requests while no API key exists."""
+TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+"""A tenant's name."""
+
+KEY_PREFIX: Final = "hk"
+"""Begins an API key; its id and its secret follow, with underscores between."""
 
 Scope = Literal["read", "write", "metrics", "metadata", "admin"]
 Period = Literal["day", "month", "total"]
@@ -60,6 +67,20 @@ class TenantSettings:
 
 
 SERVER_SETTINGS: Final = TenantSettings()
+
+
+def digest_of(key: str) -> bytes:
+    """The SHA-256 digest by which a key is stored. Its secret is random, so a slow hash adds nothing."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def check_tenant(name: str) -> None:
+    """Raises InvalidRequest for a name that no tenant can have."""
+    if not TENANT.fullmatch(name):
+        raise InvalidRequest(
+            "A tenant's name is 1 to 63 of a-z, 0-9, - and _, and begins with a letter or digit.",
+            param="tenant",
+        )
 
 
 @dataclass(frozen=True, slots=True)

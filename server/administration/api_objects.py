@@ -1,156 +1,55 @@
-"""Stored tenants, keys and prices as objects of the admin API, and its requests as changes of them. Pure."""
+"""Stored tenants, keys, prices, usage and webhook endpoints as objects of the API. Pure."""
 
-from dataclasses import fields, replace
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, TypeVar
+from uuid import UUID
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from server.caller import SERVER_SETTINGS, Limits
+from server.protocol import ids, webhooks
 from server.protocol.administration import objects
-from server.protocol.administration.requests import SetPrice
 from server.store.administration.audit_trail import Entry
 from server.store.administration.budgets import Standing
 from server.store.administration.prices import Price
 from server.store.administration.stored_keys import KeyState, StoredKey
 from server.store.administration.tenants import StoredTenant
-from server.store.administration.usage_ledger import Group, UsageSum
+from server.store.administration.usage import Group, UsageRow
 from server.store.cluster.replica_list import ListedReplica
+from server.store.webhooks.delivery_lists import StoredDelivery
+from server.store.webhooks.endpoints import StoredEndpoint
 
-T = TypeVar("T")
-
-
-def with_given(value: T, body: Struct) -> T:
-    """The dataclass with those fields replaced that the body has, also those of nested dataclasses."""
-    given: dict[str, Any] = {}
-    for one in fields(value):  # type: ignore[arg-type]  # T is a dataclass
-        own = getattr(value, one.name)
-        if hasattr(own, "__dataclass_fields__"):
-            given[one.name] = with_given(own, body)
-        elif (sent := getattr(body, one.name, UNSET)) is not UNSET:
-            given[one.name] = _stored_form(one.name, sent)
-    return replace(value, **given)  # type: ignore[type-var]
+S = TypeVar("S", bound=Struct)
 
 
-def _stored_form(name: str, sent: Any) -> object:
-    if name == "budget_cost" and sent is not None:
-        return Decimal(sent)
-    if name == "expires_at" and sent is not None:
-        return time_of(sent)
-    return frozenset(sent) if isinstance(sent, list) else sent
+def _object_of(kind: type[S], *sources: object, **values: Any) -> S:
+    """The object with `values`, and for its other fields the attributes of that name of the first source that
+    has one.
+    """
+    for name in kind.__struct_fields__:
+        source = next((source for source in sources if hasattr(source, name)), None)
+        if name not in values and source is not None:
+            values[name] = _json_form(getattr(source, name))
+    return kind(**values)
 
 
-def time_of(unix_seconds: int) -> datetime:
-    return datetime.fromtimestamp(unix_seconds, UTC)
-
-
-def price_of(body: SetPrice, now: datetime) -> Price:
-    """The price that a request sets; from now on unless it says when."""
-    cached = body.input if body.cached_input is None else body.cached_input
-    valid_from = now if body.valid_from is None else time_of(body.valid_from)
-    return Price(body.model, valid_from, Decimal(body.input), Decimal(cached), Decimal(body.output))
-
-
-def tenant_object(name: str, stored: StoredTenant | None, standing: Standing | None = None) -> objects.Tenant:
-    """`stored` is None for a tenant without settings of its own, `standing` for one without a budget."""
-    settings = SERVER_SETTINGS if stored is None else stored.settings
-    return objects.Tenant(
-        id=name,
-        created_at=None if stored is None else _seconds(stored.created_at),
-        contact="" if stored is None else stored.contact,
-        max_unfinished=settings.max_unfinished,
-        max_queued=settings.max_queued,
-        max_stored_bytes=settings.max_stored_bytes,
-        retention_days=settings.retention_days,
-        conversation_days=settings.conversation_days,
-        **_limits(settings.limits, standing),
-    )
-
-
-def key_object(key: StoredKey, now: datetime, standing: Standing | None) -> objects.Key:
-    return objects.Key(**_key_fields(key, now, standing))
-
-
-def created_key_object(
-    key: StoredKey, now: datetime, standing: Standing | None, text: str, replaces: str | None
-) -> objects.CreatedKey:
-    return objects.CreatedKey(**_key_fields(key, now, standing), value=text, replaces=replaces)
-
-
-def _key_fields(key: StoredKey, now: datetime, standing: Standing | None) -> dict[str, Any]:
-    chosen = key.properties
-    state: KeyState = "valid" if key.is_valid(now) else "expired" if key.revoked_at is None else "revoked"
-    times = ("first_used_at", "last_used_at", "revoked_at")
-    return {
-        **{name: _seconds_or_none(getattr(key, name)) for name in times},
-        **{name: getattr(key, name) for name in ("id", "tenant", "replaced_by", "first_key")},
-        **{name: getattr(chosen, name) for name in ("name", "priority_floor", "ends_streams")},
-        **_limits(chosen.limits, standing),
-        "state": state,
-        "created_at": _seconds(key.created_at),
-        "expires_at": _seconds_or_none(chosen.expires_at),
-        "scopes": sorted(chosen.scopes),
-        "models": None if chosen.models is None else sorted(chosen.models),
-        "tools": None if chosen.tools is None else sorted(chosen.tools),
-    }
-
-
-def price_object(price: Price) -> objects.Price:
-    return objects.Price(
-        id=objects.cursor_of([price.model, price.valid_from.astimezone(UTC).isoformat()]),
-        model=price.model,
-        valid_from=_seconds(price.valid_from),
-        input=money(price.input),
-        cached_input=money(price.cached_input),
-        output=money(price.output),
-    )
-
-
-def usage_object(row: UsageSum, groups: list[Group]) -> objects.Usage:
-    day = None if row.day is None else row.day.isoformat()
-    values: dict[Group, Any] = {"day": day, "tenant": row.tenant, "key_id": row.key_id, "model": row.model}
-    return objects.Usage(
-        id=objects.cursor_of([values[name] for name in groups]),
-        day=day,
-        tenant=row.tenant,
-        key_id=row.key_id,
-        model=row.model,
-        responses=row.responses,
-        input_tokens=int(row.input_tokens),
-        cached_tokens=int(row.cached_tokens),
-        output_tokens=int(row.output_tokens),
-        reasoning_tokens=int(row.reasoning_tokens),
-        cost=money(row.cost),
-        unpriced_responses=row.unpriced_responses,
-    )
-
-
-def trail_object(entry: Entry) -> objects.TrailEntry:
-    return objects.TrailEntry(
-        id=str(entry.id),
-        at=entry.at.timestamp(),
-        actor=entry.actor,
-        action=entry.action,
-        tenant=entry.tenant,
-        target=entry.target,
-        request_id=entry.request_id,
-        details=entry.details,
-    )
-
-
-def replica_object(replica: ListedReplica) -> objects.Replica:
-    return objects.Replica(
-        id=str(replica.id),
-        state=replica.state,
-        role=replica.role,
-        host=replica.host,
-        pid=replica.pid,
-        version=replica.version,
-        models=replica.models,
-        started_at=_seconds(replica.started_at),
-        heartbeat_age_seconds=round(float(replica.heartbeat_age), 3),
-    )
+def _json_form(value: object) -> object:
+    """Times as Unix seconds, days in ISO 8601, money and ids as text, sets as sorted lists."""
+    match value:
+        case datetime():
+            return int(value.timestamp())
+        case date():
+            return value.isoformat()
+        case Decimal():
+            return money(value)
+        case UUID():
+            return str(value)
+        case frozenset():
+            return sorted(value)
+        case _:
+            return value
 
 
 def money(amount: Decimal) -> str:
@@ -158,29 +57,82 @@ def money(amount: Decimal) -> str:
     return format(amount, "f")
 
 
-def budget_object(limits: Limits, standing: Standing) -> objects.BudgetStanding:
+def tenant_object(name: str, stored: StoredTenant | None, standing: Standing | None = None) -> objects.Tenant:
+    """`stored` is None for a tenant without settings of its own, `standing` for one without a budget."""
+    settings = SERVER_SETTINGS if stored is None else stored.settings
+    own = {"created_at": None, "contact": ""} if stored is None else {}
+    budget = _budget(settings.limits, standing)
+    return _object_of(objects.Tenant, stored, settings, settings.limits, id=name, budget=budget, **own)
+
+
+def key_object(key: StoredKey, now: datetime, standing: Standing | None) -> objects.Key:
+    return _key_object(objects.Key, key, now, standing)
+
+
+def created_key_object(
+    key: StoredKey, now: datetime, standing: Standing | None, text: str, replaces: str | None
+) -> objects.CreatedKey:
+    return _key_object(objects.CreatedKey, key, now, standing, value=text, replaces=replaces)
+
+
+def _key_object(kind: type[S], key: StoredKey, now: datetime, standing: Standing | None, **more: Any) -> S:
+    limits = key.properties.limits
+    state: KeyState = "valid" if key.is_valid(now) else "expired" if key.revoked_at is None else "revoked"
+    budget = _budget(limits, standing)
+    return _object_of(kind, key, key.properties, limits, state=state, budget=budget, **more)
+
+
+def _budget(limits: Limits, standing: Standing | None) -> objects.BudgetStanding | None:
+    if standing is None:
+        return None
     left = standing.cost_left(limits)
-    return objects.BudgetStanding(
-        spent_tokens=standing.spent_tokens,
-        reserved_tokens=standing.reserved_tokens,
+    return _object_of(
+        objects.BudgetStanding,
+        standing,
         remaining_tokens=standing.tokens_left(limits),
-        spent_cost=money(standing.spent_cost),
-        reserved_cost=money(standing.reserved_cost),
         remaining_cost=None if left is None else money(left),
     )
 
 
-def _limits(limits: Limits, standing: Standing | None) -> dict[str, Any]:
-    return {
-        **{one.name: getattr(limits, one.name) for one in fields(Limits)},
-        "budget_cost": None if limits.budget_cost is None else money(limits.budget_cost),
-        "budget": None if standing is None else budget_object(limits, standing),
-    }
+def price_object(price: Price) -> objects.Price:
+    cursor = objects.cursor_of([price.model, price.valid_from.astimezone(UTC).isoformat()])
+    return _object_of(objects.Price, price, id=cursor)
 
 
-def _seconds(time: datetime) -> int:
-    return int(time.timestamp())
+def usage_object(row: UsageRow, groups: Sequence[Group]) -> objects.Usage:
+    day = None if row.day is None else row.day.isoformat()
+    key_id = row.key_id or "" if "key_id" in groups else None
+    values: dict[Group, Any] = {"day": day, "tenant": row.tenant, "key_id": key_id, "model": row.model}
+    cursor = objects.cursor_of([values[name] for name in groups])
+    return _object_of(objects.Usage, row, id=cursor, key_id=key_id, unpriced_responses=row.unpriced)
 
 
-def _seconds_or_none(time: datetime | None) -> int | None:
-    return None if time is None else _seconds(time)
+def trail_object(entry: Entry) -> objects.TrailEntry:
+    return _object_of(objects.TrailEntry, entry, at=entry.at.timestamp())
+
+
+def replica_object(replica: ListedReplica) -> objects.Replica:
+    age = round(float(replica.heartbeat_age), 3)
+    return _object_of(objects.Replica, replica, heartbeat_age_seconds=age)
+
+
+def endpoint_object(stored: StoredEndpoint) -> webhooks.Endpoint:
+    identifier = ids.webhook_endpoint_id(stored.id)
+    return _object_of(webhooks.Endpoint, stored, stored.properties, id=identifier)
+
+
+def endpoint_with_secret(stored: StoredEndpoint, secret: str) -> webhooks.EndpointWithSecret:
+    identifier = ids.webhook_endpoint_id(stored.id)
+    kind = webhooks.EndpointWithSecret
+    return _object_of(kind, stored, stored.properties, id=identifier, signing_secret=secret)
+
+
+def delivery_object(stored: StoredDelivery) -> webhooks.Delivery:
+    return _object_of(
+        webhooks.Delivery,
+        stored,
+        id=ids.webhook_id(stored.id),
+        event_id=ids.event_id(stored.event_id),
+        webhook_endpoint_id=ids.webhook_endpoint_id(stored.endpoint_id),
+        response_id=ids.response_id(stored.response_id),
+    )

@@ -1,7 +1,7 @@
 """Erases a tenant or one of its users, with one audit entry that names neither."""
 
-from server.administration import checks
 from server.administration.actor import Actor
+from server.caller import check_tenant
 from server.errors import Conflict, InvalidRequest, NotFound
 from server.maintenance.erasure import Erasure, Outcome
 from server.protocol.administration.requests import MAX_USER
@@ -12,7 +12,7 @@ from server.store.erasure.subject import Subject
 
 def check_subject(subject: Subject) -> None:
     """Raises InvalidRequest."""
-    checks.check_tenant(subject.tenant)
+    check_tenant(subject.tenant)
     if subject.user is None:
         return
     if not 1 <= len(subject.user) <= MAX_USER or "\0" in subject.user:

@@ -2,20 +2,23 @@
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from server.administration import checks
 from server.administration.actor import Actor, described
+from server.administration.api_objects import created_key_object, key_object
+from server.administration.request_fields import with_request
+from server.caller import KEY_PREFIX, digest_of
 from server.errors import Conflict, InvalidRequest, NotFound
-from server.store.administration import stored_keys
+from server.protocol.administration.objects import CreatedKey, Key
+from server.protocol.administration.requests import MAX_SECONDS, CreateKey, UpdateKey
+from server.store.administration import budgets, stored_keys
 from server.store.administration.stored_keys import KeyProperties, StoredKey
 from server.store.cluster import claims
 from server.store.database import Connection, clock
 
-PREFIX = "hk"
-MAX_OVERLAP = timedelta(days=90)
+MAX_OVERLAP = timedelta(seconds=MAX_SECONDS)
 """The most time for which a rotated key stays valid."""
 
 
@@ -31,13 +34,8 @@ class NewKey:
 def make_key(key_id: str | None = None) -> NewKey:
     """A key with that id, by default a random one."""
     key_id = secrets.token_hex(8) if key_id is None else key_id
-    text = f"{PREFIX}_{key_id}_{secrets.token_hex(32)}"
+    text = f"{KEY_PREFIX}_{key_id}_{secrets.token_hex(32)}"
     return NewKey(key_id, text, digest_of(text))
-
-
-def digest_of(text: str) -> bytes:
-    """The SHA-256 digest by which a key is stored. Its secret is random, so a slow hash adds nothing."""
-    return hashlib.sha256(text.encode()).digest()
 
 
 def idempotent_id(actor: Actor, idempotency_key: str) -> str:
@@ -46,46 +44,40 @@ def idempotent_id(actor: Actor, idempotency_key: str) -> str:
 
 
 def create_key(
-    connection: Connection,
-    actor: Actor,
-    tenant: str,
-    properties: KeyProperties,
-    idempotency_key: str | None = None,
-) -> NewKey:
+    connection: Connection, actor: Actor, request: CreateKey, idempotency_key: str | None = None
+) -> CreatedKey:
     """A new key of a tenant.
 
     Raises InvalidRequest; Conflict if the actor has made a key with this idempotency key before, whose text
     is in no second answer.
     """
-    checks.check_tenant(tenant)
-    _check(connection, properties)
+    properties = with_request(KeyProperties(), request)
+    _check_expiry(connection, properties)
     key = make_key(None if idempotency_key is None else idempotent_id(actor, idempotency_key))
-    if not stored_keys.insert_key(connection, tenant, key.id, key.digest, properties):
+    if not stored_keys.insert_key(connection, request.tenant, key.id, key.digest, properties):
         raise Conflict(
             f"With this Idempotency-Key the key {key.id} was made already. Its text is shown once; rotate it "
             "with an overlap of 0 if that answer was lost."
         )
-    actor.record(connection, "key.create", tenant, key.id, described(properties, KeyProperties()))
-    return key
+    actor.record(connection, "key.create", request.tenant, key.id, described(properties, KeyProperties()))
+    return _created(connection, key, None)
 
 
-def update_key(
-    connection: Connection, actor: Actor, key_id: str, change: Callable[[KeyProperties], KeyProperties]
-) -> StoredKey:
+def update_key(connection: Connection, actor: Actor, key_id: str, request: UpdateKey) -> Key:
     """The key after the change. Raises NotFound for a key that does not exist or is revoked."""
     stored = _locked(connection, key_id)
-    properties = change(stored.properties)
+    properties = with_request(stored.properties, request)
     if properties != stored.properties:
         if properties.expires_at != stored.properties.expires_at:
-            checks.check_expiry(properties.expires_at, clock(connection))
-        _check(connection, replace(properties, expires_at=None))
+            _check_expiry(connection, properties)
         stored_keys.set_properties(connection, key_id, properties)
         details = described(properties, stored.properties)
         actor.record(connection, "key.update", stored.tenant, key_id, details)
-    return replace(stored, properties=properties)
+    (changed,) = key_objects(connection, [replace(stored, properties=properties)])
+    return changed
 
 
-def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timedelta) -> NewKey:
+def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timedelta) -> CreatedKey:
     """A new key with the same properties; the old one expires after the overlap, or as it was to before.
 
     A key with an expiry has a successor that lives as long as the key was made for. Both count as one for
@@ -107,7 +99,7 @@ def rotate_key(connection: Connection, actor: Actor, key_id: str, overlap: timed
     stored_keys.replace_key(connection, key_id, key.id, ends_at)
     details = {"replaced_by": key.id, "expires_at": ends_at.isoformat()}
     actor.record(connection, "key.rotate", stored.tenant, key_id, details)
-    return key
+    return _created(connection, key, key_id)
 
 
 def revoke_key(connection: Connection, actor: Actor, key_id: str, *, end: bool) -> int:
@@ -138,12 +130,19 @@ def unknown_key(key_id: str) -> NotFound:
     return NotFound(f"There is no valid key {key_id[:100]!r}; `holdfast keys list` shows them.")
 
 
-def _check(connection: Connection, properties: KeyProperties) -> None:
-    checks.check_text(properties.name, "name")
-    checks.check_priority_floor(properties.priority_floor)
-    checks.check_scopes(properties.scopes)
-    checks.check_names(properties.models, "models")
-    checks.check_names(properties.tools, "tools")
-    checks.check_limits(properties.limits)
-    if properties.expires_at is not None:
-        checks.check_expiry(properties.expires_at, clock(connection))
+def _check_expiry(connection: Connection, properties: KeyProperties) -> None:
+    if properties.expires_at is not None and properties.expires_at <= clock(connection):
+        raise InvalidRequest("expires_at is a time to come.", param="expires_at")
+
+
+def _created(connection: Connection, key: NewKey, replaces: str | None) -> CreatedKey:
+    stored = stored_keys.get(connection, key.id)
+    assert stored is not None
+    standing = budgets.of_keys(connection, [stored]).get(stored.id)
+    return created_key_object(stored, clock(connection), standing, key.text, replaces)
+
+
+def key_objects(connection: Connection, stored: Sequence[StoredKey]) -> list[Key]:
+    """The keys as the admin API shows them, with what is left of their budgets."""
+    now, standings = clock(connection), budgets.of_keys(connection, stored)
+    return [key_object(key, now, standings.get(key.id)) for key in stored]

@@ -1,23 +1,24 @@
-"""Prices of models: set. The change adds its audit entry in the same transaction."""
+"""Prices of models: sets one, with its audit entry in the same transaction."""
 
-from server.administration import checks
+from decimal import Decimal
+
 from server.administration.actor import Actor, as_json
-from server.errors import InvalidRequest
+from server.administration.request_fields import check_printable, time_of
+from server.protocol.administration.requests import SetPrice
 from server.store.administration import prices
 from server.store.administration.prices import Price
-from server.store.database import Connection
+from server.store.database import Connection, clock
 
 
-def set_price(connection: Connection, actor: Actor, price: Price) -> None:
+def set_price(connection: Connection, actor: Actor, request: SetPrice) -> Price:
     """Sets a model's price from a time on. What ended before keeps its cost. Raises InvalidRequest."""
-    checks.check_text(price.model, "model")
-    if not price.model:
-        raise InvalidRequest("model must be named.", param="model")
-    if price.valid_from.tzinfo is None:
-        raise InvalidRequest("valid_from needs a time zone.", param="valid_from")
-    amounts = {name: getattr(price, name) for name in ("input", "cached_input", "output")}
-    for param, amount in amounts.items():
-        checks.check_amount(amount, param)
+    check_printable(request.model, "model")
+    cached = request.input if request.cached_input is None else request.cached_input
+    valid_from = clock(connection) if request.valid_from is None else time_of(request.valid_from)
+    price = Price(request.model, valid_from, Decimal(request.input), Decimal(cached), Decimal(request.output))
     prices.set_price(connection, price)
-    details = {name: as_json(value) for name, value in (*amounts.items(), ("valid_from", price.valid_from))}
+    details = {
+        name: as_json(getattr(price, name)) for name in ("input", "cached_input", "output", "valid_from")
+    }
     actor.record(connection, "price.set", None, price.model, details)
+    return price

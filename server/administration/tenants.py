@@ -1,13 +1,16 @@
 """Tenants' settings: create, update, delete. Each change adds its audit entry in the same transaction."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from server.administration import checks
 from server.administration.actor import Actor, described
-from server.caller import SERVER_SETTINGS, TenantSettings
+from server.administration.api_objects import tenant_object
+from server.administration.request_fields import with_request
+from server.caller import SERVER_SETTINGS, TenantSettings, check_tenant
 from server.errors import Conflict, NotFound
-from server.store.administration import stored_keys, tenants
+from server.protocol.administration.objects import Tenant
+from server.protocol.administration.requests import UpdateTenant
+from server.store.administration import budgets, stored_keys, tenants
 from server.store.administration.tenants import StoredTenant
 from server.store.database import Connection
 
@@ -20,29 +23,27 @@ class TenantProperties:
     settings: TenantSettings = SERVER_SETTINGS
 
 
-def create_tenant(connection: Connection, actor: Actor, tenant: str, properties: TenantProperties) -> None:
+def create_tenant(connection: Connection, actor: Actor, tenant: str, request: UpdateTenant) -> Tenant:
     """Settings of a tenant that has none; it may have keys. Raises InvalidRequest or Conflict."""
-    checks.check_tenant(tenant)
-    _check(properties)
+    check_tenant(tenant)
+    properties = with_request(TenantProperties(), request)
     if not tenants.insert_tenant(connection, tenant, properties.contact, properties.settings):
         raise Conflict(f"Tenant {tenant} has settings already; update them.")
     actor.record(connection, "tenant.create", tenant, tenant, described(properties, TenantProperties()))
+    return _shown(connection, tenant)
 
 
-def update_tenant(
-    connection: Connection, actor: Actor, tenant: str, change: Callable[[TenantProperties], TenantProperties]
-) -> StoredTenant:
+def update_tenant(connection: Connection, actor: Actor, tenant: str, request: UpdateTenant) -> Tenant:
     """The tenant after the change. Raises NotFound for a tenant without settings, or InvalidRequest."""
     stored = tenants.get(connection, tenant, lock=True)
     if stored is None:
         raise _unknown(tenant)
     before = TenantProperties(stored.contact, stored.settings)
-    after = change(before)
+    after = with_request(before, request)
     if after != before:
-        _check(after)
         tenants.set_settings(connection, tenant, after.contact, after.settings)
         actor.record(connection, "tenant.update", tenant, tenant, described(after, before))
-    return replace(stored, contact=after.contact, settings=after.settings)
+    return _shown(connection, tenant)
 
 
 def delete_tenant(connection: Connection, actor: Actor, tenant: str) -> None:
@@ -62,6 +63,16 @@ def _unknown(tenant: str) -> NotFound:
     )
 
 
-def _check(properties: TenantProperties) -> None:
-    checks.check_text(properties.contact, "contact")
-    checks.check_settings(properties.settings)
+def _shown(connection: Connection, tenant: str) -> Tenant:
+    stored = tenants.get(connection, tenant)
+    assert stored is not None
+    (shown,) = tenant_objects(connection, [tenant], [stored])
+    return shown
+
+
+def tenant_objects(
+    connection: Connection, names: Collection[str], stored: Collection[StoredTenant]
+) -> list[Tenant]:
+    """The tenants as the admin API shows them, with what is left of their budgets."""
+    of_names, standings = {one.tenant: one for one in stored}, budgets.of_tenants(connection, stored)
+    return [tenant_object(name, of_names.get(name), standings.get(name)) for name in names]

@@ -3,13 +3,15 @@
 Audit entries name an endpoint's host: the path and query of a URL may hold a receiver's secrets.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
-from server.administration import checks
+from msgspec import UNSET
+
 from server.administration.actor import Actor
+from server.administration.request_fields import with_request
+from server.caller import check_tenant
 from server.errors import InvalidRequest, NotFound
 from server.outbound_http.allowed_addresses import (
     AllowedAddresses,
@@ -19,11 +21,12 @@ from server.outbound_http.allowed_addresses import (
     read_url,
 )
 from server.protocol.ids import new_uuid, parse_webhook_endpoint_id, parse_webhook_id, webhook_endpoint_id
+from server.protocol.webhooks import CreateEndpoint, UpdateEndpoint
 from server.sealing.cipher import Seal
 from server.store.database import Connection
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
-from server.webhooks.messages import EVENT_TYPES, make_secret
+from server.webhooks.signed_message import make_secret
 
 MAX_ENDPOINTS = 16
 """Of one tenant."""
@@ -48,10 +51,11 @@ def create_endpoint(
     seal: Seal,
     allowed: AllowedAddresses,
     tenant: str,
-    properties: EndpointProperties,
+    request: CreateEndpoint,
 ) -> EndpointWithSecret:
     """A new endpoint of a tenant. Raises InvalidRequest."""
-    checks.check_tenant(tenant)
+    check_tenant(tenant)
+    properties = with_request(EndpointProperties(), request)
     host = _check(properties, allowed)
     endpoints.lock_tenant(connection, tenant)
     if endpoints.count(connection, tenant) >= MAX_ENDPOINTS:
@@ -69,12 +73,11 @@ def update_endpoint(
     actor: Actor,
     allowed: AllowedAddresses,
     endpoint: StoredEndpoint,
-    change: Callable[[EndpointProperties], EndpointProperties],
-    *,
-    enabled: bool | None = None,
+    request: UpdateEndpoint,
 ) -> StoredEndpoint:
-    """The locked endpoint after the change; `enabled` enables or disables it. Raises InvalidRequest."""
-    before, after = endpoint.properties, change(endpoint.properties)
+    """The locked endpoint after the change. Raises InvalidRequest."""
+    before, after = endpoint.properties, with_request(endpoint.properties, request)
+    enabled = request.enabled
     details: dict[str, object] = {}
     if after != before:
         details["host"] = _check(after, allowed)
@@ -84,7 +87,7 @@ def update_endpoint(
             if getattr(after, name) != getattr(before, name)
         )
         endpoints.set_properties(connection, endpoint.id, after)
-    if enabled is not None and enabled == (endpoint.disabled_at is not None):
+    if enabled is not UNSET and enabled == (endpoint.disabled_at is not None):
         details["enabled"] = enabled
         endpoints.set_disabled(connection, endpoint.id, None if enabled else BY_OPERATOR)
     if details:
@@ -149,12 +152,7 @@ def _sealed(seal: Seal, tenant: str, endpoint: UUID, secret: str) -> str:
 
 
 def _check(properties: EndpointProperties, allowed: AllowedAddresses) -> str:
-    """The URL's host. Raises InvalidRequest for properties that an endpoint cannot have."""
-    checks.check_text(properties.name, "name")
-    if not properties.name:
-        raise InvalidRequest("name must not be empty.", param="name")
-    if not properties.event_types or not properties.event_types <= set(EVENT_TYPES):
-        raise InvalidRequest(f"event_types are one or more of {', '.join(EVENT_TYPES)}.", param="event_types")
+    """The URL's host. Raises InvalidRequest for one that may not be called."""
     try:
         url = read_url(properties.url)
         check_url(url, allowed)

@@ -1,15 +1,15 @@
 """`holdfast audit`: checks the invariants of all stored responses, in a database that may be in use."""
 
 import argparse
-import re
 from collections.abc import Iterable
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 
 from server.cli.command import Subcommands, add_command, opened_database, print_result, print_status
-from server.cli.option_types import MAX_DURATION, moment, refuse_unknown_tenant, whole_number
+from server.cli.option_types import DURATIONS, moment_or_duration, whole_number
+from server.cli.request_options import refuse_unknown_tenant
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
@@ -24,9 +24,6 @@ from server.store.schema.compatibility import BEHIND, UNKNOWN
 from server.store.schema.upgrade import schema_state
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
-_AGE = re.compile(r"([0-9]{1,6})([mhd])")
-AGE_HELP = "90m, 24h, 7d"
-_UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 
 def add_commands(commands: Subcommands) -> None:
@@ -36,7 +33,9 @@ def add_commands(commands: Subcommands) -> None:
     command.epilog = "invariants:\n" + "\n".join(f"  {name:4} {text}" for name, text in INVARIANTS.items())
     command.add_argument("--tenant", help="only this tenant's responses")
     command.add_argument(
-        "--since", type=_since, help=f"only responses created since: {AGE_HELP}, or 2026-11-20T08:00 (UTC)"
+        "--since",
+        type=moment_or_duration,
+        help=f"only responses created since: {DURATIONS}, or 2026-11-20T08:00 (UTC)",
     )
     command.add_argument(
         "--limit",
@@ -47,26 +46,6 @@ def add_commands(commands: Subcommands) -> None:
         "--quick", action="store_true", help="neither replay streams from the middle nor hash pictures"
     )
     command.add_argument("--json", action="store_true", help="one JSON object a line, the summary last")
-
-
-def read_age(text: str) -> timedelta:
-    """An age such as 24h. Raises ArgumentTypeError."""
-    age = _AGE.fullmatch(text)
-    if age is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an age, such as {AGE_HELP}")
-    found = int(age[1]) * _UNITS[age[2]]
-    if found > MAX_DURATION:
-        raise argparse.ArgumentTypeError(f"{text!r} is longer than {MAX_DURATION.days}d")
-    return found
-
-
-def _since(text: str) -> datetime | timedelta:
-    if _AGE.fullmatch(text):
-        return read_age(text)
-    try:
-        return moment(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither an age nor a time; a time {error}") from None
 
 
 def _run(config: Config, options: argparse.Namespace) -> int:

@@ -1,25 +1,33 @@
-"""What the subcommands share: `add_command` with its settings, `print_status`, `current_database`."""
+"""Parts of the subcommands: `add_command` with its settings, `print_rows`, `current_database`."""
 
 import argparse
 import os
 import pwd
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from server.configuration import settings
 from server.configuration.settings import Config, Setting
+from server.errors import ApiError, ConfigError
 
 if TYPE_CHECKING:
+    from server.administration.actor import Actor
     from server.process.open_database import OpenDatabase
-    from server.store.database import Database
+    from server.protocol.administration.objects import Limited
+    from server.store.database import Connection, Database
     from server.store.disk_space import Disk
 
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """What argparse's `add_subparsers` returns; argparse has no public name for it."""
 Run: TypeAlias = Callable[[Config, argparse.Namespace], int]
 """A subcommand: returns the exit code. Raises ConfigError or EmbeddedError."""
+
+Row: TypeAlias = tuple[object, Sequence[str]]
+"""An object of a list, and the cells of its line."""
 
 WIDTH = 110
 """Columns of help texts, which a narrower terminal wraps."""
@@ -41,6 +49,35 @@ def print_columns(*names: str) -> None:
     """Prints the names of columns to a terminal; programs get the lines alone."""
     if sys.stdout.isatty():
         print_result("\t".join(names).upper())
+
+
+def print_rows(rows: Iterable[Row], columns: Sequence[str], *, as_json: bool) -> None:
+    """Prints a line for each object: its columns, or the object as the admin API shows it."""
+    if columns and not as_json:
+        print_columns(*columns)
+    for value, cells in rows:
+        print_result(msgspec.json.encode(value).decode() if as_json else "\t".join(cells).rstrip())
+
+
+def described_limits(limited: "Limited") -> str:
+    """The limits, with what is used of budgets; empty without any."""
+    parts = []
+    if limited.requests_per_minute is not None:
+        parts.append(f"{limited.requests_per_minute} requests/min")
+    if limited.tokens_per_minute is not None:
+        parts.append(f"{limited.tokens_per_minute} tokens/min")
+    per, used = "in all" if limited.budget_period == "total" else f"a {limited.budget_period}", limited.budget
+    if limited.budget_tokens is not None:
+        parts.append(f"{limited.budget_tokens} tokens {per}")
+        if used is not None:
+            standing = (used.spent_tokens, used.reserved_tokens, used.remaining_tokens)
+            parts[-1] += " ({} spent, {} reserved, {} left)".format(*standing)
+    if limited.budget_cost is not None:
+        parts.append(f"costs of {limited.budget_cost} {per}")
+        if used is not None:
+            costs = (used.spent_cost, used.reserved_cost, used.remaining_cost)
+            parts[-1] += " ({} spent, {} reserved, {} left)".format(*costs)
+    return ", ".join(parts)
 
 
 def terminal_user() -> str:
@@ -117,3 +154,26 @@ def current_database(config: Config) -> Iterator[tuple["Database", "Disk"]]:
         opened.make_current()
         with closing(opened.connect(1)) as database:
             yield database, opened.disk
+
+
+@contextmanager
+def transaction(config: Config) -> Iterator["Connection"]:
+    """A transaction of the database, whose schema is current. Raises ConfigError for a refused change."""
+    with current_database(config) as (database, _), refusals_as_sentences(), database.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def refusals_as_sentences() -> Iterator[None]:
+    """Has refusals of a change end the command with their sentence."""
+    try:
+        yield
+    except ApiError as error:
+        raise ConfigError(str(error)) from error
+
+
+def this_user() -> "Actor":
+    """The user of this machine who runs the command."""
+    from server.administration.actor import Actor
+
+    return Actor(terminal_user())

@@ -39,27 +39,21 @@ from server.store.disk_space import Disk
 MOST_DAYS = 36500
 
 
-def add_storage(commands: Subcommands) -> None:
+def add_commands(commands: Subcommands) -> None:
     add_command(commands, "storage", "show how many bytes each tenant has stored", _storage)
-
-
-def add_psql(commands: Subcommands) -> None:
-    command = add_command(
+    psql = add_command(
         commands, "psql", "open a SQL shell that only reads; takes psql's own arguments", run_psql
     )
-    command.add_argument("--write", action="store_true", help="with the rights of the schema's owner")
-    command.set_defaults(takes_rest=True)
-
-
-def add_purge(commands: Subcommands) -> None:
-    command = add_command(commands, "purge", "remove what has expired, now", _purge)
-    command.add_argument(
+    psql.add_argument("--write", action="store_true", help="with the rights of the schema's owner")
+    psql.set_defaults(takes_rest=True)
+    purges = add_command(commands, "purge", "remove what has expired, now", _purge)
+    purges.add_argument(
         "--older-than",
         type=whole_number(1, MOST_DAYS, " of days"),
         metavar="DAYS",
         help="also remove responses that were made longer ago, whenever they expire",
     )
-    command.add_argument("--dry-run", action="store_true", help="only count what would be removed")
+    purges.add_argument("--dry-run", action="store_true", help="only count what would be removed")
 
 
 def _storage(config: Config, _options: argparse.Namespace) -> int:

@@ -25,47 +25,27 @@ log = logging.getLogger("holdfast.serve")
 
 
 _COMMANDS = (
-    ("serve", "serve a model", "", ""),
-    (
-        "doctor",
-        "load the model, check it on this machine and ask the database; changes nothing",
-        "doctor",
-        "add_commands",
-    ),
-    ("keys", "API keys", "keys", "add_commands"),
-    ("tenants", "tenants' settings", "tenants", "add_commands"),
-    ("prices", "prices of models", "prices", "add_commands"),
-    ("prompts", "prompt templates", "prompts", "add_commands"),
-    ("db", "the database", "db.schema", "add_commands"),
-    ("webhooks", "webhook endpoints", "webhooks", "add_commands"),
-    ("audit", "check every stored response; changes nothing", "audit", "add_commands"),
-    ("trail", "show what operators and callers have changed", "trail", "add_commands"),
-    ("purge", "remove what has expired, now", "database", "add_purge"),
-    (
-        "erase",
-        "remove everything of a tenant, or of one of its end users, for good",
-        "erase",
-        "add_commands",
-    ),
-    ("dump", "write a backup of the database, which may be in use", "db.backup", "add_dump_and_restore"),
-    ("restore", "make the database from a backup", "db.backup", "add_dump_and_restore"),
-    (
-        "export",
-        "write what a tenant has to standard output, as lines of JSON",
-        "transfer",
-        "add_commands",
-    ),
-    (
-        "import",
-        "add an export from standard input; what is there already stays",
-        "transfer",
-        "add_commands",
-    ),
-    ("storage", "show how many bytes each tenant has stored", "database", "add_storage"),
-    ("psql", "open a SQL shell that only reads; takes psql's own arguments", "database", "add_psql"),
+    ("serve", "serve a model", ""),
+    ("doctor", "load the model, check it on this machine and ask the database; changes nothing", "doctor"),
+    ("keys", "API keys", "keys"),
+    ("tenants", "tenants' settings", "tenants"),
+    ("prices", "prices of models", "prices"),
+    ("prompts", "prompt templates", "prompts"),
+    ("db", "the database", "db.schema"),
+    ("webhooks", "webhook endpoints", "webhooks"),
+    ("audit", "check every stored response; changes nothing", "audit"),
+    ("trail", "show what operators and callers have changed", "trail"),
+    ("purge", "remove what has expired, now", "database"),
+    ("erase", "remove everything of a tenant, or of one of its end users, for good", "erase"),
+    ("dump", "write a backup of the database, which may be in use", "db.backup"),
+    ("restore", "make the database from a backup", "db.backup"),
+    ("export", "write what a tenant has to standard output, as lines of JSON", "transfer"),
+    ("import", "add an export from standard input; what is there already stays", "transfer"),
+    ("storage", "show how many bytes each tenant has stored", "database"),
+    ("psql", "open a SQL shell that only reads; takes psql's own arguments", "database"),
 )
-"""Name, sentence, module of `server.cli` and its function. Only the module of the command that runs is
-imported: together they import most of the server."""
+"""Name, sentence and module of `server.cli`. Only the module of the command that runs is imported: together
+they import most of the server."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,16 +99,16 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"holdfast {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    adders = {(module, function) for name, _, module, function in _COMMANDS if module and name == chosen}
-    for name, sentence, module, function in _COMMANDS:
+    own = {module for name, _, module in _COMMANDS if name == chosen}
+    for name, sentence, module in _COMMANDS:
         if name in commands.choices:
-            continue  # another command's function has added it
-        if chosen is not None and (module, function) not in adders and name != chosen:
+            continue  # another command of its module has added it
+        if chosen is not None and module not in own:
             commands.add_parser(name, help=sentence)
         elif not module:
             add_command(commands, name, sentence, _serve, all_settings=True)
         else:
-            getattr(importlib.import_module(f"server.cli.{module}"), function)(commands)
+            importlib.import_module(f"server.cli.{module}").add_commands(commands)
     return parser
 
 

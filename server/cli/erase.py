@@ -4,8 +4,16 @@ import argparse
 import sys
 
 from server.administration import erasure
-from server.cli.command import Subcommands, add_command, current_database, print_result, print_status
-from server.cli.option_types import refusals_as_sentences, this_user, whole_number
+from server.cli.command import (
+    Subcommands,
+    add_command,
+    current_database,
+    print_result,
+    print_status,
+    refusals_as_sentences,
+    this_user,
+)
+from server.cli.option_types import whole_number
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.erasure import Outcome

@@ -16,8 +16,10 @@ from server.cli.command import (
     print_result,
     print_status,
     terminal_user,
+    transaction,
 )
-from server.cli.option_types import refuse_unknown_tenant
+from server.cli.option_types import whole_number
+from server.cli.request_options import refuse_unknown_tenant
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.error_object import DecodeFailure
@@ -48,14 +50,10 @@ def add_commands(commands: Subcommands) -> None:
 
 
 def _add_version(command: argparse.ArgumentParser, help_text: str) -> None:
-    command.add_argument("--version", type=_version, metavar="V", help=help_text)
+    command.add_argument(
+        "--version", type=whole_number(1, 10**MAX_VERSION_DIGITS - 1), metavar="V", help=help_text
+    )
     command.add_argument("--tenant", default=DEFAULT_TENANT, help="whose it is (default: %(default)s)")
-
-
-def _version(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= MAX_VERSION_DIGITS and int(text) > 0):
-        raise argparse.ArgumentTypeError("must be a whole number of at least 1")
-    return int(text)
 
 
 def _put(config: Config, options: argparse.Namespace) -> int:
@@ -101,7 +99,7 @@ def _read(file: Path) -> bytes:
 
 def _list(config: Config, options: argparse.Namespace) -> int:
     """Prints a line for each version: id, tenant, version, creation time, variables."""
-    with current_database(config) as (database, _), database.begin() as connection:
+    with transaction(config) as connection:
         versions = prompt_templates.list_all(connection, options.tenant)
         if not versions:
             refuse_unknown_tenant(connection, options.tenant)
@@ -120,7 +118,7 @@ def _list(config: Config, options: argparse.Namespace) -> int:
 
 def _delete(config: Config, options: argparse.Namespace) -> int:
     """Raises ConfigError if there is no such prompt or version."""
-    with current_database(config) as (database, _), database.begin() as connection:
+    with transaction(config) as connection:
         deleted = prompt_templates.delete(connection, options.tenant, options.prompt, options.version)
         if deleted:
             _record(connection, options, "prompt.delete", options.version)

@@ -7,9 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from server.administration import checks
-from server.cli.command import Subcommands, add_command, current_database, print_status
-from server.cli.option_types import refusals_as_sentences, this_user
+from server.caller import check_tenant
+from server.cli.command import (
+    Subcommands,
+    add_command,
+    current_database,
+    print_status,
+    refusals_as_sentences,
+    this_user,
+)
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.export_lines import export
@@ -60,7 +66,7 @@ def _export(config: Config, options: argparse.Namespace) -> int:
 def _import(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), refusals_as_sentences():
         if options.tenant is not None:
-            checks.check_tenant(options.tenant)
+            check_tenant(options.tenant)
         try:
             tenant, added = import_lines(database, _lines(sys.stdin.buffer), options.tenant)
         except BadLine as bad:

@@ -1,13 +1,10 @@
 """`holdfast webhooks`: endpoints of webhooks, their secrets and samples; lists and repeats deliveries."""
 
 import argparse
-from dataclasses import replace
 from datetime import timedelta
 
-import msgspec
-
 from server.administration import webhooks
-from server.administration.webhook_objects import delivery_object, endpoint_object
+from server.administration.api_objects import delivery_object, endpoint_object
 from server.caller import DEFAULT_TENANT
 from server.cli.command import (
     Run,
@@ -15,31 +12,24 @@ from server.cli.command import (
     add_command,
     add_group,
     current_database,
-    print_columns,
     print_result,
+    print_rows,
     print_status,
-)
-from server.cli.option_types import (
-    add_option,
-    changed,
-    count,
-    duration,
-    names,
-    option_value,
     refusals_as_sentences,
-    refuse_unknown_tenant,
     this_user,
+    transaction,
 )
+from server.cli.option_types import duration, whole_number
+from server.cli.request_options import add_request_options, refuse_unknown_tenant, request_of
 from server.configuration import settings
 from server.configuration.settings import Config
 from server.process.open_database import load_seal_keys
 from server.protocol.ids import response_id, webhook_endpoint_id, webhook_id
+from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint, UpdateEndpoint
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.delivery_lists import StoredDelivery
-from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
-from server.webhooks.door import Door, allowed_receivers
-from server.webhooks.messages import EVENT_TYPES
-from server.webhooks.samples import Samples
+from server.store.webhooks.endpoints import StoredEndpoint
+from server.webhooks.webhook_client import WebhookClient, allowed_receivers
 
 _MAX_LISTED = 1000
 
@@ -49,19 +39,12 @@ def add_commands(commands: Subcommands) -> None:
     create = add_command(group, "create", "make an endpoint and show its secret, once", _create)
     create.add_argument("url")
     create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose it is (default: %(default)s)")
-    _add_properties(create)
+    add_request_options(create, UpdateEndpoint, "url", "enabled")
     listing = add_command(group, "list", "list endpoints", _list)
     listing.add_argument("--tenant")
     listing.add_argument("--json", action="store_true", help="a line of JSON for each endpoint")
     update = _of_endpoint(group, "update", "change an endpoint; what is not given stays", _update)
-    add_option(update, "--url")
-    _add_properties(update)
-    add_option(
-        update,
-        "--enabled",
-        action=argparse.BooleanOptionalAction,
-        help="enable an endpoint that was disabled, or disable it",
-    )
+    add_request_options(update, UpdateEndpoint)
     rotate = _of_endpoint(group, "rotate", "replace an endpoint's secret by a new one, shown once", _rotate)
     rotate.add_argument(
         "--overlap",
@@ -74,7 +57,9 @@ def add_commands(commands: Subcommands) -> None:
     sample.add_argument("--event", choices=EVENT_TYPES, default=EVENT_TYPES[0])
     deliveries = _of_endpoint(group, "deliveries", "list the newest deliveries of an endpoint", _deliveries)
     deliveries.add_argument("--state", choices=delivery_lists.STATES)
-    deliveries.add_argument("--limit", type=count, default=100, help=f"(default: 100, at most {_MAX_LISTED})")
+    deliveries.add_argument(
+        "--limit", type=whole_number(0, 10**9), default=100, help=f"(default: 100, at most {_MAX_LISTED})"
+    )
     deliveries.add_argument("--json", action="store_true", help="a line of JSON for each delivery")
     again = _of_endpoint(group, "redeliver", "deliver again what was given up, or one delivery", _redeliver)
     again.add_argument("delivery_id", nargs="?", help="default: the newest of those that were given up")
@@ -90,33 +75,15 @@ def _of_endpoint(group: Subcommands, name: str, says: str, run: Run) -> argparse
     return command
 
 
-def _add_properties(command: argparse.ArgumentParser) -> None:
-    add_option(command, "--name", help="a note for yourself; default: the URL's host")
-    add_option(
-        command,
-        "--events",
-        dest="event_types",
-        type=names,
-        help=f"of {', '.join(EVENT_TYPES)}, with commas between; default: all",
-    )
-    add_option(
-        command,
-        "--all-responses",
-        action=argparse.BooleanOptionalAction,
-        help="report every stored response, and not background responses alone",
-    )
-
-
 def _create(config: Config, options: argparse.Namespace) -> int:
-    properties = EndpointProperties(url=options.url, event_types=frozenset(EVENT_TYPES))
-    properties = changed(properties, options)
-    if not properties.name:
-        properties = replace(properties, name=options.url.partition("://")[2].partition("/")[0][:100] or "-")
+    host = options.url.partition("://")[2].partition("/")[0][:100] or "-"
+    new = {"url": options.url, "name": host, "event_types": EVENT_TYPES}
     with current_database(config) as (database, _), refusals_as_sentences():
         seal = load_seal_keys(config, database)
         with database.begin() as connection:
+            request = request_of(CreateEndpoint, options, **new)
             made = webhooks.create_endpoint(
-                connection, this_user(), seal, allowed_receivers(config), options.tenant, properties
+                connection, this_user(), seal, allowed_receivers(config), options.tenant, request
             )
         _show_secret("is made", made)
     return 0
@@ -129,43 +96,44 @@ def _show_secret(what: str, made: webhooks.EndpointWithSecret) -> None:
 
 
 def _list(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), database.begin() as connection:
-        found = endpoints.list_all(connection, options.tenant)
+    with transaction(config) as connection:
+        found = endpoints.list_page(connection, options.tenant)
         if not found:
             refuse_unknown_tenant(connection, options.tenant)
-    if not options.json:
-        print_columns("endpoint", "tenant", "made", "name", "url", "which", "events", "state")
-    for endpoint in found:
-        print_result(_json(endpoint_object(endpoint)) if options.json else _described(endpoint))
+    columns = ("endpoint", "tenant", "made", "name", "url", "which", "events", "state")
+    rows = ((endpoint_object(endpoint), _columns(endpoint)) for endpoint in found)
+    print_rows(rows, columns, as_json=options.json)
     return 0
 
 
-def _json(shown: msgspec.Struct) -> str:
-    return msgspec.json.encode(shown).decode()
-
-
-def _described(endpoint: StoredEndpoint) -> str:
+def _columns(endpoint: StoredEndpoint) -> list[str]:
     chosen = endpoint.properties
     state = "enabled" if endpoint.disabled_at is None else f"disabled: {endpoint.disabled_reason}"
     which = "all responses" if chosen.all_responses else "background responses"
     events = ",".join(sorted(one.removeprefix("response.") for one in chosen.event_types))
     made = f"made {endpoint.created_at:%Y-%m-%d}"
-    columns = (webhook_endpoint_id(endpoint.id), endpoint.tenant, made, chosen.name, chosen.url, which)
-    return "\t".join((*columns, events, state))
+    return [
+        webhook_endpoint_id(endpoint.id),
+        endpoint.tenant,
+        made,
+        chosen.name,
+        chosen.url,
+        which,
+        events,
+        state,
+    ]
 
 
 def _update(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            stored = webhooks.update_endpoint(
-                connection,
-                this_user(),
-                allowed_receivers(config),
-                webhooks.find(connection, options.endpoint_id, None, lock=True),
-                lambda properties: changed(properties, options),
-                enabled=option_value(options, "enabled"),
-            )
-        print_status(_described(stored))
+    with transaction(config) as connection:
+        stored = webhooks.update_endpoint(
+            connection,
+            this_user(),
+            allowed_receivers(config),
+            webhooks.find(connection, options.endpoint_id, None, lock=True),
+            request_of(UpdateEndpoint, options),
+        )
+    print_status("\t".join(_columns(stored)))
     return 0
 
 
@@ -180,53 +148,52 @@ def _rotate(config: Config, options: argparse.Namespace) -> int:
 
 
 def _delete(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-            webhooks.delete_endpoint(connection, this_user(), stored)
-        print_status(f"Endpoint {options.endpoint_id} is deleted.")
+    with transaction(config) as connection:
+        stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
+        webhooks.delete_endpoint(connection, this_user(), stored)
+    print_status(f"Endpoint {options.endpoint_id} is deleted.")
     return 0
 
 
 def _test(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), refusals_as_sentences():
-        door = Door(load_seal_keys(config, database), allowed_receivers(config), config.webhook_seconds)
+        seal, allowed = load_seal_keys(config, database), allowed_receivers(config)
+        client = WebhookClient(seal, allowed, config.webhook_seconds)
         with database.begin() as connection:
             stored = webhooks.find(connection, options.endpoint_id, None)
             sealed = endpoints.sealed_secrets(connection, stored.id)
-        status = Samples(door).send(stored, sealed, options.event)
+        status = client.send_sample(stored, sealed, options.event)
         print_result(f"HTTP status {status}")
     return 0 if 200 <= status < 300 else 1
 
 
 def _deliveries(config: Config, options: argparse.Namespace) -> int:
     most = min(options.limit, _MAX_LISTED)
-    with (
-        current_database(config) as (database, _),
-        refusals_as_sentences(),
-        database.begin() as connection,
-    ):
+    with transaction(config) as connection:
         stored = webhooks.find(connection, options.endpoint_id, None)
         of_endpoint = (stored.tenant, stored.id, options.state, None, most)
         found = delivery_lists.list_page(connection, *of_endpoint, newest_first=True)[:most]
-    if not options.json:
-        print_columns("webhook", "at", "type", "response", "state", "attempts", "error")
-    for delivery in found:
-        print_result(_json(delivery_object(delivery)) if options.json else _described_delivery(delivery))
+    columns = ("webhook", "at", "type", "response", "state", "attempts", "error")
+    rows = ((delivery_object(delivery), _delivery_columns(delivery)) for delivery in found)
+    print_rows(rows, columns, as_json=options.json)
     return 0
 
 
-def _described_delivery(delivery: StoredDelivery) -> str:
-    attempts = f"{delivery.attempts} attempts"
-    columns = [webhook_id(delivery.id), f"{delivery.created_at:%Y-%m-%d %H:%M:%S}", delivery.type]
-    columns += [response_id(delivery.response_id), delivery.state, attempts, delivery.last_error or ""]
-    return "\t".join(columns).rstrip()
+def _delivery_columns(delivery: StoredDelivery) -> list[str]:
+    return [
+        webhook_id(delivery.id),
+        f"{delivery.created_at:%Y-%m-%d %H:%M:%S}",
+        delivery.type,
+        response_id(delivery.response_id),
+        delivery.state,
+        f"{delivery.attempts} attempts",
+        delivery.last_error or "",
+    ]
 
 
 def _redeliver(config: Config, options: argparse.Namespace) -> int:
-    with current_database(config) as (database, _), refusals_as_sentences():
-        with database.begin() as connection:
-            stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
-            deliveries = webhooks.redeliver(connection, this_user(), stored, options.delivery_id)
-        print_status(f"{deliveries} are delivered again.")
+    with transaction(config) as connection:
+        stored = webhooks.find(connection, options.endpoint_id, None, lock=True)
+        deliveries = webhooks.redeliver(connection, this_user(), stored, options.delivery_id)
+    print_status(f"{deliveries} are delivered again.")
     return 0

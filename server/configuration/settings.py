@@ -24,7 +24,12 @@ from server.configuration.setting_groups.listening import (
     ListeningSettings,
     MetricsSettings,
 )
-from server.configuration.setting_groups.process import CapacitySettings, ReplicaSettings, SecretSettings
+from server.configuration.setting_groups.process import (
+    MAX_RUNNING,
+    CapacitySettings,
+    ReplicaSettings,
+    SecretSettings,
+)
 from server.configuration.setting_groups.storage import DatabaseSettings, StorageSettings
 from server.configuration.setting_groups.tokens import TokenSettings
 from server.configuration.setting_groups.tools import ImageSettings, ToolSettings
@@ -32,6 +37,10 @@ from server.configuration.setting_groups.webhooks import WebhookSettings
 from server.errors import ConfigError
 
 PREFIX = "HOLDFAST_"
+CALLS_PER_VLLM_SERVER = 256
+"""vLLM's default of `--max-num-seqs`, but for GPUs of 70 GiB or more, where it is 1,024. vLLM does not tell
+the value that it was started with; what it cannot run waits there, by priority."""
+MAX_CALLS = 4096
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 SEAL_KEY_BYTES = 32
 _DATABASE_URLS = ("database_url", "database_direct_url", "reader_database_url")
@@ -127,6 +136,19 @@ class Config(
     def generates_background(self) -> bool:
         """Whether background responses are claimed and generated."""
         return self.role != "api"
+
+    @property
+    def running_limit(self) -> int:
+        """How many responses an engine other than the model in this process generates at a time.
+
+        A DNS name or a file of URLs counts as one server, since its servers come and go.
+        """
+        if self.max_running is not None:
+            return self.max_running
+        if self.engine != "vllm" or self.engine_url is None:
+            return MAX_RUNNING
+        servers = sum(bool(url.strip()) for url in self.engine_url.split(","))
+        return min(MAX_CALLS, CALLS_PER_VLLM_SERVER * max(1, servers))
 
     @property
     def loopback(self) -> bool:

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
@@ -14,8 +15,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from server.administration.actor import Actor
 from server.caller import Caller
 from server.console.formats import csv_value
-from server.console.process_state import ConsoleState
-from server.console.session import COOKIE, form_token
+from server.console.session_cookie import COOKIE, form_token
+from server.console.sql.sql_reader import SqlReader
 from server.console.templates import render
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.thread_pools import ThreadPools
@@ -47,7 +48,7 @@ class ConsoleRequest:
     request: Request
     pools: ThreadPools
     """The threads of the process's handlers, this one among them."""
-    state: ConsoleState
+    sql_reader: SqlReader
     form: Mapping[str, str] = field(default_factory=dict)
     """Of a POST."""
 
@@ -93,10 +94,19 @@ class ConsoleRequest:
         headers = {**HEADERS, "x-request-id": self.request.state.request_id}
         return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
 
-    def csv(self, filename: str, rows: Iterable[Sequence[object]]) -> Response:
-        """The rows, the first of which has the names of the columns, as a file to keep."""
+    def csv(self, filename: str, rows: Iterable[Sequence[object]], numbers: Sequence[bool] = ()) -> Response:
+        """The rows, the first of which has the names of the columns, as a file to keep.
+
+        `numbers` says which columns have numbers as texts.
+        """
         text = io.StringIO()
-        csv.writer(text).writerows([csv_value(value) for value in row] for row in rows)
+        csv.writer(text).writerows(
+            [
+                value if number else csv_value(value)
+                for value, number in zip_longest(row, numbers, fillvalue=False)
+            ]
+            for row in rows
+        )
         headers = {
             **HEADERS,
             "x-request-id": self.request.state.request_id,

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from server.caller import Caller
 from server.console.console_request import html, redirect
-from server.console.session import PATH
+from server.console.session_cookie import PATH
 from server.console.templates import render
 from server.errors import InvalidRequest, MissingScope, NotAuthenticated, NotFound
 from server.http.json_responses import log_refusal, to_api_error

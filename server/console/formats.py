@@ -13,14 +13,18 @@ MAX_GROWTH: Final = 8
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def time_of_day(value: datetime | None) -> str:
-    """The day and the time in UTC to the second; the page has the year in the title."""
-    return NOTHING if value is None else f"{value.astimezone(UTC):%m-%d %H:%M:%S}"
+def time_of_day(value: datetime | int | None) -> str:
+    """The day and the time in UTC to the second, of a time or Unix seconds; the title has the year."""
+    return NOTHING if value is None else f"{_in_utc(value):%m-%d %H:%M:%S}"
 
 
-def exact_time(value: datetime | None) -> str:
-    """The date and the time in UTC to the millisecond."""
-    return NOTHING if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+def exact_time(value: datetime | int | None) -> str:
+    """The date and the time in UTC to the millisecond, of a time or Unix seconds."""
+    return NOTHING if value is None else f"{_in_utc(value):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+
+
+def _in_utc(value: datetime | int) -> datetime:
+    return datetime.fromtimestamp(value, UTC) if isinstance(value, int) else value.astimezone(UTC)
 
 
 def seconds(value: float | timedelta | None) -> str:

@@ -1,76 +1,83 @@
-"""Fields of the console's forms as bodies of the admin API, so that both are checked by the same types. Pure.
+"""The console's forms: fields of the admin API's requests, and requests read from what a form sends. Pure.
 
-An empty field is null: no limit, or the server's setting. Lists have a name a line.
+An empty field is null where a request may have that, and else left out. Lists have a name a line.
 """
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import msgspec
+from msgspec import Struct
 
-from server.caller import SCOPES
+from server.administration.request_fields import (
+    Kind,
+    RequestField,
+    fields_of,
+    read_request,
+    read_time,
+)
 from server.errors import InvalidRequest
-from server.protocol.administration.requests import MAX_UNIX_SECONDS
-from server.protocol.decode import decode
+from server.protocol.administration.requests import LimitFields
 
-T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
 Form = Mapping[str, str]
 
 MAX_DIGITS = 19
-LIMITS = ("requests_per_minute", "tokens_per_minute", "budget_tokens")
-TENANT_NUMBERS = (
-    "max_unfinished",
-    "max_queued",
-    "max_stored_bytes",
-    "retention_days",
-    "conversation_days",
-)
 
 
-def read_body(values: Mapping[str, Any], kind: type[T]) -> T:
-    """The request of the admin API with these values. Raises DecodeFailure, which names the field."""
-    return decode(msgspec.json.encode(values), kind)
+class FormField(NamedTuple):
+    """A field of a form, with the value that it begins with."""
+
+    name: str
+    kind: Kind
+    label: str
+    choices: tuple[str, ...]
+    value: Any
+    """A text, a list for names and choices, a bool for a flag."""
 
 
-def tenant_values(form: Form) -> dict[str, Any]:
-    """The settings of a tenant. Raises InvalidRequest."""
-    numbers = {name: whole_number(form, name) for name in TENANT_NUMBERS}
-    return {"contact": form.get("contact", "").strip(), **numbers, **_limit_values(form)}
+def form_fields(request: type[Struct], values: Mapping[str, Any], *left_out: str) -> list[FormField]:
+    """The fields of a request without those left out; limits come last."""
+    fields = [field for field in fields_of(request).values() if field.name not in left_out]
+    fields.sort(key=lambda field: field.name in LimitFields.__struct_fields__)
+    return [_form_field(field, values.get(field.name)) for field in fields]
 
 
-def key_values(form: Form) -> dict[str, Any]:
-    """The properties of a key. Raises InvalidRequest."""
-    floor = whole_number(form, "priority_floor")
-    return {
-        "name": form.get("name", "").strip(),
-        "priority_floor": 0 if floor is None else floor,
-        "scopes": [scope for scope in SCOPES if f"scope_{scope}" in form],
-        "models": names(form, "models"),
-        "tools": names(form, "tools"),
-        "ends_streams": "ends_streams" in form,
-        "expires_at": unix_seconds(form, "expires_at"),
-        **_limit_values(form),
-    }
+def _form_field(field: RequestField, value: Any) -> FormField:
+    label = field.describe("empty") + (", one a line" if field.kind == "names" else "")
+    if field.kind == "time" and value is not None:
+        value = f"{datetime.fromtimestamp(value, UTC):%Y-%m-%dT%H:%M:%S}"
+    return FormField(field.name, field.kind, label, field.choices, "" if value is None else value)
 
 
-def price_values(form: Form) -> dict[str, Any]:
-    """A price of a model. Raises InvalidRequest."""
-    amounts = {name: form.get(name, "").strip() for name in ("input", "cached_input", "output")}
-    return {
-        "model": form.get("model", "").strip(),
-        **amounts,
-        "cached_input": amounts["cached_input"] or None,
-        "valid_from": unix_seconds(form, "valid_from"),
-    }
+def read_form(form: Form, request: type[S], **values: object) -> S:
+    """The request that a form sends, with `values` for its other fields. Raises InvalidRequest."""
+    for field in fields_of(request).values():
+        if field.name in values:
+            continue
+        value = _read_field(form, field)
+        if value is not None or field.is_nullable:
+            values[field.name] = value
+    return read_request(values, request)
 
 
-def _limit_values(form: Form) -> dict[str, Any]:
-    return {
-        **{name: whole_number(form, name) for name in LIMITS},
-        "budget_cost": form.get("budget_cost", "").strip() or None,
-        "budget_period": form.get("budget_period") or "month",
-    }
+def _read_field(form: Form, field: RequestField) -> object:
+    name, text = field.name, form.get(field.name, "").strip()
+    match field.kind:
+        case "flag":
+            return name in form
+        case "choices":
+            return [choice for choice in field.choices if f"{name}_{choice}" in form]
+        case "names":
+            return [line.strip() for line in text.splitlines() if line.strip()] or None
+        case "number":
+            return whole_number(form, name)
+        case "time":
+            return read_time(text, name) if text else None
+        case "text" | "tenant" if not field.is_nullable:
+            return text
+        case _:
+            return text or None
 
 
 def whole_number(form: Form, name: str) -> int | None:
@@ -82,26 +89,3 @@ def whole_number(form: Form, name: str) -> int | None:
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS):
         raise InvalidRequest(f"{name} is a whole number, or empty.", param=name)
     return int(text)
-
-
-def names(form: Form, name: str) -> list[str] | None:
-    """A field's lines that are not empty; None without any."""
-    return [line.strip() for line in form.get(name, "").splitlines() if line.strip()] or None
-
-
-def unix_seconds(form: Form, name: str) -> int | None:
-    """A field's time from 1970 to 3000, in UTC unless it says otherwise; None for an empty one.
-
-    Raises InvalidRequest.
-    """
-    text = form.get(name, "").strip()
-    if not text:
-        return None
-    try:
-        time = datetime.fromisoformat(text)
-        seconds = int(time.replace(tzinfo=time.tzinfo or UTC).timestamp())
-    except (ValueError, OverflowError):
-        seconds = -1
-    if not 0 <= seconds <= MAX_UNIX_SECONDS:
-        raise InvalidRequest(f"{name} is a time such as 2026-11-30T12:00, in UTC.", param=name)
-    return seconds

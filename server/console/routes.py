@@ -10,27 +10,24 @@ from starlette.routing import BaseRoute, Route
 
 from server.caller import Caller
 from server.configuration.origins import SAME_SITE_VALUES, is_same_origin
-from server.console import error_pages
+from server.console import error_pages, static_files
 from server.console.console_request import ConsoleRequest, read_form
 from server.console.pages import (
     compare,
     history,
     live,
     playground,
-    promises,
     response,
     response_events,
     run_again,
     saved_views,
     sign_in,
     sql,
-    static_files,
     usage,
 )
 from server.console.pages.administration import erasure, keys, prices, tenants, trail, webhook_endpoints
-from server.console.process_state import ConsoleState
-from server.console.session import COOKIE, PATH, is_form_token
-from server.console.sign_in_cookie import with_key_of_cookie
+from server.console.session_cookie import COOKIE, PATH, is_form_token, with_key_of_cookie
+from server.console.sql.sql_reader import SqlReader
 from server.errors import InvalidRequest, MissingScope, WrongOrigin
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, address_share
@@ -100,8 +97,6 @@ PAGES: Sequence[Page] = (
     Page("POST", "/sql", sql.run, "admin"),
     Page("POST", "/saved_views", saved_views.save, "admin"),
     Page("POST", "/saved_views/{view_id}/delete", saved_views.delete, "admin"),
-    Page("GET", "/promises", promises.show, "metadata"),
-    Page("POST", "/promises", promises.start, "admin"),
     Page("GET", "/compare", compare.show, "metadata"),
     Page("GET", "/playground", playground.show, "admin"),
     Page("POST", "/playground", playground.send, "admin"),
@@ -114,7 +109,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
     """The routes, which use the API's limits and threads; none if the console is off."""
     if services.config.console == "off":
         return ()
-    state = ConsoleState(services.config)
+    reader = SqlReader(services.config)
     signed_in = replace(
         context,
         authenticate=lambda request: context.authenticate(with_key_of_cookie(services, request)),
@@ -133,7 +128,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
         bodies=uncounted,
     )
     return [
-        *(_route(services, signed_in, page, state) for page in PAGES),
+        *(_route(services, signed_in, page, reader) for page in PAGES),
         _sign_in(services, anonymous, "GET", sign_in.show),
         _sign_in(services, anonymous, "POST", sign_in.sign_in),
         Route(f"{PATH}/static/{{name:path}}", PublicEndpoint(static_files.serve, None)),
@@ -151,7 +146,7 @@ def console_routes(services: Services, context: EndpointContext[Caller]) -> Sequ
     ]
 
 
-def _route(services: Services, context: EndpointContext[Caller], page: Page, state: ConsoleState) -> Route:
+def _route(services: Services, context: EndpointContext[Caller], page: Page, reader: SqlReader) -> Route:
     is_post = page.method == "POST"
 
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
@@ -159,7 +154,7 @@ def _route(services: Services, context: EndpointContext[Caller], page: Page, sta
         if is_post:
             form = read_form(body)
             _check_form(services, request, form)
-        return page.handler(ConsoleRequest(services, caller, request, context.threads, state, form))
+        return page.handler(ConsoleRequest(services, caller, request, context.threads, reader, form))
 
     endpoint = Endpoint(
         handle,

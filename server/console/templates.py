@@ -7,8 +7,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from server.console import formats
-from server.console.assets import asset_address
 from server.console.contents.markdown import render_markdown
+from server.console.static_files import asset_address
 from server.version import VERSION
 
 _FOLDER = Path(__file__).parent / "templates"

@@ -11,8 +11,7 @@ from time import monotonic
 
 from starlette.requests import HTTPConnection
 
-from server.administration.keys import PREFIX, digest_of
-from server.caller import DEFAULT_TENANT, Caller
+from server.caller import DEFAULT_TENANT, KEY_PREFIX, Caller, digest_of
 from server.configuration.origins import (
     AllowedHosts,
     AllowedOrigins,
@@ -122,7 +121,7 @@ class Authenticator:
 
     def _is_token(self, text: str) -> bool:
         """Whether a bearer's text is, or should be, an access token."""
-        return self._tokens is not None and not text.startswith(f"{PREFIX}_")
+        return self._tokens is not None and not text.startswith(f"{KEY_PREFIX}_")
 
     def _caller_of_token(self, tokens: AccessTokens, text: str) -> Caller:
         try:
@@ -209,6 +208,6 @@ def _key_id(key: str) -> str:
         raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
     prefix, _, rest = key.partition("_")
     key_id = rest.partition("_")[0]
-    if prefix != PREFIX or not key_id.isalnum():
+    if prefix != KEY_PREFIX or not key_id.isalnum():
         raise NotAuthenticated("The API key is not valid.")
     return key_id

@@ -6,6 +6,7 @@ It answers while the server's own event loop is busy, and its connections are bo
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,14 +17,16 @@ from server.configuration.settings import Config
 from server.http.asgi.endpoint import PublicEndpoint
 from server.http.asgi.hypercorn_patches import install_patches
 from server.http.asgi.listener import Listener, hypercorn_settings, metrics_connection_limit, raise_file_limit
-from server.metrics.exposition import CONTENT_TYPE, Metrics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' text format."""
 
 
 class MetricsListener:
     """The listener of one process."""
 
-    def __init__(self, listening: socket.socket, metrics: Metrics, config: Config) -> None:
-        """`listening` is a bound, listening socket, which this owns from now on."""
+    def __init__(self, listening: socket.socket, render: Callable[[], bytes], config: Config) -> None:
+        """`listening` is a bound, listening socket, which this owns from now on; `render` gives the text."""
         install_patches()
         listening.setblocking(False)
         self._listening = listening
@@ -32,7 +35,7 @@ class MetricsListener:
         settings = hypercorn_settings(config)
         settings.graceful_timeout = 0.0
         limit = metrics_connection_limit(config.max_connections, raise_file_limit())
-        self._listener = Listener(_application(metrics), settings, limit, send_seconds=config.send_seconds)
+        self._listener = Listener(_application(render), settings, limit, send_seconds=config.send_seconds)
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
 
     def start(self) -> None:
@@ -50,11 +53,11 @@ class MetricsListener:
             self._runner.run(self._listener.serve(self._listening, self._ended.wait))
 
 
-def _application(metrics: Metrics) -> Starlette:
-    def render(_request: Request) -> Response:
-        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+def _application(render: Callable[[], bytes]) -> Starlette:
+    def answer(_request: Request) -> Response:
+        return Response(render(), headers={"content-type": CONTENT_TYPE})
 
-    endpoint = PublicEndpoint(render, None)
+    endpoint = PublicEndpoint(answer, None)
     app = Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path in ("/metrics", "/metrics/")])
     app.router.redirect_slashes = False
     return app

@@ -15,10 +15,10 @@ from server.delivery.hub import Hub
 from server.hosted_tools.tool_loop import ToolLoop
 from server.http.asgi.answers import Answer
 from server.http.asgi.open_connections import OpenConnections
+from server.http.asgi.request_log import RequestObserver
 from server.http.authentication import Authenticator
 from server.limits.shared_limit import SharedLimit
-from server.metrics.events import Events
-from server.metrics.exposition import Metrics
+from server.outbound_http.allowed_addresses import AllowedAddresses
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.response import CancelReason
 from server.recording.recorder import Recorder
@@ -27,9 +27,9 @@ from server.recovery.heartbeat import Heartbeat
 from server.store.cluster.notifications import Notifier
 from server.store.database import Database
 from server.store.disk_space import Disk
+from server.store.webhooks.endpoints import StoredEndpoint
 from server.supervised_thread import StallWatch, SupervisedThread
 from server.tracing.response_traces import ResponseTraces
-from server.webhooks.samples import Samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +47,19 @@ class Services:
     claimer: Claimer
     heartbeat: Heartbeat
     tool_loop: ToolLoop
-    metrics: Metrics
-    events: Events
-    """Counters of what happens."""
+    render_metrics: Callable[[], bytes]
+    """All series of this process in Prometheus' text format."""
+    events: RequestObserver
+    """Counts what is answered."""
     threads: tuple[SupervisedThread, ...]
     """Threads whose failure makes the replica unready."""
     stall_watch: StallWatch
     """Measured stalls of the interpreter."""
     traces: ResponseTraces
-    samples: Samples
-    """Sends samples of webhooks."""
+    allowed_receivers: AllowedAddresses
+    """To which webhooks may be sent."""
+    send_sample: Callable[[StoredEndpoint, list[str], str], int]
+    """Sends a sample of an event type to an endpoint with these sealed secrets; returns the HTTP status."""
     limits: list[SharedLimit]
     """Those of the HTTP edge, which adds them."""
     started_at: int

@@ -1,7 +1,7 @@
 """A run of the audit: what violates an invariant in stored responses, pictures and keys."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -41,40 +41,31 @@ def audit_connection(database: Database) -> Iterator[Connection]:
         yield connection
 
 
-def tenants_of(connection: Connection, scope: Scope) -> list[str]:
-    """The tenants whose responses are in the scope."""
-    with store.snapshot(connection):
-        return [scope.tenant] if scope.tenant is not None else list(responses.tenants(connection))
-
-
 def violations(connection: Connection, scope: Scope, limits: Limits, tally: Tally) -> Iterator[Violation]:
     """The violations, as they are found; counts them in `tally`."""
-    names = tenants_of(connection, scope)
-    yield from response_violations(connection, names, scope, limits, tally)
+    yield from _response_violations(connection, scope, limits, tally)
     for violation in _other_violations(connection, scope, limits):
         tally.violations[violation.invariant] += 1
         yield violation
 
 
-def response_violations(
-    connection: Connection,
-    tenants: list[str],
-    scope: Scope,
-    limits: Limits,
-    tally: Tally,
-    goes_on: Callable[[], bool] = lambda: True,
+def _response_violations(
+    connection: Connection, scope: Scope, limits: Limits, tally: Tally
 ) -> Iterator[Violation]:
-    """Those by responses of these tenants; `goes_on` is asked before each response."""
-    for tenant in tenants:
+    for tenant in _tenants(connection, scope):
         for response, moment in store.responses(connection, tenant, scope, limits.grace_seconds):
-            if not goes_on():
-                return
             tally.responses += 1
             tally.unfinished += invariants.is_unfinished(response)
             tally.served = moment.served_since is not None
             for violation in invariants.check(response, moment, limits):
                 tally.violations[violation.invariant] += 1
                 yield violation
+
+
+def _tenants(connection: Connection, scope: Scope) -> list[str]:
+    """The tenants whose responses are in the scope."""
+    with store.snapshot(connection):
+        return [scope.tenant] if scope.tenant is not None else list(responses.tenants(connection))
 
 
 def _other_violations(connection: Connection, scope: Scope, limits: Limits) -> Iterator[Violation]:

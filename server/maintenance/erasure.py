@@ -139,7 +139,7 @@ class Erasure:
     def _revoke_keys(self, connection: Connection) -> int:
         """Revokes a tenant's keys, so that it makes nothing new, and ends what runs with them."""
         self.outcome.readers = tenant_rows.readers_of(connection, self._tenant)
-        keys = stored_keys.list_all(connection, self._tenant)
+        keys = stored_keys.list_page(connection, self._tenant)
         for key in keys:
             stored_keys.revoke(connection, key.id)
             stored_keys.end_streams(connection, key.id)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from server.errors import ApiError
 from server.generation.hosted_tools import ToolResult
-from server.metrics.labels import OTHER, BoundedLabels
+from server.metrics.families import OTHER, BoundedLabels
 from server.metrics.refused_requests import RefusedRequests
 from server.protocol.responses.items import McpCall
 from server.recording.messages import RunUpdate

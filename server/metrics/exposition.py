@@ -4,6 +4,7 @@ Each process has a registry of its own, not the library's global one, so that te
 """
 
 import threading
+from collections.abc import Callable, Iterable
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,12 +14,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from server.metrics.samples import gauge
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from server.metrics.families import Family
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a switch of the library: no series with the time of each counter's first value
 
@@ -33,10 +31,9 @@ class Metrics:
         GCCollector(registry=self.registry)
         self._rendering = threading.Lock()
 
-    def add(self, *collectors: Collector) -> None:
-        """Registers collectors. Raises ValueError for a series that exists."""
-        for collector in collectors:
-            self.registry.register(collector)
+    def add(self, collect: Callable[[], Iterable[Family]]) -> None:
+        """Registers families that are read at each scrape, on its thread."""
+        self.registry.register(_Collector(collect))
 
     def render(self) -> bytes:
         """All series in Prometheus' text format. Any thread, one at a time."""
@@ -44,15 +41,13 @@ class Metrics:
             return generate_latest(self.registry)
 
 
-class BuildInfo(Collector):
-    """`holdfast_build_info`: what this process is, as labels of a 1."""
+class _Collector(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Family]]) -> None:
+        self._collect = collect
 
-    def __init__(self, **labels: str) -> None:
-        self._labels = labels
+    def collect(self) -> Iterable[Family]:
+        return self._collect()
 
-    def collect(self) -> list[Metric]:
-        return [gauge("holdfast_build_info", "What this process is: always 1.", 1, self._labels)]
-
-    def describe(self) -> list[Metric]:
+    def describe(self) -> list[Family]:
         """None, so that registering this does not collect."""
         return []

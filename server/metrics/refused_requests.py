@@ -10,7 +10,7 @@ from collections import Counter
 from server.caller import TOKEN
 from server.errors import ApiError
 from server.logs.context import CURRENT
-from server.metrics.labels import OTHER
+from server.metrics.families import OTHER
 from server.store.administration import refused_requests
 from server.store.administration.refused_requests import Refusal
 from server.store.database import Database

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from engine.config import ModelRefused
 from engine.request import Deliver, Engine, OnEngineDeath
-from server.configuration.running_limit import running_limit
 from server.configuration.setting_groups.engine import REMOTE_ENGINES
 from server.configuration.settings import Config
 from server.errors import ConfigError
@@ -53,7 +52,7 @@ def connect(
         urls=config.engine_url,
         api_key=config.engine_api_key,
         ca_file=config.engine_ca,
-        max_running=running_limit(config),
+        max_running=config.running_limit,
         max_waiting=config.max_waiting,
         max_per_key=config.max_of_tenant,
         silence_timeout=config.hang_seconds,

@@ -14,7 +14,6 @@ from engine.request import Deliver, Engine, EngineRequest, OnEngineDeath
 from engine.scripted_engine import FAULT_KINDS, Fault, Script, ScriptedConfig, ScriptedEngine
 from engine.vocabulary import read_vocabulary
 from engine.weights_digest import weights_digest
-from server.configuration.running_limit import running_limit
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.decode import decode_as
@@ -46,7 +45,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
             script=default,
             weights=_weights(folder, config.scripted_answers),
             step_seconds=config.scripted_step_seconds,
-            max_running=running_limit(config),
+            max_running=config.running_limit,
             max_waiting=config.max_waiting,
             max_per_key=config.max_of_tenant,
             hang_seconds=config.hang_seconds,

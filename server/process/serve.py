@@ -20,16 +20,16 @@ from server.http.asgi.listener import connection_limit, raise_file_limit
 from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.asgi.tls import ServerCertificate
 from server.process.await_database import await_database, find_awaited
-from server.process.key_required import require_key
+from server.process.first_key import require_key
 from server.process.load_model import model_name, read_adapters
-from server.process.mcp_servers import make_mcp_servers
 from server.process.open_database import OpenDatabase
 from server.process.server_process import ServerProcess
+from server.process.stages import make_mcp_servers
 from server.protocol import bounded_process
 from server.store.cluster import installation
 from server.store.database import Database
 from server.store.database_errors import DatabaseError, in_one_line
-from server.webhooks.door import allowed_receivers
+from server.webhooks.webhook_client import allowed_receivers
 
 log = logging.getLogger("holdfast.serve")
 

@@ -4,7 +4,7 @@ Endpoints, their secrets and samples are OpenAI's; `tenant`, `all_responses`, `d
 deliveries are this server's own.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -14,6 +14,7 @@ from server.protocol.list_pages import Page
 
 MAX_URL = 2048
 EventType = Literal["response.completed", "response.failed", "response.cancelled", "response.incomplete"]
+EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 EventTypes = Annotated[list[EventType], Meta(min_length=1, max_length=4)]
 Url = Annotated[str, Meta(min_length=1, max_length=MAX_URL)]
 State = Literal["pending", "delivered", "given_up"]
@@ -22,28 +23,33 @@ State = Literal["pending", "delivered", "given_up"]
 class UpdateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/webhook_endpoints/{webhook_endpoint_id}; what is not given stays."""
 
-    name: Name | UnsetType = UNSET
-    url: Url | UnsetType = UNSET
-    event_types: EventTypes | UnsetType = UNSET
-    all_responses: bool | UnsetType = UNSET
-    enabled: bool | UnsetType = UNSET
-    """True enables an endpoint that was disabled, false disables it."""
+    name: Annotated[Name | UnsetType, Meta(description="Name, a note for yourself.")] = UNSET
+    url: Annotated[Url | UnsetType, Meta(description="Address to which webhooks are sent.")] = UNSET
+    event_types: Annotated[EventTypes | UnsetType, Meta(description="Events that are sent.")] = UNSET
+    all_responses: Annotated[
+        bool | UnsetType,
+        Meta(description="Report every stored response, and not background responses alone."),
+    ] = UNSET
+    enabled: Annotated[
+        bool | UnsetType, Meta(description="Enable an endpoint that was disabled, or disable it.")
+    ] = UNSET
 
 
 class CreateEndpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/webhook_endpoints."""
 
-    name: Name
-    url: Url
-    event_types: EventTypes
-    all_responses: bool = False
-    """Whether it gets the events of every stored response, and not of background responses alone."""
+    name: Annotated[Name, Meta(description="Name, a note for yourself.")]
+    url: Annotated[Url, Meta(description="Address to which webhooks are sent.")]
+    event_types: Annotated[EventTypes, Meta(description="Events that are sent.")]
+    all_responses: Annotated[
+        bool, Meta(description="Report every stored response, and not background responses alone.")
+    ] = False
 
 
 class CreateTenantEndpoint(CreateEndpoint, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/webhook_endpoints."""
 
-    tenant: TenantName
+    tenant: Annotated[TenantName, Meta(description="Whose it is.")]
 
 
 class RotateSecret(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

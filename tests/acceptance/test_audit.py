@@ -62,7 +62,7 @@ def test_an_audit_that_cannot_look_says_so_with_another_code(empty_database_url:
     refused = [
         (["audit"], UNREACHABLE, "The audit could not go on: "),
         (["audit"], empty_database_url, "holdfast db upgrade"),
-        (["audit", "--since", "soon"], empty_database_url, "'soon' is neither an age nor a time"),
+        (["audit", "--since", "soon"], empty_database_url, "--since: must be a time such as 2026-12-01"),
         (
             ["audit", "--limit", "0"],
             empty_database_url,

@@ -156,7 +156,7 @@ def test_client_that_waits_as_it_is_told_gets_its_answer(
         (("keys", "create", "--tenant", "No!"), "A tenant's name is"),
         (
             ("keys", "create", "--scopes", "read,fly"),
-            "scopes are one or more of read, write,",
+            "scopes are one or more of",
         ),
         (("keys", "create", "--rpm", "0"), "requests_per_minute is from 1 to"),
         (("keys", "create", "--models", ","), "models is 1 to 256 names"),

@@ -83,7 +83,6 @@ def pages(response: str, own: str, tenant: str) -> dict[str, str]:
         "trail": "/console/trail",
         "sql": "/console/sql",
         "playground": f"/console/playground?response={own}",
-        "promises": "/console/promises",
     }
 
 

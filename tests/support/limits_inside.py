@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 
 from engine.remote import answer_reader, discovery, http_client
-from server.administration import checks
 from server.configuration.settings import settings
-from server.console import console_request, process_state, promise_check, routes, search, session
-from server.console.contents import comparison, event_page, item_view, stored_request, timeline
-from server.console.figures import usage as figures
+from server.console import console_request, routes, session_cookie
+from server.console.contents import item_view, timeline
+from server.console.pages import compare, run_again
 from server.console.pages import history as history_page
+from server.console.pages import response_events as events_page
+from server.console.pages import usage as usage_page
+from server.console.sql import sql_reader
 from server.hosted_tools import mcp_session
 from server.http.asgi import listener, request_body, tls
 from server.http.handlers import administration_data
@@ -23,6 +25,7 @@ from server.outbound_http import guarded_http
 from server.protocol import list_pages
 from server.protocol.administration import requests
 from server.recording import run_registry, side_writer
+from server.store.administration import usage
 from server.store.cluster import watches
 from server.store.console import history as stored_history
 from server.store.console import (
@@ -33,7 +36,6 @@ from server.store.console import (
     saved_views,
     stored_input,
     time_limit,
-    usage,
 )
 from server.store.content import image_removal
 from server.webhooks import endpoint_slots, retries
@@ -157,7 +159,7 @@ def _outside() -> Mapping[str, Rows]:
             "keys while it is away": f"good for {signing_keys.KEEP_S / 3600:g} hours, then 503",
         },
         "Admin API": {
-            "numbers and money": f"{requests.MAX_COUNT:,}; {checks._MAX_DECIMALS} decimals",
+            "numbers and money": f"{requests.MAX_COUNT:,}; {requests.MAX_DECIMALS} decimals",
             "requests and responses": f"{requests.MAX_INT32:,}",
         },
     }
@@ -168,33 +170,31 @@ def _console() -> Mapping[str, Rows]:
     return {
         "Console: pages": {
             "form; its fields; key or token that signs in": f"{size(routes.MAX_FORM_BYTES)}; "
-            f"{console_request.MAX_FIELDS}; {session.MAX_KEY_CHARS:,} characters",
+            f"{console_request.MAX_FIELDS}; {session_cookie.MAX_KEY_CHARS:,} characters",
             "rows of the history; of its CSV": f"{history_page.PAGE_ROWS}; {history_page.CSV_ROWS:,}",
-            "search of the history; responses that it reads without an index": f"{search.MAX_CHARS:,} "
+            "search of the history; responses that it reads without an index": f"{history_page.MAX_CHARS:,} "
             f"characters, {seconds} s; the newest {stored_history.WORDS_WITHOUT_INDEX:,}",
             "saved views of a page; their names; what is saved": f"{saved_views.MAX_VIEWS}; "
             f"{saved_views.MAX_NAME_CHARS}; {saved_views.MAX_CONTENT_CHARS:,} characters",
-            "days of usage; by user": f"{figures.MAX_DAYS}; {figures.MAX_DAYS_OF_USERS}",
+            "days of usage; by user": f"{usage_page.MAX_DAYS}; {usage_page.MAX_DAYS_OF_USERS}",
             "rows of usage; of its CSV; responses whose times it shows": f"{usage.MAX_GROUPS}; "
             f"{usage.MAX_CSV_ROWS:,}; the newest {usage.MEASURED_RESPONSES:,}",
             "replicas; running responses; queued ones": f"{live.MAX_REPLICAS}; {live.MAX_RUNNING}; "
             f"{live.MAX_QUEUED}",
-            "check of the promises: responses; time; findings": f"{promise_check.MAX_RESPONSES:,}; "
-            f"{promise_check.MAX_SECONDS:g} s; {promise_check.MAX_FINDINGS}",
         },
         "Console: a response": {
             "items a side; their characters; as Markdown": f"{response_detail.MAX_ITEMS}; "
             f"{response_detail.MAX_CHARS:,}; {item_view.MARKDOWN_CHARS:,}",
-            "events read at once; their characters; of one": f"{event_page.MAX_EVENTS:,}; "
-            f"{event_page.MAX_BYTES:,}; {event_page.MAX_PAYLOAD_BYTES:,}",
+            "events read at once; their characters; of one": f"{events_page.MAX_EVENTS:,}; "
+            f"{events_page.MAX_BYTES:,}; {events_page.MAX_PAYLOAD_BYTES:,}",
             "its stream; rows of a running one": f"{size(response_events.MAX_STREAM_BYTES)}; "
             f"{response_events.MAX_ROWS:,}",
             "items, marks and pauses of a timeline": f"{timeline.MAX_LANES}; {timeline.MAX_MARKS}; the "
             f"{timeline.MAX_GAPS} longest",
-            "texts compared by word; else by line": f"{comparison.MAX_CHARS_BY_WORD:,} characters and "
-            f"{comparison.MAX_WORDS:,} words; {comparison.MAX_LINES:,} lines",
-            "characters of a parameter that is compared": f"{comparison.MAX_SHOWN_CHARS:,}",
-            "request to be run again; its items": f"{stored_request.MAX_EDITED_BYTES:,} bytes, else without "
+            "texts compared by word; else by line": f"{compare.MAX_CHARS_BY_WORD:,} characters and "
+            f"{compare.MAX_WORDS:,} words; {compare.MAX_LINES:,} lines",
+            "characters of a parameter that is compared": f"{compare.MAX_SHOWN_CHARS:,}",
+            "request to be run again; its items": f"{run_again.MAX_EDITED_BYTES:,} bytes, else without "
             f"its input; {stored_input.MAX_ITEMS:,}",
         },
         "Console: SQL": {
@@ -202,6 +202,6 @@ def _console() -> Mapping[str, Rows]:
             "rows; bytes; columns": f"{reader.MAX_ROWS:,}; {reader.MAX_BYTES // 1_000_000} MB; "
             f"{reader.MAX_COLUMNS}",
             "characters of a value": f"{reader.MAX_VALUE_CHARS:,}, then cut",
-            "queries at a time": f"{process_state.MAX_QUERIES} in a process",
+            "queries at a time": f"{sql_reader.MAX_QUERIES} in a process",
         },
     }

@@ -11,10 +11,10 @@ import msgspec
 
 from engine import request as engine_request
 from engine.grammar import compiler, ebnf_to_lark, lark_source, trial
-from server.administration import checks, keys, webhooks
+from server.administration import keys, webhooks
 from server.admission import request_validation
-from server.configuration.running_limit import CALLS_PER_VLLM_SERVER
 from server.configuration.setting_groups.process import MAX_RUNNING
+from server.configuration.settings import CALLS_PER_VLLM_SERVER
 from server.hosted_tools import mcp_client, tool_lists
 from server.hosted_tools import mcp_session as mcp
 from server.http import query_and_headers
@@ -28,10 +28,11 @@ from server.oidc import access_tokens
 from server.prompting import loaded_model, prompt_limits, request_parameters, turns
 from server.protocol import bounded_process, decode, ids, input_files, list_pages
 from server.protocol import webhooks as webhook_requests
+from server.protocol.administration import requests
 from server.protocol.completions import requests as completions
 from server.protocol.responses import request as parameters
 from server.store.webhooks import outbox
-from server.webhooks import endpoint_slots, retries, samples, sender
+from server.webhooks import endpoint_slots, retries, sender, webhook_client
 from tests.support import limits_inside
 from tests.support.limits_inside import Rows, default, flag, size, table
 from tool_servers.browser import mcp_server as browser
@@ -189,8 +190,8 @@ def _tenant() -> Mapping[str, Rows]:
             f"{size(browser.MAX_BYTES_PER_TENANT)}",
         },
         "Keys and webhooks": {
-            "names in a key's models or tools": f"{checks.MAX_NAMES}",
-            "characters of a name, a note, a contact": f"{checks.MAX_TEXT}",
+            "names in a key's models or tools": f"{requests.MAX_NAMES}",
+            "characters of a name, a note, a contact": f"{requests.MAX_TEXT}",
             "time that a rotated key stays valid": f"{keys.MAX_OVERLAP.days} days",
             "time that a webhook's old secret signs": f"{webhooks.MAX_OVERLAP.days} days",
             "webhook endpoints": f"{webhooks.MAX_ENDPOINTS}",
@@ -251,7 +252,7 @@ def _server() -> Mapping[str, Rows]:
             f"{retries.MAX_PAUSE_SECONDS / 3600:g} hours apart at most",
             "webhooks that are kept": f"delivered {outbox.DELIVERED_KEPT.days} days, given up "
             f"{outbox.GIVEN_UP_KEPT.days} days",
-            "samples of webhooks being sent": f"{samples.MAX_SAMPLES}",
+            "samples of webhooks being sent": f"{webhook_client.MAX_SAMPLES}",
         },
     }
 

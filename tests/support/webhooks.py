@@ -9,13 +9,12 @@ from server.administration.actor import Actor
 from server.administration.webhooks import EndpointWithSecret
 from server.outbound_http.allowed_addresses import AllowedAddresses, AllowedHost, read_allowed
 from server.protocol.ids import new_uuid
+from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint
 from server.sealing.cipher import Seal
 from server.store.content import responses
 from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database
 from server.store.webhooks import outbox
-from server.store.webhooks.endpoints import EndpointProperties
-from server.webhooks.messages import EVENT_TYPES
 from tests.support.builders import TENANT, insert_response, make_echo, make_ending
 
 PUBLIC = read_allowed("*")
@@ -37,9 +36,9 @@ def make_endpoint(
     **more: Any,
 ) -> EndpointWithSecret:
     """An endpoint of a tenant; by default it gets every type of background responses."""
-    chosen = {"name": "test", "event_types": frozenset(EVENT_TYPES), **more}
-    properties = EndpointProperties(url=url, **chosen)
-    return webhooks.create_endpoint(connection, ACTOR, seal, allowed, tenant, properties)
+    chosen = {"name": "test", "event_types": list(EVENT_TYPES), **more}
+    request = CreateEndpoint(url=url, **chosen)
+    return webhooks.create_endpoint(connection, ACTOR, seal, allowed, tenant, request)
 
 
 def end_response(

@@ -46,10 +46,9 @@ REACH = {
     "server/http/handlers/own_fields.py:_INDEXED": SHORT,
     "server/protocol/completions/chat_messages.py:_FIRST_NAME": SHORT,
     "server/protocol/completions/chat_messages.py:_IN_PART": SHORT,
-    "server/console/search.py:_METADATA": SHORT,
-    "server/console/contents/previews.py:_TEXT": HEADER,
-    "server/console/contents/previews.py:_CUT_ESCAPE": HEADER,
-    "server/cli/audit.py": OPERATOR,
+    "server/console/pages/history.py:_METADATA": SHORT,
+    "server/console/pages/history.py:_TEXT": HEADER,
+    "server/console/pages/history.py:_CUT_ESCAPE": HEADER,
     "server/store/console/reader.py:_NAME": 20_000,  # a query of the console
     "server/store/transfer/columns.py:_NUL": TEXT,  # a value of an import
     "server/logs/formats.py": OPERATOR,  # messages of the engine's log
@@ -127,7 +126,7 @@ REACH = {
     "server/hosted_tools/tool_lists.py:_NAME": TEXT,
     "server/generation/hosted_items.py:_SOURCE_URL": SHORT,
     "server/hosted_tools/registered_servers.py": OPERATOR,
-    "server/administration/checks.py:TENANT": HEADER,
+    "server/caller.py:TENANT": HEADER,
     "server/cli/option_types.py:_DURATION": OPERATOR,
     "server/oidc/access_tokens.py:_PLAIN": HEADER,
     "server/protocol/decode.py:_BACKSLASHES": TEXT,

@@ -36,7 +36,7 @@ RESTORED = "holdfast_restored"
 """The database of the embedded cluster that a restore fills."""
 
 
-def add_dump_and_restore(commands: Subcommands) -> None:
+def add_commands(commands: Subcommands) -> None:
     dump = add_command(commands, "dump", "write a backup of the database, which may be in use", _dump)
     dump.add_argument("file", type=Path)
     dump.add_argument(
@@ -51,7 +51,7 @@ def add_dump_and_restore(commands: Subcommands) -> None:
     )
 
 
-def add_commands(group: Subcommands) -> None:
+def add_to_db(group: Subcommands) -> None:
     """Adds to `holdfast db`."""
     add_command(group, "hold", "treat the database as a restored copy: hold what is unfinished", _hold)
     adopt = add_command(group, "adopt", "go on with what is held in a restored copy", _adopt)

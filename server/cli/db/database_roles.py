@@ -6,7 +6,7 @@ import re
 import secrets
 from pathlib import Path
 
-from server.administration.checks import TENANT
+from server.caller import TENANT
 from server.cli.command import (
     Subcommands,
     add_command,

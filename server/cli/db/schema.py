@@ -50,7 +50,7 @@ def add_commands(commands: Subcommands) -> None:
         help="do it; where data would be lost, name the revision that is undone",
     )
     database_roles.add_commands(group)
-    backup.add_commands(group)
+    backup.add_to_db(group)
     text_search.add_commands(group)
 
 

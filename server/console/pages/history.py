@@ -1,20 +1,145 @@
 """The history: a table of responses with filters, a search box, a live tail, and the same rows as CSV."""
 
+import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
 from urllib.parse import urlencode
 from uuid import UUID
 
 from server.console.console_request import ConsoleRequest
-from server.console.contents.previews import preview
-from server.console.search import KINDS, PERIODS, STATUSES, find_response, read_filter
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
+from server.protocol import ids
 from server.protocol.ids import response_id
+from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.console import history
 from server.store.console.history import Cursor, HistoryFilter, HistoryRow
 from server.store.console.saved_views import SavedView, views_of
 from server.store.console.time_limit import TimeOver
+
+MAX_CHARS = 1000
+PERIODS: Final[Mapping[str, timedelta | None]] = {
+    "1h": timedelta(hours=1),
+    "24h": timedelta(days=1),
+    "7d": timedelta(days=7),
+    "30d": timedelta(days=30),
+    "all": None,
+}
+DEFAULT_PERIOD = "7d"
+STATUSES: Final = ("queued", "in_progress", *sorted(TERMINAL_STATUSES))
+KINDS: Final = ("response", "chat", "completion")
+_NAMES: Final[Mapping[str, str]] = {
+    "tenant": "tenant",
+    "key": "key_id",
+    "model": "model",
+    "kind": "kind",
+    "status": "status",
+    "error": "error_code",
+    "user": "end_user",
+    "request": "request_id",
+    "conversation": "conversation",
+}
+"""Words before a colon in the box, which are the form's fields, too; and the fields of the filter."""
+_METADATA = re.compile(r"([^=\s:]{1,64})=(.{0,512})", re.DOTALL)
+
+
+def find_response(query: str) -> UUID | None:
+    """The response that a query names by its id, by that of a chat or an item, or by its UUID; else None."""
+    text = query.strip()
+    found = ids.parse_response_id(text) or ids.parse_completion_id(text) or ids.response_of_item(text)
+    if found is not None:
+        return found
+    try:
+        return UUID(text) if len(text) == 36 else None
+    except ValueError:
+        return None
+
+
+def read_filter(arguments: Mapping[str, str], now: datetime) -> HistoryFilter:
+    """The filter of a page's address: the box `q`, a field for each column, and the time.
+
+    Raises InvalidRequest.
+    """
+    period = arguments.get("period") or DEFAULT_PERIOD
+    if period not in PERIODS:
+        raise InvalidRequest(f"period is one of {', '.join(PERIODS)}.", param="period")
+    length = PERIODS[period]
+    wanted = HistoryFilter(since=None if length is None else now - length)
+    for name in _NAMES:
+        if arguments.get(name):
+            wanted = _with_field(wanted, name, arguments[name])
+    if arguments.get("deaths"):
+        wanted = replace(wanted, died=True)
+    return _with_query(wanted, arguments.get("q", ""))
+
+
+def _with_query(wanted: HistoryFilter, query: str) -> HistoryFilter:
+    if len(query) > MAX_CHARS:
+        raise InvalidRequest(f"A search has at most {MAX_CHARS} characters.", param="q")
+    words = []
+    for part in _parts(query):
+        name, colon, value = part.partition(":")
+        if colon and value and name in _NAMES:
+            wanted = _with_field(wanted, name, value)
+        elif part.startswith("conv_"):
+            wanted = _with_field(wanted, "conversation", part)
+        elif part.startswith("req_"):
+            wanted = _with_field(wanted, "request", part)
+        elif (pair := _METADATA.fullmatch(part)) is not None:
+            wanted = replace(wanted, metadata={**wanted.metadata, pair[1]: pair[2]})
+        else:
+            words.append(f'"{part}"' if " " in part else part)
+    return replace(wanted, words=" ".join(words))
+
+
+def _parts(query: str) -> list[str]:
+    """The query at its spaces; what is in double quotes stays together."""
+    reader = shlex.shlex(query, posix=True)
+    reader.whitespace_split, reader.commenters, reader.quotes, reader.escape = True, "", '"', ""
+    try:
+        return list(reader)
+    except ValueError:  # a quote that does not end
+        return query.replace('"', " ").split()
+
+
+def _with_field(wanted: HistoryFilter, name: str, value: str) -> HistoryFilter:
+    if name == "status" and value not in STATUSES:
+        raise InvalidRequest(f"status is one of {', '.join(STATUSES)}.", param="status")
+    if name == "kind" and value not in KINDS:
+        raise InvalidRequest(f"kind is one of {', '.join(KINDS)}.", param="kind")
+    if name == "conversation":
+        found = ids.parse_conversation_id(value)
+        if found is None:
+            raise InvalidRequest("A conversation is conv_ and 32 hex digits.", param="conversation")
+        return replace(wanted, conversation=found)
+    return replace(wanted, **{_NAMES[name]: value})  # type: ignore[arg-type]  # the other fields are texts
+
+
+PREVIEW_CHARS = 120
+_TEXT = re.compile(r'"(?:text|output|arguments|refusal|content|input)"\s*:\s*"((?:[^"\\]|\\.)*)', re.DOTALL)
+_CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+
+
+def preview(payload_begin: str | None) -> str:
+    """The first words of an item in one line; empty for items without a text.
+
+    `payload_begin` is the JSON, or the beginning of it, which may end anywhere.
+    """
+    found = _TEXT.search(payload_begin or "")
+    if found is None:
+        return ""
+    text = _CUT_ESCAPE.sub("", found[1])
+    try:
+        decoded = json.loads(f'"{text}"', strict=False)
+    except ValueError:
+        decoded = text
+    words = " ".join(str(decoded[: 8 * PREVIEW_CHARS]).split())
+    return words if len(words) <= PREVIEW_CHARS else words[: PREVIEW_CHARS - 1] + "…"
+
 
 PAGE_ROWS = 50
 CSV_ROWS = 10_000

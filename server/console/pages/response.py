@@ -6,7 +6,7 @@ from typing import Any
 
 from server.console.console_request import ConsoleRequest
 from server.console.contents.item_view import item_views
-from server.console.contents.previews import preview
+from server.console.pages.history import preview
 from server.delivery.stored_responses import find_response
 from server.errors import NotFound
 from server.http.asgi.answers import Answer

@@ -1,18 +1,14 @@
 """A stored response run again: with the same request and seed, or with what a form has changed of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote_plus
+
+import msgspec
 
 from server.caller import Caller
 from server.console.console_request import ConsoleRequest
-from server.console.contents.stored_request import (
-    StoredRequest,
-    edited_text,
-    read_edited,
-    request_body,
-    stored_request,
-)
 from server.console.pages.response import find_facts
 from server.delivery.image_urls import with_image_urls
 from server.errors import ApiError, InvalidRequest
@@ -25,6 +21,106 @@ from server.protocol.responses.request import CreateResponse
 from server.store.administration import tenants
 from server.store.console import response_detail, stored_input
 from server.store.database import Connection
+
+MAX_EDITED_BYTES: Final = 200_000
+"""Of the request as a form sends it; one with a longer input is shown without it."""
+_OF_ITS_RUN: Final = (
+    *("background", "store", "stream", "stream_options", "request_id", "input", "service_tier"),
+    *("conversation", "prompt", "previous_input_messages", "instructions", "tools"),
+)
+"""Not taken from the stored request: said anew, among the input items, or taken from the response."""
+_EMPTY: Final[tuple[object, ...]] = (None, [], {}, "")
+_REDACTED: Final = "<redacted>"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRequest:
+    """A request without `input`, `background` and `store`."""
+
+    parameters: Mapping[str, Any]
+    notes: Sequence[str]
+    """What is not as it was, in sentences."""
+    obstacle: str
+    """Why it cannot be sent as it is; empty if it can."""
+
+
+def stored_request(echo: str, asked: str | None, *, kind: str, seed: int | None) -> StoredRequest:
+    """The request from the JSON of the row's columns. Raises msgspec.DecodeError."""
+    repeated: dict[str, Any] = msgspec.json.decode(echo)
+    source: dict[str, Any] = msgspec.json.decode(asked) if asked else repeated
+    known = set(CreateResponse.__struct_fields__) - set(_OF_ITS_RUN)
+    parameters = {name: _without_nulls(value) for name, value in source.items() if name in known}
+    for name in ("instructions", "tools"):
+        parameters[name] = repeated.get(name)
+    parameters["seed"] = seed
+    parameters = {name: value for name, value in parameters.items() if value not in _EMPTY}
+    if "tools" not in parameters:
+        parameters.pop("tool_choice", None)
+    return StoredRequest(parameters, _notes(repeated, asked, kind), _obstacle(repeated, kind))
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: one for name, one in value.items() if one is not None}
+
+
+def _notes(echo: Mapping[str, Any], asked: str | None, kind: str) -> list[str]:
+    notes = []
+    if asked is None:
+        notes.append(
+            "Parameters that a response does not repeat, such as top_k, stop and logit_bias, are not stored "
+            "after its end; their defaults hold."
+        )
+    if kind == "chat":
+        notes.append("It was a chat completion, and is run as a response.")
+    if echo.get("conversation"):
+        notes.append(
+            "It belongs to a conversation. The new response gets the items before it as input, and is not "
+            "added to the conversation."
+        )
+    if echo.get("prompt"):
+        notes.append("The items of its stored prompt are part of the input.")
+    if any(tool.get("type") == "mcp" and tool.get("server_url") for tool in echo.get("tools") or ()):
+        notes.append("Headers and tokens for MCP servers are never stored.")
+    return notes
+
+
+def _obstacle(echo: Mapping[str, Any], kind: str) -> str:
+    if kind == "completion":
+        return "A legacy completion has a prompt without messages, which no response can repeat."
+    for tool in echo.get("tools") or ():
+        if _REDACTED in str(tool.get("server_url") or ""):
+            label = str(tool.get("server_label"))[:100]
+            return f"The address of the MCP server {label} is not stored whole; write it into the request."
+    return ""
+
+
+def edited_text(parameters: Mapping[str, Any], items: Sequence[str]) -> tuple[str, bool]:
+    """The request as JSON for a form, and whether its input is in it."""
+    whole = {**parameters, "input": [msgspec.json.decode(item) for item in items]}
+    if sum(map(len, items)) <= MAX_EDITED_BYTES:
+        text = msgspec.json.format(msgspec.json.encode(whole)).decode()
+        if len(quote_plus(text)) <= MAX_EDITED_BYTES:
+            return text, True
+    return msgspec.json.format(msgspec.json.encode(parameters)).decode(), False
+
+
+def read_edited(text: str) -> dict[str, Any]:
+    """What the form sends. Raises InvalidRequest unless it is a JSON object."""
+    try:
+        edited = msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"The request is not JSON: {error}", param="request") from None
+    if not isinstance(edited, dict):
+        raise InvalidRequest("The request must be a JSON object.", param="request")
+    return edited
+
+
+def request_body(parameters: Mapping[str, Any], items: Sequence[str]) -> bytes:
+    """The body of POST /v1/responses for the background; the stored items are the input where it has none."""
+    given = {"input": [msgspec.Raw(item.encode()) for item in items]} if "input" not in parameters else {}
+    return msgspec.json.encode({**given, **parameters, "background": True, "store": True, "stream": False})
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.console.console_request import ConsoleRequest, html, redirect
-from server.console.session import PATH
-from server.console.sign_in_cookie import end_session, set_session, with_key
+from server.console.session_cookie import PATH, end_session, set_session, with_key
 from server.console.templates import render
 from server.errors import NotAuthenticated
 from server.http.services import Services

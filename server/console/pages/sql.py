@@ -1,24 +1,44 @@
 """The SQL page: an editor, the documented questions and the admin views; a query's result, plan and CSV."""
 
-import csv as csv_format
-import io
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from starlette.responses import Response
 
-from server.console.console_request import HEADERS, ConsoleRequest
+from server.console.console_request import ConsoleRequest
 from server.console.formats import csv_value
 from server.console.pages.saved_views import view_id
-from server.console.process_state import MAX_QUERIES, NO_READER
-from server.console.sql.questions import questions
 from server.console.sql.result_chart import NUMBERS, chart_of
+from server.console.sql.sql_reader import MAX_QUERIES, NO_READER
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.store.console.admin_views import admin_views
 from server.store.console.reader import MAX_QUERY_CHARS, QueryFailed, QueryResult
 from server.store.console.saved_views import find_view, views_of
+
+_FILE = Path(__file__).parents[1] / "sql" / "questions.sql"
+
+
+class Question(NamedTuple):
+    title: str
+    query: str
+
+
+@cache
+def questions() -> tuple[Question, ...]:
+    """All of them in the order of the document."""
+    found: list[Question] = []
+    title = ""
+    for line in _FILE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("-- "):
+            title = line.removeprefix("-- ")
+        elif line:
+            found.append(Question(title, line))
+    return tuple(found)
+
 
 SHOWN_ROWS = 500
 SHOWN_CHARS = 200
@@ -26,7 +46,6 @@ TITLE_CHARS = 2000
 """Of a value that is cut in the table."""
 TRAIL_CHARS = 2000
 """Of a query in the audit trail."""
-_Wish = Literal["run", "explain", "csv"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +86,14 @@ def run(console: ConsoleRequest) -> Answer:
 
 def _result(console: ConsoleRequest, query: str, *, explain: bool) -> QueryResult:
     """Runs the query; the audit trail says so first. Raises QueryFailed or Overloaded."""
-    database, state = console.services.database, console.state
-    if not state.may_query:
+    database, reader = console.services.database, console.sql_reader
+    if not reader.may_query:
         raise QueryFailed(NO_READER)
-    with state.query_turn():
+    with reader.query_turn():
         with database.begin() as connection:
             details = {"query": query[:TRAIL_CHARS], "explain": explain}
             console.actor.record(connection, "console.sql", None, "", details)
-        return state.run_query(database.url, query, explain=explain)
+        return reader.run_query(database.url, query, explain=explain)
 
 
 def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
@@ -100,23 +119,14 @@ def _page(console: ConsoleRequest, query: str, outcome: _Outcome) -> Answer:
         views=views,
         saved=saved,
         saved_address=lambda view: f"/console/sql?view={view.id}",
-        no_reader="" if console.state.may_query else NO_READER,
+        no_reader="" if console.sql_reader.may_query else NO_READER,
         max_chars=MAX_QUERY_CHARS,
         max_queries=MAX_QUERIES,
     )
 
 
 def _csv(console: ConsoleRequest, result: QueryResult) -> Response:
-    text = io.StringIO()
-    writer = csv_format.writer(text)
-    writer.writerow([csv_value(column.name) for column in result.columns])
-    is_number = [column.type_oid in NUMBERS for column in result.columns]
-    for row in result.rows:
-        pairs = zip(row, is_number, strict=True)
-        writer.writerow([value if number else csv_value(value) for value, number in pairs])
-    headers = {
-        **HEADERS,
-        "x-request-id": console.request.state.request_id,
-        "content-disposition": 'attachment; filename="result.csv"',
-    }
-    return Response(text.getvalue(), headers=headers, media_type="text/csv; charset=utf-8")
+    """The result as a file, in which a number that begins with a minus is no formula."""
+    numbers = [column.type_oid in NUMBERS for column in result.columns]
+    names = [csv_value(column.name) for column in result.columns]
+    return console.csv("result.csv", [names, *result.rows], numbers)

@@ -1,26 +1,176 @@
 """Usage: sums by day, tenant, model, key and user, failures, latencies and costs; the same figures as CSV."""
 
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from server.console.console_request import ConsoleRequest
-from server.console.figures import usage as figures
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
-from server.store.console import history, usage
+from server.store.administration import usage
+from server.store.administration.usage import GROUPINGS, MAX_CHARTED, Grouping, UsageFilter, UsageRow
+from server.store.console import history
 from server.store.console.time_limit import TimeOver
-from server.store.console.usage import UsageFilter
+
+FIELDS: Final = ("period", "from", "to", "by", "show", "tenant", "model", "key", "user")
+PERIODS: Final = (1, 7, 30, 90)
+"""Days, today included."""
+DEFAULT_PERIOD: Final = 7
+MAX_DAYS: Final = 400
+MAX_DAYS_OF_USERS: Final = 14
+"""There is a row for each user and day."""
+TOP_USERS_DAYS: Final = 7
+"""Longer periods show their users only where they are grouped by them."""
+MAX_BESIDE: Final = 10
+"""Rows of a list that the page is not grouped by."""
+MEASURES: Final[Mapping[str, tuple[str, Callable[[UsageRow], int | Decimal]]]] = {
+    "tokens": ("tokens in and out", lambda row: row.input_tokens + row.output_tokens),
+    "input": ("tokens in", lambda row: row.input_tokens),
+    "output": ("tokens out", lambda row: row.output_tokens),
+    "requests": ("requests", lambda row: row.responses),
+    "failed": ("failed requests", lambda row: row.failed or 0),
+    "cost": ("cost", lambda row: row.cost),
+}
+"""What may be charted: what it is called, and how it is read."""
+DEFAULT_MEASURE: Final = "tokens"
+_NAMES: Final[Mapping[str, str]] = {"tenant": "tenant", "model": "model", "key": "key_id", "user": "end_user"}
+"""Fields of the form, and those of the filter."""
+
+
+class Chart(NamedTuple):
+    """Values by day, the oldest first, of each charted group, the largest first, and of all others."""
+
+    days: list[str]
+    names: list[str]
+    values: list[list[float]]
+
+
+def read_filter(arguments: Mapping[str, str], today: date) -> UsageFilter:
+    """The filter of a page's address. Raises InvalidRequest."""
+    first, last = _read_days(arguments, today)
+    by = arguments.get("by") or "tenant"
+    if by not in GROUPINGS:
+        raise InvalidRequest(f"by is one of {', '.join(GROUPINGS)}.", param="by")
+    if (arguments.get("show") or DEFAULT_MEASURE) not in MEASURES:
+        raise InvalidRequest(f"show is one of {', '.join(MEASURES)}.", param="show")
+    grouping: Grouping = by
+    chosen = {name: arguments.get(field) or None for field, name in _NAMES.items()}
+    wanted = UsageFilter.of_days(first, last, by=grouping, **chosen)
+    if wanted.reads_users:
+        _check_users(wanted)
+    return wanted
+
+
+def _read_days(arguments: Mapping[str, str], today: date) -> tuple[date, date]:
+    """The first and the last day. Own dates go before a period."""
+    period = arguments.get("period") or str(DEFAULT_PERIOD)
+    if period not in map(str, PERIODS):
+        raise InvalidRequest(f"period is one of {', '.join(map(str, PERIODS))} days.", param="period")
+    last = _read_day("to", arguments.get("to"), today)
+    first = _read_day("from", arguments.get("from"), last - timedelta(days=int(period) - 1))
+    if not 0 <= (last - first).days < MAX_DAYS:
+        raise InvalidRequest(f"The days are from the earlier to the later, at most {MAX_DAYS}.", param="from")
+    return first, last
+
+
+def _read_day(name: str, value: str | None, default: date) -> date:
+    if not value:
+        return default
+    try:
+        day = date.fromisoformat(value)
+    except ValueError:
+        raise InvalidRequest(f"{name} is a day such as 2026-11-23.", param=name) from None
+    if not date(2000, 1, 1) <= day <= date(2999, 12, 31):
+        raise InvalidRequest(f"{name} is a day from 2000 to 2999.", param=name)
+    return day
+
+
+def _check_users(wanted: UsageFilter) -> None:
+    """Raises InvalidRequest for what the sums of users do not know."""
+    if wanted.model is not None or wanted.key_id is not None or wanted.by in ("model", "key"):
+        raise InvalidRequest("Users are summed by tenant and day, not by model or key.", param="user")
+    if wanted.end_user is None and (wanted.last - wanted.first).days >= MAX_DAYS_OF_USERS:
+        raise InvalidRequest(
+            f"Users are grouped over at most {MAX_DAYS_OF_USERS} days; name one for more.", param="by"
+        )
+
+
+def shows_users(wanted: UsageFilter) -> bool:
+    """Whether the page has a list of the largest users beside what it is about."""
+    is_short = (wanted.last - wanted.first).days < TOP_USERS_DAYS
+    return is_short and not wanted.reads_users and wanted.model is None and wanted.key_id is None
+
+
+def label(row: UsageRow, by: Grouping) -> str:
+    """What a group is called."""
+    if by == "key":
+        return row.key_name or row.key_id or "no key"
+    return f"{row.end_user} of {row.tenant}" if by == "user" else row.name(by)
+
+
+def chart(rows: Sequence[UsageRow], wanted: UsageFilter, measure: str) -> Chart:
+    """The stacked days. Days without responses are 0; what the charted groups lack of a day is `others`."""
+    read = MEASURES[measure][1]
+    count = (wanted.last - wanted.first).days + 1
+    days = [wanted.first + timedelta(days=number) for number in range(count)]
+    place = {day: number for number, day in enumerate(days)}
+    groups = [row for row in rows if row.part == wanted.by][:MAX_CHARTED]
+    series: dict[tuple[Any, ...], list[Decimal]] = {_key(row): [Decimal(0)] * count for row in groups}
+    rest = [Decimal(0)] * count
+    for row in rows:
+        if row.day is not None and row.part in ("day", "chart"):
+            values = rest if row.part == "day" else series[_key(row)]
+            values[place[row.day]] += read(row)
+            if row.part == "chart":
+                rest[place[row.day]] -= read(row)
+    names = [label(row, wanted.by) for row in groups]
+    lines = list(series.values())
+    if any(rest):
+        names, lines = [*names, "others"], [*lines, rest]
+    return Chart([day.isoformat() for day in days], names, [[float(one) for one in line] for line in lines])
+
+
+def _key(row: UsageRow) -> tuple[str | None, ...]:
+    return row.tenant, row.model, row.key_id, row.end_user
+
+
+def csv_rows(rows: Sequence[UsageRow]) -> list[list[object]]:
+    """A line of names, and one for each row of a day and group, without the columns that none of them has."""
+    names = [name for name in UsageRow._fields[1:] if any(getattr(row, name) is not None for row in rows)]
+    return [[*names], *([getattr(row, name) for name in names] for row in rows)]
+
+
+def lists(
+    rows: Sequence[UsageRow], users: Sequence[UsageRow], by: Grouping
+) -> dict[Grouping, list[UsageRow]]:
+    """The largest of each kind: first what the page is grouped by, then `MAX_BESIDE` of each other kind."""
+    found = {name: [row for row in (*rows, *users) if row.part == name] for name in GROUPINGS}
+    order = sorted(GROUPINGS, key=lambda name: name != by)
+    return {name: found[name][: None if name == by else MAX_BESIDE] for name in order if found[name]}
+
+
+def failures(rows: Sequence[UsageRow]) -> list[UsageRow]:
+    """Responses that did not complete by status and code, the most frequent first."""
+    found = [row for row in rows if row.part == "failure" and row.status != "completed"]
+    return sorted(found, key=lambda row: -row.responses)
+
+
+def narrowed(arguments: Mapping[str, str], row: UsageRow, by: Grouping) -> str:
+    """The address of the same page for one group alone; responses without a key cannot be named."""
+    fields = {"tenant": row.tenant, "user": row.end_user} if by == "user" else {by: row.name(by)}
+    return urlencode({**arguments, **{name: value for name, value in fields.items() if value}})
 
 
 def show(console: ConsoleRequest) -> Answer:
     """GET /console/usage"""
-    arguments = console.arguments(figures.FIELDS)
+    arguments = console.arguments(FIELDS)
     message, status, shown = "", 200, None
     known = console.services.database.read(history.known_values)
     try:
-        wanted = figures.read_filter(arguments, datetime.now(UTC).date())
-        shown = _read(console, wanted, arguments.get("show", figures.DEFAULT_MEASURE))
+        wanted = read_filter(arguments, datetime.now(UTC).date())
+        shown = _read(console, wanted, arguments.get("show", DEFAULT_MEASURE))
     except (InvalidRequest, TimeOver) as error:
         message, status = str(error), 400 if isinstance(error, InvalidRequest) else 503
     return console.page(
@@ -31,7 +181,11 @@ def show(console: ConsoleRequest) -> Answer:
         arguments=arguments,
         address=urlencode(arguments),
         known=known,
-        figures=figures,
+        periods=PERIODS,
+        measures=MEASURES,
+        default_measure=DEFAULT_MEASURE,
+        narrowed=narrowed,
+        label=label,
         groupings=usage.GROUPINGS,
         measured=usage.MEASURED_RESPONSES,
     )
@@ -39,14 +193,14 @@ def show(console: ConsoleRequest) -> Answer:
 
 def csv(console: ConsoleRequest) -> Answer:
     """GET /console/usage.csv: a row for each day and group"""
-    wanted = figures.read_filter(console.arguments(figures.FIELDS), datetime.now(UTC).date())
+    wanted = read_filter(console.arguments(FIELDS), datetime.now(UTC).date())
     rows = console.services.database.read(lambda connection: usage.read_days_of_groups(connection, wanted))
-    return console.csv("usage.csv", figures.csv_rows(rows))
+    return console.csv("usage.csv", csv_rows(rows))
 
 
 def _read(console: ConsoleRequest, wanted: UsageFilter, measure: str) -> dict[str, Any]:
     """What the page shows of a period, of one snapshot."""
-    with_users = figures.shows_users(wanted)
+    with_users = shows_users(wanted)
     rows, users, refused, latencies = console.services.database.read(
         lambda connection: (
             usage.read_usage(connection, wanted),
@@ -57,12 +211,12 @@ def _read(console: ConsoleRequest, wanted: UsageFilter, measure: str) -> dict[st
     )
     return {
         "wanted": wanted,
-        "lists": figures.lists(rows, users, wanted.by),
+        "lists": lists(rows, users, wanted.by),
         "total": next(row for row in rows if row.part == "total"),
         "days": [row for row in rows if row.part == "day"],
-        "failures": figures.failures(rows),
+        "failures": failures(rows),
         "refused": refused,
         "latencies": latencies,
-        "chart": figures.chart(rows, wanted, measure),
+        "chart": chart(rows, wanted, measure),
         "measure": measure,
     }

@@ -2,14 +2,12 @@
 
 from datetime import timedelta
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.administration import keys, tenants
 from server.administration.actor import Actor
-from server.administration.api_objects import created_key_object, key_object, tenant_object, with_given
-from server.administration.keys import NewKey
-from server.administration.tenants import TenantProperties
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
 from server.errors import InvalidRequest, NotFound
@@ -17,7 +15,7 @@ from server.http.handlers.responses import MAX_KEY_LENGTH
 from server.http.json_responses import json_response
 from server.http.query_and_headers import one_of, page_request, text
 from server.http.services import Services
-from server.protocol.administration.objects import CreatedKey, DeletedTenant, Key, RevokedKey, Tenant, page_of
+from server.protocol.administration.objects import DeletedTenant, RevokedKey, page_of
 from server.protocol.administration.requests import (
     CreateKey,
     CreateTenant,
@@ -27,22 +25,18 @@ from server.protocol.administration.requests import (
     UpdateTenant,
 )
 from server.protocol.decode import decode
-from server.store.administration import budgets, stored_keys
+from server.store.administration import stored_keys
 from server.store.administration import tenants as stored_tenants
-from server.store.administration.stored_keys import KeyProperties, KeyState, StoredKey
-from server.store.administration.tenants import StoredTenant
-from server.store.database import Connection, clock
+from server.store.administration.stored_keys import KeyState
 
 KEY_STATES: tuple[KeyState, ...] = ("valid", "expired", "revoked")
 
 
 def create_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/tenants"""
-    wanted = decode(body, CreateTenant)
-    properties = with_given(TenantProperties(), wanted)
+    requested = decode(body, CreateTenant)
     with services.database.begin() as connection:
-        tenants.create_tenant(connection, _actor(caller, request), wanted.id, properties)
-        made = _tenant(connection, wanted.id, stored_tenants.get(connection, wanted.id))
+        made = tenants.create_tenant(connection, actor_of(caller, request), requested.id, requested)
     return json_response(request, made)
 
 
@@ -52,9 +46,8 @@ def list_tenants(services: Services, _caller: Caller, request: Request, _body: b
     with services.database.begin() as connection:
         names = stored_tenants.names_page(connection, asked.after, asked.limit, descending=asked.newest_first)
         stored = stored_tenants.of_names(connection, names)
-        held = budgets.of_tenants(connection, stored.values())
-    found = [tenant_object(name, stored.get(name), held.get(name)) for name in names]
-    return json_response(request, page_of(found, asked.limit))
+        listed = tenants.tenant_objects(connection, names, stored.values())
+    return json_response(request, page_of(listed, asked.limit))
 
 
 def retrieve_tenant(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
@@ -65,19 +58,17 @@ def retrieve_tenant(services: Services, _caller: Caller, request: Request, _body
         stored = stored_tenants.get(connection, name)
         if stored is None and not stored_tenants.has_keys(connection, name):
             raise NotFound(f"There is no tenant '{name[:100]}' with settings or keys.")
-        found = _tenant(connection, name, stored)
-    return json_response(request, found)
+        own = [] if stored is None else [stored]
+        (tenant,) = tenants.tenant_objects(connection, [name], own)
+    return json_response(request, tenant)
 
 
 def update_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/tenants/{tenant}"""
-    name, wanted = request.path_params["tenant"], decode(body, UpdateTenant)
+    name, requested = request.path_params["tenant"], decode(body, UpdateTenant)
     _refuse_nul(name)
     with services.database.begin() as connection:
-        stored = tenants.update_tenant(
-            connection, _actor(caller, request), name, lambda before: with_given(before, wanted)
-        )
-        changed = _tenant(connection, name, stored)
+        changed = tenants.update_tenant(connection, actor_of(caller, request), name, requested)
     return json_response(request, changed)
 
 
@@ -86,23 +77,21 @@ def delete_tenant(services: Services, caller: Caller, request: Request, _body: b
     name = request.path_params["tenant"]
     _refuse_nul(name)
     with services.database.begin() as connection:
-        tenants.delete_tenant(connection, _actor(caller, request), name)
+        tenants.delete_tenant(connection, actor_of(caller, request), name)
     return json_response(request, DeletedTenant(name))
 
 
 def create_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/keys"""
-    wanted = decode(body, CreateKey)
+    requested = decode(body, CreateKey)
     once = request.headers.get("idempotency-key")
     if once is not None and not 1 <= len(once) <= MAX_KEY_LENGTH:
         raise InvalidRequest(
             f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters.", param="Idempotency-Key"
         )
-    properties = with_given(KeyProperties(), wanted)
     with services.database.begin() as connection:
-        made = keys.create_key(connection, _actor(caller, request), wanted.tenant, properties, once)
-        created = _created(connection, made, None)
-    return _secret_response(request, created)
+        created = keys.create_key(connection, actor_of(caller, request), requested, once)
+    return secret_response(request, created)
 
 
 def list_keys(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
@@ -115,8 +104,7 @@ def list_keys(services: Services, _caller: Caller, request: Request, _body: byte
         found = stored_keys.list_page(
             connection, text(request, "tenant"), state, after, asked.limit, newest_first=asked.newest_first
         )
-        now, held = clock(connection), budgets.of_keys(connection, found)
-    listed = [key_object(key, now, held.get(key.id)) for key in found]
+        listed = keys.key_objects(connection, found)
     return json_response(request, page_of(listed, asked.limit))
 
 
@@ -127,63 +115,44 @@ def retrieve_key(services: Services, _caller: Caller, request: Request, _body: b
         stored = stored_keys.get(connection, key_id)
         if stored is None:
             raise keys.unknown_key(key_id)
-        found = _key(connection, stored)
+        (found,) = keys.key_objects(connection, [stored])
     return json_response(request, found)
 
 
 def update_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/keys/{key_id}"""
-    key_id, wanted = _key_id(request), decode(body, UpdateKey)
+    key_id, requested = _key_id(request), decode(body, UpdateKey)
     with services.database.begin() as connection:
-        stored = keys.update_key(
-            connection, _actor(caller, request), key_id, lambda before: with_given(before, wanted)
-        )
-        changed = _key(connection, stored)
+        changed = keys.update_key(connection, actor_of(caller, request), key_id, requested)
     return json_response(request, changed)
 
 
 def rotate_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/keys/{key_id}/rotate"""
     key_id = _key_id(request)
-    wanted = decode(body, RotateKey) if body else RotateKey()
-    overlap = timedelta(seconds=wanted.overlap_seconds)
+    requested = decode(body, RotateKey) if body else RotateKey()
+    overlap = timedelta(seconds=requested.overlap_seconds)
     with services.database.begin() as connection:
-        made = keys.rotate_key(connection, _actor(caller, request), key_id, overlap)
-        created = _created(connection, made, key_id)
-    return _secret_response(request, created)
+        created = keys.rotate_key(connection, actor_of(caller, request), key_id, overlap)
+    return secret_response(request, created)
 
 
 def revoke_key(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/keys/{key_id}/revoke"""
     key_id = _key_id(request)
-    wanted = decode(body, RevokeKey) if body else RevokeKey()
+    requested = decode(body, RevokeKey) if body else RevokeKey()
     with services.database.begin() as connection:
-        ended = keys.revoke_key(connection, _actor(caller, request), key_id, end=wanted.end)
+        ended = keys.revoke_key(connection, actor_of(caller, request), key_id, end=requested.end)
     return json_response(request, RevokedKey(id=key_id, unfinished_responses=ended))
 
 
-def _actor(caller: Caller, request: Request) -> Actor:
+def actor_of(caller: Caller, request: Request) -> Actor:
+    """Whom the audit trail names."""
     return Actor(caller.actor, request.state.request_id)
 
 
-def _tenant(connection: Connection, name: str, stored: StoredTenant | None) -> Tenant:
-    held = {} if stored is None else budgets.of_tenants(connection, [stored])
-    return tenant_object(name, stored, held.get(name))
-
-
-def _key(connection: Connection, stored: StoredKey) -> Key:
-    return key_object(stored, clock(connection), budgets.of_keys(connection, [stored]).get(stored.id))
-
-
-def _created(connection: Connection, made: NewKey, replaces: str | None) -> CreatedKey:
-    stored = stored_keys.get(connection, made.id)
-    assert stored is not None
-    standing = budgets.of_keys(connection, [stored]).get(stored.id)
-    return created_key_object(stored, clock(connection), standing, made.text, replaces)
-
-
-def _secret_response(request: Request, created: CreatedKey) -> Response:
-    """The answer with a key's text, which nobody on the way keeps."""
+def secret_response(request: Request, created: Struct) -> Response:
+    """The answer with a new secret, which nobody on the way keeps."""
     answer = json_response(request, created)
     answer.headers["cache-control"] = "no-store"
     return answer

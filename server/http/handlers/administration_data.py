@@ -4,9 +4,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.administration import erasure
-from server.administration.actor import Actor
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
+from server.http.handlers.administration import actor_of
 from server.http.json_responses import json_response
 from server.http.query_and_headers import page_request
 from server.http.services import Services
@@ -29,17 +29,17 @@ ERASE_SECONDS = 8.0
 
 def erase_tenant(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/tenants/{tenant}/erase"""
-    wanted = decode(body, Erase) if body else Erase()
+    requested = decode(body, Erase) if body else Erase()
     tenant = request.path_params["tenant"]
-    subject = Subject(tenant, wanted.user, wanted.keep_usage)
+    subject = Subject(tenant, requested.user, requested.keep_usage)
     lease = services.config.lease_seconds
-    if wanted.dry_run:
+    if requested.dry_run:
         outcome = erasure.count(services.database, subject, lease)
     else:
         erasure.refuse_own_tenant(subject, caller.tenant)
-        actor = Actor(caller.actor, request.state.request_id)
+        actor = actor_of(caller, request)
         outcome = erasure.erase(services.database, actor, subject, lease, ERASE_SECONDS)
-    return json_response(request, _erasure(subject, outcome, dry_run=wanted.dry_run))
+    return json_response(request, _erasure(subject, outcome, dry_run=requested.dry_run))
 
 
 def _erasure(subject: Subject, outcome: Outcome, *, dry_run: bool) -> TenantErasure:

@@ -8,28 +8,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.administration import prices
-from server.administration.actor import Actor
 from server.administration.api_objects import (
     price_object,
-    price_of,
     replica_object,
-    time_of,
     trail_object,
     usage_object,
 )
+from server.administration.request_fields import time_of
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
 from server.errors import InvalidRequest
+from server.http.handlers.administration import actor_of
 from server.http.json_responses import json_response
 from server.http.query_and_headers import one_of, page_request, text, unix_seconds
 from server.http.services import Services
 from server.protocol.administration.objects import page_of, read_cursor
 from server.protocol.administration.requests import SetPrice
 from server.protocol.decode import decode
-from server.store.administration import audit_trail, usage_ledger
+from server.store.administration import audit_trail
 from server.store.administration import prices as stored_prices
 from server.store.administration.audit_trail import EntryFilter
-from server.store.administration.usage_ledger import GROUPS, Group, UsageFilter, UsageSum
+from server.store.administration.usage import GROUPS, NEVER, Group, UsageFilter, UsageRow, usage_page
 from server.store.cluster.replica_list import replicas_page
 from server.store.database import Connection, clock
 
@@ -40,10 +39,9 @@ DEFAULT_USAGE = timedelta(days=30)
 
 def set_price(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /admin/v1/prices"""
-    wanted = decode(body, SetPrice)
+    requested = decode(body, SetPrice)
     with services.database.begin() as connection:
-        price = price_of(wanted, clock(connection))
-        prices.set_price(connection, Actor(caller.actor, request.state.request_id), price)
+        price = prices.set_price(connection, actor_of(caller, request), requested)
     return json_response(request, price_object(price))
 
 
@@ -64,11 +62,9 @@ def usage(services: Services, _caller: Caller, request: Request, _body: bytes) -
     asked, groups = page_request(request, "asc"), _groups(request)
     after = _usage_cursor(asked.after, groups) if asked.after else None
 
-    def work(connection: Connection) -> list[UsageSum]:
+    def work(connection: Connection) -> list[UsageRow]:
         chosen = _usage_filter(request, clock(connection))
-        return usage_ledger.sums(
-            connection, chosen, groups, after, asked.limit, descending=asked.newest_first
-        )
+        return usage_page(connection, chosen, groups, after, asked.limit, descending=asked.newest_first)
 
     found = services.database.read(work)
     return json_response(request, page_of([usage_object(row, groups) for row in found], asked.limit))
@@ -103,10 +99,10 @@ def list_replicas(services: Services, _caller: Caller, request: Request, _body: 
 
 def _usage_filter(request: Request, now: datetime) -> UsageFilter:
     start, end = unix_seconds(request, "start_time"), unix_seconds(request, "end_time")
-    last = None if end is None else time_of(end)
+    before = now if end is None else time_of(end)
     return UsageFilter(
-        start=(last or now) - DEFAULT_USAGE if start is None else time_of(start),
-        end=last,
+        start=before - DEFAULT_USAGE if start is None else time_of(start),
+        end=NEVER if end is None else before,
         tenant=text(request, "tenant"),
         key_id=text(request, "key_id"),
         model=text(request, "model"),

@@ -6,8 +6,8 @@ from starlette.responses import Response
 
 from server.caller import Caller
 from server.http.json_responses import json_response
+from server.http.metrics_listener import CONTENT_TYPE
 from server.http.services import Services
-from server.metrics.exposition import CONTENT_TYPE
 from server.store.database import takes_writes
 from server.store.database_errors import DatabaseError
 from server.version import VERSION
@@ -67,4 +67,4 @@ def unready_reason(services: Services) -> str | None:
 def scrape(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
     """GET /metrics"""
     headers = {"x-request-id": request.state.request_id, "content-type": CONTENT_TYPE}
-    return Response(services.metrics.render(), headers=headers)
+    return Response(services.render_metrics(), headers=headers)

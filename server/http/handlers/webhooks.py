@@ -2,17 +2,14 @@
 
 from datetime import timedelta
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.administration import webhooks
-from server.administration.actor import Actor
-from server.administration.api_objects import with_given
-from server.administration.webhook_objects import delivery_object, endpoint_object, endpoint_with_secret
-from server.administration.webhooks import EndpointWithSecret
+from server.administration.api_objects import delivery_object, endpoint_object, endpoint_with_secret
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
+from server.http.handlers.administration import actor_of, secret_response
 from server.http.json_responses import json_response
 from server.http.query_and_headers import one_of, page_request, text
 from server.http.services import Services
@@ -20,6 +17,7 @@ from server.protocol import ids
 from server.protocol.administration.objects import page_of
 from server.protocol.decode import decode
 from server.protocol.webhooks import (
+    EVENT_TYPES,
     CreateEndpoint,
     CreateTenantEndpoint,
     DeletedEndpoint,
@@ -32,8 +30,7 @@ from server.protocol.webhooks import (
 )
 from server.store.database import Connection
 from server.store.webhooks import delivery_lists, endpoints
-from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
-from server.webhooks.messages import EVENT_TYPES
+from server.store.webhooks.endpoints import StoredEndpoint
 
 OVERLAP = timedelta(hours=24)
 """Of a rotation that keeps the old secret; OpenAI's value."""
@@ -42,19 +39,18 @@ ADMIN = "/admin/"
 
 def create_webhook_endpoint(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /v1/webhook_endpoints"""
-    wanted = decode(body, CreateTenantEndpoint if _is_admin(request) else CreateEndpoint)
-    tenant = wanted.tenant if isinstance(wanted, CreateTenantEndpoint) else caller.tenant
-    properties = with_given(EndpointProperties(), wanted)
+    requested = decode(body, CreateTenantEndpoint if _is_admin(request) else CreateEndpoint)
+    tenant = requested.tenant if isinstance(requested, CreateTenantEndpoint) else caller.tenant
     with services.database.begin() as connection:
         made = webhooks.create_endpoint(
             connection,
-            _actor(caller, request),
+            actor_of(caller, request),
             services.model.seal,
-            services.samples.door.allowed,
+            services.allowed_receivers,
             tenant,
-            properties,
+            requested,
         )
-    return _secret_response(request, made)
+    return secret_response(request, endpoint_with_secret(made.stored, made.secret))
 
 
 def list_webhook_endpoints(services: Services, caller: Caller, request: Request, _body: bytes) -> Response:
@@ -79,15 +75,14 @@ def retrieve_webhook_endpoint(services: Services, caller: Caller, request: Reque
 
 def update_webhook_endpoint(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /v1/webhook_endpoints/{webhook_endpoint_id}"""
-    wanted = decode(body, UpdateEndpoint)
+    requested = decode(body, UpdateEndpoint)
     with services.database.begin() as connection:
         stored = webhooks.update_endpoint(
             connection,
-            _actor(caller, request),
-            services.samples.door.allowed,
+            actor_of(caller, request),
+            services.allowed_receivers,
             _find(connection, caller, request, lock=True),
-            lambda before: with_given(before, wanted),
-            enabled=None if wanted.enabled is UNSET else wanted.enabled,
+            requested,
         )
     return json_response(request, endpoint_object(stored))
 
@@ -96,31 +91,31 @@ def delete_webhook_endpoint(services: Services, caller: Caller, request: Request
     """DELETE /v1/webhook_endpoints/{webhook_endpoint_id}"""
     with services.database.begin() as connection:
         stored = _find(connection, caller, request, lock=True)
-        webhooks.delete_endpoint(connection, _actor(caller, request), stored)
+        webhooks.delete_endpoint(connection, actor_of(caller, request), stored)
     return json_response(request, DeletedEndpoint(ids.webhook_endpoint_id(stored.id)))
 
 
 def rotate_webhook_secret(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret"""
-    wanted = decode(body, RotateSecret) if body else RotateSecret()
-    overlap = OVERLAP if wanted.keep_old_secret_active_for_24_hours else timedelta(0)
+    requested = decode(body, RotateSecret) if body else RotateSecret()
+    overlap = OVERLAP if requested.keep_old_secret_active_for_24_hours else timedelta(0)
     with services.database.begin() as connection:
         stored = _find(connection, caller, request, lock=True)
         made = webhooks.rotate_secret(
-            connection, _actor(caller, request), services.model.seal, stored, overlap
+            connection, actor_of(caller, request), services.model.seal, stored, overlap
         )
-    return _secret_response(request, made)
+    return secret_response(request, endpoint_with_secret(made.stored, made.secret))
 
 
 def test_webhook_endpoint(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /v1/webhook_endpoints/{webhook_endpoint_id}/test: sends a sample at once"""
-    wanted = decode(body, SendSample)
+    requested = decode(body, SendSample)
     with services.database.begin() as connection:
         stored = _find(connection, caller, request)
         sealed = endpoints.sealed_secrets(connection, stored.id)
-    status = services.samples.send(stored, sealed, wanted.event_type)
+    status = services.send_sample(stored, sealed, requested.event_type)
     endpoint = ids.webhook_endpoint_id(stored.id)
-    result = SampleResult(webhook_endpoint_id=endpoint, event_type=wanted.event_type, status_code=status)
+    result = SampleResult(webhook_endpoint_id=endpoint, event_type=requested.event_type, status_code=status)
     return json_response(request, result)
 
 
@@ -151,7 +146,7 @@ def redeliver_webhooks(services: Services, caller: Caller, request: Request, _bo
     with services.database.begin() as connection:
         stored = _find(connection, caller, request)
         delivery = request.path_params.get("delivery_id")
-        count = webhooks.redeliver(connection, _actor(caller, request), stored, delivery)
+        count = webhooks.redeliver(connection, actor_of(caller, request), stored, delivery)
     endpoint = ids.webhook_endpoint_id(stored.id)
     return json_response(request, Redelivered(webhook_endpoint_id=endpoint, deliveries=count))
 
@@ -164,14 +159,3 @@ def _is_admin(request: Request) -> bool:
 def _find(connection: Connection, caller: Caller, request: Request, *, lock: bool = False) -> StoredEndpoint:
     tenant = None if _is_admin(request) else caller.tenant
     return webhooks.find(connection, request.path_params["webhook_endpoint_id"], tenant, lock=lock)
-
-
-def _actor(caller: Caller, request: Request) -> Actor:
-    return Actor(caller.actor, request.state.request_id)
-
-
-def _secret_response(request: Request, made: EndpointWithSecret) -> Response:
-    """The answer with an endpoint's secret, which nobody on the way keeps."""
-    answer = json_response(request, endpoint_with_secret(made.stored, made.secret))
-    answer.headers["cache-control"] = "no-store"
-    return answer

@@ -6,8 +6,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 MAX_COUNT = 10**15
 MAX_INT32 = 2**31 - 1
+MAX_DECIMALS = 12
+"""Of an amount of money."""
 MAX_NAMES = 256
 """Models or tools of one key."""
+MAX_USER = 512
+"""Characters of an end user's name."""
+MAX_TEXT = 256
+"""Characters of a key's name, a tenant's contact, the name of a model or a tool."""
 MAX_SECONDS = 90 * 24 * 3600
 """Of the time for which a rotated key stays valid."""
 MAX_UNIX_SECONDS = 32503680000
@@ -17,64 +23,119 @@ Int32 = Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Count32 = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 CountOrZero = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-MAX_USER = 512
-"""Characters of an end user's name."""
 CountOrZero32 = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Days = Annotated[int, Meta(ge=0, le=36500)]
-UnixSeconds = Annotated[int, Meta(ge=0, le=MAX_UNIX_SECONDS)]
-Amount = Annotated[str, Meta(pattern=r"^[0-9]{1,15}(\.[0-9]{1,12})?$(?!\n)", max_length=28)]
+UnixSeconds = Annotated[int, Meta(ge=0, le=MAX_UNIX_SECONDS, extra={"kind": "time"})]
+Amount = Annotated[
+    str,
+    Meta(
+        pattern=rf"^[0-9]{{1,15}}(\.[0-9]{{1,{MAX_DECIMALS}}})?$(?!\n)",
+        max_length=16 + MAX_DECIMALS,
+        extra={"kind": "amount"},
+    ),
+]
 """Money, as text, so that no digit is lost."""
-ShortText = Annotated[str, Meta(max_length=256)]
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+ShortText = Annotated[str, Meta(max_length=MAX_TEXT)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
 Names = Annotated[list[Name], Meta(min_length=1, max_length=MAX_NAMES)]
-TenantName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$(?!\n)", max_length=63)]
+TenantName = Annotated[
+    str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$(?!\n)", max_length=63, extra={"kind": "tenant"})
+]
 ScopeName = Literal["read", "write", "metrics", "metadata", "admin"]
 PeriodName = Literal["day", "month", "total"]
 
 
 class LimitFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rate limits and budgets of a tenant or a key; null for no limit."""
+    """Rate limits and budgets of a tenant or a key."""
 
-    requests_per_minute: Count32 | UnsetType | None = UNSET
-    tokens_per_minute: Count | UnsetType | None = UNSET
-    budget_tokens: CountOrZero | UnsetType | None = UNSET
-    budget_cost: Amount | UnsetType | None = UNSET
-    budget_period: PeriodName | UnsetType = UNSET
+    requests_per_minute: Annotated[
+        Count32 | UnsetType | None, Meta(description="Requests a minute; null: no limit.")
+    ] = UNSET
+    tokens_per_minute: Annotated[
+        Count | UnsetType | None,
+        Meta(description="Tokens a minute: of prompts, and reserved for outputs; null: no limit."),
+    ] = UNSET
+    budget_tokens: Annotated[
+        CountOrZero | UnsetType | None,
+        Meta(description="Budget of input and output tokens in a period; null: no budget."),
+    ] = UNSET
+    budget_cost: Annotated[
+        Amount | UnsetType | None,
+        Meta(description="Budget of costs in a period, by the prices of models; null: no budget."),
+    ] = UNSET
+    budget_period: Annotated[
+        PeriodName | UnsetType, Meta(description="The budgets' period, in UTC; of a new one month.")
+    ] = UNSET
 
 
 class UpdateTenant(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/tenants/{tenant}; null leaves the server's setting."""
 
-    contact: ShortText | UnsetType = UNSET
-    max_unfinished: Count32 | UnsetType | None = UNSET
-    max_queued: CountOrZero32 | UnsetType | None = UNSET
-    max_stored_bytes: CountOrZero | UnsetType | None = UNSET
-    retention_days: Days | UnsetType | None = UNSET
-    conversation_days: Days | UnsetType | None = UNSET
+    contact: Annotated[ShortText | UnsetType, Meta(description="Contact, whom to ask.")] = UNSET
+    max_unfinished: Annotated[
+        Count32 | UnsetType | None,
+        Meta(description="Unfinished responses at a time on one replica; null: the server's setting."),
+    ] = UNSET
+    max_queued: Annotated[
+        CountOrZero32 | UnsetType | None,
+        Meta(description="Background responses that wait; null: the server's setting."),
+    ] = UNSET
+    max_stored_bytes: Annotated[
+        CountOrZero | UnsetType | None, Meta(description="Bytes stored; null: the server's setting.")
+    ] = UNSET
+    retention_days: Annotated[
+        Days | UnsetType | None,
+        Meta(description="Days until its new responses expire; 0: never; null: the server's setting."),
+    ] = UNSET
+    conversation_days: Annotated[
+        Days | UnsetType | None,
+        Meta(
+            description="Days until conversations that nothing changes expire; 0: never; null: the server's "
+            "setting."
+        ),
+    ] = UNSET
 
 
 class CreateTenant(UpdateTenant, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/tenants."""
 
-    id: TenantName
+    id: Annotated[TenantName, Meta(description="The tenant's name: a-z, 0-9, - and _.")]
 
 
 class UpdateKey(LimitFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /admin/v1/keys/{key_id}; null of models and tools allows all of them."""
+    """The body of POST /admin/v1/keys/{key_id}."""
 
-    name: ShortText | UnsetType = UNSET
-    priority_floor: Int32 | UnsetType = UNSET
-    scopes: Annotated[list[ScopeName], Meta(min_length=1, max_length=5)] | UnsetType = UNSET
-    models: Names | UnsetType | None = UNSET
-    tools: Names | UnsetType | None = UNSET
-    ends_streams: bool | UnsetType = UNSET
-    expires_at: UnixSeconds | UnsetType | None = UNSET
+    name: Annotated[ShortText | UnsetType, Meta(description="Name, a note for yourself.")] = UNSET
+    scopes: Annotated[
+        Annotated[list[ScopeName], Meta(min_length=1, max_length=5)] | UnsetType,
+        Meta(description="Scopes, what it may do; of a new one read and write."),
+    ] = UNSET
+    expires_at: Annotated[
+        UnixSeconds | UnsetType | None, Meta(description="When it expires; null: never.")
+    ] = UNSET
+    priority_floor: Annotated[
+        Int32 | UnsetType,
+        Meta(description="Most urgent priority of its requests; a lower number is more urgent."),
+    ] = UNSET
+    models: Annotated[Names | UnsetType | None, Meta(description="Models that it may use; null: all.")] = (
+        UNSET
+    )
+    tools: Annotated[
+        Names | UnsetType | None,
+        Meta(
+            description="Tools run by the server that it may use: labels of tool servers, URLs of MCP "
+            "servers, types such as code_interpreter; null: all."
+        ),
+    ] = UNSET
+    ends_streams: Annotated[
+        bool | UnsetType, Meta(description="What runs with it ends when it expires or is revoked.")
+    ] = UNSET
 
 
 class CreateKey(UpdateKey, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/keys."""
 
-    tenant: TenantName
+    tenant: Annotated[TenantName, Meta(description="Whose it is.")]
 
 
 class RotateKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,10 +166,12 @@ class Erase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SetPrice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /admin/v1/prices: of 1,000,000 tokens of a model."""
 
-    model: Name
-    input: Amount
-    cached_input: Amount | None = None
-    """If null, as `input`."""
-    output: Amount
-    valid_from: UnixSeconds | None = None
-    """If null, now."""
+    model: Annotated[Name, Meta(description="Model, by its name.")]
+    input: Annotated[Amount, Meta(description="Price of tokens of the prompt.")]
+    cached_input: Annotated[
+        Amount | None, Meta(description="Price of cached tokens of the prompt; null: as of the others.")
+    ] = None
+    output: Annotated[Amount, Meta(description="Price of tokens of the output.")]
+    valid_from: Annotated[
+        UnixSeconds | None, Meta(description="From when on, in UTC unless it has a zone; null: now.")
+    ] = None

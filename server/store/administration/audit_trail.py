@@ -6,17 +6,16 @@ out of entries (`erasure/tenant_rows.py`).
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, Row, func, select, text
+from sqlalchemy import Connection, select, text
 
 from server.store.administration.operator_tables import audit_trail
-from server.store.pages import page
+from server.store.keyset_page import page
 
 log = logging.getLogger("holdfast.audit")
 
@@ -46,7 +45,6 @@ ACTIONS = {
     "response.run_again": "somebody in the console ran a response again, as a new one of its tenant",
     "console.save_view": "somebody saved a filter of the history or an SQL query in the console",
     "console.delete_view": "somebody deleted a saved filter or query in the console",
-    "console.audit": "somebody had the console check the newest responses",
     "console.sql": "somebody ran a query on the console's SQL page, whose first 2,000 characters are kept",
     "conversation.delete": "a caller deleted a conversation",
     "conversation.delete_item": "a caller took an item out of a conversation",
@@ -61,9 +59,6 @@ ACTIONS = {
     "process.stop": "a server process ended as asked",
 }
 """Every action, and what it says."""
-
-MAX_LISTED = 10_000
-"""Entries of one answer of `entries`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +101,6 @@ def record(
     log.info("%s by %s: %s", action, actor, target or "-", extra={"tenant": tenant, "request_id": request_id})
 
 
-def entries(
-    connection: Connection,
-    *,
-    age: timedelta | None = None,
-    tenant: str | None = None,
-    action: str = "",
-    limit: int = MAX_LISTED,
-) -> Iterator[Entry]:
-    """The newest entries, oldest first: of the last `age`, of a tenant, whose action begins with `action`."""
-    query = select(*(audit_trail.c[name] for name in Entry.__dataclass_fields__))
-    if age is not None:
-        query = query.where(audit_trail.c.at >= func.clock_timestamp() - age)
-    if tenant is not None:
-        query = query.where(audit_trail.c.tenant == tenant)
-    if action:
-        query = query.where(audit_trail.c.action.startswith(action, autoescape=True))
-    newest = query.order_by(audit_trail.c.at.desc(), audit_trail.c.id).limit(limit)
-    for row in reversed(connection.execute(newest).all()):
-        yield _entry(row)
-
-
-def _entry(row: Row[Any]) -> Entry:
-    return Entry(**{**row._mapping, "details": msgspec.json.decode(row.details)})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFilter:
     """Which entries are listed; None is any."""
@@ -166,4 +136,4 @@ def entries_page(
         if start is None:
             return None
     rows = connection.execute(page(query, (columns.at, columns.id), start, limit, descending=newest_first))
-    return [_entry(row) for row in rows]
+    return [Entry(**{**row._mapping, "details": msgspec.json.decode(row.details)}) for row in rows]

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert
 
 from server.store.administration.operator_tables import prices
-from server.store.pages import page
+from server.store.keyset_page import page
 
 COST: Final = """
     select 0.000001 * ((e.input_tokens::bigint - e.cached_tokens) * p.input
@@ -40,24 +40,15 @@ def set_price(connection: Connection, price: Price) -> None:
     )
 
 
-def list_all(connection: Connection, model: str | None = None) -> list[Price]:
-    """Every price, or those of a model; by model, the latest first."""
-    query = select(*(prices.c[name] for name in Price.__dataclass_fields__))
-    if model is not None:
-        query = query.where(prices.c.model == model)
-    rows = connection.execute(query.order_by(prices.c.model, prices.c.valid_from.desc()))
-    return [Price(*row) for row in rows]
-
-
 def list_page(
     connection: Connection,
     model: str | None,
-    after: tuple[str, datetime] | None,
-    limit: int,
+    after: tuple[str, datetime] | None = None,
+    limit: int | None = None,
     *,
-    descending: bool,
+    descending: bool = False,
 ) -> list[Price]:
-    """The prices that come after that of a model and time, by these; one more than `limit`."""
+    """The prices that come after that of a model and time, by these; one more than `limit`, or all."""
     query = select(*(prices.c[name] for name in Price.__dataclass_fields__))
     if model is not None:
         query = query.where(prices.c.model == model)

@@ -25,7 +25,7 @@ from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Sc
 from server.store.administration import tenants
 from server.store.administration.limit_columns import limit_values, limits_of_row
 from server.store.administration.operator_tables import api_keys, key_requirement, seal_keys
-from server.store.pages import page
+from server.store.keyset_page import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,14 +199,6 @@ def record_use(connection: Connection, tenant: str, key_id: str) -> bool:
     return used is True
 
 
-def list_all(connection: Connection, tenant: str | None) -> list[StoredKey]:
-    """Every key, newest first, or one tenant's."""
-    query = _KEYS.order_by(api_keys.c.created_at.desc())
-    if tenant is not None:
-        query = query.where(api_keys.c.tenant == tenant)
-    return [_key(row) for row in connection.execute(query)]
-
-
 KeyState = Literal["valid", "expired", "revoked"]
 _STATES: dict[KeyState, ColumnElement[bool]] = {
     "valid": _VALID,
@@ -218,13 +210,13 @@ _STATES: dict[KeyState, ColumnElement[bool]] = {
 def list_page(
     connection: Connection,
     tenant: str | None,
-    state: KeyState | None,
-    after: StoredKey | None,
-    limit: int,
+    state: KeyState | None = None,
+    after: StoredKey | None = None,
+    limit: int | None = None,
     *,
-    newest_first: bool,
+    newest_first: bool = True,
 ) -> list[StoredKey]:
-    """The keys that come after a key, by age; one more than `limit` if there are so many."""
+    """The keys that come after a key, by age; one more than `limit`, or all."""
     query = _KEYS
     if tenant is not None:
         query = query.where(api_keys.c.tenant == tenant)

@@ -12,7 +12,7 @@ from server.caller import SERVER_SETTINGS, TenantSettings
 from server.store.administration import operator_tables
 from server.store.administration.limit_columns import NAMES, limit_values, limits_of_row
 from server.store.administration.operator_tables import api_keys
-from server.store.pages import page
+from server.store.keyset_page import page
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +74,14 @@ def settings_of(connection: Connection, tenant: str) -> TenantSettings:
     return SERVER_SETTINGS if stored is None else stored.settings
 
 
-def list_all(connection: Connection) -> list[StoredTenant]:
-    """The tenants with settings of their own, by name."""
-    return [_tenant(row) for row in connection.execute(select(TABLE).order_by(TABLE.c.tenant))]
-
-
-def names(connection: Connection) -> list[str]:
-    """Every tenant that has settings or a key, by name."""
-    known = select(TABLE.c.tenant).union(select(api_keys.c.tenant)).order_by("tenant")
-    return list(connection.scalars(known))
-
-
-def names_page(connection: Connection, after: str | None, limit: int, *, descending: bool) -> list[str]:
-    """The names of the tenants with settings or keys that come after a name; one more than `limit`."""
+def names_page(
+    connection: Connection,
+    after: str | None = None,
+    limit: int | None = None,
+    *,
+    descending: bool = False,
+) -> list[str]:
+    """The names of tenants with settings or keys that come after a name; one more than `limit`, or all."""
     known = select(TABLE.c.tenant).union(select(api_keys.c.tenant)).subquery()
     query = page(select(known.c.tenant), [known.c.tenant], after and [after], limit, descending=descending)
     return list(connection.scalars(query))

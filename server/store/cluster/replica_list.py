@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, func, select, text
 
-from server.store.pages import page
+from server.store.keyset_page import page
 from server.store.tables import replicas
 
 _COLUMNS = ("id", "state", "role", "host", "pid", "version", "models", "started_at")

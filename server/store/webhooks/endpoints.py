@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
 
 from server.store.administration.operator_tables import webhook_endpoints
-from server.store.pages import page
+from server.store.keyset_page import page
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +92,17 @@ def get(
 def list_page(
     connection: Connection,
     tenant: str | None,
-    after: StoredEndpoint | None,
-    limit: int,
+    after: StoredEndpoint | None = None,
+    limit: int | None = None,
     *,
-    newest_first: bool,
+    newest_first: bool = False,
 ) -> list[StoredEndpoint]:
-    """The endpoints that come after one, by age; one more than `limit` if there are so many."""
+    """The endpoints that come after one, by age; one more than `limit`, or all."""
     query = _SELECT if tenant is None else _SELECT.where(_COLUMNS.tenant == tenant)
     start = None if after is None else (after.created_at, after.id)
     order = (_COLUMNS.created_at, _COLUMNS.id)
     rows = connection.execute(page(query, order, start, limit, descending=newest_first))
     return [_endpoint(row) for row in rows]
-
-
-def list_all(connection: Connection, tenant: str | None) -> list[StoredEndpoint]:
-    """Every endpoint, or a tenant's, oldest first."""
-    query = _SELECT if tenant is None else _SELECT.where(_COLUMNS.tenant == tenant)
-    return [_endpoint(row) for row in connection.execute(query.order_by(_COLUMNS.created_at, _COLUMNS.id))]
 
 
 def set_properties(connection: Connection, endpoint: UUID, properties: EndpointProperties) -> None:

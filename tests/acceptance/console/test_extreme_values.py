@@ -6,8 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.console.figures import usage
-from server.console.pages import history
+from server.console.pages import history, usage
 from server.console.pages.administration import trail
 from server.console.routes import PAGES
 from tests.acceptance.console.conftest import Operated

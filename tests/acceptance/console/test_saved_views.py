@@ -1,4 +1,4 @@
-"""Saved views of the history and the SQL page, and the page of promises."""
+"""Saved views of the history and the SQL page."""
 
 import html
 import re
@@ -11,9 +11,6 @@ from tests.acceptance.console.console_site import Site
 from tests.acceptance.console.console_site import console as console  # fixtures, as are the next
 from tests.acceptance.console.console_site import metadata_console as metadata_console
 from tests.acceptance.console.console_site import site as site
-from tests.fix_server import Connect
-from tests.support.eventually import eventually
-from tests.support.server_process import MODEL
 
 
 def test_a_filter_of_the_history_is_saved_opened_and_deleted(console: Console, site: Site) -> None:
@@ -75,28 +72,3 @@ def test_a_page_has_a_bounded_number_of_views(console: Console, site: Site) -> N
 def test_a_metadata_key_neither_sees_nor_saves_views(metadata_console: Console) -> None:
     assert "Saved views" not in metadata_console.get("/console/history").text
     assert metadata_console.post("/console/saved_views", {"page": "sql"}).status_code == 403
-
-
-def test_the_newest_responses_are_checked_and_findings_lead_to_them(
-    console: Console, metadata_console: Console, site: Site, connect: Connect
-) -> None:
-    assert "No check has run" in console.get("/console/promises").text
-    client = connect(site.server, site.admin_key)
-    responses = [client.responses.create(model=MODEL, input="Hello").id for _ in range(2)]
-    assert "nothing is wrong" in _checked(console)
-    damage = "update responses set output_tokens = output_tokens + 1 where id = admin.uuid_of(%s) returning 1"
-    site.sql(damage, responses[0])
-    page = _checked(console)
-    assert f'href="/console/responses/{responses[0]}"' in page
-    assert f'href="/console/responses/{responses[1]}"' not in page
-    seen = metadata_console.get("/console/promises").text
-    assert responses[0] in seen
-    assert 'method="post"' not in seen
-    assert metadata_console.post("/console/promises").status_code == 403
-
-
-def _checked(console: Console) -> str:
-    console.get("/console/promises")
-    assert console.post("/console/promises").status_code == 303
-    eventually(lambda: "A check runs" not in console.get("/console/promises").text)
-    return console.get("/console/promises").text

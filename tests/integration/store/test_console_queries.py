@@ -14,16 +14,17 @@ from sqlalchemy import Connection, event, text
 
 from bench.generated_rows import fill
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
-from server.store.console import history, time_limit, usage
+from server.store.administration import usage
+from server.store.administration.usage import MAX_CHARTED, MAX_GROUPS, Grouping, UsageFilter, UsageRow
+from server.store.console import history, time_limit
 from server.store.console.history import Cursor, HistoryFilter
 from server.store.console.time_limit import TimeOver
-from server.store.console.usage import MAX_CHARTED, MAX_GROUPS, Grouping, UsageFilter, UsageRow
 from server.store.database import Database
 from server.store.schema import partitions
 from tests.fix_postgres import temporary_database
 
 TODAY = datetime.now(UTC).date()
-ALL = UsageFilter(first=TODAY - timedelta(days=100), last=TODAY + timedelta(days=1))
+ALL = UsageFilter.of_days(TODAY - timedelta(days=100), TODAY + timedelta(days=1))
 """Also what is written after midnight."""
 SUMS = UsageRow._fields[UsageRow._fields.index("responses") :]
 VIEW_SUMS = """
@@ -91,9 +92,8 @@ def test_the_chart_has_the_largest_groups_of_each_day(filled: Database) -> None:
 
 
 def test_conditions_and_days_narrow_all_sums(filled: Database) -> None:
-    wanted = UsageFilter(
-        first=TODAY - timedelta(days=30), last=TODAY - timedelta(days=3), tenant="acme", model="qwen3-8b"
-    )
+    days = (TODAY - timedelta(days=30), TODAY - timedelta(days=3))
+    wanted = UsageFilter.of_days(*days, tenant="acme", model="qwen3-8b")
     (total,) = [row for row in read(filled, wanted) if row.part == "total"]
     condition = "tenant = 'acme' and model = 'qwen3-8b' and day between %s and %s"
     query = f"select {VIEW_SUMS} from admin.usage_daily where {condition}"
@@ -102,7 +102,7 @@ def test_conditions_and_days_narrow_all_sums(filled: Database) -> None:
 
 
 def test_a_period_without_responses_is_all_zeros(filled: Database) -> None:
-    found = read(filled, UsageFilter(first=date(2001, 1, 1), last=date(2001, 1, 7)))
+    found = read(filled, UsageFilter.of_days(date(2001, 1, 1), date(2001, 1, 7)))
     assert [sums(row) for row in found] == [(0, 0, 0, 0, 0, 0, Decimal(0), 0)]
 
 

@@ -2,9 +2,9 @@
 
 import psycopg
 
-from server.metrics.cluster_series import ClusterSampler, cluster_series
+from server.metrics.cluster_sampler import ClusterSampler, cluster_families
 from server.store.cluster import leases
-from server.store.cluster.overview import read_overview
+from server.store.cluster.cluster_overview import read_overview
 from server.store.database import Database
 
 
@@ -16,7 +16,7 @@ def _register(database: Database, role: str = "all") -> None:
 
 
 def _series(sampler: ClusterSampler) -> dict[str, float]:
-    return {sample.name: sample.value for family in cluster_series(sampler) for sample in family.samples}
+    return {sample.name: sample.value for family in cluster_families(sampler) for sample in family.samples}
 
 
 def test_an_empty_database_has_nothing_unfinished_and_nothing_overdue(database: Database) -> None:

@@ -11,13 +11,13 @@ from server.administration.keys import create_key, rotate_key
 from server.caller import Limits, Period
 from server.limits.budgets import Budgets
 from server.maintenance import retention
+from server.protocol.administration.requests import CreateKey
 from server.protocol.ids import new_uuid
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store.administration import budgets, metering, prices, spend, stored_keys
 from server.store.administration.budgets import BudgetOwner, NewReservation, Standing
 from server.store.administration.prices import Price
-from server.store.administration.stored_keys import KeyProperties
 from server.store.cluster.leases import mark_stopped, register_replica
 from server.store.database import Connection, Database
 from server.store.disk_space import Disk
@@ -107,7 +107,7 @@ def test_a_period_has_what_was_spent_in_it(database: Database, period: Period, t
 
 def test_a_rotated_key_goes_on_with_the_budget_of_the_first(database: Database) -> None:
     with database.begin() as connection:
-        first = create_key(connection, ACTOR, "acme", KeyProperties(limits=Limits(budget_tokens=5))).id
+        first = create_key(connection, ACTOR, CreateKey(tenant="acme", budget_tokens=5)).id
         second = rotate_key(connection, ACTOR, first, timedelta(hours=1)).id
         third = rotate_key(connection, ACTOR, second, timedelta(0)).id
         for key in (first, second, third, None):
@@ -220,7 +220,7 @@ def test_an_unfinished_response_keeps_its_reservation_when_its_replica_is_gone(d
 def test_a_further_turn_reserves_its_prompt_while_the_budget_has_room_for_it(database: Database) -> None:
     with database.begin() as connection:
         replica = new_replica(connection)
-        key = create_key(connection, ACTOR, "acme", KeyProperties(limits=Limits(budget_tokens=150))).id
+        key = create_key(connection, ACTOR, CreateKey(tenant="acme", budget_tokens=150)).id
         response = reserve(connection, replica, key)
     budget = Budgets(database, replica)
     assert [budget.reserve_turn("acme", key, response, "m", 30) for _ in range(2)] == [True, False]

@@ -83,9 +83,9 @@ def test_keys_are_listed_newest_first_and_by_tenant(database: Database) -> None:
     with database.begin() as connection:
         first, second, third = add(connection, "a", "1"), add(connection, "b", "2"), add(connection, "a", "3")
         stored_keys.revoke(connection, first)
-        assert [key.id for key in stored_keys.list_all(connection, None)] == [third, second, first]
-        assert [key.id for key in stored_keys.list_all(connection, "a")] == [third, first]
-        assert stored_keys.list_all(connection, "c") == []
+        assert [key.id for key in stored_keys.list_page(connection, None)] == [third, second, first]
+        assert [key.id for key in stored_keys.list_page(connection, "a")] == [third, first]
+        assert stored_keys.list_page(connection, "c") == []
 
 
 def test_a_use_is_noted_and_not_again_within_a_minute(database: Database) -> None:

@@ -1,18 +1,14 @@
 """The bounds of docs/limits.md: short to read, and the same wherever the code has them twice."""
 
-from server.administration import checks, keys
 from server.outbound_http import allowed_addresses
 from server.protocol import webhooks
-from server.protocol.administration import requests
 from tests.support.documents import LIMITS
 
 MOST_BYTES = 9_216
 """Of the parts that users read."""
 
 
-def test_the_admin_api_has_the_bounds_of_the_commands() -> None:
-    assert (requests.MAX_NAMES, requests.MAX_COUNT) == (checks.MAX_NAMES, checks.MAX_COUNT)
-    assert keys.MAX_OVERLAP.total_seconds() == requests.MAX_SECONDS
+def test_the_api_takes_the_addresses_that_the_server_calls() -> None:
     assert webhooks.MAX_URL == allowed_addresses.MAX_URL
 
 

@@ -1,8 +1,8 @@
 """The erasure of a tenant or of an end user: a form, what would be removed, and the removal."""
 
 from server.administration import erasure
+from server.administration.request_fields import read_request
 from server.console.console_request import ConsoleRequest
-from server.console.forms import read_body
 from server.console.pages.administration.tenants import tenant_of
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
@@ -38,10 +38,10 @@ def erase(console: ConsoleRequest) -> Answer:
 
 
 def _subject(console: ConsoleRequest) -> Subject:
-    """Whom the form names. Raises DecodeFailure."""
+    """Whom the form names. Raises InvalidRequest."""
     user = console.form.get("user", "") or None
-    wanted = read_body({"user": user, "keep_usage": "keep_usage" in console.form}, Erase)
-    return Subject(tenant_of(console), wanted.user, wanted.keep_usage)
+    requested = read_request({"user": user, "keep_usage": "keep_usage" in console.form}, Erase)
+    return Subject(tenant_of(console), requested.user, requested.keep_usage)
 
 
 def _page(console: ConsoleRequest, subject: Subject, outcome: Outcome | None, *, erased: bool) -> Answer:

@@ -3,18 +3,17 @@
 import secrets
 from datetime import timedelta
 
+import msgspec
+
 from server.administration import keys
-from server.administration.api_objects import key_object, with_given
-from server.caller import SCOPES
+from server.administration.request_fields import read_request
 from server.console.console_request import ConsoleRequest
-from server.console.forms import key_values, read_body, whole_number
+from server.console.forms import form_fields, read_form, whole_number
 from server.errors import InvalidRequest, NotFound
 from server.http.asgi.answers import Answer
 from server.http.handlers.administration import KEY_STATES
 from server.protocol.administration.requests import CreateKey, RevokeKey, RotateKey, UpdateKey
-from server.store.administration import budgets, stored_keys
-from server.store.administration.stored_keys import KeyProperties
-from server.store.database import clock
+from server.store.administration import stored_keys
 
 PAGE_ROWS = 100
 MAX_FORM_ID = 64
@@ -27,16 +26,14 @@ def index(console: ConsoleRequest) -> Answer:
         raise InvalidRequest(f"state is one of {', '.join(KEY_STATES)}.", param="state")
     with console.services.database.begin() as connection:
         last = stored_keys.get(connection, after) if after else None
-        found = stored_keys.list_page(connection, tenant, state, last, PAGE_ROWS, newest_first=True)
-        now, held = clock(connection), budgets.of_keys(connection, found)
+        found = stored_keys.list_page(connection, tenant, state, last, PAGE_ROWS)
+        listed = keys.key_objects(connection, found[:PAGE_ROWS])
     return console.page(
         "administration/keys.html",
-        held=held,
-        keys=found[:PAGE_ROWS],
+        keys=listed,
         more=len(found) > PAGE_ROWS,
         arguments={"tenant": tenant or "", "state": state or ""},
         states=KEY_STATES,
-        now=now,
     )
 
 
@@ -44,53 +41,48 @@ def show(console: ConsoleRequest) -> Answer:
     """GET /console/keys/{key_id}"""
     key_id = _key_of(console)
     with console.services.database.begin() as connection:
-        stored, now = stored_keys.get(connection, key_id), clock(connection)
+        stored = stored_keys.get(connection, key_id)
         if stored is None:
             raise NotFound(f"There is no key {key_id}.")
-        standing = budgets.of_keys(connection, [stored]).get(key_id)
-    key = key_object(stored, now, standing)
-    return console.page("administration/key.html", stored=stored, key=key, scopes=SCOPES, now=now)
+        (key,) = keys.key_objects(connection, [stored])
+    fields = form_fields(UpdateKey, msgspec.structs.asdict(key))
+    return console.page("administration/key.html", key=key, fields=fields)
 
 
 def create(console: ConsoleRequest) -> Answer:
     """POST /console/tenants/{tenant}/keys: the answer has the key's text; a form makes one key"""
-    values = {"tenant": console.request.path_params["tenant"], **key_values(console.form)}
-    wanted = read_body(values, CreateKey)
+    requested = read_form(console.form, CreateKey, tenant=console.request.path_params["tenant"])
     once = console.form.get("once", "")
     if not 1 <= len(once) <= MAX_FORM_ID:
         raise InvalidRequest("Open the tenant's page again to make a key.", param="once")
     with console.services.database.begin() as connection:
-        made = keys.create_key(
-            connection, console.actor, wanted.tenant, with_given(KeyProperties(), wanted), once
-        )
-    return console.page("administration/new_key.html", made=made, tenant=wanted.tenant, replaces=None)
+        made = keys.create_key(connection, console.actor, requested, once)
+    return console.page("administration/new_key.html", made=made)
 
 
 def update(console: ConsoleRequest) -> Answer:
     """POST /console/keys/{key_id}"""
-    key_id, wanted = _key_of(console), read_body(key_values(console.form), UpdateKey)
+    key_id, requested = _key_of(console), read_form(console.form, UpdateKey)
     with console.services.database.begin() as connection:
-        keys.update_key(connection, console.actor, key_id, lambda before: with_given(before, wanted))
+        keys.update_key(connection, console.actor, key_id, requested)
     return console.redirect(f"/console/keys/{key_id}")
 
 
 def rotate(console: ConsoleRequest) -> Answer:
     """POST /console/keys/{key_id}/rotate: the answer has the new key's text"""
     hours = whole_number(console.form, "overlap_hours")
-    wanted = read_body({} if hours is None else {"overlap_seconds": hours * 3600}, RotateKey)
-    key_id, overlap = _key_of(console), timedelta(seconds=wanted.overlap_seconds)
+    requested = read_request({} if hours is None else {"overlap_seconds": hours * 3600}, RotateKey)
+    key_id, overlap = _key_of(console), timedelta(seconds=requested.overlap_seconds)
     with console.services.database.begin() as connection:
         made = keys.rotate_key(connection, console.actor, key_id, overlap)
-        stored = stored_keys.get(connection, made.id)
-    tenant = "" if stored is None else stored.tenant
-    return console.page("administration/new_key.html", made=made, tenant=tenant, replaces=key_id)
+    return console.page("administration/new_key.html", made=made)
 
 
 def revoke(console: ConsoleRequest) -> Answer:
     """POST /console/keys/{key_id}/revoke: with `end` also all that runs with it"""
-    key_id, wanted = _key_of(console), RevokeKey(end="end" in console.form)
+    key_id, requested = _key_of(console), RevokeKey(end="end" in console.form)
     with console.services.database.begin() as connection:
-        keys.revoke_key(connection, console.actor, key_id, end=wanted.end)
+        keys.revoke_key(connection, console.actor, key_id, end=requested.end)
     return console.redirect(f"/console/keys/{key_id}")
 
 

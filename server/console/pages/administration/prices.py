@@ -1,13 +1,11 @@
 """Prices of models: the list, and one set."""
 
 from server.administration import prices
-from server.administration.api_objects import price_of
 from server.console.console_request import ConsoleRequest
-from server.console.forms import price_values, read_body
+from server.console.forms import form_fields, read_form
 from server.http.asgi.answers import Answer
 from server.protocol.administration.requests import SetPrice
 from server.store.administration import prices as stored_prices
-from server.store.database import clock
 
 MAX_ROWS = 500
 
@@ -23,6 +21,7 @@ def index(console: ConsoleRequest) -> Answer:
         prices=rows[:MAX_ROWS],
         more=len(rows) > MAX_ROWS,
         limit=MAX_ROWS,
+        fields=form_fields(SetPrice, {}),
         models=console.services.model.names,
         model=model or "",
     )
@@ -30,7 +29,7 @@ def index(console: ConsoleRequest) -> Answer:
 
 def set_price(console: ConsoleRequest) -> Answer:
     """POST /console/prices"""
-    wanted = read_body(price_values(console.form), SetPrice)
+    requested = read_form(console.form, SetPrice)
     with console.services.database.begin() as connection:
-        prices.set_price(connection, console.actor, price_of(wanted, clock(connection)))
+        prices.set_price(connection, console.actor, requested)
     return console.redirect("/console/prices")

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from urllib.parse import urlencode
 from uuid import UUID
 
-from server.administration.api_objects import time_of
+from server.administration.request_fields import read_time, time_of
 from server.console.console_request import ConsoleRequest
-from server.console.forms import unix_seconds
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.store.administration import audit_trail
@@ -15,7 +14,8 @@ from server.store.console.time_limit import TIME_LIMIT_MS
 from server.store.database import Connection, set_timeouts
 
 PAGE_ROWS = 100
-_FIELDS = ("actor", "action", "tenant", "target", "since", "until")
+_TIMES = ("since", "until")
+_FIELDS = ("actor", "action", "tenant", "target", *_TIMES)
 CONTENT_ACTIONS = frozenset({"console.sql"})
 """Those whose details only admins see."""
 
@@ -46,14 +46,14 @@ def show(console: ConsoleRequest) -> Answer:
 
 def read_filter(arguments: Mapping[str, str]) -> EntryFilter:
     """The filter of a page's address. Raises InvalidRequest."""
-    since, until = unix_seconds(arguments, "since"), unix_seconds(arguments, "until")
+    times = {name: time_of(read_time(arguments[name], name)) for name in _TIMES if arguments.get(name)}
     return EntryFilter(
         actor=arguments.get("actor"),
         action=arguments.get("action"),
         tenant=arguments.get("tenant"),
         target=arguments.get("target"),
-        since=None if since is None else time_of(since),
-        until=None if until is None else time_of(until),
+        since=times.get("since"),
+        until=times.get("until"),
     )
 
 

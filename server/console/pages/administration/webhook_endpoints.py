@@ -1,47 +1,35 @@
 """A tenant's webhook endpoints: made, enabled, disabled, given a new secret, deleted."""
 
 from server.administration import webhooks
-from server.administration.api_objects import with_given
 from server.administration.webhooks import EndpointWithSecret
 from server.console.console_request import ConsoleRequest
-from server.console.forms import read_body
+from server.console.forms import read_form
 from server.console.pages.administration.tenants import tenant_of
 from server.http.asgi.answers import Answer
 from server.http.handlers.webhooks import OVERLAP
-from server.protocol.webhooks import CreateTenantEndpoint
+from server.protocol.webhooks import CreateEndpoint, UpdateEndpoint
 from server.store.database import Connection
-from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
-from server.webhooks.messages import EVENT_TYPES
+from server.store.webhooks.endpoints import StoredEndpoint
 
 
 def create(console: ConsoleRequest) -> Answer:
     """POST /console/tenants/{tenant}/webhook_endpoints: the answer has its secret"""
-    values = {
-        "tenant": tenant_of(console),
-        "name": console.form.get("name", "").strip(),
-        "url": console.form.get("url", "").strip(),
-        "event_types": [name for name in EVENT_TYPES if name in console.form],
-        "all_responses": "all_responses" in console.form,
-    }
-    wanted = read_body(values, CreateTenantEndpoint)
-    properties = with_given(EndpointProperties(), wanted)
-    seal, allowed = console.services.model.seal, console.services.samples.door.allowed
+    requested = read_form(console.form, CreateEndpoint)
+    seal, allowed = console.services.model.seal, console.services.allowed_receivers
     with console.services.database.begin() as connection:
         made = webhooks.create_endpoint(
-            connection, console.actor, seal, allowed, tenant_of(console), properties
+            connection, console.actor, seal, allowed, tenant_of(console), requested
         )
     return _secret_page(console, made)
 
 
 def set_enabled(console: ConsoleRequest) -> Answer:
     """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}: `enabled` is yes or no"""
-    enabled = console.form.get("enabled") == "yes"
-    allowed = console.services.samples.door.allowed
+    change = UpdateEndpoint(enabled=console.form.get("enabled") == "yes")
+    allowed = console.services.allowed_receivers
     with console.services.database.begin() as connection:
         stored = _find(connection, console)
-        webhooks.update_endpoint(
-            connection, console.actor, allowed, stored, lambda before: before, enabled=enabled
-        )
+        webhooks.update_endpoint(connection, console.actor, allowed, stored, change)
     return console.redirect(f"/console/tenants/{stored.tenant}")
 
 

@@ -1,7 +1,6 @@
 import pytest
 
 from server.configuration.environment import load
-from server.configuration.running_limit import running_limit
 
 
 @pytest.mark.parametrize(
@@ -19,4 +18,4 @@ from server.configuration.running_limit import running_limit
     ids=str,
 )
 def test_a_replica_runs_what_its_servers_take_unless_told(settings: dict[str, str], limit: int) -> None:
-    assert running_limit(load(settings, {})) == limit
+    assert load(settings, {}).running_limit == limit

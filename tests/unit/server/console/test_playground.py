@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.console.playground import code_samples, request_body
+from server.console.pages.playground import code_samples, request_body
 from server.errors import InvalidRequest
 
 

@@ -3,7 +3,7 @@ from uuid import UUID
 
 import pytest
 
-from server.console.search import MAX_CHARS, find_response, read_filter
+from server.console.pages.history import MAX_CHARS, find_response, read_filter
 from server.errors import InvalidRequest
 from server.store.console.history import HistoryFilter
 

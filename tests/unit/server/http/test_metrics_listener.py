@@ -17,7 +17,7 @@ LIMIT = 32
 @pytest.fixture
 def url() -> Iterator[str]:
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    listener = MetricsListener(listening, Metrics(), Config(max_connections=LIMIT))
+    listener = MetricsListener(listening, Metrics().render, Config(max_connections=LIMIT))
     listener.start()
     yield f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
     listener.stop()

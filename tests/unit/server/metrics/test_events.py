@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 from server.generation.hosted_tools import ToolResult
 from server.metrics.events import MAX_TENANTS, MAX_TOOLS, Events
-from server.metrics.labels import BoundedLabels
+from server.metrics.families import BoundedLabels
 from server.protocol.responses.items import McpCall, McpError
 from server.recording.messages import RunUpdate
 

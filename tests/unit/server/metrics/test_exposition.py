@@ -7,9 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.request import ModelInfo
 from engine.statistics import Distribution, RequestStats, ServerStats, Stats
-from server.metrics.engine_series import EngineSeries
-from server.metrics.exposition import BuildInfo, Metrics
-from server.metrics.samples import histogram
+from server.metrics.engine_families import engine_families
+from server.metrics.exposition import Metrics
+from server.metrics.families import gauge, histogram
 
 MODEL_INFO = ModelInfo(
     vocab_size=10,
@@ -35,9 +35,9 @@ def _samples(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def test_two_registries_of_one_process_share_nothing(metrics: Metrics) -> None:
-    metrics.add(BuildInfo(version="1"))
+    metrics.add(lambda: [gauge("holdfast_build_info", "says", 1, {"version": "1"})])
     other = Metrics()
-    other.add(BuildInfo(version="2"))
+    other.add(lambda: [gauge("holdfast_build_info", "says", 1, {"version": "2"})])
     assert _samples(metrics)["holdfast_build_info"] == [({"version": "1"}, 1)]
     assert _samples(other)["holdfast_build_info"] == [({"version": "2"}, 1)]
 
@@ -56,7 +56,7 @@ def test_buckets_are_cumulative() -> None:
 
 def test_the_adapters_in_use_are_one_series_at_a_time(metrics: Metrics) -> None:
     stats = _stats(requests=RequestStats(running_adapters=("pirate", "poet"), waiting_adapters=("poet",)))
-    metrics.add(EngineSeries(lambda: stats, "model", MODEL_INFO))
+    metrics.add(lambda: engine_families(stats, "model", MODEL_INFO))
     labels = {
         "max_lora": "2", "running_lora_adapters": "pirate,poet", "waiting_lora_adapters": "poet"
     }  # fmt: skip
@@ -71,7 +71,7 @@ def test_a_remote_engine_shows_its_servers_without_passwords_and_no_cache_of_its
         ServerStats("http://gpu:2", "broken", 0),
     ]
     stats = _stats(remote=True, servers=servers)
-    metrics.add(EngineSeries(lambda: stats, "model", MODEL_INFO))
+    metrics.add(lambda: engine_families(stats, "model", MODEL_INFO))
     found = _samples(metrics)
     first, second = {"server": "http://gpu:1/v1"}, {"server": "http://gpu:2"}
     assert found["holdfast_engine_server_up"] == [(first, 1), (second, 0)]

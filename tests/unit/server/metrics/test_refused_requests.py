@@ -4,7 +4,7 @@ import pytest
 
 from server.errors import InvalidRequest, NotAuthenticated, TooManyRequests
 from server.logs.context import CURRENT, RequestContext
-from server.metrics.labels import OTHER
+from server.metrics.families import OTHER
 from server.metrics.refused_requests import MAX_KINDS, RefusedRequests
 from server.store.administration.refused_requests import Refusal
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.process.ready_lines import ready_lines
+from server.process.server_process import ready_lines
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-from server.console.sql.questions import questions
+from server.console.pages.sql import questions
 from server.console.sql.result_chart import MAX_SERIES, Chart, chart_of
 
 TEXT, INTEGER, DAY, TIMESTAMPTZ = 25, 20, 1082, 1184

@@ -1,0 +1,100 @@
+"""Sessions of the console: a cookie that holds the sealed API key, on its way in and out; the token of forms.
+
+The key itself is checked with every request, as that of an API request is. So a revoked or expired key ends
+its sessions on all replicas, and no table of sessions is needed.
+"""
+
+import secrets
+from time import time
+
+import msgspec
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from server.errors import InvalidRequest
+from server.http.services import Services
+from server.protocol.decode import decode_as
+from server.sealing.cipher import Seal
+
+COOKIE = "holdfast_console"
+PATH = "/console"
+SESSION_S = 12 * 3600
+MAX_KEY_CHARS = 2500
+"""Of an API key or an access token: sealed, it fits into the 4,096 bytes that browsers keep of a cookie."""
+_ANY_TENANT = ""
+
+
+class _Session(msgspec.Struct, array_like=True):
+    key: str
+    ends_at: float
+    """Unix seconds."""
+
+
+def seal_session(seal: Seal, key: str, now: float) -> str:
+    """The cookie's value. Raises InvalidRequest for a key that does not fit."""
+    if len(key) > MAX_KEY_CHARS:
+        raise InvalidRequest(f"A key or token of more than {MAX_KEY_CHARS} characters cannot sign in here.")
+    text = msgspec.json.encode(_Session(key, now + SESSION_S)).decode()
+    return seal.seal("console", _ANY_TENANT, secrets.token_hex(16), text)
+
+
+def open_session(seal: Seal, cookie: str, now: float) -> str | None:
+    """The API key in a cookie; None if this server did not make the cookie, or its time is over."""
+    text = seal.open("console", _ANY_TENANT, cookie)
+    if text is None:
+        return None
+    session = decode_as(text, _Session)
+    return session.key if now < session.ends_at else None
+
+
+def form_token(seal: Seal, cookie: str) -> str:
+    """What a form that changes something must send back, which pages of other sites cannot know.
+
+    `cookie` is empty on a server without keys.
+    """
+    return seal.tag("console", cookie)
+
+
+def is_form_token(seal: Seal, token: str, cookie: str) -> bool:
+    return seal.is_tag(token, "console", cookie)
+
+
+def with_key_of_cookie(services: Services, request: HTTPConnection) -> HTTPConnection:
+    """The request as an API client would have sent it: the cookie's key is its `Authorization`.
+
+    A request with a header of its own, or without a cookie that holds, stays as it is.
+    """
+    cookie = request.cookies.get(COOKIE)
+    if cookie is None or "authorization" in request.headers:
+        return request
+    key = open_session(services.model.seal, cookie, time())
+    return request if key is None else with_key(request, key)
+
+
+def with_key(request: HTTPConnection, key: str) -> HTTPConnection:
+    """The request with the key as its `Authorization`."""
+    others = [header for header in request.scope["headers"] if header[0] != b"authorization"]
+    headers = [*others, (b"authorization", b"Bearer " + key.encode("latin-1", "replace"))]
+    return HTTPConnection({**request.scope, "headers": headers})
+
+
+def set_session(services: Services, request: HTTPConnection, answer: Response, key: str) -> None:
+    """Gives the browser a session of that key. Raises InvalidRequest for one that is too long."""
+    answer.set_cookie(
+        COOKIE,
+        seal_session(services.model.seal, key, time()),
+        max_age=SESSION_S,
+        path=PATH,
+        secure=_is_secure(request),
+        httponly=True,
+        samesite="lax",
+    )
+
+
+def end_session(answer: Response) -> None:
+    answer.delete_cookie(COOKIE, path=PATH, httponly=True, samesite="lax")
+
+
+def _is_secure(request: HTTPConnection) -> bool:
+    """Whether the browser uses HTTPS, here or at a proxy that says so; who lies loses the cookie alone."""
+    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"

@@ -1,0 +1,57 @@
+"""Static files of the console, ours and vendored ones, at addresses with a digest."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import NotFound
+
+
+def serve(request: Request) -> Response:
+    """Raises NotFound."""
+    asset = assets().get(request.path_params["name"])
+    if asset is None:
+        raise NotFound("There is no such file.")
+    known = request.query_params.get("v") == asset.digest
+    headers = {
+        "cache-control": CACHE if known else "no-cache",
+        "x-content-type-options": "nosniff",
+        "cross-origin-resource-policy": "same-origin",
+        "x-request-id": request.state.request_id,
+    }
+    return Response(asset.content, headers=headers, media_type=asset.media_type)
+
+
+FOLDER = Path(__file__).parent / "static"
+PREFIX = "/console/static/"
+CACHE = "public, max-age=31536000, immutable"
+"""For a year: another content has another address."""
+_MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+class Asset(NamedTuple):
+    content: bytes
+    media_type: str
+    digest: str
+    """The first hex digits of its SHA-256."""
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """All of them by their path below the folder, read once."""
+    found = {}
+    for path in sorted(FOLDER.rglob("*")):
+        if path.suffix in _MEDIA_TYPES:
+            content = path.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()[:16]
+            found[path.relative_to(FOLDER).as_posix()] = Asset(content, _MEDIA_TYPES[path.suffix], digest)
+    return found
+
+
+def asset_address(name: str) -> str:
+    """Where pages find a file. Raises KeyError for one that there is not."""
+    return f"{PREFIX}{name}?v={assets()[name].digest}"

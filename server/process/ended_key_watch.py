@@ -1,0 +1,87 @@
+"""`EndedKeyWatch`: ends what runs with a key that expires or is revoked, where the key says so.
+
+It cancels the key's responses, those that are not stored too, and a turn later, when their readers have had
+their last events, closes the streams and WebSockets that were opened with it.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from functools import partial
+from uuid import UUID
+
+from server.http.asgi.open_connections import OpenConnections
+from server.recording.recorder import Recorder
+from server.store.administration import stored_keys
+from server.store.cluster import claims
+from server.store.database import Database
+from server.store.database_errors import DatabaseError
+from server.supervised_thread import Retry, SupervisedThread
+
+log = logging.getLogger("holdfast.keys")
+
+_POLL_SECONDS = 0.4
+_IDLE_SECONDS = 4.0
+"""Between two queries while nothing runs here with a key."""
+_REMEMBERED = timedelta(minutes=10)
+"""For how long an ended key is looked for with which nothing runs here, longer than a common outage of the
+database."""
+
+
+class EndedKeyWatch:
+    """Asks the database for keys that have ended."""
+
+    def __init__(
+        self,
+        database: Database,
+        recorder: Recorder,
+        connections: OpenConnections,
+        cancel: Callable[[UUID], None],
+    ) -> None:
+        """`cancel` ends a response that runs here."""
+        self._database = database
+        self._recorder = recorder
+        self._connections = connections
+        self._cancel = cancel
+        self._known: frozenset[str] = frozenset()
+        self._waited = 0.0
+        self.thread = SupervisedThread("ended keys", self._turn, retry=Retry(max_failures=None))
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.thread.stop()
+
+    def _turn(self) -> None:
+        if self.thread.wait(_POLL_SECONDS):
+            return
+        self._waited += _POLL_SECONDS
+        if self._waited < _IDLE_SECONDS and not self._keys_in_use():
+            return
+        self._waited = 0.0
+        try:
+            self.check()
+        except DatabaseError as error:
+            log.debug("ended keys are looked for later: %s", type(error).__name__)
+
+    def _keys_in_use(self) -> set[str]:
+        """With which something is open or runs here."""
+        running = {run.facts.key_id for run in self._recorder.active_runs()}
+        return {*self._connections.keys, *(key for key in running if key is not None)}
+
+    def check(self) -> None:
+        """One look. Raises DatabaseError."""
+        look = partial(stored_keys.ended_keys, age=_REMEMBERED, in_use=self._keys_in_use())
+        ended = frozenset(self._database.autocommit(look))
+        for key in ended - self._known:
+            count = self._database.retry(partial(claims.request_cancel_of_key, key_id=key))
+            log.info("key %s has ended, and %d of its responses with it", key, count)
+        self._cancel_runs(ended)
+        self._connections.end(ended & self._known)
+        self._known = ended
+
+    def _cancel_runs(self, ended: Collection[str]) -> None:
+        for run in self._recorder.active_runs():
+            if run.facts.key_id in ended:
+                self._cancel(run.facts.id)
