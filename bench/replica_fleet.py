@@ -1,26 +1,26 @@
 """A part of a fleet: replicas that beat, claim, notify and follow with the real threads, without HTTP.
 
-A program that `bench.replicas` starts, also on an older release's code: what that does not know of is left
-out. Standard input: a line of JSON with the settings. Standard output: a line when all is connected; after a
-line on standard input, what was spent over so many seconds: CPU seconds of this process, and commits.
+A program that `bench.replicas` starts. Standard input: a line of JSON with the settings. Standard output:
+a line when all is connected; after a line on standard input, what was spent over so many seconds: CPU seconds
+of this process, and commits.
 """
 
 import asyncio
-import inspect
 import json
 import resource
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
+from server.protocol.responses.response import CancelReason
 from server.recovery.claimer import Claimer
-from server.recovery.heartbeat import Heartbeat
+from server.recovery.heartbeat import Beat, Heartbeat
 from server.store import log_read
 from server.store.cluster.notifications import Notifier
 from server.store.database import Connection, Database
@@ -33,12 +33,6 @@ CONNECTIONS = 1
 LEASE_SECONDS = 30.0
 
 
-def known(make: Any, **wanted: Any) -> Any:
-    """Calls it with those arguments that it has."""
-    parameters = inspect.signature(make).parameters
-    return make(**{name: value for name, value in wanted.items() if name in parameters})
-
-
 class Replica:
     """The threads of one replica, and a clock in the place of its recorder."""
 
@@ -46,50 +40,57 @@ class Replica:
         self.database = Database(url, pool_size=CONNECTIONS)
         self.hub = Hub(loop)
         self._running, self._here = running, frozenset(running)
-        self.notifier: Any = known(Notifier, database=self.database, replica=me)
+        self.notifier = Notifier(self.database, me)
         capacity = SimpleNamespace(full_tenants=set, add=lambda *_: None, discard=lambda *_: None)
-        recorder = SimpleNamespace(capacity=capacity, load=len(running), produces=self._here.__contains__)
+        recorder: Any = SimpleNamespace(
+            capacity=capacity,
+            load=len(running),
+            produces=self.runs_here,
+            answers_for=self.runs_here,
+            trouble=lambda: None,
+            active_runs=list,
+        )
         engine = SimpleNamespace(stats=lambda: SimpleNamespace(alive=True))
-        self.claimer: Any = known(
-            Claimer,
-            database=self.database,
-            replica=me,
-            served=SimpleNamespace(engine=engine, names=["m"]),
-            recorder=recorder,
-            tool_loop=None,
+        served: Any = SimpleNamespace(engine=engine, names=["m"])
+        tool_loop: Any = None
+        self.claimer = Claimer(
+            self.database,
+            me,
+            served,
+            recorder,
+            tool_loop,
             max_running=2 * len(running),
             max_deaths=3,
             on_left_over=self.notifier.notify_queue,
         )
-        nothing: Any = lambda *_: None  # noqa: E731
-        self.heartbeat: Any = known(
-            Heartbeat,
-            database=self.database,
-            replica=me,
-            produces=self._here.__contains__,
-            cancel=nothing,
-            lease_seconds=LEASE_SECONDS,
-            read_here=list,
-            abandonment=Abandonment(is_unread=lambda _response: False, cancel=nothing),
-            on_claimable=self.claimer.wake,
-            on_fenced=nothing,
-            on_other_replicas=self.notifier.set_other_replicas_alive,
-            on_first=getattr(self.claimer, "set_first", nothing),
-            on_database_gone=nothing,
+        abandonment = Abandonment(is_unread=lambda _response: False, cancel=lambda _response: None)
+        self.heartbeat = Heartbeat(
+            self.database, me, recorder, self.hub, abandonment, self, lease_seconds=LEASE_SECONDS
         )
-        self.follower: Any = known(
-            Follower,
-            database=self.database,
-            hub=self.hub,
-            is_here=self._here.__contains__,
-            on_queue=getattr(self.claimer, "hint", self.claimer.wake),
-            on_cancel=nothing,
-            listen=True,
-            notifier=self.notifier,
-        )
+        self.follower = Follower(self.database, self.hub, self, self.notifier)
         self.commits = 0
         self._ending = threading.Event()
         self._recorder = threading.Thread(target=self._commit, daemon=True)
+
+    def runs_here(self, response: UUID) -> bool:
+        return response in self._here
+
+    def on_beat(self, beat: Beat) -> None:
+        self.notifier.set_other_replicas_alive(beat.other_replicas)
+        self.claimer.set_first(beat.is_first)
+        if beat.claimable:
+            self.claimer.wake()
+
+    def on_queue_hint(self) -> None:
+        self.claimer.hint()
+
+    def on_beat_failed(self) -> None: ...
+
+    def on_cancel(self, response: UUID, reason: CancelReason | None) -> None: ...
+
+    def on_cancel_hint(self, responses: Collection[UUID]) -> None: ...
+
+    def on_fenced(self) -> None: ...
 
     def start(self) -> None:
         for part in (self.notifier, self.heartbeat, self.claimer, self.follower):

@@ -7,10 +7,10 @@ responses in one query. Notifications only make it faster: without them readers 
 import logging
 import selectors
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Literal
+from typing import Literal, Protocol
 from uuid import UUID
 
 from server.delivery.hub import Hub, Published, SubscriptionKey
@@ -64,31 +64,32 @@ def pause_after(seconds: float, quiet: int, hinted: Hinted) -> float:
     return max(MIN_POLL_SECONDS, min(pause, MAX_POLL_SECONDS))
 
 
+class HintListener(Protocol):
+    """What other replicas tell, on the follower's thread, and which responses are none of its business."""
+
+    def runs_here(self, response: UUID) -> bool:
+        """Whether this process runs the response, and so publishes its frames itself."""
+
+    def on_queue_hint(self) -> None:
+        """There may be responses to claim."""
+
+    def on_cancel_hint(self, responses: Collection[UUID]) -> None:
+        """The owner of these responses has to cancel them."""
+
+    def on_fenced(self) -> None:
+        """The thread has given up, so this process must end."""
+
+
 class Follower:
     """Publishes to the hub what other replicas commit for its watched responses."""
 
     def __init__(
-        self,
-        database: Database,
-        hub: Hub,
-        *,
-        is_here: Callable[[UUID], bool],
-        on_queue: Callable[[], None],
-        on_cancel: Callable[[Collection[UUID]], None],
-        notifier: Notifier | None,
-        on_fatal: Callable[[], None] = lambda: None,
+        self, database: Database, hub: Hub, listener: HintListener, notifier: Notifier | None
     ) -> None:
-        """`is_here` returns whether this process runs a response, and so publishes its frames itself.
-
-        On the follower's thread, `on_queue` is called when there may be responses to claim, and `on_cancel`
-        with responses that their owner has to cancel. Others are told by `notifier` what is followed here;
-        without one the thread only polls. `on_fatal` is called when the thread gives up.
-        """
+        """Others are told by `notifier` what is followed here; without one the thread only polls."""
         self._database = database
         self._hub = hub
-        self._is_here = is_here
-        self._on_queue = on_queue
-        self._on_cancel = on_cancel
+        self._listener = listener
         self._notifier = notifier
         self._announced: set[UUID] = set()
         self._announce_at = 0.0
@@ -100,7 +101,7 @@ class Follower:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self.thread = SupervisedThread(
-            "follower", self._turn, on_fatal=on_fatal, retry=Retry(max_pause=_MAX_RETRY_SECONDS)
+            "follower", self._turn, on_fatal=listener.on_fenced, retry=Retry(max_pause=_MAX_RETRY_SECONDS)
         )
         hub.on_new_reader = self.wake
 
@@ -183,7 +184,7 @@ class Follower:
                 )
                 notified = {by_short_id[name] for name in hinted & by_short_id.keys()}
                 watched = self._hub.subscriptions(unseen | notified)
-            here = {one.response_id for one in watched if self._is_here(one.response_id)}
+            here = {one.response_id for one in watched if self._listener.runs_here(one.response_id)}
             remote = [one for one in watched if one.response_id not in here]
             self._announce([one.response_id for one in remote], everything=everything)
             if remote:
@@ -266,7 +267,9 @@ class Follower:
                 return hints.events
 
     def _is_relevant(self, names: Collection[str], by_short_id: Mapping[str, SubscriptionKey]) -> bool:
-        return any(name in by_short_id and not self._is_here(by_short_id[name][1]) for name in names)
+        return any(
+            name in by_short_id and not self._listener.runs_here(by_short_id[name][1]) for name in names
+        )
 
     def _wait(self, seconds: float) -> bool:
         """Waits for `wake`, input from the database, or so many seconds; returns whether it was `wake`."""
@@ -281,12 +284,12 @@ class Follower:
 
     def _dispatch_hints(self, hints: Hints) -> None:
         if hints.queue:
-            self._on_queue()
+            self._listener.on_queue_hint()
         if hints.cancels:
-            self._on_cancel(hints.cancels)
+            self._listener.on_cancel_hint(hints.cancels)
         if self._notifier is not None:
             for replica, responses in hints.watches.items():
-                self._notifier.add_watches(replica, responses, self._is_here)
+                self._notifier.add_watches(replica, responses, self._listener.runs_here)
 
 
 def _to_published(connection: Connection, update: SubscriptionUpdate) -> Published:

@@ -21,6 +21,7 @@ from server.metrics.exposition import Metrics
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.response import CancelReason
 from server.recording.recorder import Recorder
+from server.recording.response_traces import ResponseTraces
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
 from server.store.cluster.notifications import Notifier
@@ -28,7 +29,6 @@ from server.store.database import Database
 from server.store.disk_space import Disk
 from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
-from server.tracing.response_traces import ResponseTraces
 from server.webhooks.samples import Samples
 
 

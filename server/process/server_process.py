@@ -48,8 +48,9 @@ from server.quotas.budgets import Budgets
 from server.quotas.rate_limits import RateLimits
 from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
+from server.recording.response_traces import ResponseTraces
 from server.recovery.claimer import Claimer
-from server.recovery.heartbeat import Heartbeat
+from server.recovery.heartbeat import Beat, Heartbeat
 from server.sealing.cipher import load_seal_keys
 from server.store.administration import audit_trail
 from server.store.cluster import claims, leases
@@ -61,7 +62,6 @@ from server.store.schema.upgrade import newest_revision
 from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
 from server.tracing.open_tracer import open_tracer
-from server.tracing.response_traces import ResponseTraces
 from server.version import VERSION
 from server.webhooks.door import Door, allowed_receivers
 from server.webhooks.samples import Samples
@@ -94,7 +94,7 @@ class ServerProcess:
         self._config, self._certificate = config, certificate
         self._say, self._loop = say, loop
         self._ended = asyncio.Event()
-        self._database = database
+        self._database, self._opened = database, opened
         self._traces = ResponseTraces()
         hub = Hub(loop)
         model = self._load(opened)
@@ -107,21 +107,21 @@ class ServerProcess:
         self._tool_loop = self._make_tool_loop()
         self._rates = RateLimits(database)
         notifies = config.delivery == "notify"
-        self._notifier = Notifier(database, self._replica, enabled=notifies, on_fatal=self._fenced)
+        self._notifier = Notifier(database, self._replica, enabled=notifies, on_fatal=self.on_fenced)
         self._recorder = self._make_recorder(model, hub)
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(
-            is_unread=hub.is_unread, cancel=partial(self._cancel, reason="client_disconnect")
+            is_unread=hub.is_unread, cancel=partial(self.on_cancel, reason="client_disconnect")
         )
         self._admission = self._make_admission(model, hub, opened)
         self._standby = make_standby(database.dedicated_url, self._replica, config.lease_seconds)
         self._stall_watch = StallWatch()
-        self._heartbeat = self._make_heartbeat(hub, opened)
+        self._heartbeat = self._make_heartbeat(hub)
         self._follower = self._make_follower(hub)
         self._retention = Retention(database, opened.disk, config, self._replica)
         self._connections = OpenConnections()
         self._ended_keys = EndedKeys(
-            database, self._recorder, self._connections, partial(self._cancel, reason="key_ended")
+            database, self._recorder, self._connections, partial(self.on_cancel, reason="key_ended")
         )
         self._door = Door(model.seal, allowed_receivers(config), config.webhook_seconds)
         self._webhooks = WebhookSender(database, self._replica, self._door, config.webhook_retry_seconds)
@@ -152,14 +152,8 @@ class ServerProcess:
             self._database,
             self._replica,
             hub,
-            on_fenced=self._fenced,
-            on_events=self._notifier.notify_events,
-            on_released=self._notifier.notify_queue,
-            on_committed=self._committed,
-            cancel=self._tool_loop.cancel,
-            end_request=partial(self._engine.cancel, reason="stop"),
+            self,
             traces=self._traces,
-            pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses(
                 total=model.engine.stats().max_running + self._config.max_waiting,
                 per_tenant=self._config.max_of_tenant,
@@ -174,7 +168,7 @@ class ServerProcess:
             max_deaths=self._config.max_deaths,
             generates=self._config.generates_background,
             on_left_over=self._notifier.notify_queue,
-            on_fatal=self._fenced,
+            on_fatal=self.on_fenced,
         )
 
     def _make_admission(self, model: LoadedModel, hub: Hub, opened: OpenDatabase) -> Admission:
@@ -222,40 +216,20 @@ class ServerProcess:
             started_at=int(time.time()),
         )
 
-    def _make_heartbeat(self, hub: Hub, opened: OpenDatabase) -> Heartbeat:
+    def _make_heartbeat(self, hub: Hub) -> Heartbeat:
         return Heartbeat(
             self._database,
             self._replica,
-            produces=self._recorder.answers_for,
-            cancel=self._cancel,
+            self._recorder,
+            hub,
+            self._abandonment,
+            self,
             lease_seconds=self._config.lease_seconds,
-            read_here=lambda: [one for one in hub.read_here() if not self._recorder.produces(one)],
-            abandonment=self._abandonment,
-            on_claimable=self._claimer.wake,
-            on_fenced=self._fenced,
-            on_other_replicas=self._notifier.set_other_replicas_alive,
-            on_first=self._claimer.set_first,
-            on_database_gone=opened.restore,
-            on_beat_done=self._standby.signal_alive,
-            on_database_here=self._database_here,
-            stores=lambda: self._recorder.trouble() is None,
         )
-
-    def _database_here(self) -> None:
-        self._admission.key_claims.free()
-        self._budgets.release_refused()
-        self._admission.history.trim_memory()
 
     def _make_follower(self, hub: Hub) -> Follower:
-        return Follower(
-            self._database,
-            hub,
-            is_here=self._recorder.produces,
-            on_queue=self._claimer.hint,
-            on_cancel=self._cancel_all,
-            notifier=self._notifier if self._config.delivery == "notify" else None,
-            on_fatal=self._fenced,
-        )
+        notifier = self._notifier if self._config.delivery == "notify" else None
+        return Follower(self._database, hub, self, notifier)
 
     def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
         """Serves at most `connections` on the listener until shutdown."""
@@ -344,23 +318,65 @@ class ServerProcess:
         """Called by the engine thread, which is created before the recorder."""
         self._recorder.deliver(messages)
 
-    def _committed(self, updates: Sequence[RunUpdate]) -> None:
+    def on_commit(self, updates: Sequence[RunUpdate]) -> None:
         """Called by the recorder's thread after each commit."""
+        self._notifier.notify_events(
+            update.run.facts.id for update in updates if update.events and update.run.stored
+        )
+        if any(update.released for update in updates):
+            self._notifier.notify_queue()
         self._tool_loop.on_committed(updates)
         self._rates.on_committed(updates)
         self._events.committed(updates)
         if any(update.run.ending is not None for update in updates):
             self._webhooks.response_ended()
 
-    def _cancel(self, response: UUID, reason: CancelReason | None) -> None:
+    def on_cut_short(self, response: UUID) -> None:
+        """Called by the recorder's thread for a run that has ended before its engine request."""
+        self._tool_loop.cancel(response)
+
+    def on_output_complete(self, engine_request: str) -> None:
+        """Called by the recorder's thread for an engine request whose output a stop string has ended."""
+        self._engine.cancel(engine_request, reason="stop")
+
+    def on_backlog(self, is_behind: bool) -> None:
+        """Called by any thread that delivers to the recorder, and by its own."""
+        self._engine.set_paused(is_behind)
+
+    def on_beat(self, beat: Beat) -> None:
+        """Called by the heartbeat's thread when the lease is renewed. May raise DatabaseError."""
+        self._standby.signal_alive()
+        self._notifier.set_other_replicas_alive(beat.other_replicas)
+        self._claimer.set_first(beat.is_first)
+        if beat.claimable:
+            self._claimer.wake()
+        self._admission.key_claims.free()
+        self._budgets.release_refused()
+        self._admission.history.trim_memory()
+
+    def on_beat_failed(self) -> None:
+        """Called by the heartbeat's thread when the lease could not be renewed."""
+        self._standby.signal_alive()
+        self._opened.restore()
+
+    def on_cancel(self, response: UUID, reason: CancelReason | None) -> None:
+        """Called by the thread that has found out that the response has to be cancelled."""
         self._tool_loop.cancel(response, reason)
 
-    def _cancel_all(self, hinted: Iterable[UUID]) -> None:
+    def runs_here(self, response: UUID) -> bool:
+        """Whether this process publishes the response's frames itself."""
+        return self._recorder.produces(response)
+
+    def on_queue_hint(self) -> None:
+        """Called by the follower's thread."""
+        self._claimer.hint()
+
+    def on_cancel_hint(self, responses: Iterable[UUID]) -> None:
         """Called by the follower's thread with other replicas' cancellation requests, whose rows say why."""
-        if any(map(self._recorder.produces, hinted)):
+        if any(map(self._recorder.produces, responses)):
             read = partial(claims.cancel_requested, me=self._replica)
             for response, reason in self._database.autocommit(read):
-                self._cancel(response, reason)
+                self.on_cancel(response, reason)
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
@@ -376,7 +392,7 @@ class ServerProcess:
         ):
             self._say(line)
 
-    def _fenced(self) -> None:
+    def on_fenced(self) -> None:
         """Called by any thread when this replica was fenced or a supervised thread gave up."""
         self._end_with(RESTART_EXIT_CODE)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from engine.statistics import Distribution, Stats
 from server.console.formats import number, percent, seconds, size
-from server.recording.recorder_stats import RecorderStats
+from server.recording.recorder import RecorderStats
 from server.store.database import PoolStats
 from server.store.disk_space import Space
 from server.supervised_thread import Stalls

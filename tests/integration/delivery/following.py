@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import UUID
 
 import psycopg
@@ -19,6 +19,7 @@ from server.http.asgi.stream_position import StreamPosition
 from server.store.cluster.notifications import QUEUE, Notifier
 from server.store.database import Database
 from tests.support.builders import TENANT
+from tests.support.listeners import Listener
 from tests.support.sse import parse, text_of
 from tests.unit.server.http.asgi.asgi_messages import Client
 
@@ -33,9 +34,7 @@ class Elsewhere:
     loop: asyncio.AbstractEventLoop
     hub: Hub
     follower: Follower
-    here: set[UUID] = field(default_factory=set)
-    queued: list[bool] = field(default_factory=list)
-    cancelled: list[UUID] = field(default_factory=list)
+    listener: Listener
 
     def stream(self, response: UUID, position: int = 0) -> "Reading":
         """A reader that has joined."""
@@ -84,21 +83,12 @@ def elsewhere(url: str, *, notifier: Notifier | None = None) -> Iterator[Elsewhe
     thread = threading.Thread(target=loop.run_forever)
     database = Database(url, pool_size=4)
     hub = Hub(loop)
-    here: set[UUID] = set()
-    queued: list[bool] = []
-    cancelled: list[UUID] = []
-    follower = Follower(
-        database,
-        hub,
-        is_here=here.__contains__,
-        on_queue=lambda: queued.append(True),
-        on_cancel=cancelled.extend,
-        notifier=notifier,
-    )
+    listener = Listener()
+    follower = Follower(database, hub, listener, notifier)
     thread.start()
     follower.start()
     try:
-        yield Elsewhere(database, loop, hub, follower, here, queued, cancelled)
+        yield Elsewhere(database, loop, hub, follower, listener)
     finally:
         follower.stop()
         asyncio.run_coroutine_threadsafe(_end_all(), loop).result(30)

@@ -107,7 +107,7 @@ def test_an_announcement_brings_what_was_committed_before_it_was_heard_and_hints
         elsewhere(database_url, notifier=notifier) as running,
         elsewhere(database_url, notifier=theirs) as other,
     ):
-        running.here.add(run.facts.id)
+        running.listener.here.add(run.facts.id)
         reading = other.stream(run.facts.id)
         eventually(lambda: reading.channel.next_seq == 2)
         speak(bench, run, "unheard ")
@@ -252,11 +252,11 @@ def test_one_that_runs_here_is_left_to_its_recorder(
     bench: Bench, notifier: Notifier, other: Elsewhere
 ) -> None:
     here, there = bench.begin(), bench.begin()
-    other.here.add(here.facts.id)
+    other.listener.here.add(here.facts.id)
     readings = [other.stream(run.facts.id) for run in (here, there)]
     eventually(lambda: readings[1].channel.next_seq == 2)
     assert readings[0].channel.next_seq is None
-    other.here.clear()
+    other.listener.here.clear()
     other.follower.wake()
     eventually(lambda: readings[0].channel.next_seq == 2)
     bench.feed(finished(here), finished(there))
@@ -304,10 +304,10 @@ def test_other_hints_are_handed_on(notifier: Notifier, other: Elsewhere) -> None
     wanted = [new_uuid() for _ in range(3)]
     for response in wanted:
         notifier.notify_cancel(response)
-    eventually(lambda: set(other.cancelled) == set(wanted))
-    assert other.queued == []
+    eventually(lambda: set(other.listener.cancelled) == set(wanted))
+    assert other.listener.queue_hints == 0
     notifier.notify_queue()
-    eventually(lambda: other.queued == [True])
+    eventually(lambda: other.listener.queue_hints == 1)
 
 
 def test_a_mistake_in_a_callback_does_not_end_the_thread(
@@ -333,8 +333,8 @@ def test_what_is_not_ours_on_the_channels_is_passed_over(
     with bench.database.begin() as connection:
         for channel in ("holdfast_events", "holdfast_cancel", "holdfast_queue"):
             connection.exec_driver_sql("select pg_notify(%s, 'é, nonsense')", (channel,))
-    eventually(lambda: other.queued == [True])
-    assert other.cancelled == []
+    eventually(lambda: other.listener.queue_hints == 1)
+    assert other.listener.cancelled == []
     wanted = new_uuid()
     notifier.notify_cancel(wanted)
-    eventually(lambda: other.cancelled == [wanted])
+    eventually(lambda: other.listener.cancelled == [wanted])

@@ -5,7 +5,7 @@ from engine.request import Usage
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run
 from server.logs.context import Origin
-from server.tracing.response_traces import ResponseTraces
+from server.recording.response_traces import ResponseTraces
 from server.tracing.spans import Value
 from tests.support.builders import CREATED, RESPONSE, make_echo, make_facts
 
