@@ -1,8 +1,8 @@
 """A part of a fleet: replicas that beat, claim, notify and follow with the real threads, without HTTP.
 
 A program that `bench.replicas` starts. Standard input: a line of JSON with the settings. Standard output:
-a line when all is connected; after a line on standard input, what was spent over so many seconds: CPU seconds
-of this process, and commits.
+a line when all is connected; after a line on standard input, the CPU seconds of this process over so many
+seconds.
 """
 
 import asyncio
@@ -27,20 +27,18 @@ from server.store.database import Connection, Database
 from server.store.log_read import Subscription, read_updates
 
 TENANT = "default"
-COMMIT_SECONDS = 0.022
-"""From one commit of the recorder to the next, each with an event of every running response."""
 CONNECTIONS = 1
 LEASE_SECONDS = 30.0
 
 
 class Replica:
-    """The threads of one replica, and a clock in the place of its recorder."""
+    """The threads of one replica, without its recorder."""
 
     def __init__(self, url: str, me: UUID, running: list[UUID], loop: asyncio.AbstractEventLoop) -> None:
         self.database = Database(url, pool_size=CONNECTIONS)
         self.hub = Hub(loop)
-        self._running, self._here = running, frozenset(running)
-        self.notifier = Notifier(self.database, me)
+        self._here = frozenset(running)
+        self.notifier = Notifier(self.database)
         capacity = SimpleNamespace(full_tenants=set, add=lambda *_: None, discard=lambda *_: None)
         recorder: Any = SimpleNamespace(
             capacity=capacity,
@@ -67,16 +65,13 @@ class Replica:
         self.heartbeat = Heartbeat(
             self.database, me, recorder, self.hub, abandonment, self, lease_seconds=LEASE_SECONDS
         )
-        self.follower = Follower(self.database, self.hub, self, self.notifier)
-        self.commits = 0
-        self._ending = threading.Event()
-        self._recorder = threading.Thread(target=self._commit, daemon=True)
+        self.follower = Follower(self.database, self.hub, self, listens=True)
 
     def runs_here(self, response: UUID) -> bool:
         return response in self._here
 
     def on_beat(self, beat: Beat) -> None:
-        self.notifier.set_other_replicas_alive(beat.other_replicas)
+        self.notifier.other_replicas = beat.other_replicas
         self.claimer.set_first(beat.is_first)
         if beat.claimable:
             self.claimer.wake()
@@ -95,15 +90,8 @@ class Replica:
     def start(self) -> None:
         for part in (self.notifier, self.heartbeat, self.claimer, self.follower):
             part.start()
-        self._recorder.start()
-
-    def _commit(self) -> None:
-        while not self._ending.wait(COMMIT_SECONDS):
-            self.notifier.notify_events(self._running)
-            self.commits += 1
 
     def request_stop(self) -> None:
-        self._ending.set()
         for part in (self.notifier, self.heartbeat, self.claimer, self.follower):
             part.thread.request_stop()
 
@@ -138,10 +126,9 @@ def main() -> None:
         fleet.append(replica)
     print("started", flush=True)
     sys.stdin.readline()
-    cpu, commits = _cpu_seconds(), sum(replica.commits for replica in fleet)
+    cpu = _cpu_seconds()
     time.sleep(settings["seconds"])
-    cpu, commits = _cpu_seconds() - cpu, sum(replica.commits for replica in fleet) - commits
-    print(json.dumps([cpu, commits]), flush=True)
+    print(_cpu_seconds() - cpu, flush=True)
     sys.stdin.readline()
     for replica in fleet:
         replica.request_stop()

@@ -107,7 +107,7 @@ class ServerProcess:
         self._tool_loop = self._make_tool_loop()
         self._rates = RateLimits(database)
         notifies = config.delivery == "notify"
-        self._notifier = Notifier(database, self._replica, enabled=notifies, on_fatal=self.on_fenced)
+        self._notifier = Notifier(database, enabled=notifies, on_fatal=self.on_fenced)
         self._recorder = self._make_recorder(model, hub)
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(
@@ -228,8 +228,7 @@ class ServerProcess:
         )
 
     def _make_follower(self, hub: Hub) -> Follower:
-        notifier = self._notifier if self._config.delivery == "notify" else None
-        return Follower(self._database, hub, self, notifier)
+        return Follower(self._database, hub, self, listens=self._config.delivery == "notify")
 
     def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
         """Serves at most `connections` on the listener until shutdown."""
@@ -320,9 +319,6 @@ class ServerProcess:
 
     def on_commit(self, updates: Sequence[RunUpdate]) -> None:
         """Called by the recorder's thread after each commit."""
-        self._notifier.notify_events(
-            update.run.facts.id for update in updates if update.events and update.run.stored
-        )
         if any(update.released for update in updates):
             self._notifier.notify_queue()
         self._tool_loop.on_committed(updates)
@@ -346,7 +342,7 @@ class ServerProcess:
     def on_beat(self, beat: Beat) -> None:
         """Called by the heartbeat's thread when the lease is renewed. May raise DatabaseError."""
         self._standby.signal_alive()
-        self._notifier.set_other_replicas_alive(beat.other_replicas)
+        self._notifier.other_replicas = beat.other_replicas
         self._claimer.set_first(beat.is_first)
         if beat.claimable:
             self._claimer.wake()

@@ -23,7 +23,6 @@ from server.outbound_http import guarded_http
 from server.protocol import list_pages, parameter_table
 from server.protocol.administration import requests
 from server.recording import committer
-from server.store.cluster import watches
 from server.store.console import history as stored_history
 from server.store.console import (
     live,
@@ -93,8 +92,6 @@ def tables() -> Mapping[str, Rows]:
         "Steps, readers and labels": {
             "tries to store a step whose row is locked": f"{committer.MAX_TRIES}; then the response fails, "
             "or goes back to the queue",
-            "readers of other replicas' responses that are announced": f"{watches.MAX_WATCHES:,}; the rest "
-            "poll, up to 2 s late",
             "values of the labels `tenant`; `tool`": f"{events.MAX_TENANTS}; {events.MAX_TOOLS}; the rest is "
             "`other`",
             "connections of the metrics listener": (

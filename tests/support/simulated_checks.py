@@ -63,7 +63,7 @@ def _check_client(world: World, row: Row, frames: list[bytes], client: Client) -
         for chunk in world.memory.journal.written[client.response]
         if chunk.first_seq <= differs < chunk.first_seq + chunk.n
         for event in log_read.decode_row(*chunk[2:3], *_place(chunk), chunk.body)
-        if frame(client.response, event) == seen
+        if frame(client.response, event, chunk.attempt) == seen
     }
     assert writers, "a client saw what was never committed"
     now = next(

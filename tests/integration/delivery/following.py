@@ -16,7 +16,7 @@ from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader
 from server.http.asgi.answers import EventStream, FinalResponse
 from server.http.asgi.stream_position import StreamPosition
-from server.store.cluster.notifications import QUEUE, Notifier
+from server.store.cluster.notifications import QUEUE
 from server.store.database import Database
 from tests.support.builders import TENANT
 from tests.support.listeners import Listener
@@ -77,14 +77,14 @@ class Reading:
 
 
 @contextmanager
-def elsewhere(url: str, *, notifier: Notifier | None = None) -> Iterator[Elsewhere]:
-    """Another replica, which listens if it has a notifier."""
+def elsewhere(url: str, *, listens: bool = False) -> Iterator[Elsewhere]:
+    """Another replica."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     database = Database(url, pool_size=4)
     hub = Hub(loop)
     listener = Listener()
-    follower = Follower(database, hub, listener, notifier)
+    follower = Follower(database, hub, listener, listens=listens)
     thread.start()
     follower.start()
     try:

@@ -278,6 +278,8 @@ def test_a_deleted_row_drops_its_own_run(bench: Bench, ends: bool) -> None:
     bench.feed(tokens(hit, say("b")), tokens(other, say("b")))
     if ends:
         bench.recorder.deliver([finished(hit), finished(other)])
+    else:
+        heartbeat_of(bench).beat()
     eventually(lambda: not bench.recorder.produces(hit.facts.id))
     if not ends:
         bench.recorder.deliver([finished(other)])
