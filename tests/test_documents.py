@@ -13,7 +13,7 @@ from server.configuration import settings as config
 from server.configuration.environment import REMOVED
 from server.http.routes import PUBLIC_ROUTES
 from server.model_formats.select_format import TOOL_CALL_FORMATS
-from server.protocol.responses import response as states
+from tests.support import states
 from tests.support.documents import ARCHITECTURE, DEVELOPMENT, README, ROOT, pages
 
 PAGES = list(pages())

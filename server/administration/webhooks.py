@@ -23,7 +23,7 @@ from server.sealing.cipher import Seal
 from server.store.database import Connection
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
-from server.webhooks.messages import EVENT_TYPES, make_secret
+from server.webhooks.attempts import EVENT_TYPES, make_secret
 
 MAX_ENDPOINTS = 16
 """Of one tenant."""

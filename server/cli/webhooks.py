@@ -37,9 +37,7 @@ from server.sealing.cipher import load_seal_keys
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
-from server.webhooks.door import Door, allowed_receivers
-from server.webhooks.messages import EVENT_TYPES
-from server.webhooks.samples import Samples
+from server.webhooks.attempts import EVENT_TYPES, Samples, WebhookClient, allowed_receivers
 
 _MAX_LISTED = 1000
 
@@ -190,11 +188,13 @@ def _delete(config: Config, options: argparse.Namespace) -> int:
 
 def _test(config: Config, options: argparse.Namespace) -> int:
     with current_database(config) as (database, _), refusals_as_sentences():
-        door = Door(load_seal_keys(config, database), allowed_receivers(config), config.webhook_seconds)
+        client = WebhookClient(
+            load_seal_keys(config, database), allowed_receivers(config), config.webhook_seconds
+        )
         with database.begin() as connection:
             stored = webhooks.find(connection, options.endpoint_id, None)
             sealed = endpoints.sealed_secrets(connection, stored.id)
-        status = Samples(door).send(stored, sealed, options.event)
+        status = Samples(client).send(stored, sealed, options.event)
         print_result(f"HTTP status {status}")
     return 0 if 200 <= status < 300 else 1
 

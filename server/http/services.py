@@ -29,7 +29,7 @@ from server.store.database import Database
 from server.store.disk_space import Disk
 from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
-from server.webhooks.samples import Samples
+from server.webhooks.attempts import Samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

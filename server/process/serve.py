@@ -29,7 +29,7 @@ from server.protocol import worker_sandbox
 from server.store.cluster import installation
 from server.store.database import Database
 from server.store.database_errors import DatabaseError, in_one_line
-from server.webhooks.door import allowed_receivers
+from server.webhooks.attempts import allowed_receivers
 
 log = logging.getLogger("holdfast.serve")
 

@@ -63,8 +63,7 @@ from server.supervised_thread import StallWatch, SupervisedThread
 from server.tool_loop import ToolLoop
 from server.tracing.open_tracer import open_tracer
 from server.version import VERSION
-from server.webhooks.door import Door, allowed_receivers
-from server.webhooks.samples import Samples
+from server.webhooks.attempts import Samples, WebhookClient, allowed_receivers
 from server.webhooks.sender import WebhookSender
 
 log = logging.getLogger("holdfast.serve")
@@ -123,8 +122,8 @@ class ServerProcess:
         self._ended_keys = EndedKeys(
             database, self._recorder, self._connections, partial(self.on_cancel, reason="key_ended")
         )
-        self._door = Door(model.seal, allowed_receivers(config), config.webhook_seconds)
-        self._webhooks = WebhookSender(database, self._replica, self._door, config.webhook_retry_seconds)
+        self._client = WebhookClient(model.seal, allowed_receivers(config), config.webhook_seconds)
+        self._webhooks = WebhookSender(database, self._replica, self._client, config.webhook_retry_seconds)
         self._refusals = RefusalWriter(database, self._events.refused)
         of_keys = (self._rates, self._ended_keys, self._refusals)
         of_responses = (self._retention, self._claimer, self._webhooks)
@@ -210,7 +209,7 @@ class ServerProcess:
             threads=threads,
             stall_watch=self._stall_watch,
             traces=self._traces,
-            samples=Samples(self._door),
+            samples=Samples(self._client),
             connections=self._connections,
             limits=[],
             started_at=int(time.time()),

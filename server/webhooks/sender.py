@@ -22,7 +22,7 @@ from server.store.database_errors import DatabaseError
 from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.outbox import AttemptResult, Claimed
 from server.supervised_thread import Retry, SupervisedThread
-from server.webhooks.door import Door
+from server.webhooks.attempts import WebhookClient
 from server.webhooks.endpoint_slots import EndpointSlots
 from server.webhooks.retries import Answer, Verdict, judge
 
@@ -57,13 +57,13 @@ class SendingStats:
 class WebhookSender:
     """Any number of processes may run one at the same time."""
 
-    def __init__(self, database: Database, replica: UUID, door: Door, first_pause: float) -> None:
+    def __init__(self, database: Database, replica: UUID, client: WebhookClient, first_pause: float) -> None:
         """`first_pause` is in seconds, before the first repetition."""
         self.stats = SendingStats()
         self.thread = SupervisedThread("webhooks", self._turn, retry=Retry(max_failures=None))
         self._database = database
         self._replica = replica
-        self._door = door
+        self._client = client
         self._first_pause = first_pause
         self._poll = min(POLL_SECONDS, first_pause)
         self._slots = EndpointSlots(SENDERS, first_pause)
@@ -131,7 +131,7 @@ class WebhookSender:
         if claimed:
             crashpoint("webhook.claimed")
         for delivery in claimed:
-            self._slots.begin(delivery.endpoint_id, monotonic())
+            self._slots.begin(delivery.endpoint_id)
             self._claimed.put(delivery)
         self.stats.under_way = SENDERS - self._slots.free()
         while len(self._senders) < self.stats.under_way:
@@ -144,7 +144,7 @@ class WebhookSender:
         room = self._slots.room(outbox.due_endpoints(connection), monotonic())
         if not room:
             return []
-        lease = timedelta(seconds=self._door.seconds + LEASE_MARGIN_SECONDS)
+        lease = timedelta(seconds=self._client.seconds + LEASE_MARGIN_SECONDS)
         return outbox.claim(connection, limit=free, lease=lease, room=room)
 
     def _settle(self, connection: Connection) -> None:
@@ -192,7 +192,7 @@ class WebhookSender:
         """A turn of a sender. Any exception of an attempt is its result, so that the slot is free again."""
         delivery = self._claimed.get()
         try:
-            answer = self._door.attempt(delivery)
+            answer = self._client.attempt(delivery)
         except Exception:
             log.exception("an attempt to send a webhook failed in an unexpected way")
             answer = Answer(None, error="The attempt failed in an unexpected way.")

@@ -35,7 +35,7 @@ from server.protocol.completions import requests as completions
 from server.protocol.responses import request as parameters
 from server.quotas import rate_limits
 from server.store.webhooks import outbox
-from server.webhooks import endpoint_slots, retries, samples, sender
+from server.webhooks import attempts, endpoint_slots, retries, sender
 from tests.support import limits_inside
 from tests.support.limits_inside import Rows, default, flag, size, table
 
@@ -257,7 +257,7 @@ def _server() -> Mapping[str, Rows]:
             f"{retries.MAX_PAUSE_SECONDS / 3600:g} hours apart at most",
             "webhooks that are kept": f"delivered {outbox.DELIVERED_KEPT.days} days, given up "
             f"{outbox.GIVEN_UP_KEPT.days} days",
-            "samples of webhooks being sent": f"{samples.MAX_SAMPLES}",
+            "samples of webhooks being sent": f"{attempts.MAX_SAMPLES}",
         },
     }
 

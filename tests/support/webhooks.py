@@ -15,7 +15,7 @@ from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database
 from server.store.webhooks import outbox
 from server.store.webhooks.endpoints import EndpointProperties
-from server.webhooks.messages import EVENT_TYPES
+from server.webhooks.attempts import EVENT_TYPES
 from tests.support.builders import TENANT, insert_response, make_echo, make_ending
 
 PUBLIC = read_allowed("*")

@@ -33,7 +33,7 @@ from server.protocol.webhooks import (
 from server.store.database import Connection
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
-from server.webhooks.messages import EVENT_TYPES
+from server.webhooks.attempts import EVENT_TYPES
 
 OVERLAP = timedelta(hours=24)
 """Of a rotation that keeps the old secret; OpenAI's value."""
@@ -50,7 +50,7 @@ def create_webhook_endpoint(services: Services, caller: Caller, request: Request
             connection,
             _actor(caller, request),
             services.model.seal,
-            services.samples.door.allowed,
+            services.samples.client.allowed,
             tenant,
             properties,
         )
@@ -84,7 +84,7 @@ def update_webhook_endpoint(services: Services, caller: Caller, request: Request
         stored = webhooks.update_endpoint(
             connection,
             _actor(caller, request),
-            services.samples.door.allowed,
+            services.samples.client.allowed,
             _find(connection, caller, request, lock=True),
             lambda before: with_given(before, wanted),
             enabled=None if wanted.enabled is UNSET else wanted.enabled,

@@ -88,20 +88,20 @@ _WAITING = """
 _DUE_ENDPOINTS = text(
     f"""
     with recursive {_WAITING}
-    select w.id, exists (
-        select from webhook_deliveries d
-        where d.endpoint_id = w.id and d.next_attempt_at is not null and d.attempts > 0) as repeats
-    from waiting join webhook_endpoints w on w.id = waiting.endpoint_id
+    select w.id from waiting join webhook_endpoints w on w.id = waiting.endpoint_id
     where w.disabled_at is null and exists (
         select from webhook_deliveries d
         where d.endpoint_id = w.id and d.next_attempt_at <= clock_timestamp())
+    order by exists (
+        select from webhook_deliveries d
+        where d.endpoint_id = w.id and d.next_attempt_at is not null and d.attempts > 0)
     """  # noqa: S608 - constants of ours
 )
 
 
-def due_endpoints(connection: Connection) -> dict[UUID, bool]:
-    """The endpoints that are not disabled and have due deliveries, and whether some wait for a repetition."""
-    return {row.id: row.repeats for row in connection.execute(_DUE_ENDPOINTS)}
+def due_endpoints(connection: Connection) -> list[UUID]:
+    """The endpoints that are not disabled and have due deliveries; last those for which a repetition waits."""
+    return list(connection.scalars(_DUE_ENDPOINTS))
 
 
 _CLAIM = text(

@@ -160,7 +160,7 @@ def test_due_endpoints_are_those_that_are_enabled_and_have_something_due(databas
         endpoints.set_disabled(connection, disabled, "because")
     claim_all(database, [waiting])
     with database.begin() as connection:
-        assert outbox.due_endpoints(connection) == {due: False}
+        assert outbox.due_endpoints(connection) == [due]
 
 
 def test_a_delivery_is_given_up_when_its_time_is_over(database: Database) -> None:

@@ -15,7 +15,7 @@ from server.sealing.cipher import Seal
 from server.store.database import Database
 from server.store.webhooks import delivery_lists, endpoints
 from server.webhooks import sender as sending
-from server.webhooks.door import Door
+from server.webhooks.attempts import WebhookClient
 from server.webhooks.sender import WebhookSender
 from tests.support.builders import register
 from tests.support.eventually import eventually
@@ -28,8 +28,8 @@ SECONDS = 10.0
 
 
 @contextmanager
-def running(database: Database, door: Door, first_pause: float = 0.02) -> Iterator[WebhookSender]:
-    sender = WebhookSender(database, register(database), door, first_pause)
+def running(database: Database, client: WebhookClient, first_pause: float = 0.02) -> Iterator[WebhookSender]:
+    sender = WebhookSender(database, register(database), client, first_pause)
     sender.start()
     try:
         sender.thread.wake()
@@ -45,8 +45,8 @@ def receiver() -> Iterator[WebhookReceiver]:
     assert started.arrivals.problems == []
 
 
-def door_to(*started: WebhookReceiver) -> Door:
-    return Door(SEAL, receivers(*(one.port for one in started)), SECONDS)
+def client_of(*started: WebhookReceiver) -> WebhookClient:
+    return WebhookClient(SEAL, receivers(*(one.port for one in started)), SECONDS)
 
 
 def add(database: Database, receiver: WebhookReceiver, tenant: str = "acme", path: str = "") -> None:
@@ -71,7 +71,7 @@ def test_an_event_arrives_signed_with_standard_webhooks_headers(
 ) -> None:
     add(database, receiver)
     (response,) = end(database)
-    with running(database, door_to(receiver)) as sender:
+    with running(database, client_of(receiver)) as sender:
         eventually(lambda: all_delivered(database))
         assert sender.stats.delivered == 1
     (arrival,) = receiver.arrivals.all
@@ -90,7 +90,7 @@ def test_a_receiver_that_fails_gets_the_same_event_again(
     receiver.decide = lambda _arrival: Reply(200 if len(receiver.arrivals.all) > 3 else 500)
     add(database, receiver)
     end(database)
-    with running(database, door_to(receiver)) as sender:
+    with running(database, client_of(receiver)) as sender:
         eventually(lambda: all_delivered(database))
         eventually(lambda: sender.stats.delivered == 1)
         assert sender.stats.failed == 3
@@ -106,7 +106,7 @@ def test_a_redirect_is_a_failure_and_is_not_followed(
     receiver.decide = lambda _arrival: Reply(307, {"location": location})
     add(database, receiver)
     end(database)
-    with running(database, door_to(receiver), first_pause=3600):
+    with running(database, client_of(receiver), first_pause=3600):
         eventually(lambda: deliveries(database, "last_error") == [("HTTP status 307",)])
     assert len(receiver.arrivals.all) == 1
 
@@ -117,7 +117,7 @@ def test_a_receiver_that_answers_410_is_disabled_and_gets_nothing_more(
     receiver.decide = lambda _arrival: Reply(410)
     add(database, receiver)
     end(database)
-    with running(database, door_to(receiver)) as sender:
+    with running(database, client_of(receiver)) as sender:
         eventually(lambda: sender.stats.failed == 1)
         eventually(lambda: [one.disabled_at is not None for one in listed(database)] == [True])
         end(database)
@@ -145,7 +145,7 @@ def test_an_answer_of_gigabytes_costs_nothing(database: Database, receiver: Webh
     receiver.decide = gigabytes
     add(database, receiver)
     end(database)
-    with running(database, door_to(receiver)):
+    with running(database, client_of(receiver)):
         eventually(lambda: all_delivered(database))
 
 
@@ -153,7 +153,7 @@ def test_an_answer_with_a_huge_head_is_a_failure(database: Database, receiver: W
     receiver.decide = large_head
     add(database, receiver)
     end(database)
-    with running(database, door_to(receiver), first_pause=3600):
+    with running(database, client_of(receiver), first_pause=3600):
         eventually(lambda: deliveries(database, "last_error") == [("The answer is not HTTP.",)])
 
 
@@ -192,11 +192,11 @@ def test_a_receiver_that_never_answers_is_given_a_second_and_not_more(
     database: Database, piece: bytes
 ) -> None:
     with raw_server(piece, 0.05) as port:
-        door = Door(SEAL, receivers(port), 0.4)
+        client = WebhookClient(SEAL, receivers(port), 0.4)
         with database.begin() as connection:
             make_endpoint(connection, SEAL, f"http://127.0.0.1:{port}/", allowed=receivers(port))
         end(database)
-        with running(database, door, first_pause=3600):
+        with running(database, client, first_pause=3600):
             eventually(lambda: deliveries(database, "last_error is not null") == [(True,)], within=10)
         ((error, status),) = deliveries(database, "last_error, last_status")
         assert status is None
@@ -208,7 +208,7 @@ def test_receivers_that_hang_do_not_delay_others(
 ) -> None:
     monkeypatch.setattr(sending, "STOP_SECONDS", 0.0)
     with raw_server(b"", 1) as port:
-        door = Door(SEAL, receivers(port, receiver.port), 30.0)
+        client = WebhookClient(SEAL, receivers(port, receiver.port), 30.0)
         with database.begin() as connection:
             for number in range(20):
                 url, tenant = f"http://127.0.0.1:{port}/{number}", f"t{number}"
@@ -218,7 +218,7 @@ def test_receivers_that_hang_do_not_delay_others(
         change(database, "update webhook_deliveries set attempts = 1")
         add(database, receiver, tenant="quick")
         end(database, 10, tenant="quick")
-        with running(database, door) as sender:
+        with running(database, client) as sender:
             eventually(lambda: sender.stats.delivered == 10)
             eventually(lambda: sender.stats.under_way == sending.SENDERS // 2)
             end(database, 10, tenant="quick")
@@ -241,11 +241,11 @@ def rebinding(addresses: list[str]) -> Lookup:
 def test_a_name_that_changes_to_a_private_address_is_not_connected_to(
     database: Database, receiver: WebhookReceiver, address: str
 ) -> None:
-    door = replace(door_to(receiver), lookup=rebinding([address]))
+    client = replace(client_of(receiver), lookup=rebinding([address]))
     with database.begin() as connection:
         make_endpoint(connection, SEAL, "https://hooks.example/")
     end(database)
-    with running(database, door, first_pause=3600):
+    with running(database, client, first_pause=3600):
         eventually(lambda: deliveries(database, "attempts, last_error is not null") == [(1, True)])
     ((error,),) = deliveries(database, "last_error")
     assert error == "hooks.example does not lead to an address that may be visited."
@@ -257,8 +257,8 @@ def test_a_secret_that_was_sealed_with_a_lost_key_sends_nothing(
 ) -> None:
     add(database, receiver)
     end(database)
-    door = Door(Seal.of_this_process(), receivers(receiver.port), SECONDS)
-    with running(database, door, first_pause=3600):
+    client = WebhookClient(Seal.of_this_process(), receivers(receiver.port), SECONDS)
+    with running(database, client, first_pause=3600):
         eventually(lambda: deliveries(database, "last_error is not null") == [(True,)])
     assert receiver.arrivals.all == []
 
@@ -276,8 +276,8 @@ def test_a_stopping_sender_waits_for_its_attempts_and_stores_how_they_went(
     receiver.decide = decide
     add(database, receiver)
     end(database)
-    door = replace(door_to(receiver), seconds=10.0)
-    with running(database, door) as sender:
+    client = replace(client_of(receiver), seconds=10.0)
+    with running(database, client) as sender:
         assert arrived.wait(10)
         sender.thread.request_stop()
         go_on.set()
@@ -292,7 +292,7 @@ def test_an_endpoint_that_is_disabled_gets_what_waited_when_it_is_enabled_again(
     (endpoint,) = listed(database)
     with database.begin() as connection:
         endpoints.set_disabled(connection, endpoint.id, "because")
-    with running(database, door_to(receiver)) as sender:
+    with running(database, client_of(receiver)) as sender:
         sender.send_due()
         assert receiver.arrivals.all == []
         with database.begin() as connection:
@@ -320,7 +320,7 @@ def test_all_that_waits_for_the_last_endpoint_is_given_up_when_it_is_deleted(
     )
     with database.begin() as connection:
         endpoints.delete_endpoint(connection, endpoint.id)
-    with running(database, door_to(receiver)) as sender:
+    with running(database, client_of(receiver)) as sender:
         eventually(lambda: sender.stats.given_up == 2500)
     found = set(deliveries(database, "last_error, next_attempt_at is null"))
     assert found == {("the endpoint was deleted", True)}
@@ -332,7 +332,7 @@ def test_a_throttling_receiver_is_left_alone_for_as_long_as_it_asks(
     receiver.decide = lambda _arrival: Reply(429, {"retry-after": "999999999"})
     add(database, receiver)
     end(database, 5)
-    with running(database, door_to(receiver)) as sender:
+    with running(database, client_of(receiver)) as sender:
         eventually(lambda: sender.stats.failed == 1)
         began = time.monotonic()
         eventually(lambda: time.monotonic() - began > 0.2)

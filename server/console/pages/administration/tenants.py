@@ -16,7 +16,7 @@ from server.store.administration import tenants as stored_tenants
 from server.store.console import tenants as listed
 from server.store.database import clock
 from server.store.webhooks import endpoints
-from server.webhooks.messages import EVENT_TYPES
+from server.webhooks.attempts import EVENT_TYPES
 
 PAGE_ROWS = 200
 KEY_ROWS = 100

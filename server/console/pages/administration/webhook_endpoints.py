@@ -11,7 +11,7 @@ from server.http.handlers.webhooks import OVERLAP
 from server.protocol.webhooks import CreateTenantEndpoint
 from server.store.database import Connection
 from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
-from server.webhooks.messages import EVENT_TYPES
+from server.webhooks.attempts import EVENT_TYPES
 
 
 def create(console: ConsoleRequest) -> Answer:
@@ -25,7 +25,7 @@ def create(console: ConsoleRequest) -> Answer:
     }
     wanted = read_body(values, CreateTenantEndpoint)
     properties = with_given(EndpointProperties(), wanted)
-    seal, allowed = console.services.model.seal, console.services.samples.door.allowed
+    seal, allowed = console.services.model.seal, console.services.samples.client.allowed
     with console.services.database.begin() as connection:
         made = webhooks.create_endpoint(
             connection, console.actor, seal, allowed, tenant_of(console), properties
@@ -36,7 +36,7 @@ def create(console: ConsoleRequest) -> Answer:
 def set_enabled(console: ConsoleRequest) -> Answer:
     """POST /console/tenants/{tenant}/webhook_endpoints/{endpoint_id}: `enabled` is yes or no"""
     enabled = console.form.get("enabled") == "yes"
-    allowed = console.services.samples.door.allowed
+    allowed = console.services.samples.client.allowed
     with console.services.database.begin() as connection:
         stored = _find(connection, console)
         webhooks.update_endpoint(

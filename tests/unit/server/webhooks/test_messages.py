@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
-from server.webhooks.messages import EVENT_TYPES, event_body, make_secret, message_headers, sign
+from server.webhooks.attempts import EVENT_TYPES, event_body, make_secret, message_headers, sign
 
 EVENT = UUID("01890000-0000-7000-8000-0000000000e0")
 DELIVERY = UUID("01890000-0000-7000-8000-0000000000d0")

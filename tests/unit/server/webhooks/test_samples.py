@@ -8,11 +8,10 @@ import pytest
 from server.errors import Overloaded, TooManyRequests
 from server.protocol.ids import new_uuid
 from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
-from server.webhooks.door import Door
-from server.webhooks.samples import Samples
+from server.webhooks.attempts import Samples, WebhookClient
 
 
-class SlowDoor:
+class SlowClient:
     """Answers 200 once it is opened."""
 
     def __init__(self) -> None:
@@ -26,18 +25,18 @@ class SlowDoor:
 
 
 def test_a_tenant_has_one_sample_under_way_and_leaves_room_for_another() -> None:
-    door = SlowDoor()
-    samples = Samples(cast("Door", door))
+    client = SlowClient()
+    samples = Samples(cast("WebhookClient", client))
     with ThreadPoolExecutor(2) as threads:
         sent = []
         for tenant in ("first", "second"):
             sent.append(threads.submit(samples.send, _endpoint(tenant), ["sealed"], "response.completed"))
-            assert door.asked.acquire(timeout=30)
+            assert client.asked.acquire(timeout=30)
             with pytest.raises(TooManyRequests):
                 samples.send(_endpoint(tenant), ["sealed"], "response.completed")
         with pytest.raises(Overloaded):
             samples.send(_endpoint("third"), ["sealed"], "response.completed")
-        door.opened.set()
+        client.opened.set()
         assert [one.result(30) for one in sent] == [200, 200]
 
 
