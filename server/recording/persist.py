@@ -1,6 +1,6 @@
 """Writes the updates of runs: log rows, and with the last the end, items, usage, webhooks. Reads logs back.
 
-What writes runs within the transaction of the recorder or the side writer, after the fence.
+What writes runs within a transaction of the recorder, after the fence.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -100,7 +100,7 @@ _DUE_ENDPOINTS = text(
 
 
 def due_endpoints(connection: Connection) -> list[UUID]:
-    """The endpoints that are not disabled and have due deliveries; last those for which a repetition waits."""
+    """The endpoints that are not disabled and have due deliveries; last those that wait for a repetition."""
     return list(connection.scalars(_DUE_ENDPOINTS))
 
 
