@@ -53,6 +53,8 @@ the first of the latter: from the second try on it has the usual limit of a stat
 MAX_TRIES = 6
 """Tries to commit an update alone, after which it is given up: with the pauses between them, some 3 s."""
 FIRST_PAUSE_SECONDS = 0.1
+LIMIT_PAUSE_SECONDS = 5.0
+"""Before the next try of what exceeds a limit of the operator, however often: it may be raised."""
 COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -199,8 +201,8 @@ class Committer:
         trouble = classify(result)
         update.has_gap |= isinstance(result, EventsLost | LogGap)
         update.tries += trouble != "limited"
-        pause = FIRST_PAUSE_SECONDS * 2.0 ** min(update.tries, 6)
-        update.retry_at = self._clock() + pause
+        doubled = FIRST_PAUSE_SECONDS * 2.0 ** min(update.tries - 1, 6)
+        update.retry_at = self._clock() + (LIMIT_PAUSE_SECONDS if trouble == "limited" else doubled)
         is_slow = update.tries > 1 and is_statement_timeout(result)
         if trouble in ("timed_out", "limited") and update.tries < MAX_TRIES and not is_slow:
             log.warning("an update of %s is not stored yet: %s", name, type(result).__name__, extra=fields)
