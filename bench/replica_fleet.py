@@ -38,7 +38,7 @@ class Replica:
         self.database = Database(url, pool_size=CONNECTIONS)
         self.hub = Hub(loop)
         self._here = frozenset(running)
-        self.notifier = Notifier(self.database)
+        self.notifier = Notifier(self.database, self)
         capacity = SimpleNamespace(full_tenants=set, add=lambda *_: None, discard=lambda *_: None)
         recorder: Any = SimpleNamespace(
             capacity=capacity,
@@ -65,7 +65,7 @@ class Replica:
         self.heartbeat = Heartbeat(
             self.database, me, recorder, self.hub, abandonment, self, lease_seconds=LEASE_SECONDS
         )
-        self.follower = Follower(self.database, self.hub, self, listens=True)
+        self.follower = Follower(self.database, self.hub, self.runs_here, self.on_fenced)
 
     def runs_here(self, response: UUID) -> bool:
         return response in self._here

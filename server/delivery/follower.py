@@ -1,27 +1,21 @@
 """The follower thread: reads committed events of responses that run elsewhere, for their readers here.
 
 It reads the logs of all watched responses in one query, again and again with pauses; that of a response with
-a new reader at once. On its connection it also receives the hints of other replicas.
+a new reader at once.
 """
 
 import logging
-import selectors
-import socket
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Protocol
 from uuid import UUID
 
 from server.delivery.hub import Hub, Published
 from server.delivery.stored_responses import read_update
 from server.logs.context import response_fields
 from server.store import log_read
-from server.store.cluster import notifications
 from server.store.database import Connection, Database
 from server.store.database_errors import (
     DatabaseError,
-    TransientError,
     classify_read,
     is_unavailable,
 )
@@ -52,139 +46,92 @@ def pause_after(seconds: float, quiet: int) -> float:
     return min(pause, MAX_POLL_SECONDS)
 
 
-class HintListener(Protocol):
-    """What other replicas tell, on the follower's thread, and which responses are none of its business."""
-
-    def runs_here(self, response: UUID) -> bool:
-        """Whether this process runs the response, and so publishes its frames itself."""
-
-    def on_queue_hint(self) -> None:
-        """There may be responses to claim."""
-
-    def on_cancel_hint(self, responses: Collection[UUID]) -> None:
-        """The owner of these responses has to cancel them."""
-
-    def on_fenced(self) -> None:
-        """The thread has given up, so this process must end."""
-
-
 class Follower:
     """Publishes to the hub what other replicas commit for its watched responses."""
 
-    def __init__(self, database: Database, hub: Hub, listener: HintListener, *, listens: bool) -> None:
-        """Hints are received if it `listens`."""
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        runs_here: Callable[[UUID], bool],
+        on_fatal: Callable[[], None],
+    ) -> None:
+        """`runs_here` returns whether this process runs a response, and so publishes its frames itself.
+
+        `on_fatal` is called when the thread gives up.
+        """
         self._database = database
         self._hub = hub
-        self._listener = listener
-        self._listens = listens
+        self._runs_here = runs_here
+        self._due = monotonic()
+        """When all logs are read next."""
+        self._quiet = 0
+        """Reads of all logs in a row that have found nothing."""
         self._failed = False
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_receiver.setblocking(False)
-        self._wake_sender.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self.thread = SupervisedThread(
-            "follower", self._turn, on_fatal=listener.on_fenced, retry=Retry(max_pause=_MAX_RETRY_SECONDS)
+            "follower", self._turn, on_fatal=on_fatal, retry=Retry(max_pause=_MAX_RETRY_SECONDS)
         )
-        hub.on_new_reader = self.wake
+        hub.on_new_reader = self.thread.wake
 
     def start(self) -> None:
         self.thread.start()
 
-    def wake(self) -> None:
-        """Ends the current wait. Any thread; never waits."""
-        with suppress(OSError):  # full: it wakes up anyway; closed: it has ended
-            self._wake_sender.send(b"\0")
-
     def stop(self) -> None:
-        self.thread.request_stop()
-        self.wake()
-        self.thread.join()
-        self._selector.close()
-        self._wake_receiver.close()
-        self._wake_sender.close()
+        self.thread.stop()
 
     # --- the follower thread ---
 
     def _turn(self) -> None:
-        """Follows over one connection until that is lost."""
+        """Waits until all logs are due, or for a new reader, and reads those logs."""
+        if self.thread.wait(max(0.0, self._due - monotonic())):
+            return
         try:
-            with self._connected() as connection:
-                self._follow(connection)
+            self._read()
+            self._failed = False
         except DatabaseError as error:
             if not self._failed:
                 log.warning("responses of other replicas stand still: %s", type(error).__name__)
             self._failed = True
-            self._wait(_RETRY_SECONDS)
+            self._due = monotonic() + _RETRY_SECONDS
 
-    @contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        connection = self._database.dedicated_connection("follower", autocommit=True)
-        descriptor = None
-        try:
-            if self._listens:
-                self._listen_if_possible(connection)
-            descriptor = notifications.socket_descriptor(connection)
-            self._selector.register(descriptor, selectors.EVENT_READ)
-            yield connection
-        finally:
-            if descriptor is not None:
-                self._selector.unregister(descriptor)
-            connection.invalidate()
-            connection.close()
+    def _read(self) -> None:
+        began = monotonic()
+        everything, new = began >= self._due, self._hub.take_new_subscriptions()
+        watched = self._hub.subscriptions(None if everything else new)
+        remote = [one for one in watched if not self._runs_here(one.response_id)]
+        has_updates = bool(remote) and self._publish_updates(remote)
+        if everything:
+            self._quiet = 0 if has_updates else self._quiet + 1
+            pause = pause_after(monotonic() - began, self._quiet)
+            self._due = monotonic() + (pause if remote else IDLE_SECONDS)
+        elif remote:
+            self._quiet, self._due = 0, min(self._due, monotonic() + MIN_POLL_SECONDS)
 
-    def _listen_if_possible(self, connection: Connection) -> None:
-        try:
-            notifications.listen(connection)
-        except TransientError:
-            raise
-        except DatabaseError as error:
-            log.warning("this database knows no LISTEN, so it is asked instead: %s", type(error).__name__)
-
-    def _follow(self, connection: Connection) -> None:
-        """Reads all watched logs from time to time, and between that those with new readers."""
-        due, quiet = monotonic(), 0
-        while not self.thread.stopping:
-            began = monotonic()
-            everything, new = began >= due, self._hub.take_new_subscriptions()
-            watched = self._hub.subscriptions(None if everything else new)
-            remote = [one for one in watched if not self._listener.runs_here(one.response_id)]
-            has_updates = bool(remote) and self._publish_updates(connection, remote)
-            self._failed = False
-            self.thread.progress()
-            if everything:
-                quiet = 0 if has_updates else quiet + 1
-                pause = pause_after(monotonic() - began, quiet)
-                due = monotonic() + (pause if remote else IDLE_SECONDS)
-            elif remote:
-                quiet, due = 0, min(due, monotonic() + MIN_POLL_SECONDS)
-            self._await_wakeup(connection, due)
-
-    def _publish_updates(self, connection: Connection, watched: Sequence[Subscription]) -> bool:
+    def _publish_updates(self, watched: Sequence[Subscription]) -> bool:
         """Whether there were any. What Postgres cannot read of one response keeps no other one's readers."""
         try:
-            return self._publish_together(connection, watched)
+            return self._publish_together(watched)
         except DatabaseError as error:
             if is_unavailable(error):
                 raise
         # The reads may have failed after the first of them were published.
         found = False
         for one in self._hub.subscriptions({(one.tenant, one.response_id) for one in watched}):
-            found |= self._publish_alone(connection, one)
+            found |= self._publish_alone(one)
         return found
 
-    def _publish_together(self, connection: Connection, watched: Sequence[Subscription]) -> bool:
-        with connection.begin():
+    def _publish_together(self, watched: Sequence[Subscription]) -> bool:
+        with self._database.begin() as connection:
             updates = log_read.read_updates(connection, watched)
             self._hub.publish(_to_published(connection, update) for update in updates)
         return bool(updates)
 
-    def _publish_alone(self, connection: Connection, watched: Subscription) -> bool:
+    def _publish_alone(self, watched: Subscription) -> bool:
         """`_publish_together` of one. If what is stored cannot be decoded, its readers are told that there is
         nothing more; if it took too long, it is tried again with the next read.
         """
         try:
-            return self._publish_together(connection, [watched])
+            return self._publish_together([watched])
         except DatabaseError as error:
             if is_unavailable(error) or classify_read(error) == "environment":
                 raise
@@ -193,29 +140,6 @@ class Follower:
             if classify_read(error) == "undecodable":
                 self._hub.publish([_unreadable(watched)])
             return True
-
-    def _await_wakeup(self, connection: Connection, due: float) -> None:
-        """Waits for a new reader, or until `due`; hands on the hints that come meanwhile."""
-        while True:
-            hints = notifications.receive(connection)  # some may have come with an answer
-            if hints.queue:
-                self._listener.on_queue_hint()
-            if hints.cancels:
-                self._listener.on_cancel_hint(hints.cancels)
-            left = due - monotonic()
-            if left <= 0 or self._wait(left):
-                return
-
-    def _wait(self, seconds: float) -> bool:
-        """Waits for `wake`, input from the database, or so many seconds; returns whether it was `wake`."""
-        woken = False
-        with self.thread.idle():
-            ready = self._selector.select(seconds)
-        for key, _ in ready:
-            if key.fileobj is self._wake_receiver:
-                self._wake_receiver.recv(4096)
-                woken = True
-        return woken
 
 
 def _to_published(connection: Connection, update: SubscriptionUpdate) -> Published:

@@ -105,8 +105,7 @@ class ServerProcess:
         self._budgets = Budgets(database, self._replica)
         self._tool_loop = self._make_tool_loop()
         self._rates = RateLimits(database)
-        notifies = config.delivery == "notify"
-        self._notifier = Notifier(database, enabled=notifies, on_fatal=self.on_fenced)
+        self._notifier = Notifier(database, self, enabled=config.delivery == "notify")
         self._recorder = self._make_recorder(model, hub)
         self._claimer = self._make_claimer(model)
         self._abandonment = Abandonment(
@@ -116,7 +115,7 @@ class ServerProcess:
         self._standby = make_standby(database.dedicated_url, self._replica, config.lease_seconds)
         self._stall_watch = StallWatch()
         self._heartbeat = self._make_heartbeat(hub)
-        self._follower = self._make_follower(hub)
+        self._follower = Follower(database, hub, self._recorder.produces, self.on_fenced)
         self._retention = Retention(database, opened.disk, config, self._replica)
         self._connections = OpenConnections()
         self._ended_keys = EndedKeys(
@@ -225,9 +224,6 @@ class ServerProcess:
             self,
             lease_seconds=self._config.lease_seconds,
         )
-
-    def _make_follower(self, hub: Hub) -> Follower:
-        return Follower(self._database, hub, self, listens=self._config.delivery == "notify")
 
     def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
         """Serves at most `connections` on the listener until shutdown."""
@@ -358,16 +354,12 @@ class ServerProcess:
         """Called by the thread that has found out that the response has to be cancelled."""
         self._tool_loop.cancel(response, reason)
 
-    def runs_here(self, response: UUID) -> bool:
-        """Whether this process publishes the response's frames itself."""
-        return self._recorder.produces(response)
-
     def on_queue_hint(self) -> None:
-        """Called by the follower's thread."""
+        """Called by the notifier's thread."""
         self._claimer.hint()
 
     def on_cancel_hint(self, responses: Iterable[UUID]) -> None:
-        """Called by the follower's thread with other replicas' cancellation requests, whose rows say why."""
+        """Called by the notifier's thread with other replicas' cancellation requests, whose rows say why."""
         if any(map(self._recorder.produces, responses)):
             read = partial(claims.cancel_requested, me=self._replica)
             for response, reason in self._database.autocommit(read):

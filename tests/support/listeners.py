@@ -12,7 +12,7 @@ from server.recovery.heartbeat import Beat
 
 @dataclass
 class Listener:
-    """Hears the recorder, the heartbeat and the follower."""
+    """Hears the recorder, the heartbeat and the notifier."""
 
     hinted: list[UUID] = field(default_factory=list)
     """Stored responses with new events, of which other replicas are to be told."""
@@ -25,8 +25,6 @@ class Listener:
     beats: list[Beat] = field(default_factory=list)
     failed_beats: int = 0
     cancelled: list[UUID] = field(default_factory=list)
-    here: set[UUID] = field(default_factory=set)
-    """Responses that run here, as the follower is told."""
     queue_hints: int = 0
 
     def on_commit(self, updates: Sequence[RunUpdate]) -> None:
@@ -52,9 +50,6 @@ class Listener:
 
     def on_cancel(self, response: UUID, reason: CancelReason | None) -> None:  # noqa: ARG002
         self.cancelled.append(response)
-
-    def runs_here(self, response: UUID) -> bool:
-        return response in self.here
 
     def on_queue_hint(self) -> None:
         self.queue_hints += 1

@@ -4,19 +4,20 @@ A hint may be lost or repeated; the tables decide. Events are not among them: a 
 all replicas, and readers of a response that runs elsewhere are few (`delivery/follower.py`).
 
 A transaction with NOTIFY holds a cluster-wide lock until its commit is on disk, so hints are never sent in a
-transaction with data: one thread collects them and sends them on its own connection.
+transaction with data: one thread collects them, and sends and receives on its own connection.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Text, bindparam, text
 
 from server.store.database import ASYNCHRONOUS, Database
-from server.store.database_errors import DatabaseError
+from server.store.database_errors import DatabaseError, TransientError
 from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
 from server.supervised_thread import SupervisedThread
 
@@ -25,7 +26,8 @@ log = logging.getLogger("holdfast.notify")
 QUEUE = "holdfast_queue"
 CANCEL = "holdfast_cancel"
 
-BATCH_SECONDS = 0.01
+TURN_SECONDS = 0.05
+"""For which hints to send are gathered at most, while none come."""
 _RETRY_SECONDS = 1.0
 _ID_DIGITS = 32
 _IDS_PER_PAYLOAD = 7900 // _ID_DIGITS
@@ -77,19 +79,15 @@ def listen(connection: Connection) -> None:
             connection.execute(text(f"listen {channel}"))
 
 
-def receive(connection: Connection) -> Hints:
-    """The hints since the last call, without waiting. Raises DatabaseError if the connection is lost."""
+def receive(connection: Connection, seconds: float = 0.0) -> Hints:
+    """The hints since the last call; waits so long for the first. Raises DatabaseError if the connection is
+    lost.
+    """
     hints = Hints()
     with psycopg_connection(connection) as raw:
-        for notification in raw.notifies(timeout=0):
+        for notification in raw.notifies(timeout=seconds, stop_after=1):
             hints.parse(notification.channel, notification.payload)
     return hints
-
-
-def socket_descriptor(connection: Connection) -> int:
-    """The file descriptor that becomes readable when a notification arrives."""
-    with psycopg_connection(connection) as raw:
-        return raw.fileno()
 
 
 _NOTIFY = text("select pg_notify(channel, payload) from unnest(:channels, :payloads) as n (channel, payload)")
@@ -108,81 +106,101 @@ def notify(connection: Connection, notifications: Sequence[tuple[str, str]]) -> 
         connection.execute(_NOTIFY, parameters)
 
 
-class Notifier:
-    """The thread that sends hints to other replicas. Callers never wait for it."""
+class HintListener(Protocol):
+    """What other replicas tell, on the notifier's thread."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        enabled: bool = True,
-        on_fatal: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Sends nothing unless `enabled`. `on_fatal` is called when the thread gives up."""
+    def on_queue_hint(self) -> None:
+        """There may be responses to claim."""
+
+    def on_cancel_hint(self, responses: Collection[UUID]) -> None:
+        """The owner of these responses has to cancel them."""
+
+    def on_fenced(self) -> None:
+        """The thread has given up, so this process must end."""
+
+
+class Notifier:
+    """The thread that exchanges hints with other replicas. Callers never wait for it."""
+
+    def __init__(self, database: Database, listener: HintListener, *, enabled: bool = True) -> None:
+        """Neither sends nor receives unless `enabled`."""
         self.other_replicas = 1
         """How many replicas there are to notify; one until the first heartbeat has counted them."""
         self._database = database
+        self._listener = listener
         self._enabled = enabled
+        self._lock = threading.Lock()
         self._pending = Hints()
-        self._changed = threading.Condition()
         self._connection: Connection | None = None
         self._failed = False
         self.thread = SupervisedThread(
-            "notifier", self._send_pending, on_fatal=on_fatal, on_end=self._disconnect
+            "notifier", self._turn, on_fatal=listener.on_fenced, on_end=self._disconnect
         )
 
     def start(self) -> None:
-        self.thread.start()
+        if self._enabled:
+            self.thread.start()
 
     def stop(self) -> None:
         """Ends the thread and drops hints that were not sent."""
-        self.thread.request_stop()
-        with self._changed:
-            self._changed.notify()
-        self.thread.join()
+        self.thread.stop()
 
     def notify_queue(self) -> None:
         """Announces committed responses that no replica has claimed."""
-        self._enqueue(Hints(queue=True))
+        self._add(Hints(queue=True))
 
     def notify_cancel(self, response: UUID) -> None:
         """Announces a committed cancellation request."""
-        self._enqueue(Hints(cancels={response}))
+        self._add(Hints(cancels={response}))
 
-    def _enqueue(self, hints: Hints) -> None:
-        if hints and self.other_replicas and self._enabled:
-            with self._changed:
+    def _add(self, hints: Hints) -> None:
+        if self.other_replicas and self._enabled:
+            with self._lock:
                 self._pending.add(hints)
-                self._changed.notify()
 
-    def _send_pending(self) -> None:
-        with self.thread.idle(), self._changed:
-            self._changed.wait_for(lambda: self._pending or self.thread.stopping)
-        if self.thread.wait(BATCH_SECONDS):
-            return
-        with self._changed:
-            hints, self._pending = self._pending, Hints()
-        if not self._send(hints):
-            self._enqueue(hints)
-            self.thread.wait(_RETRY_SECONDS)
-
-    def _send(self, hints: Hints) -> bool:
+    def _turn(self) -> None:
         try:
-            notify(self._connect(), hints.to_notifications())
+            connection = self._connect()
+            with self.thread.idle():
+                received = receive(connection, TURN_SECONDS)
+            with self._lock:
+                pending, self._pending = self._pending, Hints()
+            if pending:
+                self._send(connection, pending)
         except DatabaseError as error:
             if not self._failed:
                 log.warning("other replicas are given no hints: %s", type(error).__name__)
             self._failed = True
             self._disconnect()
-            return False
+            self.thread.wait(_RETRY_SECONDS)
+            return
         self._failed = False
-        return True
+        if received.queue:
+            self._listener.on_queue_hint()
+        if received.cancels:
+            self._listener.on_cancel_hint(received.cancels)
+
+    def _send(self, connection: Connection, hints: Hints) -> None:
+        try:
+            notify(connection, hints.to_notifications())
+        except DatabaseError:
+            self._add(hints)
+            raise
 
     def _connect(self) -> Connection:
         if self._connection is None:
             limits = {**REQUEST_TIMEOUTS, **ASYNCHRONOUS}
             self._connection = self._database.dedicated_connection("notifier", autocommit=True, limits=limits)
+            self._listen_if_possible(self._connection)
         return self._connection
+
+    def _listen_if_possible(self, connection: Connection) -> None:
+        try:
+            listen(connection)
+        except TransientError:
+            raise
+        except DatabaseError as error:
+            log.warning("this database knows no LISTEN, so it is asked instead: %s", type(error).__name__)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

@@ -16,10 +16,8 @@ from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader
 from server.http.asgi.answers import EventStream, FinalResponse
 from server.http.asgi.stream_position import StreamPosition
-from server.store.cluster.notifications import QUEUE
 from server.store.database import Database
 from tests.support.builders import TENANT
-from tests.support.listeners import Listener
 from tests.support.sse import parse, text_of
 from tests.unit.server.http.asgi.asgi_messages import Client
 
@@ -34,7 +32,7 @@ class Elsewhere:
     loop: asyncio.AbstractEventLoop
     hub: Hub
     follower: Follower
-    listener: Listener
+    here: set[UUID]
 
     def stream(self, response: UUID, position: int = 0) -> "Reading":
         """A reader that has joined."""
@@ -77,18 +75,18 @@ class Reading:
 
 
 @contextmanager
-def elsewhere(url: str, *, listens: bool = False) -> Iterator[Elsewhere]:
+def elsewhere(url: str) -> Iterator[Elsewhere]:
     """Another replica."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     database = Database(url, pool_size=4)
     hub = Hub(loop)
-    listener = Listener()
-    follower = Follower(database, hub, listener, listens=listens)
+    here: set[UUID] = set()
+    follower = Follower(database, hub, here.__contains__, lambda: None)
     thread.start()
     follower.start()
     try:
-        yield Elsewhere(database, loop, hub, follower, listener)
+        yield Elsewhere(database, loop, hub, follower, here)
     finally:
         follower.stop()
         asyncio.run_coroutine_threadsafe(_end_all(), loop).result(30)
@@ -104,17 +102,6 @@ async def _end_all() -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
-
-
-def listens(url: str) -> bool:
-    """Whether the follower has subscribed to everything."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        found = connection.execute(
-            "select 1 from pg_stat_activity where application_name = 'holdfast follower'"
-            " and datname = current_database() and query = %s and state = 'idle'",
-            (f"listen {QUEUE}",),
-        )
-        return found.fetchone() is not None
 
 
 def sessions(url: str, name: str, *, ended: bool = False) -> int:

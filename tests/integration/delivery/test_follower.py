@@ -2,7 +2,9 @@ from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 import msgspec
+import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from server.delivery import follower
 from server.delivery.hub import Published
@@ -12,11 +14,10 @@ from server.http.asgi.answers import DONE
 from server.protocol.ids import new_uuid
 from server.recording.messages import StartRun
 from server.store import log_read
-from server.store.cluster.notifications import Notifier
 from server.store.content import deletion
 from server.store.database import Connection
 from server.store.log_read import Subscription, SubscriptionUpdate
-from tests.integration.delivery.following import Elsewhere, elsewhere, listens, sessions
+from tests.integration.delivery.following import Elsewhere, elsewhere
 from tests.integration.recording.recorded import Bench, finished, recording, tokens
 from tests.support.builders import TENANT, say
 from tests.support.eventually import eventually
@@ -30,22 +31,12 @@ def bench(database_url: str) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def notifier(bench: Bench) -> Iterator[Notifier]:
-    """The running replica's."""
-    made = Notifier(bench.database)
-    made.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
 def other(bench: Bench, monkeypatch: pytest.MonkeyPatch, database_url: str) -> Iterator[Elsewhere]:
-    """Another replica, which reads no log but for a new reader, and hears hints."""
+    """Another replica, which reads no log but for a new reader."""
     monkeypatch.setattr(follower, "MIN_POLL_SECONDS", 3600.0)
     monkeypatch.setattr(follower, "MAX_POLL_SECONDS", 3600.0)
     monkeypatch.setattr(follower, "IDLE_SECONDS", 3600.0)
-    with elsewhere(database_url, listens=True) as made:
-        eventually(lambda: listens(database_url))
+    with elsewhere(database_url) as made:
         yield made
 
 
@@ -148,7 +139,7 @@ def test_a_deleted_response_ends_its_readers(bench: Bench, polling: Elsewhere) -
 
 
 def test_a_stream_that_postgres_cannot_read_ends_and_the_others_go_on(
-    bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch, database_url: str
+    bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged, sound = bench.begin(), bench.begin()
     readings = [polling.stream(run.facts.id) for run in (damaged, sound)]
@@ -167,7 +158,6 @@ def test_a_stream_that_postgres_cannot_read_ends_and_the_others_go_on(
     eventually(lambda: readings[1].text == "on ")
     bench.feed(finished(sound))
     assert readings[1].whole.result(30) == everything(bench, sound)
-    assert sessions(database_url, "follower") == 1
 
 
 def test_another_tenants_response_looks_like_none(bench: Bench, polling: Elsewhere) -> None:
@@ -179,11 +169,11 @@ def test_another_tenants_response_looks_like_none(bench: Bench, polling: Elsewhe
 
 def test_one_that_runs_here_is_left_to_its_recorder(bench: Bench, polling: Elsewhere) -> None:
     here, there = bench.begin(), bench.begin()
-    polling.listener.here.add(here.facts.id)
+    polling.here.add(here.facts.id)
     readings = [polling.stream(run.facts.id) for run in (here, there)]
     eventually(lambda: readings[1].channel.next_seq == 2)
     assert readings[0].channel.next_seq is None
-    polling.listener.here.clear()
+    polling.here.clear()
     eventually(lambda: readings[0].channel.next_seq == 2)
     bench.feed(finished(here), finished(there))
     for run, reading in zip((here, there), readings, strict=True):
@@ -205,53 +195,41 @@ def test_a_response_that_nobody_runs_is_waited_for(bench: Bench, polling: Elsewh
     assert reading.whole.result(30) == everything(bench, run)
 
 
-def test_events_are_not_lost_when_the_followers_connection_is(
-    bench: Bench, polling: Elsewhere, database_url: str
+def test_events_are_not_lost_when_the_database_is_away(
+    bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = bench.begin()
     reading = polling.stream(run.facts.id)
     eventually(lambda: reading.channel.next_seq == 2)
-    assert sessions(database_url, "follower", ended=True) == 1
-    speak(bench, run, "untold ")
+    tries: list[bool] = []
+
+    def fail(*_arguments: object) -> None:
+        tries.append(True)
+        raise OperationalError("read", None, psycopg.OperationalError("nobody is there"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log_read, "read_updates", fail)
+        speak(bench, run, "untold ")
+        eventually(lambda: tries)
     eventually(lambda: reading.text == "untold ")
     bench.feed(finished(run))
     assert reading.whole.result(30) == everything(bench, run)
 
 
-def test_hints_are_handed_on(notifier: Notifier, other: Elsewhere) -> None:
-    wanted = [new_uuid() for _ in range(3)]
-    for response in wanted:
-        notifier.notify_cancel(response)
-    eventually(lambda: set(other.listener.cancelled) == set(wanted))
-    assert other.listener.queue_hints == 0
-    notifier.notify_queue()
-    eventually(lambda: other.listener.queue_hints == 1)
-
-
-def test_a_mistake_in_a_callback_does_not_end_the_thread(
-    bench: Bench, notifier: Notifier, other: Elsewhere, monkeypatch: pytest.MonkeyPatch
+def test_a_mistake_of_ours_does_not_end_the_thread(
+    bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = bench.begin()
-    reading = other.stream(run.facts.id)
+    reading = polling.stream(run.facts.id)
     eventually(lambda: reading.channel.next_seq == 2)
+    tries: list[bool] = []
 
-    def fail() -> None:
+    def fail(*_arguments: object) -> None:
+        tries.append(True)
         raise RuntimeError("A mistake of ours.")
 
-    monkeypatch.setattr(other.listener, "on_queue_hint", fail)
-    notifier.notify_queue()
+    with monkeypatch.context() as patch:
+        patch.setattr(log_read, "read_updates", fail)
+        eventually(lambda: tries)
     bench.feed(tokens(run, say("on")), finished(run))
-    assert reading.whole.result(30) == everything(bench, run)  # the next turn begins with a read of all logs
-
-
-def test_what_is_not_ours_on_the_channels_is_passed_over(
-    bench: Bench, notifier: Notifier, other: Elsewhere
-) -> None:
-    with bench.database.begin() as connection:
-        for channel in ("holdfast_cancel", "holdfast_queue"):
-            connection.exec_driver_sql("select pg_notify(%s, 'é, nonsense')", (channel,))
-    eventually(lambda: other.listener.queue_hints == 1)
-    assert other.listener.cancelled == []
-    wanted = new_uuid()
-    notifier.notify_cancel(wanted)
-    eventually(lambda: other.listener.cancelled == [wanted])
+    assert reading.whole.result(30) == everything(bench, run)

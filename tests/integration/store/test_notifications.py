@@ -12,11 +12,17 @@ from server.store.database import Connection, Database
 from tests.integration.delivery.following import sessions
 from tests.support.builders import examples, kill, register
 from tests.support.eventually import eventually
+from tests.support.listeners import Listener
 
 
 @pytest.fixture
-def notifier(database: Database) -> Iterator[Notifier]:
-    made = Notifier(database)
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def notifier(database: Database, listener: Listener) -> Iterator[Notifier]:
+    made = Notifier(database, listener)
     made.start()
     yield made
     made.stop()
@@ -70,6 +76,49 @@ def test_hints_of_thousands_of_responses_fit_into_what_postgres_takes(
     listen_until(ear, Hints(queue=True, cancels=responses))
 
 
+def test_hints_are_handed_on(notifier: Notifier, listener: Listener, database: Database) -> None:
+    """Those of this replica among them, which come back to it."""
+    wanted = [new_uuid() for _ in range(3)]
+    for response in wanted:
+        notifier.notify_cancel(response)
+    eventually(lambda: set(listener.cancelled) == set(wanted))
+    assert listener.queue_hints == 0
+    notifier.notify_queue()
+    eventually(lambda: listener.queue_hints == 1)
+
+
+def test_what_is_not_ours_on_the_channels_is_passed_over(
+    notifier: Notifier, listener: Listener, database: Database
+) -> None:
+    notifier.notify_queue()
+    eventually(lambda: listener.queue_hints == 1)  # it listens
+    with database.begin() as connection:
+        for channel in ("holdfast_cancel", "holdfast_queue"):
+            connection.exec_driver_sql("select pg_notify(%s, 'é, nonsense')", (channel,))
+    eventually(lambda: listener.queue_hints == 2)
+    assert listener.cancelled == []
+    wanted = new_uuid()
+    notifier.notify_cancel(wanted)
+    eventually(lambda: listener.cancelled == [wanted])
+
+
+def test_a_mistake_in_a_callback_does_not_end_the_thread(
+    notifier: Notifier, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[bool] = []
+
+    def fail() -> None:
+        tries.append(True)
+        raise RuntimeError("A mistake of ours.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(listener, "on_queue_hint", fail)
+        notifier.notify_queue()
+        eventually(lambda: tries)
+    notifier.notify_queue()
+    eventually(lambda: listener.queue_hints == 1)
+
+
 def test_nothing_is_said_while_nobody_else_is_alive(
     database: Database, database_url: str, notifier: Notifier, ear: Connection
 ) -> None:
@@ -83,7 +132,7 @@ def test_nothing_is_said_while_nobody_else_is_alive(
 
 
 def test_a_muted_notifier_says_nothing(database: Database, database_url: str) -> None:
-    notifier = Notifier(database, enabled=False)
+    notifier = Notifier(database, Listener(), enabled=False)
     notifier.start()
     notifier.notify_queue()
     notifier.stop()
@@ -118,7 +167,7 @@ def test_what_could_not_be_said_is_said_later_and_logged_once(
 
 def test_its_commits_do_not_wait_for_the_disk_even_when_all_others_do(database_url: str) -> None:
     database = Database(database_url, pool_size=1, strict=True)
-    notifier = Notifier(database)
+    notifier = Notifier(database, Listener())
     try:
         connection = notifier._connect()
         setting = connection.exec_driver_sql("show synchronous_commit").scalar()
