@@ -31,7 +31,6 @@ from server.recording.messages import (
     CheckOwnership,
     FailRun,
     RecorderMessage,
-    ReleaseRuns,
     RunUpdate,
     StartRun,
     StopRecorder,
@@ -200,10 +199,6 @@ class Recorder:
     def check_ownership(self, runs: Sequence[Run]) -> None:
         """Drops those of the runs whose rows are not this replica's any more. Any thread."""
         self.deliver([CheckOwnership(tuple(runs))])
-
-    def release_background_runs(self) -> None:
-        """Gives up all background runs, for other replicas to claim."""
-        self.deliver([ReleaseRuns()])
 
     def wait_idle(self, seconds: float) -> bool:
         """Waits until every run has ended or is released; False if that takes longer."""

@@ -75,7 +75,6 @@ class WebhookSender:
         self._senders: list[SupervisedThread] = []
         self._are_endpoints = False
         self._housekeeping_at = -inf
-        self._deleted_after = outbox.LONG_AGO
 
     def start(self) -> None:
         self.thread.start()
@@ -212,9 +211,7 @@ class WebhookSender:
                 return False
             more = self._give_up_unwanted()
             with self._database.begin() as connection:
-                deleted = outbox.delete_ended(connection, self._deleted_after)
-            self._deleted_after = deleted.after
-            more = more or deleted.more
+                more |= outbox.delete_ended(connection)
         return True
 
     def _give_up_unwanted(self) -> bool:

@@ -13,7 +13,7 @@ from server.delivery.hub import Abandonment, Hub
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.prompting.loaded_model import LoadedModel
-from server.recording.messages import RunUpdate
+from server.recording.messages import ReleaseRuns, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Beat, Heartbeat
@@ -143,7 +143,7 @@ class Replica:
         self.draining = True
         self.admission.close()
         background = [run.facts.id for run in self.recorder.active_runs() if run.facts.echo.background]
-        self.recorder.release_background_runs()
+        self.recorder.deliver([ReleaseRuns()])
         for response in background:
             self.engine.cancel(response.hex)
 

@@ -248,12 +248,6 @@ def replace_key(connection: Connection, key_id: str, new_key: str, expires_at: d
     )
 
 
-def is_revoked(connection: Connection, key_id: str) -> bool:
-    """Whether the key exists and was revoked."""
-    wanted = select(api_keys.c.id).where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_not(None))
-    return connection.execute(wanted).first() is not None
-
-
 def revoke(connection: Connection, key_id: str) -> bool:
     """Revokes a key; False if there is no such key that was not revoked."""
     ended = connection.execute(

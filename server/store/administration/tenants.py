@@ -112,9 +112,3 @@ def set_settings(connection: Connection, tenant: str, contact: str, settings: Te
 def delete_settings(connection: Connection, tenant: str) -> bool:
     """Deletes a tenant's settings, and nothing else of it; False if there were none."""
     return connection.execute(delete(TABLE).where(TABLE.c.tenant == tenant)).rowcount == 1
-
-
-def max_unfinished_by_tenant(connection: Connection) -> dict[str, int]:
-    """The limits of unfinished responses that operators have set, by tenant."""
-    wanted = select(TABLE.c.tenant, TABLE.c.max_unfinished).where(TABLE.c.max_unfinished.is_not(None))
-    return {row.tenant: row.max_unfinished for row in connection.execute(wanted)}

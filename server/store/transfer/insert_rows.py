@@ -36,7 +36,6 @@ _OTHERS = text(
     where c.tenant <> :tenant and c.id = any(cast(:ids as uuid[])) limit 1
     """
 )
-_HAS_RESPONSE = text("select 1 from responses where tenant = :tenant and id = :id")
 
 
 @cache
@@ -88,8 +87,3 @@ def id_of_another(
     place = {"tenant": tenant, "others": list(others), "ids": list(ids)}
     row = connection.execute(_OTHERS, place).first()
     return (row.kind, row.id) if row else None
-
-
-def has_response(connection: Connection, tenant: str, response: UUID) -> bool:
-    """Whether the tenant has a row of this response, deleted or not."""
-    return connection.execute(_HAS_RESPONSE, {"tenant": tenant, "id": response}).first() is not None
