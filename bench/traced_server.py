@@ -20,6 +20,7 @@ from server.cli import entry_point
 ROOT = Path(__file__).resolve().parents[1]
 OURS = tuple(f"{ROOT / folder}/" for folder in ("server", "engine"))
 MOST_NOTES = 500_000
+YIELD = opmap["YIELD_VALUE"]
 
 
 def main(file: str, arguments: Sequence[str]) -> int:
@@ -53,7 +54,9 @@ def main(file: str, arguments: Sequence[str]) -> int:
 
 
 def _is_resumed(frame: FrameType) -> bool:
-    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == opmap["YIELD_VALUE"]
+    """Whether a generator goes on after a `yield`, at which it had stopped or which it has passed."""
+    instructions = frame.f_code.co_code[::2]
+    return YIELD in instructions and frame.f_lasti >= 2 * instructions.index(YIELD)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from pydantic import TypeAdapter
 from bench.rounds import divide, take_times, tell
 from engine.request import Deliver, Engine
 from server.admission.admit import Admission
-from server.admission.resolve_input import read_request_input
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
@@ -27,6 +26,7 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import EventEmitter
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
+from server.hosted_tools.tool_loop import ToolLoop
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -44,9 +44,9 @@ from server.protocol.decode import decode
 from server.protocol.responses.events import frame
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import read_tools
+from server.request_input.resolve_input import read_request_input
 from server.store.disk_space import Disk
 from server.store.schema.upgrade import upgrade
-from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT
 from tests.support.builders import make_echo as plain_echo
@@ -229,11 +229,11 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
                     Config(),
                     tool_loop=ToolLoop(engine, servers, at.recorder.deliver),
                     on_queued=lambda: None,
-                    unread=Abandonment(is_unread=at.hub.has_channel, cancel=lambda _response: None),
+                    abandonment=Abandonment(is_unread=at.hub.has_channel, cancel=lambda _response: None),
                 )
                 caller = Caller(TENANT, None)
                 try:
-                    yield lambda body: admission.admit(caller, decode(body, CreateResponse))
+                    yield lambda body: admission.admit(caller, [decode(body, CreateResponse)])
                 finally:
                     engine.close(drain=False)
                     at.recorder.wait_idle(60)

@@ -7,10 +7,12 @@ be right, nothing about our insides.
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import ClassVar
+from typing import ClassVar, Final
 
 _MAX_RETRY_SECONDS = 60
 """OpenAI's SDKs ignore a longer `Retry-After`."""
+OVER_THE_LIMIT: Final = "Input tokens exceed the configured limit"
+"""Clients recognise this error by these words, or by `maximum context length`."""
 
 
 class ApiError(Exception):

@@ -17,7 +17,7 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
 )
 OURS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("server", "engine", "runner")]
-MAX_LINES = 400
+MAX_LINES = 600
 MAX_FUNCTION_LINES = 60
 BANNED_NAMES = {"utils", "util", "helpers", "common", "manager", "misc", "service"}
 
@@ -58,7 +58,7 @@ def _source(path: Path) -> _Source:
     return _Source(ast.get_docstring(tree), tuple(functions), frozenset(reads))
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
+def test_no_file_is_longer_than_600_lines() -> None:
     long = {_name(path): size for path in SOURCES if (size := len(path.read_text().splitlines())) > MAX_LINES}
     assert long == {}
 
@@ -97,7 +97,7 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
     mcp |= {
         "server/outbound_http/guarded_http.py",
         "server/outbound_http/guarded_post.py",
-        "server/fair_slots.py",
+        "server/limits/fair_slots.py",
     }
     moves_bytes = ("server/http/asgi/", "engine/remote/")
     assert {name for name in found if not name.startswith(moves_bytes)} == mcp

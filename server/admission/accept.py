@@ -7,31 +7,30 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import islice
 from uuid import UUID
 
 import msgspec
 
-from server.admission.conversations import lock_conversation
 from server.admission.prepare_runs import IdempotencyKey, NewRun
-from server.admission.stored_input import removed_image, unknown_previous
-from server.admission.tenant_limits import QueueLimits
 from server.caller import Caller
+from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
-from server.generation.run import Run, begin_run
-from server.generation.run_facts import RunFacts
-from server.prompting.loaded_model import LoadedModel
-from server.prompting.turns import first_decoding_spec
+from server.generation.run_facts import RunFacts, first_events
+from server.limits.tenant_limits import QueueLimits
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.ids import choice_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse, Kind
+from server.request_input.conversations import lock_conversation
+from server.request_input.stored_input import removed_image, unknown_previous
 from server.store.content import idempotency_keys, images, response_insert, responses
 from server.store.content.idempotency_keys import KeyUse
 from server.store.content.images import ImageRemoved
-from server.store.content.item_rows import NewItem
+from server.store.content.item_rows import NewItem, stored_items_of
 from server.store.content.response_insert import NewResponse
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
@@ -39,8 +38,6 @@ from server.store.database_errors import AlreadyThere
 
 MAX_UNSTORED_LIFETIME = timedelta(days=1)
 """Of a background response with `store: false` whose end is not written in the usual way."""
-StoredStart = tuple[Run, list[Event]]
-"""A run and its first events, which are committed with the response's row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +55,15 @@ class AcceptedResponse:
     """The first frames of a queued response."""
 
 
+@dataclass(frozen=True, slots=True)
+class AcceptedRun:
+    """A response that was just accepted, which has not begun."""
+
+    facts: RunFacts
+    events: Sequence[Event]
+    """Its first events, committed with its row."""
+
+
 class KeyTaken(Exception):
     """Another request claimed the same idempotency key in the meantime."""
 
@@ -66,53 +72,75 @@ class ConversationChanged(Exception):
     """Items were added to the conversation after the prompt was made from it."""
 
 
-class ResponseWriter:
-    """The statements of the accept transaction. Any thread."""
+class Acceptance:
+    """The accept transaction. Any thread."""
 
-    def __init__(self, served: LoadedModel, replica: UUID, retention_days: int, queue: QueueLimits) -> None:
-        self._served = served
+    def __init__(self, database: Database, replica: UUID, retention_days: int, queue: QueueLimits) -> None:
+        self._database = database
         self._replica = replica
         self._retention_days = retention_days
         self._queue = queue
 
-    def begin(self, new: NewRun, created_at: datetime) -> StoredStart:
-        """The run, and the events that are committed with its response."""
-        spec = first_decoding_spec(self._served, new.resolved, new.prepared)
-        return begin_run(self._facts(new, created_at), spec)
+    def begin(self, runs: Sequence[NewRun]) -> list[AcceptedRun]:
+        """The responses as they begin now, without a row."""
+        created_at = self._database.now()
+        facts = [_facts(new, created_at) for new in runs]
+        return [AcceptedRun(of_run, first_events(of_run)) for of_run in facts]
 
-    def is_one_statement(self, new: NewRun, input_items: Sequence[NewItem]) -> bool:
-        """Whether the response is written by one statement, which needs no transaction around it."""
-        more = new.idempotency_key or new.resolved_input.conversation or new.prepared.echo.background
-        return not more and not any(item.images for item in input_items)
+    def accept(self, runs: Sequence[NewRun]) -> list[AcceptedRun]:
+        """Commits responses of one request, with their input and first events.
 
-    def write_and_commit(
-        self, database: Database, new: NewRun, start: StoredStart, input_items: Sequence[NewItem]
-    ) -> bool:
-        """Write a response that `is_one_statement`. False if its previous response is gone, or if it is there
-        itself: an earlier try, which was not confirmed, has committed.
+        Raises KeyTaken, ConversationChanged and ApiError, and then nothing is stored.
         """
+        accepted = self.begin(runs)
+        rows = iter(stored_items_of([item for new in runs for item in new.resolved_input.new]))
+        written = [
+            _Written(
+                new, self._row(new, run.facts), list(islice(rows, len(new.resolved_input.new))), run.events
+            )
+            for new, run in zip(runs, accepted, strict=True)
+        ]
+        if len(written) > 1 or not written[0].is_one_statement:
+            self._write(written)
+        else:
+            if ARMED:
+                crashpoint("accept.written")  # the statement commits itself
+            try:
+                committed = response_insert.insert_and_commit(
+                    self._database, *written[0].content, self._replica
+                )
+            except AlreadyThere:  # an earlier try, which was not confirmed, has committed
+                committed = False
+            if not committed:
+                self._write(written, tries=1)
+        if ARMED:
+            crashpoint("accept.committed")
+        return accepted
+
+    def _write(self, written: Sequence["_Written"], *, tries: int = 0) -> None:
+        """Writes the responses in one transaction, after that many tries that may have committed."""
+
+        def write(connection: Connection) -> None:
+            nonlocal tries
+            tries += 1
+            for response in written:
+                self._write_one(connection, response, again=tries > 1)
+            crashpoint("accept.written")
+
         try:
-            return response_insert.insert_and_commit(database, *self._content(new, start, input_items))
-        except AlreadyThere:
-            return False
+            self._database.retry(write)
+        except AlreadyThere:  # an earlier try, which was not confirmed, committed after it was looked for
+            if tries == 1:
+                raise
+            self._database.retry(write)
 
-    def write(
-        self,
-        connection: Connection,
-        new: NewRun,
-        start: StoredStart,
-        input_items: Sequence[NewItem],
-        *,
-        again: bool,
-    ) -> None:
-        """Write one response. `again` marks a retry: an earlier commit that was not confirmed is looked up.
-
-        Raises KeyTaken, ConversationChanged and ApiError.
-        """
-        tenant = new.caller.tenant
+    def _write_one(self, connection: Connection, response: "_Written", *, again: bool) -> None:
+        """`again` marks a retry: an earlier commit that was not confirmed is looked up."""
+        new, tenant = response.new, response.new.caller.tenant
         if again and responses.get(connection, tenant, new.response):
             return
-        if new.prepared.echo.background:
+        background = response.row.facts.background
+        if background:
             self._queue.check(connection, new.caller)
         claim_key(connection, new)
         if version := new.resolved_input.conversation:
@@ -120,68 +148,78 @@ class ResponseWriter:
             if locked.next_position != version.next_position:
                 raise ConversationChanged
         # The history was read before this transaction; from here on the row lock keeps it.
-        if not response_insert.insert(connection, *self._content(new, start, input_items)):
+        replica = None if background else self._replica
+        if not response_insert.insert(connection, *response.content, replica):
             raise unknown_previous(new.resolved.request.previous_response_id or "")
-        insert_images(connection, tenant, new.response, input_items)
-
-    def _content(
-        self, new: NewRun, start: StoredStart, input_items: Sequence[NewItem]
-    ) -> tuple[NewResponse, Sequence[NewItem], Sequence[Event], UUID | None]:
-        """The arguments of `response_insert.insert`."""
-        run, first_events = start
-        replica = None if run.facts.echo.background else self._replica
-        return self._row(new, run.facts), input_items, first_events, replica
-
-    def _facts(self, new: NewRun, created_at: datetime) -> RunFacts:
-        return RunFacts(
-            tenant=new.caller.tenant,
-            id=new.response,
-            key_id=new.caller.key_id,
-            echo=new.prepared.echo,
-            created_at=created_at,
-            attempt=0 if new.prepared.echo.background else 1,
-            prompt_tokens=len(new.prepared.prompt.token_ids),
-            wants_output=new.prepared.wants_output,
-            origin=new.origin,
-            end_user=new.end_user,
-            kind=_kind(new),
-        )
-
-    def _retention_days_of(self, caller: Caller) -> int:
-        """Days until a tenant's responses expire; 0 for never."""
-        own = caller.settings.retention_days
-        return self._retention_days if own is None else own
+        insert_images(connection, tenant, new.response, response.input_items)
 
     def _row(self, new: NewRun, facts: RunFacts) -> NewResponse:
         request, echo, engine_request = new.resolved.request, new.prepared.echo, new.prepared.engine_request
         conversation = new.resolved_input.conversation
         # The input is stored as items, and instructions are in the echo.
         stored_request = msgspec.structs.replace(request, input="", instructions=None)
+        own_days = new.caller.settings.retention_days
         return NewResponse(
-            tenant=new.caller.tenant,
-            id=new.response,
+            facts=facts,
             previous_id=new.resolved_input.previous_id,
             conversation_id=conversation.id if conversation else None,
             stream=bool(request.stream),
-            background=echo.background,
-            model=echo.model,
             priority=engine_request.priority,
             seed=engine_request.sampling.seed,
             prompt_hash=new.prepared.prompt_hash,
-            key_id=new.caller.key_id,
             request=msgspec.json.encode(echo).decode(),
             asked=msgspec.json.encode(stored_request).decode(),
             metadata=msgspec.json.encode(echo.metadata).decode(),
             choice=request.choice if isinstance(request, ChoiceRequest) else None,
-            created_at=facts.created_at,
-            lifetime=lifetime(request, self._retention_days_of(new.caller)),
-            request_id=new.origin.request_id,
-            trace_parent=new.origin.trace_parent,
-            user_agent=new.origin.user_agent,
-            end_user=new.end_user,
-            kind=facts.kind,
-            weights=self._served.weights_of(echo.model),
+            lifetime=lifetime(request, self._retention_days if own_days is None else own_days),
+            weights=new.prepared.weights,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """One response as the accept transaction writes it."""
+
+    new: NewRun
+    row: NewResponse
+    input_items: Sequence[NewItem]
+    events: Sequence[Event]
+
+    @property
+    def content(self) -> tuple[NewResponse, Sequence[NewItem], Sequence[Event]]:
+        """The arguments of `response_insert.insert`."""
+        return self.row, self.input_items, self.events
+
+    @property
+    def is_one_statement(self) -> bool:
+        """Whether one statement writes the response, which needs no transaction around it."""
+        new = self.new
+        more = new.idempotency_key or new.resolved_input.conversation or self.row.facts.background
+        return not more and not any(item.images for item in self.input_items)
+
+
+def _facts(new: NewRun, created_at: datetime) -> RunFacts:
+    echo, request = new.prepared.echo, new.resolved.request
+    kind: Kind = "response"
+    if isinstance(request, ChoiceRequest):
+        kind = "completion" if request.choice is None else "chat"
+    return RunFacts(
+        tenant=new.caller.tenant,
+        id=new.response,
+        created_at=created_at,
+        model=echo.model,
+        background=echo.background,
+        kind=kind,
+        key_id=new.caller.key_id,
+        end_user=new.end_user,
+        request_id=new.origin.request_id,
+        trace_parent=new.origin.trace_parent,
+        user_agent=new.origin.user_agent,
+        echo=echo,
+        attempt=0 if echo.background else 1,
+        prompt_tokens=len(new.prepared.prompt.token_ids),
+        wants_output=new.prepared.wants_output,
+    )
 
 
 def claim_key(connection: Connection, new: NewRun, replica: UUID | None = None) -> None:
@@ -202,13 +240,6 @@ def lifetime(request: CreateResponse, retention_days: int) -> timedelta | None:
     return timedelta(days=retention_days) if retention_days else None
 
 
-def _kind(new: NewRun) -> Kind:
-    """The API whose request it is."""
-    if not isinstance(new.resolved.request, ChoiceRequest):
-        return "response"
-    return "completion" if new.resolved.request.choice is None else "chat"
-
-
 def insert_images(connection: Connection, tenant: str, owner: UUID, new: Sequence[NewItem]) -> None:
     """Insert the pictures of a response's new items. Raises NotFound if one was deleted since it was read."""
     uses = [(item.id, image) for item in new for image in item.images]
@@ -227,12 +258,12 @@ def find_previous_attempt(
     key: IdempotencyKey,
     count: int,
     *,
-    never_began: Container[UUID] = (),
+    not_begun: Container[UUID] = (),
 ) -> list[AcceptedResponse] | None:
     """The `count` responses of an earlier attempt; None if this is the first attempt.
 
-    Also None if the attempt's responses were lost with a replica, or are among those that `never_began`,
-    although the key was claimed for them: the key is free then. Raises InvalidRequest if the key came with
+    Also None if the attempt's responses were lost with a replica, or are in `not_begun` because nothing began
+    after the key was claimed for them: the key is free then. Raises InvalidRequest if the key came with
     another request, Conflict if the responses no longer exist.
     """
 
@@ -244,7 +275,7 @@ def find_previous_attempt(
     first_use, stored = database.autocommit(read)
     if first_use is None:
         return None
-    if first_use.response_id in never_began:
+    if first_use.response_id in not_begun:
         use = KeyUse(caller.tenant, key.key, first_use.response_id)
         database.retry(lambda connection: idempotency_keys.free(connection, [use]))
         return None
@@ -257,7 +288,10 @@ def find_previous_attempt(
     ids = [choice_id(first_use.response_id, index) for index in range(count)]
     if stored:
         ends_unread = not stored.background
-        return [AcceptedResponse(one, hub.watch(caller.tenant, one, ends_unread=ends_unread)) for one in ids]
+        return [
+            AcceptedResponse(response, hub.watch(caller.tenant, response, ends_unread=ends_unread))
+            for response in ids
+        ]
     channels = [(response, hub.running(response)) for response in ids]
     running = [AcceptedResponse(response, channel) for response, channel in channels if channel is not None]
     if len(running) == count:

@@ -1,21 +1,22 @@
-"""`Admission.admit`: a request is checked, prepared, accepted in one transaction and submitted to the engine.
+"""`Admission.admit`: a request is checked, prepared, accepted in one transaction and begun.
 
 Runs in a handler's thread and does not wait for tokens. A request is refused before its row is committed;
-after the commit the response reaches a terminal status in any case.
+after the commit the response reaches a terminal status in any case: the recorder and the engine get it here,
+or it ends.
 """
 
-import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from uuid import UUID
 
+from engine.request import RequestRefused
 from server.admission.accept import (
+    Acceptance,
     AcceptedResponse,
+    AcceptedRun,
     ConversationChanged,
     KeyTaken,
-    ResponseWriter,
-    StoredStart,
     find_previous_attempt,
 )
 from server.admission.key_claims import KeyClaims
@@ -27,38 +28,38 @@ from server.admission.request_validation import (
     validate_request,
     with_modern_parameters,
 )
-from server.admission.resolve_input import read_request_input
-from server.admission.run_submission import RunSubmission
-from server.admission.template_input import read_templated_input
-from server.admission.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.crashpoints import ARMED, crashpoint
 from server.delivery.frames import FramePage
 from server.delivery.hub import Abandonment, Channel, Hub
-from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull
-from server.generation.run import Run
-from server.logs.context import CURRENT, Origin, current_origin
+from server.errors import Conflict, ConversationLocked, StorageFull
+from server.hosted_tools.tool_loop import ToolLoop
+from server.limits.budgets import BudgetReservation, Budgets, Demand
+from server.limits.gate import Gate
+from server.limits.rate_limits import RateLimits, Reservation, reserved_tokens
+from server.limits.tenant_limits import HistoryReads, QueueLimits, StorageQuota
+from server.logs.context import current_origin, note_responses
+from server.prompting.engine_request import refusal
 from server.prompting.loaded_model import LoadedModel
-from server.protocol.responses.events import Event, frames
+from server.prompting.turns import first_decoding_spec
+from server.protocol.responses.events import frames
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
-from server.quotas.budgets import BudgetReservation, Budgets, Demand
-from server.quotas.rate_limits import RateLimits, Reservation, reserved_tokens
 from server.recording.recorder import Recorder
-from server.store.content.item_rows import NewItem, stored_items_of
-from server.store.database import Connection, Database
-from server.store.database_errors import AlreadyThere
+from server.request_input.resolve_input import read_request_input
+from server.request_input.template_input import read_templated_input
+from server.store.database import Database
 from server.store.disk_space import Disk
-from server.tool_loop import ToolLoop
 
 MAX_CONVERSATION_RETRIES = 5
 """Attempts at a response in a conversation that others change between the read and the accept transaction."""
+NOT_TAKEN = "The server could not take this response; try again."
 
 
 class Admission:
-    """Accepts responses until `close`."""
+    """Accepts responses while its gate is open. Any thread."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Admission:
         *,
         tool_loop: ToolLoop,
         on_queued: Callable[[], None],
-        unread: Abandonment,
+        abandonment: Abandonment,
         rates: RateLimits | None = None,
         budgets: Budgets | None = None,
         on_accepted: Callable[[int], None] = lambda _choices: None,
@@ -83,126 +84,117 @@ class Admission:
         self._recorder = recorder
         self._hub = hub
         self._disk = disk
-        self._config = config
+        self._grace_seconds = config.grace_seconds
+        self._tool_loop = tool_loop
+        self._abandonment = abandonment
         self._on_queued = on_queued
         self._on_accepted = on_accepted
         queue = QueueLimits(config.max_queued, config.max_queued_of_tenant)
-        self._writer = ResponseWriter(served, replica, config.retention_days, queue)
+        self._acceptance = Acceptance(database, replica, config.retention_days, queue)
         self.history = HistoryReads()
-        self._preparation = RunPreparation(served, database, tool_loop.servers, self.history, queue)
+        self.preparation = RunPreparation(served, database, tool_loop.servers, self.history, queue)
         self.storage = StorageQuota(database, config.max_stored_bytes_of_tenant)
         self.rates = RateLimits(database) if rates is None else rates
         self.key_claims = KeyClaims(database, replica)
-        self._submission = RunSubmission(
-            served,
-            recorder,
-            hub,
-            tool_loop=tool_loop,
-            rates=self.rates,
-            claims=self.key_claims,
-            unread=unread,
-            grace_seconds=config.grace_seconds,
-        )
         self.budgets = Budgets(database, replica) if budgets is None else budgets
-        self._closed = False
-        self._under_way = 0
-        self._changed = threading.Condition()
-
-    @property
-    def open(self) -> bool:
-        return not self._closed
-
-    def close(self) -> None:
-        """Refuse every later request."""
-        with self._changed:
-            self._closed = True
-
-    def wait_settled(self, seconds: float) -> None:
-        """After `close`: waits until the requests that came before it run, or are refused."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._under_way == 0, max(0.0, seconds))
-
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Surrounds a request's admission. Raises Overloaded after `close`."""
-        with self._changed:
-            if self._closed:
-                raise Overloaded("The server is shutting down.")
-            self._under_way += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._under_way -= 1
-                self._changed.notify_all()
+        self.gate = Gate()
 
     def admit(
         self,
         caller: Caller,
-        request: CreateResponse,
+        requests: Sequence[CreateResponse],
         idempotency_key: IdempotencyKey | None = None,
         input_items: Sequence[InputItem] | None = None,
         *,
         prior_items: Sequence[Item] | None = None,
         generate: bool = True,
-    ) -> AcceptedResponse:
-        """Create a response, or find the one that an earlier attempt with the idempotency key created.
+    ) -> list[AcceptedResponse]:
+        """Creates a response, or one for each choice of a completion, or finds those that an earlier attempt
+        with the idempotency key created.
 
-        `input_items` replaces the request's input where that came in another form. `prior_items` is the
-        history up to the end of the previous response where that is not stored. With `generate` false the
-        response completes without output when its prompt is prefilled.
+        The ids of choices are derived from the first one's, which the idempotency key is stored with.
+        `input_items` is the request's input where that came in another form; without it there is one request,
+        whose `input` is read. `prior_items` is the history up to the end of the previous response where that
+        is not stored. With `generate` false the response completes without output when its prompt is
+        prefilled.
 
         Raises ApiError, DecodeFailure or NotReady, and then nothing is stored.
         """
-        (accepted,) = self.admit_all(
-            caller, [request], idempotency_key, input_items, prior_items=prior_items, generate=generate
-        )
-        return accepted
-
-    def admit_all(
-        self,
-        caller: Caller,
-        requests: Sequence[CreateResponse],
-        idempotency_key: IdempotencyKey | None,
-        input_items: Sequence[InputItem] | None,
-        *,
-        prior_items: Sequence[Item] | None = None,
-        generate: bool = True,
-    ) -> list[AcceptedResponse]:
-        """`admit` for the choices of one completion, in one transaction.
-
-        Their ids are derived from the first one's, which the idempotency key is stored with. Without
-        `input_items` there is one request, whose `input` is read.
-        """
-        context = CURRENT.get()
-        origin = current_origin()
-        with self._entered():
-            accepted = self._admit(
-                caller, requests, idempotency_key, input_items, prior_items, origin, generate=generate
+        if input_items is None and generate:
+            refuse_empty(requests[0])
+        with self.gate.entered(), ExitStack() as held:
+            earlier = self._find_previous(caller, requests, idempotency_key)
+            if earlier is not None:
+                return earlier
+            create = self._parse(
+                caller, requests, idempotency_key, input_items, prior_items, generate=generate
             )
-        if context is not None:
-            context.responses = [one.id for one in accepted]
-        return accepted
+            rates, budget = Reservation(caller, ()), None
+            if caller.has_limits:
+                rates = held.enter_context(self.rates.reserving(caller))
+                budget = held.enter_context(self.budgets.reserving(caller))
+            try:
+                for _ in range(MAX_CONVERSATION_RETRIES):
+                    runs = self._prepare(create, rates, budget)
+                    try:
+                        with self._reserved(runs, rates) as channels:
+                            accept = self._acceptance.accept if runs[0].stored else self._claim
+                            accepted = accept(runs)
+                    except ConversationChanged:
+                        continue
+                    return self._begin(runs, accepted, channels)
+                raise ConversationLocked
+            except (KeyTaken, ConversationLocked) as refused:
+                earlier = self._find_previous(caller, requests, idempotency_key)
+                if earlier is not None:
+                    return earlier
+                if isinstance(refused, ConversationLocked):
+                    raise
+                raise Conflict("Another request used this Idempotency-Key; try again.") from None
 
-    def _admit(
+    def _find_previous(
+        self, caller: Caller, requests: Sequence[CreateResponse], key: IdempotencyKey | None
+    ) -> list[AcceptedResponse] | None:
+        """The responses of an earlier attempt. For the caller's limits it is another request: its models must
+        be the key's, and it is counted.
+        """
+        if key is None:
+            return None
+        for request in requests:
+            check_model_of_key(caller, request.model)
+        responses = find_previous_attempt(
+            self._database, self._hub, caller, key, len(requests), not_begun=self.key_claims
+        )
+        if responses is not None:
+            if caller.has_limits:
+                with self.rates.reserving(caller):
+                    pass
+            note_responses([response.id for response in responses])
+        return responses
+
+    def _parse(
         self,
         caller: Caller,
         requests: Sequence[CreateResponse],
         idempotency_key: IdempotencyKey | None,
         input_items: Sequence[InputItem] | None,
         prior_items: Sequence[Item] | None,
-        origin: Origin,
         *,
         generate: bool,
-    ) -> list[AcceptedResponse]:
-        if input_items is None and generate:
-            refuse_empty(requests[0])
-        previous = self._find_previous(caller, requests, idempotency_key)
-        if previous is not None:
-            return previous
+    ) -> ParsedCreate:
+        """The requests as they will run. Raises ApiError or DecodeFailure, also at the caller's limits."""
         if self._disk.shortage() is not None:
             raise StorageFull
-        choices = self._validate(caller, requests)
+        choices = [with_modern_parameters(request) for request in requests]
+        for request in choices:
+            validate_request(caller, request, self._served)
+            check_priority(caller, request)
+            if request.store is not False or request.background:
+                self.storage.check(caller)
+        if caller.has_limits:
+            self.budgets.check(caller)
+        if not choices[0].background:
+            self._recorder.capacity.check(caller, len(choices))
         if input_items is None:
             (request,) = choices
             if request.prompt is None:
@@ -210,65 +202,29 @@ class Admission:
             else:
                 request, input_items = read_templated_input(self._database, caller.tenant, request)
             choices = [request]
-        create = ParsedCreate(
+        return ParsedCreate(
             caller=caller,
             choices=choices,
             input_items=input_items,
             prior_items=prior_items,
             idempotency_key=idempotency_key,
-            origin=origin,
+            origin=current_origin(),
             generate=generate,
         )
-        try:
-            if caller.has_limits:
-                with self.rates.reserving(caller) as rates, self.budgets.reserving(caller) as budget:
-                    started = self._prepare_and_start(create, rates, budget)
-            else:
-                started = self._prepare_and_start(create, Reservation(caller, ()), None)
-            self._on_accepted(len(started))
-            return started
-        except (KeyTaken, ConversationLocked) as refused:
-            previous = self._find_previous(caller, requests, idempotency_key)
-            if previous is not None:
-                return previous
-            if isinstance(refused, ConversationLocked):
-                raise
-            raise Conflict("Another request used this Idempotency-Key; try again.") from None
 
-    def _find_previous(
-        self, caller: Caller, requests: Sequence[CreateResponse], key: IdempotencyKey | None
-    ) -> list[AcceptedResponse] | None:
-        """The responses of an earlier attempt, which is for the caller's key what another request would be:
-        of a model that it may use, and counted.
-        """
-        if key is None:
-            return None
-        for request in requests:
-            check_model_of_key(caller, request.model)
-        found = find_previous_attempt(
-            self._database, self._hub, caller, key, len(requests), never_began=self.key_claims
-        )
-        if found is not None and caller.has_limits:
-            with self.rates.reserving(caller):
-                pass
-        return found
+    def _prepare(
+        self, create: ParsedCreate, rates: Reservation, budget: BudgetReservation | None
+    ) -> Sequence[NewRun]:
+        """The runs, within the caller's rates and budgets. Raises ApiError, DecodeFailure or NotReady."""
+        runs: Sequence[NewRun] = self.preparation.prepare_runs(create)
+        if budget is not None:
+            runs = self._within_budget(budget, runs)
+        if rates.token_windows:
+            rates.take_tokens({new.response: _tokens_of(new) for new in runs})
+        return runs
 
-    def _prepare_and_start(
-        self, create: ParsedCreate, reservation: Reservation, budget: BudgetReservation | None
-    ) -> list[AcceptedResponse]:
-        for _ in range(MAX_CONVERSATION_RETRIES):
-            runs = self._preparation.prepare_runs(create)
-            if budget is not None:
-                runs = self._within_budget(budget, runs)
-            if reservation.token_windows:
-                reservation.take_tokens({new.response: _tokens_of(new) for new in runs})
-            with suppress(ConversationChanged):
-                return self._start(runs, reservation)
-        raise ConversationLocked
-
-    def _within_budget(self, reservation: BudgetReservation, runs: Sequence[NewRun]) -> list[NewRun]:
+    def _within_budget(self, reservation: BudgetReservation, runs: Sequence[NewRun]) -> Sequence[NewRun]:
         """The runs with as much output as the caller's budgets reserve for them. Raises BudgetExceeded."""
-        caller = runs[0].caller
         demands = [
             Demand(
                 response=new.response,
@@ -280,63 +236,34 @@ class Admission:
             )
             for new in runs
         ]
-        granted = self.budgets.reserve(caller, reservation, demands)
+        granted = self.budgets.reserve(runs[0].caller, reservation, demands)
         if granted is None:
-            return list(runs)
+            return runs
         return [
-            self._preparation.with_output_limit(new, most) if new.prepared.wants_output else new
-            for new, most in zip(runs, granted, strict=True)
+            self.preparation.with_output_limit(new, tokens) if new.prepared.wants_output else new
+            for new, tokens in zip(runs, granted, strict=True)
         ]
 
-    def _validate(self, caller: Caller, requests: Sequence[CreateResponse]) -> list[CreateResponse]:
-        """The requests as they will run. Raises ApiError or DecodeFailure, also at the caller's limits."""
-        choices = [with_modern_parameters(request) for request in requests]
-        for request in choices:
-            validate_request(caller, request, self._served)
-            check_priority(caller, request)
-            if request.store is not False or request.background:
-                self.storage.check(caller)
-        if caller.has_limits:
-            self.budgets.check(caller)
-        if not choices[0].background:
-            self._recorder.capacity.check(caller, len(choices))
-        return choices
+    @contextmanager
+    def _reserved(self, runs: Sequence[NewRun], rates: Reservation) -> Iterator[list[Channel]]:
+        """Room for the responses while they are accepted; it stays theirs unless the block raises.
 
-    def _start(self, prepared: Sequence[NewRun], reservation: Reservation) -> list[AcceptedResponse]:
-        if prepared[0].prepared.echo.background:
-            channels = [self._hub.watch(new.caller.tenant, new.response) for new in prepared]
-            accepted = self._accept(prepared)
-            self._on_queued()
-            return [self._watch(*one, channel) for one, channel in zip(accepted, channels, strict=True)]
-        return self._submission.submit_all(prepared, self._accept_here(prepared, reservation))
-
-    def _watch(self, run: Run, first_events: Sequence[Event], channel: Channel) -> AcceptedResponse:
-        self._hub.begin_at(channel, len(first_events))
-        begun = FramePage(frames(run.facts.id, first_events, run.facts.attempt), ended=False)
-        return AcceptedResponse(run.facts.id, channel, begun=begun)
-
-    def _accept_here(self, prepared: Sequence[NewRun], reservation: Reservation) -> list[StoredStart]:
-        """Accept foreground responses, which this replica runs, if it has capacity for all of them.
-
-        They are reserved before the commit: a stored response of this replica that is not counted here is
-        taken for a lost one.
+        Of foreground responses, which this replica runs, it is capacity, reserved before the commit: a stored
+        response of this replica that is not counted here is taken for a lost one. Responses for the queue get
+        the channels through which they are read here.
         """
-        caller, ids = prepared[0].caller, [new.response for new in prepared]
+        caller, ids = runs[0].caller, [new.response for new in runs]
+        if runs[0].prepared.echo.background:
+            yield [self._hub.watch(caller.tenant, response) for response in ids]
+            return
         images = {
-            image.digest: len(image.data) for new in prepared for image in new.prepared.engine_request.images
+            image.digest: len(image.data) for new in runs for image in new.prepared.engine_request.images
         }
-        self._recorder.capacity.reserve(caller, ids, sum(images.values()), prepared[0].retained_input_bytes)
-        if reservation.tokens:
-            self.rates.keep_until_end(reservation)
+        self._recorder.capacity.reserve(caller, ids, sum(images.values()), runs[0].retained_input_bytes)
+        if rates.tokens:
+            self.rates.keep_until_end(rates)
         try:
-            if prepared[0].stored:
-                return self._accept(prepared)
-            starts = self._begin(prepared)  # may ask the database, and nothing may fail after the claim
-            if prepared[0].idempotency_key:
-                for response in ids:  # for a request that is sent again as soon as the key is claimed
-                    self._hub.prepare(response)
-                self.key_claims.claim(prepared[0])
-            return starts
+            yield []
         except BaseException:
             self.rates.drop(ids)
             for response in ids:
@@ -344,49 +271,100 @@ class Admission:
                 self._hub.discard(response)
             raise
 
-    def _begin(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
-        created_at = self._database.now()
-        return [self._writer.begin(new, created_at) for new in prepared]
+    def _claim(self, runs: Sequence[NewRun]) -> list[AcceptedRun]:
+        """Accepts responses that are not stored: at most the idempotency key is. Raises KeyTaken."""
+        accepted = self._acceptance.begin(runs)  # may ask the database, and nothing may fail after the claim
+        if runs[0].idempotency_key:
+            for new in runs:  # for a request that is sent again as soon as the key is claimed
+                self._hub.prepare(new.response)
+            self.key_claims.claim(runs[0])
+        return accepted
 
-    def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
-        """Commit the responses with their input and first events."""
-        starts = self._begin(prepared)
-        rows = iter(stored_items_of([item for new in prepared for item in new.resolved_input.new]))
-        input_items = [list(itertools.islice(rows, len(new.resolved_input.new))) for new in prepared]
-        if len(prepared) > 1 or not self._writer.is_one_statement(prepared[0], input_items[0]):
-            self._write(prepared, starts, input_items)
-        else:
-            if ARMED:
-                crashpoint("accept.written")  # the statement commits itself
-            if not self._writer.write_and_commit(self._database, prepared[0], starts[0], input_items[0]):
-                self._write(prepared, starts, input_items, tries=1)
-        if ARMED:
-            crashpoint("accept.committed")
-        return starts
+    def _begin(
+        self, runs: Sequence[NewRun], accepted: Sequence[AcceptedRun], channels: Sequence[Channel]
+    ) -> list[AcceptedResponse]:
+        """Begin the responses of one request.
 
-    def _write(
-        self,
-        prepared: Sequence[NewRun],
-        starts: Sequence[StoredStart],
-        input_items: Sequence[Sequence[NewItem]],
-        *,
-        tries: int = 0,
-    ) -> None:
-        """Write the responses in one transaction, after that many tries that may have committed."""
+        If one cannot begin, all end, and what was raised for the first such one is raised: ApiError where the
+        engine refuses it, as one that has just died does.
+        """
+        note_responses([new.response for new in runs])
+        if channels:
+            self._on_queued()
+            self._on_accepted(len(runs))
+            return [self._queued(run, channel) for run, channel in zip(accepted, channels, strict=True)]
+        begun: list[AcceptedResponse] = []
+        failures: list[Exception] = []
+        for new, run in zip(runs, accepted, strict=True):
+            try:
+                begun.append(self._submit(new, run))
+            except Exception as failure:  # noqa: BLE001 - it is raised when the others have begun, and can end
+                failures.append(failure)
+        if failures:
+            for new in runs:
+                self._tool_loop.cancel(new.response)
+            raise failures[0]
+        self._on_accepted(len(runs))
+        return begun
 
-        def write(connection: Connection) -> None:
-            nonlocal tries
-            tries += 1
-            for new, start, items in zip(prepared, starts, input_items, strict=True):
-                self._writer.write(connection, new, start, items, again=tries > 1)
-            crashpoint("accept.written")
+    def _queued(self, run: AcceptedRun, channel: Channel) -> AcceptedResponse:
+        self._hub.begin_at(channel, len(run.events))
+        page = FramePage(frames(run.facts.id, run.events, run.facts.attempt), ended=False)
+        return AcceptedResponse(run.facts.id, channel, begun=page)
 
+    def _submit(self, new: NewRun, run: AcceptedRun) -> AcceptedResponse:
+        """Gives the run to the recorder, and its first turn to the engine, if no approved calls precede."""
         try:
-            self._database.retry(write)
-        except AlreadyThere:  # an earlier try, which was not confirmed, committed after it was looked for
-            if tries == 1:
+            channel = self._open(new, run)
+            decoding = partial(first_decoding_spec, self._served, new.resolved, new.prepared)
+            self._recorder.build_run(run.facts, decoding, announces=new.announces)
+        except Exception:
+            self._leave(new)
+            raise
+        if ARMED:
+            crashpoint("accept.begun")
+        if not new.waits_for_calls:
+            try:
+                self._served.engine.submit(new.checked)
+            except Exception as error:
+                self._recorder.fail_run(new.response, NOT_TAKEN)
+                if isinstance(error, RequestRefused):
+                    raise refusal(error, new.resolved.request) from error
                 raise
-            self._database.retry(write)
+        if ARMED:
+            crashpoint("accept.submitted")
+        return AcceptedResponse(
+            new.response, channel, new.resolved_input.items, new.resolved_input.read_bytes
+        )
+
+    def _open(self, new: NewRun, run: AcceptedRun) -> Channel:
+        response = new.response
+        if new.turns.may_have_next_turn:
+            self._tool_loop.register(new.turns)
+        on_abandoned: Callable[[UUID], None] = self._abandonment.add
+        if not new.stored:
+            on_abandoned = partial(self._tool_loop.cancel, reason="client_disconnect")
+        return self._hub.open(
+            response,
+            stored=new.stored,
+            grace=self._grace_seconds,
+            on_abandoned=partial(on_abandoned, response),
+            first_frames=frames(response, run.events, run.facts.attempt if new.stored else None),
+        )
+
+    def _leave(self, new: NewRun) -> None:
+        """Leaves a response whose run the recorder does not have. The heartbeat releases a stored one, since
+        this replica owns it and `capacity` does not count it.
+        """
+        response = new.response
+        self._tool_loop.unregister(response)
+        if new.stored:
+            self._hub.release(new.caller.tenant, response)
+        else:
+            self._hub.discard(response)
+            self.key_claims.give_up(new)
+        self.rates.drop([response])
+        self._recorder.capacity.discard(response)
 
 
 def _tokens_of(new: NewRun) -> int:

@@ -12,10 +12,12 @@ from uuid import UUID
 import msgspec
 
 from server.admission.request_validation import validate_request
-from server.admission.resolve_input import read_request_input, reading_input, with_own_id
-from server.admission.tenant_limits import HistoryReads
 from server.caller import Caller
-from server.compaction.summary import (
+from server.delivery.image_urls import items_with_image_urls
+from server.errors import InvalidRequest
+from server.limits.tenant_limits import HistoryReads
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.summary import (
     RETAINED_SHARE,
     Summary,
     dividing,
@@ -24,9 +26,6 @@ from server.compaction.summary import (
     settings_items,
     transcript,
 )
-from server.delivery.image_urls import items_with_image_urls
-from server.errors import InvalidRequest
-from server.prompting.loaded_model import LoadedModel
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES
@@ -34,6 +33,7 @@ from server.protocol.responses.item_images import images_of
 from server.protocol.responses.items import Compaction, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CompactedResponse, Usage, make_usage
+from server.request_input.resolve_input import read_request_input, reading_input, with_own_id
 from server.sealing.approval_tags import keep_approval_tag
 from server.sealing.sealed_items import unseal_items
 from server.store.database import Database

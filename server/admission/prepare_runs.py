@@ -11,28 +11,30 @@ from uuid import UUID
 import msgspec
 
 from engine.request import CheckedRequest, EngineRequest, RequestRefused
-from server.admission.item_settings import naming_tools_of_items, with_item_settings
-from server.admission.resolve_input import ResolvedInput, reading_input, with_own_id
-from server.admission.tenant_limits import HistoryReads, QueueLimits
+from server.admission.request_validation import validate_request
 from server.caller import Caller
-from server.compaction.inline import prepare_with_compaction
 from server.errors import InvalidRequest
+from server.generation.hosted_tools import McpCredentials, approved_calls
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.mcp_discovery import discover_tools
-from server.hosted_tools.offered_tools import McpCredentials
+from server.limits.tenant_limits import HistoryReads, QueueLimits
 from server.logs.context import Origin
-from server.prompting.engine_request import Prepared, ResolvedRequest, prepare, refusal
+from server.prompting.engine_request import Prepared, ResolvedRequest, refusal
 from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt_images import with_prompt_images
 from server.prompting.prompt_limits import check_functions
 from server.prompting.refused_grammars import refused_tool
 from server.prompting.request_parameters import MAX_LOGPROBS, beams, logprobs_limit, prompt_logprobs
-from server.prompting.turns import TurnBuilder
+from server.prompting.turns import TurnBuilder, count_prompt, first_turn
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateResponse, end_user
 from server.protocol.responses.tools import Tool
+from server.request_input.item_settings import naming_tools_of_items, with_item_settings
+from server.request_input.resolve_input import ResolvedInput, reading_input, with_own_id
+from server.request_input.template_input import read_templated_input
 from server.store.database import Connection, Database
 
 
@@ -80,6 +82,24 @@ class NewRun:
     @property
     def response(self) -> UUID:
         return self.resolved.response
+
+    @property
+    def waits_for_calls(self) -> bool:
+        """Whether calls that the input approves are made before the engine gets a request."""
+        may_have_calls = self.turns.may_have_next_turn and self.resolved.tools and self.prepared.wants_output
+        return bool(may_have_calls) and bool(approved_calls(self.resolved.items))
+
+    @property
+    def announces(self) -> bool:
+        """Whether the run may have events before its first token: lists of tools, calls that the input
+        approves, a compaction, the prompt's token ids.
+        """
+        request = self.resolved.request
+        return (
+            self.turns.may_have_next_turn
+            or self.prepared.compaction is not None
+            or (isinstance(request, ChoiceRequest) and request.streams_token_ids)
+        )
 
     @property
     def retained_input_bytes(self) -> int:
@@ -140,28 +160,9 @@ class RunPreparation:
     def _prepare(
         self, create: ParsedCreate, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
     ) -> NewRun:
-        items = resolved_input.prompt_items
-        sent, request = request, with_item_settings(request, items, self.served.seal, create.caller.tenant)
-        tools: Sequence[Tool] = ()
-        credentials: Mapping[str, McpCredentials] = {}
-        if request.tools or resolved_input.approves:
-            with naming_tools_of_items(sent, request.tools, resolved_input.new):
-                request, tools, credentials = discover_tools(self.servers, create.caller, request, items)
-                check_functions(tools, request.tools)
-        resolved = ResolvedRequest(
-            tenant=create.caller.tenant,
-            request=request,
-            tools=tools,
-            items=items,
-            response=response,
-            seed=_seed_of(request),
-        )
-        if create.generate and request.context_management:
-            prepared = prepare_with_compaction(self.served, resolved, request.context_management)
-        else:
-            prepared = prepare(self.served, resolved)
-        if not create.generate:
-            prepared = prepared.without_output()
+        resolved, credentials = self._resolve(create.caller, request, response, resolved_input)
+        request, tools = resolved.request, resolved.tools
+        prepared = first_turn(self.served, resolved, generate=create.generate)
         engine_request = prepared.engine_request
         if engine_request.logprobs is not None:
             engine_request = _limit_logprobs(engine_request, request, len(create.choices))
@@ -169,6 +170,12 @@ class RunPreparation:
         checked = self._check(engine_request, request, tools)
         if prepared.next_engine_request is not None:
             self._check(prepared.next_engine_request, request, tools)
+        turns = TurnBuilder(
+            served=self.served,
+            resolved=resolved,
+            credentials=credentials,
+            model_writes_summary=prepared.compaction is not None and prepared.compaction.by_model,
+        )
         return NewRun(
             caller=create.caller,
             resolved=resolved,
@@ -176,18 +183,46 @@ class RunPreparation:
             prepared=prepared,
             stored=prepared.echo.store or prepared.echo.background,
             checked=checked,
-            turns=TurnBuilder(
-                served=self.served,
-                resolved=resolved,
-                credentials=credentials,
-                model_writes_summary=prepared.compaction is not None and prepared.model_writes_summary,
-            ),
+            turns=turns,
             idempotency_key=create.idempotency_key,
             origin=create.origin,
             end_user=end_user(request.user, request.safety_identifier)
             if request.user or request.safety_identifier
             else None,
         )
+
+    def _resolve(
+        self, caller: Caller, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
+    ) -> tuple[ResolvedRequest, Mapping[str, McpCredentials]]:
+        """The request with the settings and tools of its items and servers, and the servers' credentials."""
+        items = _prompt_items(resolved_input)
+        sent, request = request, with_item_settings(request, items, self.served.seal, caller.tenant)
+        tools: Sequence[Tool] = ()
+        credentials: Mapping[str, McpCredentials] = {}
+        if request.tools or resolved_input.approves:
+            with naming_tools_of_items(sent, request.tools, resolved_input.new):
+                request, tools, credentials = discover_tools(self.servers, caller, request, items)
+                check_functions(tools, request.tools)
+        resolved = ResolvedRequest(
+            tenant=caller.tenant,
+            request=request,
+            tools=tools,
+            items=items,
+            response=response,
+            seed=_seed_of(request),
+        )
+        return resolved, credentials
+
+    def count_tokens(self, caller: Caller, request: CreateResponse) -> int:
+        """The tokens of a request's prompt, without running it. Raises what creating the response raises."""
+        validate_request(caller, request, self.served)
+        request, given = read_templated_input(self.database, caller.tenant, request)
+        response = new_uuid()
+        with reading_input(
+            self.database, self.history, self.served, caller.tenant, request, given, response
+        ) as resolved_input:
+            resolved, _ = self._resolve(caller, request, response, resolved_input)
+            return count_prompt(self.served, resolved)
 
     def _with_prompt_of(
         self, other: NewRun, request: CreateResponse, response: UUID, resolved_input: ResolvedInput
@@ -196,7 +231,7 @@ class RunPreparation:
         resolved = replace(
             other.resolved,
             request=msgspec.structs.replace(request, tools=other.resolved.request.tools),  # as discovered
-            items=resolved_input.prompt_items,
+            items=_prompt_items(resolved_input),
             response=response,
             seed=_seed_of(request),
         )
@@ -252,6 +287,12 @@ class RunPreparation:
                 check = self.served.engine.check
                 error = refused_tool(check, engine_request, tools, request.tools) or error
             raise error from refused
+
+
+def _prompt_items(resolved_input: ResolvedInput) -> Sequence[Item]:
+    """The items with the pictures that the model reads. Raises InvalidRequest for too many."""
+    items, images = resolved_input.items, resolved_input.images
+    return with_prompt_images(items, images) if images else items
 
 
 def _seed_of(request: CreateResponse) -> int:

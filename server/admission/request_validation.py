@@ -11,14 +11,13 @@ import msgspec
 from msgspec import Meta
 
 from server.caller import Caller
-from server.completions.shared_parameters import check_format_name
 from server.errors import InvalidRequest, ModelNotAllowed, UnknownModel
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.request_parameters import wants_logprobs
 from server.prompting.structured_outputs import OLD_NAMES, with_modern_names
 from server.protocol.completions.requests import CompletionParameters
 from server.protocol.decode import convert, decode_as
-from server.protocol.responses.request import INCLUDABLE, CreateResponse, TokenId
+from server.protocol.responses.request import INCLUDABLE, CreateResponse, TokenId, check_format_name
 from server.protocol.responses.tools import refuse_deferred
 
 COMPACTION = "compaction"

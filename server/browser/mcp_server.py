@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.browser.browser_tabs import BrowserError, BrowserOutput, BrowserTabs, Web
-from server.hosted_tools.call_items import MAX_URLS, URLS_KEY
+from server.protocol.responses.tools import MAX_URLS, URLS_KEY
 
 S = TypeVar("S", bound=str)
 SESSION_HEADER = "x-session-id"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from server.admission.template_input import MAX_VERSION_DIGITS
 from server.caller import DEFAULT_TENANT
 from server.cli.command import (
     Subcommands,
@@ -23,6 +22,7 @@ from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
+from server.request_input.template_input import MAX_VERSION_DIGITS
 from server.store.administration import audit_trail
 from server.store.content import prompt_templates
 from server.store.database import Connection

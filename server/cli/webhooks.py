@@ -32,8 +32,8 @@ from server.cli.option_types import (
 )
 from server.configuration import settings
 from server.configuration.settings import Config
+from server.process.open_database import load_seal_keys
 from server.protocol.ids import response_id, webhook_endpoint_id, webhook_id
-from server.sealing.cipher import load_seal_keys
 from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint

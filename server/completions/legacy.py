@@ -29,7 +29,6 @@ from server.completions.shared_parameters import (
 )
 from server.completions.tokenize import encode_text
 from server.errors import InvalidRequest
-from server.generation.output_decoding import token_id_name
 from server.model_formats.output_grammar.relaxed_schemas import without_unenforced
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import truncate_tokens
@@ -340,11 +339,11 @@ def _prompt_logprobs(final: FinalChoice, head: str, shape: LegacyFormat) -> Iter
     tokens = final.input_messages[0]["tokens"]
     for token, likely in zip(tokens, final.prompt_logprobs or (), strict=True):
         if likely is None:
-            yield token_id_name(token) if shape.tokens_as_ids else head, None, None, len(head)
+            yield ids.token_id_name(token) if shape.tokens_as_ids else head, None, None, len(head)
             continue
         own = likely[str(token)]
         names = {
-            other: token_id_name(int(other)) if shape.tokens_as_ids else one["decoded_token"]
+            other: ids.token_id_name(int(other)) if shape.tokens_as_ids else one["decoded_token"]
             for other, one in likely.items()
         }
         likeliest = {names[other]: one["logprob"] for other, one in likely.items()}

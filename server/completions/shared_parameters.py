@@ -5,9 +5,7 @@ from typing import Any
 from engine.request import MAX_BEAMS
 from server.errors import InvalidRequest
 from server.protocol.completions.requests import CompletionParameters
-
-_FORMAT_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
-MAX_FORMAT_NAME = 64
+from server.protocol.responses.request import check_format_name
 
 _NEUTRAL_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("stop", "logit_bias", "bad_words", "allowed_token_ids"), (None, "", [], {})),
@@ -20,7 +18,7 @@ _NEUTRAL_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(request: CompletionParameters) -> None:
-    """Raises InvalidRequest with the first parameter that cannot be honoured."""
+    """Raises InvalidRequest or DecodeFailure with the first parameter that cannot be honoured."""
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
             "stream_options is for streams: set stream to true, or leave it out.", param="stream_options"
@@ -47,20 +45,6 @@ def _check_beam_search(request: CompletionParameters) -> None:
                 param,
                 f"A beam search goes by the model's own probabilities: leave out {param} or the search.",
             )
-
-
-def check_format_name(name: str | None, param: str) -> None:
-    """Raises InvalidRequest unless OpenAI's API accepts it as a JSON schema's name."""
-    if name is None:
-        raise InvalidRequest(
-            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
-        )
-    if not 1 <= len(name) <= MAX_FORMAT_NAME or not _FORMAT_NAME.issuperset(name):
-        raise InvalidRequest(
-            f"The name of a format has 1 to {MAX_FORMAT_NAME} of the characters a-z, A-Z, 0-9, _ and -.",
-            param=param,
-            code="invalid_value",
-        )
 
 
 def unsupported(param: str, sentence: str) -> InvalidRequest:

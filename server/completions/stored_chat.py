@@ -17,7 +17,6 @@ from server.completions.chunk_stream import FinalChoice
 from server.delivery.image_urls import items_with_image_urls
 from server.delivery.stored_responses import as_response, bad_cursor, page_cursor, with_last_event
 from server.errors import NotFound
-from server.generation.response_builder import may_have_stop_reason, wants_token_dump
 from server.protocol import ids
 from server.protocol.completions.chat_messages import items_by_message, stored_message
 from server.protocol.completions.objects import StoredCompletion
@@ -27,6 +26,7 @@ from server.protocol.completions.requests import (
 )
 from server.protocol.decode import decode_as
 from server.protocol.list_pages import MAX_BYTES, Page, make_page, within_page_bytes
+from server.protocol.responses.built_response import may_have_stop_reason, wants_token_dump
 from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import Metadata
 from server.protocol.responses.response import Echo, Response

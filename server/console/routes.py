@@ -36,7 +36,7 @@ from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint, address_share
 from server.http.asgi.thread_pools import ThreadShare
 from server.http.services import Services
-from server.limits import UNBOUNDED, SharedLimit
+from server.limits.shared_limit import UNBOUNDED, SharedLimit
 
 ConsoleHandler = Callable[[ConsoleRequest], Answer]
 MAX_FORM_BYTES = 256 * 1024

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from server.generation.event_log import decode_added
 from server.protocol.earlier_releases import with_logprobs, with_name
-from server.protocol.responses.events import Event, Kind, event_type
+from server.protocol.responses.events import Event, Kind, decode_added, event_type
 from server.protocol.responses.items import FunctionCall
 from server.store.log_read import LoggedEvent
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 from msgspec import UNSET
 
-from server.protocol.input_images import data_url
+from server.protocol.input_images import CONTENT_PREFIX, data_url, parse_content
 from server.protocol.list_pages import MAX_BYTES
 from server.protocol.responses.item_images import images_of, with_images
 from server.protocol.responses.items import (
@@ -22,7 +22,7 @@ from server.protocol.responses.items import (
     encode_item,
 )
 from server.store.content import images
-from server.store.content.images import CONTENT_PREFIX, StoredImage, parse_content
+from server.store.content.images import StoredImage
 from server.store.content.stored_items import ItemPage
 from server.store.database import Connection
 

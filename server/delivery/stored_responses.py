@@ -15,11 +15,11 @@ from server.delivery.frames import FramePage, completed_events
 from server.delivery.hub import TAIL_FRAMES, Published
 from server.delivery.image_urls import page_with_image_urls, with_image_urls, without_image_urls
 from server.errors import ApiError, EventNotStored, InvalidRequest, StreamForked
-from server.generation.response_builder import build_response, restore_token_dump, wants_token_dump
 from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
+from server.protocol.responses.built_response import build_response, restore_token_dump, wants_token_dump
 from server.protocol.responses.event_ids import EventId, frame_id, same_event
 from server.protocol.responses.events import frame
 from server.protocol.responses.items import Compaction, HostedCall

@@ -1,4 +1,4 @@
-"""Turns a parser's deltas into OpenAI's stream events, from `response.created` to the terminal event.
+"""Turns a parser's deltas into OpenAI's stream events, from the first after acceptance to the terminal one.
 
 Pure: the same deltas give the same events with the same ids, in OpenAI's order, numbered without a gap. The
 state is the open item and the finished items.
@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from server.generation.event_log import decode_added, decode_done
+from server.generation.hosted_tools import HostedTools
 from server.generation.output_decoding import FinishDetails
-from server.generation.response_builder import TokenDump, build_response
+from server.generation.run_facts import FIRST_EVENTS
+from server.generation.token_dump import TokenDump
 from server.generation.tool_call_events import ToolCallEvents
 from server.generation.written_item import EventNumbers, ItemStart, WrittenItem, delta_kind, item_start
-from server.hosted_tools.offered_tools import HostedTools
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -26,7 +26,8 @@ from server.model_formats.interface import (
 )
 from server.protocol import ids
 from server.protocol.responses import events as wire
-from server.protocol.responses.events import Event, Kind, event_type
+from server.protocol.responses.built_response import build_response
+from server.protocol.responses.events import Event, Kind, decode_added, decode_done, event_type
 from server.protocol.responses.items import (
     Compaction,
     HostedCall,
@@ -67,7 +68,7 @@ class EventEmitter:
         """
         self.output: list[Item] = []
         """Finished items, and the server's own calls from the moment they are added."""
-        self.numbers = EventNumbers()
+        self.numbers = EventNumbers(FIRST_EVENTS)
         self._event = self.numbers.event
         self.tool_calls = ToolCallEvents(response, hosted, self.output, self.numbers)
         self._response = response
@@ -76,28 +77,16 @@ class EventEmitter:
         self._seal = seal
         self._summarizes_reasoning = summarizes_reasoning
         self._open: WrittenItem | None = None
-        self._created: Response | None = None
-        """As `response.created` had it, if it was in progress then."""
         self._compaction: str | None = None
         """The id of the open compaction item."""
         self._answers = True
         self._call_ids: set[str] = set()
         """Used ids: a model may repeat one, and then the client could not tell the calls apart."""
 
-    def created(self) -> list[Event]:
-        """`response.created`, and `response.queued` in the background."""
-        response = self._unfinished_response("queued" if self._echo.background else "in_progress")
-        events = [self._event(wire.ResponseCreated, response)]
-        if self._echo.background:
-            events.append(self._event(wire.ResponseQueued, response))
-        else:
-            self._created = response
-        return events
-
-    def in_progress(self) -> list[Event]:
-        """`response.in_progress`, then the events of tool lists and approved calls."""
-        response, self._created = self._created or self._unfinished_response("in_progress"), None
-        return [self._event(wire.ResponseInProgress, response), *self.tool_calls.start()]
+    def in_progress(self) -> Event:
+        """`response.in_progress`, which is among the `first_events` of a response in the foreground."""
+        response = build_response(self._response, self._created_at, self._echo, "in_progress", [])
+        return self._event(wire.ResponseInProgress, response)
 
     def token_ids(self, side: Literal["prompt", "output"], token_ids: Sequence[int]) -> Event:
         """The token ids themselves; the events of their text follow."""
@@ -208,9 +197,6 @@ class EventEmitter:
     def _index(self) -> int:
         """The output index of the open item."""
         return len(self.output)
-
-    def _unfinished_response(self, status: Literal["queued", "in_progress"]) -> Response:
-        return build_response(self._response, self._created_at, self._echo, status, [])
 
     def _ensure_open(self, start: ItemStart) -> list[Event]:
         """Opens a message or reasoning for a delta, unless the open item is one."""

@@ -8,16 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
 
-import msgspec
-
-from server.hosted_tools.call_items import tool_result_of
-from server.hosted_tools.offered_tools import ToolResult
+from server.generation.hosted_items import tool_result_of
+from server.generation.hosted_tools import ToolResult
 from server.protocol.responses import events as wire
-from server.protocol.responses.events import Event, Kind, delta_of, event_type
+from server.protocol.responses.events import Event, Kind, decode_done, delta_of, event_type
 from server.protocol.responses.items import Compaction, HostedCall
 
-decode_added = msgspec.json.Decoder(wire.OutputItemAdded).decode
-decode_done = msgspec.json.Decoder(wire.OutputItemDone).decode
 _CALL_ENDS = frozenset(
     str(end.__struct_config__.tag)
     for end in (wire.McpCallCompleted, wire.McpCallFailed, wire.CodeCompleted, wire.SearchCompleted)

@@ -14,9 +14,9 @@ from msgspec import UNSET, UnsetType
 
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
-from server.generation.response_builder import MIN_LOGPROB, TokenDump
+from server.generation.hosted_tools import HostedTools
 from server.generation.stop_strings import StopStrings
-from server.hosted_tools.offered_tools import HostedTools
+from server.generation.token_dump import MIN_LOGPROB, TokenDump
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -26,6 +26,7 @@ from server.model_formats.interface import (
     ReasoningDelta,
     TextDelta,
 )
+from server.protocol.ids import token_id_name
 from server.protocol.responses.events import Event, Kind, delta_of
 from server.protocol.responses.items import Logprob, TopLogprob
 from server.protocol.responses.response import Response
@@ -247,11 +248,6 @@ class PendingLogprobs:
         return text, list(utf8)
 
 
-def token_id_name(token_id: int) -> str:
-    """The stand-in for a token's text, as in vLLM: distinct even for tokens whose texts are equal."""
-    return f"token_id:{token_id}"
-
-
 class FinishDetails:
     """Those of one engine request."""
 
@@ -316,5 +312,5 @@ class _NullParser:
 
 
 def no_decoding() -> DecodingSpec:
-    """For a run that is rebuilt only to be ended."""
+    """For a run that can only be ended."""
     return DecodingSpec(_NullParser())

@@ -13,10 +13,10 @@ from engine.request import Usage as EngineUsage
 from engine.statistics import NOT_MEASURED, RequestTimes
 from server.generation.event_emitter import EventEmitter
 from server.generation.event_log import RunLog
+from server.generation.hosted_tools import PendingToolWork, ToolResult
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
-from server.generation.response_builder import TokenDump
-from server.generation.run_facts import RunFacts
-from server.hosted_tools.offered_tools import PendingToolWork, ToolResult
+from server.generation.run_facts import FIRST_EVENTS, RunFacts
+from server.generation.token_dump import TokenDump
 from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest
@@ -38,7 +38,7 @@ class Run:
 
     def __init__(self, facts: RunFacts, decoding: DecodingSpec) -> None:
         self.facts = facts
-        self.stored = facts.echo.store or facts.echo.background
+        self.stored = facts.stored
         self.ending: Ending | None = None
         self.final: Response | None = None
         self.turn = 0
@@ -58,7 +58,7 @@ class Run:
             summarizes_reasoning=decoding.summarizes_reasoning,
         )
         self.started = False
-        """`response.in_progress` was emitted."""
+        """All events before the first token were emitted."""
         self._cancel_reason: CancelReason | None = None
         self._first_token_at: datetime | None = None
         self.call_seconds: dict[int, float] = {}
@@ -96,18 +96,15 @@ class Run:
     def output(self) -> list[Item]:
         return self._emitter.output
 
-    def accept(self) -> list[Event]:
-        """`response.created`, and `response.queued` in the background."""
-        return self._emitter.created()
-
     def start(self) -> list[Event]:
-        """`response.in_progress` and all events that precede the first token; none if started before."""
+        """All events between the `first_events` and the first token; none if started before."""
         if self.started:
             return []
         self.started = True
-        prompt_ids = self._streamed_prompt_ids
-        events = [] if prompt_ids is None else [self._emitter.token_ids("prompt", prompt_ids)]
-        events += self._emitter.in_progress()
+        events = [self._emitter.in_progress()] if self.facts.background else []
+        if self._streamed_prompt_ids is not None:
+            events.append(self._emitter.token_ids("prompt", self._streamed_prompt_ids))
+        events += self._emitter.tool_calls.start()
         if self._emitter.tool_calls.pending_calls:
             self._await_tools()
         if self._compaction is None:
@@ -151,8 +148,8 @@ class Run:
         self.set_next_seq(log.next_seq)
 
     def emit_start_events(self, log: RunLog) -> None:
-        """Repeats the state changes of `accept` and, if the log shows it, of `start`."""
-        if log.next_seq > len(self.accept()):
+        """Repeats the state changes of `start`, if the log shows them."""
+        if log.next_seq > FIRST_EVENTS:
             self.start()
 
     def tokens(
@@ -382,12 +379,6 @@ class Run:
             self._summary_text += [delta.text for delta, _ in decoded if isinstance(delta, TextDelta)]
             return []
         return [event for delta, logprobs in decoded for event in self._emitter.delta(delta, logprobs)]
-
-
-def begin_run(facts: RunFacts, decoding: DecodingSpec) -> tuple[Run, list[Event]]:
-    """A run, and the events that are committed with its response: in the foreground also those of `start`."""
-    run = Run(facts, decoding)
-    return run, run.accept() if facts.echo.background else run.accept() + run.start()
 
 
 def _sum_of_known(one: float | None, other: float | None) -> float | None:

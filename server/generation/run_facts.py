@@ -1,32 +1,49 @@
-"""`RunFacts`: what a run is about, the same from its acceptance to its end."""
+"""`RunFacts`: what a run is about, the same from its acceptance to its end; the events that begin it."""
 
 from dataclasses import dataclass
-from datetime import datetime
-from uuid import UUID
 
-from server.logs.context import Origin, ResponseFields, response_fields
-from server.protocol.responses.request import Kind
-from server.protocol.responses.response import Echo
+from server.logs.context import ResponseFields, response_fields
+from server.protocol.responses.built_response import build_response
+from server.protocol.responses.events import (
+    Event,
+    ResponseCreated,
+    ResponseInProgress,
+    ResponseQueued,
+    whole_event,
+)
+from server.protocol.responses.facts import ResponseFacts
+from server.protocol.responses.response import Echo, Status
+
+FIRST_EVENTS = 2
+"""The number of events that `first_events` returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """The facts of a response that do not change while it is generated."""
+class RunFacts(ResponseFacts):
+    """The facts of a response that do not change while it is generated in one attempt."""
 
-    tenant: str
-    id: UUID
-    key_id: str | None
     echo: Echo
-    created_at: datetime
     attempt: int
     prompt_tokens: int
     wants_output: bool = True
     """If False, only the prompt is prefilled; the single sampled token is discarded."""
-    origin: Origin = Origin()
-    end_user: str | None = None
-    kind: Kind = "response"
+
+    @property
+    def stored(self) -> bool:
+        """Whether the response has a row."""
+        return self.echo.store or self.background
 
     @property
     def log_fields(self) -> ResponseFields:
         """`extra` of a log line about this response."""
-        return response_fields(self.id, self.tenant, self.key_id, self.origin.request_id)
+        return response_fields(self.id, self.tenant, self.key_id, self.request_id)
+
+
+def first_events(facts: RunFacts) -> list[Event]:
+    """The events that are committed with the response's row: `response.created`, then `response.queued` in
+    the background, else `response.in_progress`. Pure.
+    """
+    second = ResponseQueued if facts.background else ResponseInProgress
+    status: Status = "queued" if facts.background else "in_progress"
+    response = build_response(facts.id, facts.created_at, facts.echo, status, [])
+    return [whole_event(ResponseCreated(0, response)), whole_event(second(1, response))]

@@ -10,8 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.generation.written_item import EventNumbers
-from server.hosted_tools.call_items import (
+from server.generation.hosted_items import (
     IN_PROGRESS_EVENTS,
     ITEM_TYPES,
     FinalStatus,
@@ -20,7 +19,8 @@ from server.hosted_tools.call_items import (
     started_item,
     with_arguments,
 )
-from server.hosted_tools.offered_tools import CallType, DueCall, HostedTools, ListedServer, ToolResult
+from server.generation.hosted_tools import CallType, DueCall, HostedTools, ListedServer, ToolResult
+from server.generation.written_item import EventNumbers
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event

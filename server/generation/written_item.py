@@ -37,8 +37,8 @@ _P = ParamSpec("_P")
 class EventNumbers:
     """Numbers the events of one response without a gap."""
 
-    def __init__(self) -> None:
-        self.next_seq = 0
+    def __init__(self, next_seq: int) -> None:
+        self.next_seq = next_seq
 
     def take(self) -> int:
         number = self.next_seq

@@ -21,13 +21,13 @@ from uuid import UUID
 import msgspec
 
 from server.errors import ApiError
-from server.fair_slots import FairSlots, NoSlot
+from server.generation.hosted_items import source_urls
+from server.generation.hosted_tools import McpCredentials, ToolResult
 from server.hosted_tools import mcp_session
-from server.hosted_tools.call_items import source_urls
-from server.hosted_tools.offered_tools import McpCredentials, ToolResult
 from server.hosted_tools.registered_servers import COMMAND, SESSION_HEADER, RegisteredServers
 from server.hosted_tools.tool_lists import ToolList, ToolListCache, ToolListKey, usable_tools
-from server.limits import SharedLimit
+from server.limits.fair_slots import FairSlots, NoSlot
+from server.limits.shared_limit import SharedLimit
 from server.outbound_http.allowed_addresses import (
     AllowedAddresses,
     Refused,

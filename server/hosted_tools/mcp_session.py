@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from server.fair_slots import FairSlots
+from server.limits.fair_slots import FairSlots
 from server.outbound_http.allowed_addresses import AllowedAddresses
 from server.outbound_http.guarded_http import ResponseBudget, guarded_client
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from server.errors import Overloaded, TooManyRequests
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 from server.protocol.decode import decode_as
 from server.protocol.responses.content_parts import is_nested_deeper
 from server.protocol.responses.items import ListedTool

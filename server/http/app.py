@@ -35,7 +35,7 @@ from server.http.json_responses import on_error
 from server.http.query_and_headers import require_json
 from server.http.routes import HEALTH, PUBLIC_ROUTES, ROUTES, PublicHandler
 from server.http.services import Handler, Services
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 from server.logs.context import CURRENT
 from server.protocol import input_images
 

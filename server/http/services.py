@@ -12,10 +12,11 @@ from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.delivery.hub import Hub
+from server.hosted_tools.tool_loop import ToolLoop
 from server.http.asgi.answers import Answer
 from server.http.asgi.open_connections import OpenConnections
 from server.http.authentication import Authenticator
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 from server.metrics.events import Events
 from server.metrics.exposition import Metrics
 from server.prompting.loaded_model import LoadedModel
@@ -28,7 +29,6 @@ from server.store.cluster.notifications import Notifier
 from server.store.database import Database
 from server.store.disk_space import Disk
 from server.supervised_thread import StallWatch, SupervisedThread
-from server.tool_loop import ToolLoop
 from server.webhooks.attempts import Samples
 
 

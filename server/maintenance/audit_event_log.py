@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from server.delivery.stored_responses import as_response
-from server.generation.response_builder import ONLY_IN_LAST_EVENT
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.ids import response_id
+from server.protocol.responses.built_response import ONLY_IN_LAST_EVENT
 from server.protocol.responses.events import TERMINAL, Event, render
 from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.audit_snapshot import AuditedResponse

@@ -6,10 +6,10 @@ import msgspec
 
 from server.maintenance.audit_event_log import Finding
 from server.protocol import ids
+from server.protocol.input_images import CONTENT_PREFIX, content_of, parse_content
 from server.protocol.responses.item_images import images_of
 from server.protocol.responses.items import decode_item
 from server.store.audit_images import ConversationImages, UnsoundImage
-from server.store.content.images import CONTENT_PREFIX, content_of, parse_content
 
 _SAID = {
     "damaged": "has other bytes than its digest and size say",

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from server.delivery.hub import Hub
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 from server.maintenance.retention import Retention
 from server.metrics.cluster_series import ClusterSampler, cluster_series
 from server.metrics.samples import counter, counters, gauge, gauges, histogram

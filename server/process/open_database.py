@@ -1,4 +1,4 @@
-"""Opens the database: DATABASE_URL or the embedded Postgres, and brings its schema up to date."""
+"""Opens the database: DATABASE_URL or the embedded Postgres, its schema up to date; reads the seal's keys."""
 
 import logging
 from collections.abc import Callable
@@ -9,8 +9,10 @@ from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError, default_data_dir
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.errors import ConfigError
+from server.sealing.cipher import Seal, make_key
 from server.store import database_roles, durability_check, session_check
-from server.store.database import Database
+from server.store.administration import stored_keys
+from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError, in_one_line, is_contention
 from server.store.disk_space import Disk
 from server.store.schema.compatibility import BEHIND, UNKNOWN, SchemaState
@@ -199,3 +201,15 @@ def lock_advice(error: DatabaseError) -> str:
         f"{in_one_line(error)}: another transaction uses the tables; `holdfast db status` shows which. Let "
         "it end, or end it, and try again, or wait for longer with --wait."
     )
+
+
+def load_seal_keys(config: Config, database: Database) -> Seal:
+    """A seal that encrypts with the setting's first key, and opens what the database's key has sealed."""
+
+    def shared_key(connection: Connection) -> bytes | None:
+        if not config.seal_keys:
+            stored_keys.insert_seal_key(connection, make_key())
+        return stored_keys.get_seal_key(connection)
+
+    stored = database.retry(shared_key)
+    return Seal([*config.seal_keys, *([stored] if stored is not None else [])])

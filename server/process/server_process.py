@@ -21,6 +21,8 @@ from server.configuration.settings import Config, changed_settings, without_pass
 from server.console.routes import console_routes
 from server.delivery.follower import Follower
 from server.delivery.hub import Abandonment, Hub
+from server.generation.run_facts import RunFacts
+from server.hosted_tools.tool_loop import ToolLoop
 from server.http.app import build
 from server.http.asgi.client_connections import is_health
 from server.http.asgi.hypercorn_patches import install_patches
@@ -29,7 +31,9 @@ from server.http.asgi.open_connections import OpenConnections
 from server.http.asgi.tls import ServerCertificate
 from server.http.authentication import Authenticator
 from server.http.services import Services
-from server.limits import UnfinishedResponses
+from server.limits.budgets import Budgets
+from server.limits.rate_limits import EndedResponse, RateLimits, reserved_tokens
+from server.limits.shared_limit import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
 from server.metrics.refused_requests import RefusalWriter
@@ -38,20 +42,17 @@ from server.process.ended_keys import EndedKeys
 from server.process.key_required import needs_key
 from server.process.load_model import load_model, log_engine
 from server.process.mcp_servers import make_mcp_servers
-from server.process.open_database import OpenDatabase
+from server.process.open_database import OpenDatabase, load_seal_keys
 from server.process.process_metrics import ProcessMetrics
 from server.process.ready_lines import ready_lines
 from server.process.shutdown import Shutdown
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.response import CancelReason
-from server.quotas.budgets import Budgets
-from server.quotas.rate_limits import RateLimits
 from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
 from server.recording.response_traces import ResponseTraces
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Beat, Heartbeat
-from server.sealing.cipher import load_seal_keys
 from server.store.administration import audit_trail
 from server.store.cluster import claims, leases
 from server.store.cluster.notifications import Notifier
@@ -60,7 +61,6 @@ from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
 from server.store.schema.upgrade import newest_revision
 from server.supervised_thread import StallWatch, SupervisedThread
-from server.tool_loop import ToolLoop
 from server.tracing.open_tracer import open_tracer
 from server.version import VERSION
 from server.webhooks.attempts import Samples, WebhookClient, allowed_receivers
@@ -135,7 +135,7 @@ class ServerProcess:
 
     def _make_tool_loop(self) -> ToolLoop:
         observers = (self._events.tool_call, self._traces)
-        return ToolLoop(self._engine, self._mcp, self._deliver, *observers, self._budgets.reserve_turn)
+        return ToolLoop(self._engine, self._mcp, self._deliver, *observers, self._reserve_turn)
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.close_on_interrupt(opened.close):
@@ -180,7 +180,7 @@ class ServerProcess:
             self._config,
             tool_loop=self._tool_loop,
             on_queued=self._claimer.queued,
-            unread=self._abandonment,
+            abandonment=self._abandonment,
             rates=self._rates,
             budgets=self._budgets,
             on_accepted=self._events.accepted,
@@ -317,10 +317,35 @@ class ServerProcess:
         if any(update.released for update in updates):
             self._notifier.notify_queue()
         self._tool_loop.on_committed(updates)
-        self._rates.on_committed(updates)
+        self._settle_rates(updates)
         self._events.committed(updates)
         if any(update.run.ending is not None for update in updates):
             self._webhooks.response_ended()
+
+    def _settle_rates(self, updates: Sequence[RunUpdate]) -> None:
+        for update in updates:
+            facts, ending = update.run.facts, update.run.ending
+            if ending is None:
+                continue
+            reserved = reserved_tokens(
+                facts.prompt_tokens, facts.echo.max_output_tokens, wants_output=facts.wants_output
+            )
+            ended = EndedResponse(
+                id=facts.id,
+                tenant=facts.tenant,
+                key_id=facts.key_id,
+                created_at=facts.created_at,
+                reserved=reserved,
+                used=ending.input_tokens + ending.output_tokens,
+                may_be_of_others=facts.echo.background or facts.attempt > 1,
+            )
+            self._rates.settle(ended)
+
+    def _reserve_turn(self, facts: RunFacts, prompt_tokens: int) -> bool:
+        """Reserves the prompt of a response's further turn; False if its budget has no room for it."""
+        return self._budgets.reserve_turn(
+            facts.tenant, facts.key_id, facts.id, facts.echo.model, prompt_tokens
+        )
 
     def on_cut_short(self, response: UUID) -> None:
         """Called by the recorder's thread for a run that has ended before its engine request."""

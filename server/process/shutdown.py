@@ -51,7 +51,7 @@ class Shutdown:
             self._begin_drain()
 
     def _begin_drain(self) -> None:
-        self._services.admission.close()
+        self._services.admission.gate.close()
         self._services.closing.set()
         self._listener.close_idle()
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
@@ -62,7 +62,7 @@ class Shutdown:
         services.claimer.stop()
         services.tool_loop.hold_background_turns()
         self._hand_over(keep_calls=True)
-        services.admission.wait_settled(seconds)  # what is being accepted begins to run
+        services.admission.gate.wait_empty(seconds)  # what is being accepted begins to run
         while not services.recorder.wait_idle(min(HAND_OVER_SECONDS, max(0.0, until - monotonic()))):
             if monotonic() >= until:
                 self._end_rest()

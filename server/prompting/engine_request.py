@@ -57,6 +57,10 @@ class Prepared:
     prompt: Prompt
     echo: Echo
     engine_request: EngineRequest
+    prompt_hash: bytes
+    """SHA-256 of the prompt's token ids: on recovery it shows a changed template or tokenizer."""
+    weights: str | None = None
+    """The digest of the weights that generate for it; None if the engine does not know it."""
     wants_output: bool = True
     compaction: CompactionSpec | None = None
     """Set if the response begins with a compaction."""
@@ -79,11 +83,6 @@ class Prepared:
             beams=None,
         )
         return replace(self, engine_request=engine_request, wants_output=False)
-
-    @property
-    def prompt_hash(self) -> bytes:
-        """SHA-256 of the prompt's token ids: on recovery it shows a changed template or tokenizer."""
-        return hashlib.sha256(array("i", self.prompt.token_ids).tobytes()).digest()
 
 
 def engine_request_after(engine_request: EngineRequest, token_ids: Sequence[int]) -> EngineRequest:
@@ -120,7 +119,13 @@ def prepare_from_prompt(served: LoadedModel, resolved: ResolvedRequest, prompt: 
     echo = request_echo(resolved.request, resolved.tools, model, served.model_format.reasoning_context)
     if len(prompt.token_ids) >= model.context_length:
         raise too_long(model.context_length, tokens=len(prompt.token_ids))
-    prepared = Prepared(prompt, echo, _engine_request(served, resolved, prompt, echo))
+    prepared = Prepared(
+        prompt,
+        echo,
+        _engine_request(served, resolved, prompt, echo),
+        prompt_hash=hashlib.sha256(array("i", prompt.token_ids).tobytes()).digest(),
+        weights=served.weights_of(echo.model),
+    )
     return prepared.without_output() if resolved.request.prewarms else prepared
 
 

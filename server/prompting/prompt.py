@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from server.errors import InvalidRequest
-from server.hosted_tools.call_items import items_for_model
+from server.generation.hosted_items import items_for_model
 from server.model_formats.interface import (
     Conversation,
     ModelFormat,

@@ -8,11 +8,10 @@ from server.errors import InvalidRequest, Overloaded
 from server.input_images.image_reader import ImageReader, NormalisedImage, image_text
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.request_parameters import cache_salt
-from server.protocol.input_images import ImageError, data_url_bytes, is_data_url
+from server.protocol.input_images import ImageError, data_url_bytes, is_data_url, parse_content
 from server.protocol.responses.item_images import images_of, with_images
 from server.protocol.responses.items import Detail, InputImage, Item, PreparedImage
 from server.protocol.responses.request import CreateResponse
-from server.store.content.images import parse_content
 
 PromptImages = Mapping[tuple[str, Detail], PreparedImage]
 """By source and detail."""

@@ -10,7 +10,7 @@ from typing import Any
 from engine.grammar.lark_source import check_source
 from engine.grammar.limits import MAX_PATTERN, MAX_RAW_DEPTH, BadGrammar, check_pattern, check_schema
 from engine.request import StructuredOutput
-from server.errors import InvalidRequest
+from server.errors import OVER_THE_LIMIT, InvalidRequest
 from server.model_formats.interface import Conversation, Tool
 from server.model_formats.output_grammar.argument_schemas import types_of
 from server.model_formats.tool_index import choice_names
@@ -18,8 +18,6 @@ from server.protocol.responses import tools as wire
 
 MAX_COUNTED_CONTEXTS = 4
 """Tokens are counted up to so many times the model's context; longer input is refused."""
-OVER_THE_LIMIT = "Input tokens exceed the configured limit"
-"""Clients recognise this error by these words, or by `maximum context length`."""
 MAX_FUNCTIONS = 512
 """Functions and custom tools of a request, including those in namespaces and of MCP servers."""
 MAX_TOOL_CHARACTERS = 131_072

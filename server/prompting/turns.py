@@ -1,6 +1,6 @@
-"""A response's turns: how the tokens of each are decoded (`decoding_spec`), the next one's engine request.
+"""A response's turns: the first one (`first_turn`), how each one's tokens are decoded, the ones after it.
 
-The next turn's request is the same one with the output and the tool results so far (`TurnBuilder`).
+A later turn's request is the first one's with the output and the tool results so far (`TurnBuilder`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,16 @@ from uuid import UUID
 import msgspec
 
 from engine.request import EngineRequest
+from server.generation.hosted_tools import HostedTools, McpCredentials, call_limit, hosted_tools_of
 from server.generation.output_decoding import DecodingSpec, WithoutReasoning
-from server.generation.response_builder import TokenDump
-from server.hosted_tools.offered_tools import HostedTools, McpCredentials, call_limit, hosted_tools_of
+from server.generation.token_dump import TokenDump
 from server.model_formats.chat_template.output_parser import PlainParser
 from server.model_formats.interface import MessageFormat, OutputParser, Prompt
+from server.prompting.compaction import prepare_with_compaction
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare
 from server.prompting.loaded_model import LoadedModel
+from server.prompting.prompt import moment_of, write_prompt
+from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS
 from server.prompting.request_parameters import (
     SEALED_REASONING,
     asks_for_summary,
@@ -35,6 +38,31 @@ from server.sealing.approval_tags import with_tagged_id
 _NO_HOSTED_TOOLS = HostedTools()
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Of a response's output as JSON, tool results included; beyond it there is no further turn."""
+
+
+def first_turn(served: LoadedModel, resolved: ResolvedRequest, *, generate: bool = True) -> Prepared:
+    """The first turn of a new, a resumed or a counted response: the summary's if its context is compacted.
+
+    With `generate` false the response completes without output when its prompt is prefilled. Raises ApiError
+    or DecodeFailure.
+    """
+    settings = resolved.request.context_management
+    if not generate:
+        return prepare(served, resolved).without_output()
+    return prepare_with_compaction(served, resolved, settings) if settings else prepare(served, resolved)
+
+
+def count_prompt(served: LoadedModel, resolved: ResolvedRequest) -> int:
+    """The tokens of a request's prompt, at most MAX_COUNTED_CONTEXTS times the model's context.
+
+    Raises ApiError or DecodeFailure, also for a longer one.
+    """
+    limit = MAX_COUNTED_CONTEXTS * served.model_info.context_length
+    request, moment = resolved.request, moment_of(resolved.response)
+    prompt = write_prompt(
+        served, resolved.tenant, request, resolved.tools, resolved.items, moment, max_tokens=limit
+    )
+    return len(prompt.token_ids)
 
 
 def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared) -> DecodingSpec:
@@ -131,6 +159,12 @@ class TurnBuilder:
     """The caller's, by server label. They are not stored with the request."""
     model_writes_summary: bool = False
     """Whether the first turn is a compaction's summary."""
+    may_have_next_turn: bool = field(init=False)
+    """Whether a turn may follow the first: after a summary, or after calls that the server makes."""
+
+    def __post_init__(self) -> None:
+        calls = any(isinstance(tool, McpTool) for tool in self.resolved.tools)
+        object.__setattr__(self, "may_have_next_turn", self.model_writes_summary or calls)
 
     @property
     def response(self) -> UUID:
@@ -142,11 +176,6 @@ class TurnBuilder:
             return self.credentials[label]
         servers = (tool for tool in self.resolved.tools if isinstance(tool, McpTool))
         return McpCredentials(next((tool.server_url for tool in servers if tool.name == label), None))
-
-    @property
-    def may_have_next_turn(self) -> bool:
-        """Whether a turn may follow the first: after a summary, or after calls that the server makes."""
-        return self.model_writes_summary or any(isinstance(tool, McpTool) for tool in self.resolved.tools)
 
     def next_turn(self, output: Sequence[Item], turn: int, output_tokens: int) -> NextTurn | None:
         """The turn after turn number `turn`; None if no output tokens or bytes are left. Raises ApiError.

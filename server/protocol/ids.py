@@ -156,3 +156,8 @@ def is_request_id(text: str) -> bool:
 def request_id_of(header: str | None) -> str:
     """A valid `X-Request-Id` header, or else a new id."""
     return header if header is not None and is_request_id(header) else new_request_id()
+
+
+def token_id_name(token_id: int) -> str:
+    """The stand-in for a token's text, as in vLLM: distinct even for tokens whose texts are equal."""
+    return f"token_id:{token_id}"

@@ -6,10 +6,29 @@ A model that reads text only takes pictures unread.
 import base64
 import binascii
 from contextvars import ContextVar
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.items import InputImage
+
+CONTENT_PREFIX: Final = "sha256:"
+"""With the digest in hex: the `content` of a stored picture."""
+_DIGEST_CHARACTERS = 64
+
+
+def content_of(digest: bytes) -> str:
+    """The `content` of an item's picture."""
+    return CONTENT_PREFIX + digest.hex()
+
+
+def parse_content(content: object) -> bytes | None:
+    """The digest in a stored picture's `content`; None if it has none."""
+    if not isinstance(content, str) or len(content) != len(CONTENT_PREFIX) + _DIGEST_CHARACTERS:
+        return None
+    prefix, digest = content[: len(CONTENT_PREFIX)], content[len(CONTENT_PREFIX) :]
+    if prefix != CONTENT_PREFIX or not set(digest) <= set("0123456789abcdef"):
+        return None
+    return bytes.fromhex(digest)
 
 
 class ImageSource(Protocol):

@@ -223,7 +223,7 @@ class Committer:
         """
         if update.has_gap:
             return ("fail",)
-        if trouble == "timed_out" and update.run.facts.echo.background:
+        if trouble == "timed_out" and update.run.facts.background:
             return ("release",)
         return ("fail", "release")
 

@@ -1,13 +1,14 @@
 """The recorder's inbox: messages of the engine, handlers and tools; RunUpdate: what one commit writes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from engine.request import Failed, Finished, Outbound, PromptLogprobs, Tokens
+from server.generation.hosted_tools import ToolResult
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.hosted_tools.offered_tools import ToolResult
+from server.generation.run_facts import RunFacts
 from server.protocol.responses.events import Event
 from server.protocol.responses.response import CancelReason
 from server.store.log_append import NewLogRow
@@ -18,8 +19,18 @@ EVENTS_LOST = "events_lost"
 
 
 @dataclass(frozen=True, slots=True)
+class BuildRun:
+    """Builds and starts the run of a response that was just accepted. Its engine messages follow."""
+
+    facts: RunFacts
+    decoding: Callable[[], DecodingSpec]
+    announces: bool = False
+    """Whether the run may have events before its first token."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartRun:
-    """A run whose response was accepted or claimed. Its engine messages follow."""
+    """A run that was rebuilt from its log. Its engine messages follow."""
 
     run: Run
     starts: bool = True
@@ -95,7 +106,8 @@ class CancelRequested:
 
 
 RecorderMessage = (
-    StartRun
+    BuildRun
+    | StartRun
     | FailRun
     | CancelRun
     | ReleaseRuns
@@ -175,6 +187,8 @@ def response_hex_of(message: RecorderMessage) -> str:
     match message:
         case Tokens() | PromptLogprobs() | Finished() | Failed():
             return message.request_id.partition(".")[0]
+        case BuildRun(facts):
+            return facts.id.hex
         case StartRun(run):
             return run.facts.id.hex
         case ReleaseRuns() | StopRecorder() | VerifyCommits() | CheckOwnership():

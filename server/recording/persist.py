@@ -193,16 +193,8 @@ def _usage(run: Run, deleted: Collection[UUID]) -> Usage:
     facts = run.facts
     has_tags = facts.echo.store and facts.id not in deleted
     return Usage(
-        tenant=facts.tenant,
-        response_id=facts.id,
-        key_id=facts.key_id,
-        model=facts.echo.model,
+        facts=facts,
         stored=run.stored,
-        started_at=facts.created_at,
-        request_id=facts.origin.request_id,
-        end_user=facts.end_user,
-        kind=facts.kind,
-        background=facts.echo.background,
         attempt=facts.attempt,
         metadata=facts.echo.metadata if has_tags else {},
     )

@@ -20,14 +20,17 @@ import msgspec
 from engine.statistics import Distribution
 from server.crashpoints import crashpoint
 from server.delivery.hub import Hub, Published
+from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.limits import UnfinishedResponses
+from server.generation.run_facts import RunFacts
+from server.limits.shared_limit import UnfinishedResponses
 from server.protocol.ids import response_id
 from server.protocol.responses.events import frames
 from server.recording.committer import Committer
 from server.recording.inbox import NO_PAUSE, CommitPace, Inbox, Pause
 from server.recording.messages import (
     SERVER_ERROR,
+    BuildRun,
     CheckOwnership,
     FailRun,
     RecorderMessage,
@@ -177,16 +180,25 @@ class Recorder:
         """The number of responses that this process generates or is about to. Any thread."""
         return len(self.capacity)
 
-    def start_run(self, run: Run, *, reserved: bool = False) -> None:
-        """Records the run, which `capacity` counts: from now on, unless room was `reserved` for it."""
+    def build_run(
+        self, facts: RunFacts, decoding: Callable[[], DecodingSpec], *, announces: bool = False
+    ) -> None:
+        """Records the run of a response that was just accepted, for which `capacity` has reserved room."""
+        self._begin(facts, BuildRun(facts, decoding, announces))
+
+    def start_run(self, run: Run) -> None:
+        """Records a run that was rebuilt, which `capacity` counts from now on."""
+        self._begin(run.facts, StartRun(run))
+
+    def _begin(self, facts: RunFacts, message: BuildRun | StartRun) -> None:
         with self._starting:
             self._idle.clear()
-            if not reserved:
-                self.capacity.add(run.facts.id, run.facts.tenant)
-            if run.facts.origin.trace_parent is not None:
-                self._traces.begin(run.facts)
-            self._inbox.expect(run.facts.id.hex)
-            self.deliver([StartRun(run)])
+            if isinstance(message, StartRun):
+                self.capacity.add(facts.id, facts.tenant)
+            if facts.trace_parent is not None:
+                self._traces.begin(facts)
+            self._inbox.expect(facts.id.hex)
+            self.deliver([message])
 
     def fail_run(self, response_id: UUID, message: str) -> None:
         """Ends a run as failed where the engine will send no `Failed`."""

@@ -43,7 +43,7 @@ class ResponseTraces:
 
     def begin(self, facts: RunFacts) -> None:
         """A run begins here, perhaps where another replica left it."""
-        request = facts.origin.trace_parent
+        request = facts.trace_parent
         if self.tracer is None or request is None:
             return
         now = time_ns()
@@ -118,7 +118,7 @@ class ResponseTraces:
         assert self.tracer is not None
         span = self.tracer.begin(
             f"chat {facts.echo.model}",
-            parent=facts.origin.trace_parent,
+            parent=facts.trace_parent,
             start_ns=min(now, _began(facts)),
             span_id=_span_id(facts.id),
             attributes={
@@ -136,7 +136,7 @@ class ResponseTraces:
                 "holdfast.tenant": facts.tenant,
                 "holdfast.attempt": facts.attempt,
                 "holdfast.background": facts.echo.background,
-                "holdfast.request_id": facts.origin.request_id,
+                "holdfast.request_id": facts.request_id,
             },
         )
         if span is not None:

@@ -10,12 +10,14 @@ from functools import partial
 from uuid import UUID
 
 from engine.request import Failed, Finished, PromptLogprobs, Tokens
+from server.generation.output_decoding import no_decoding
 from server.generation.run import Run
 from server.logs.context import response_fields
 from server.protocol.ids import response_id
 from server.protocol.responses.events import Event
 from server.recording.messages import (
     SERVER_ERROR,
+    BuildRun,
     CancelRequested,
     CancelRun,
     CheckOwnership,
@@ -72,6 +74,8 @@ class RunRegistry:
             case Tokens(engine_request_id):
                 run = self._runs.get(engine_request_id.partition(".")[0])
                 return run is None or run.stored
+            case BuildRun(_, _, announces):
+                return announces
             case StartRun(run, starts):
                 return starts and not run.started
             case StartTurn(_, decoding):
@@ -113,6 +117,8 @@ class RunRegistry:
     def _apply(self, message: RecorderMessage, updates: dict[str, RunUpdate], now: datetime) -> None:
         key = response_hex_of(message)
         match message:
+            case BuildRun():
+                self._build(updates, message, now)
             case StartRun(run, starts):
                 self._runs[key] = run
                 if starts:
@@ -138,15 +144,28 @@ class RunRegistry:
             case _:
                 self._advance(updates, key, now, _action(message, now))
 
+    def _build(self, updates: dict[str, RunUpdate], message: BuildRun, now: datetime) -> None:
+        """Builds a run and starts it; a run whose tokens cannot be decoded fails."""
+        key, facts = message.facts.id.hex, message.facts
+        try:
+            self._runs[key] = Run(facts, message.decoding())
+        except Exception:
+            log.exception("%s cannot begin", response_id(facts.id), extra=facts.log_fields)
+            self._runs[key] = Run(facts, no_decoding())
+            updates[key] = RunUpdate(self._runs[key])
+            self._fail_undecodable(updates[key], now)
+            return
+        self._advance(updates, key, now, Run.start)
+
     def _is_background(self, key: str) -> bool:
         run = self._runs.get(key)
-        return run is not None and run.facts.echo.background
+        return run is not None and run.facts.background
 
     def _release(
         self, updates: dict[str, RunUpdate], responses: frozenset[UUID] | None, *, engine_died: bool = False
     ) -> None:
         for key, run in self._runs.items():
-            is_released = run.facts.echo.background if responses is None else run.facts.id in responses
+            is_released = run.facts.background if responses is None else run.facts.id in responses
             if is_released and (update := self._update_of(updates, key)) is not None:
                 update.released, update.engine_died = True, engine_died
 

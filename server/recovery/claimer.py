@@ -15,6 +15,7 @@ from uuid import UUID
 
 from engine.request import RequestRefused
 from server.crashpoints import crashpoint
+from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.ids import response_id
 from server.recording.messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
@@ -25,7 +26,6 @@ from server.store.content.responses import ResponseKey, StoredResponse
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError, ReadFailure, classify_read, first_line, is_unavailable
 from server.supervised_thread import SupervisedThread
-from server.tool_loop import ToolLoop
 
 log = logging.getLogger("holdfast.claimer")
 

@@ -13,27 +13,25 @@ from datetime import datetime
 import msgspec
 
 from engine.request import EngineRequest
-from server.admission import stored_input
-from server.compaction.inline import prepare_with_compaction
 from server.errors import ApiError
 from server.generation.event_log import LoggedTurn, RunLog, texts
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run
 from server.generation.run_facts import RunFacts
-from server.logs.context import Origin
-from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after, prepare
+from server.prompting.engine_request import Prepared, ResolvedRequest, engine_request_after
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_images import prompt_images, with_prompt_images
-from server.prompting.turns import TurnBuilder, first_decoding_spec
+from server.prompting.turns import TurnBuilder, first_decoding_spec, first_turn
 from server.protocol.decode import decode_as
 from server.protocol.error_object import DecodeFailure
 from server.protocol.ids import response_id
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item
-from server.protocol.responses.request import CreateResponse, end_user
+from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
 from server.recording.persist import read_log
+from server.request_input import stored_input
 from server.store.content import responses, stored_items
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection
@@ -180,20 +178,12 @@ def _restore_results(run: Run, turn: LoggedTurn, at: datetime) -> None:
 
 
 def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
-    echo = decode_as(stored.request, Echo)
     return RunFacts(
-        tenant=stored.tenant,
-        id=stored.id,
-        key_id=stored.key_id,
-        echo=echo,
-        created_at=stored.created_at,
+        **stored.facts(),
+        echo=decode_as(stored.request, Echo),
         attempt=stored.attempt,
         prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
         wants_output=prepared is None or prepared.wants_output,
-        origin=Origin(stored.request_id, stored.trace_parent, stored.user_agent),
-        # A release without these columns may have accepted it.
-        end_user=stored.end_user or end_user(echo.user, echo.safety_identifier),
-        kind=stored.kind or ("response" if stored.choice is None else "chat"),
     )
 
 
@@ -222,8 +212,7 @@ def _resolve_again(
 
 def _prepare_again(stored: StoredResponse, served: LoadedModel, resolved: ResolvedRequest) -> Prepared | None:
     """None if the prompt differs from the one with which the response was accepted."""
-    settings = resolved.request.context_management
-    prepared = prepare_with_compaction(served, resolved, settings) if settings else prepare(served, resolved)
+    prepared = first_turn(served, resolved)
     if prepared.prompt_hash != stored.prompt_hash:
         name = response_id(stored.id)
         log.error("%s has another prompt now than when it was accepted", name, extra=stored.log_fields)

@@ -1,4 +1,4 @@
-"""`Seal`: encrypts text that clients keep and must not read or change, and makes MACs; loads its keys.
+"""`Seal`: encrypts text that clients keep and must not read or change, and makes MACs.
 
 AES-256-SIV (RFC 5297), a deterministic AEAD: a run that is rebuilt after a crash produces the same item,
 and no nonce has to be stored. A sealed text is `hf1.<key id>.<base64url>`; the encoded bytes are 16 bytes
@@ -18,10 +18,6 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-from server.configuration.settings import Config
-from server.store.administration import stored_keys
-from server.store.database import Connection, Database
 
 Purpose = Literal["reasoning", "compaction", "context", "webhook", "console"]
 TagPurpose = Literal["approval", "session", "tenant", "console"]
@@ -96,15 +92,3 @@ def _tag(key: bytes, purpose: TagPurpose, parts: Sequence[str]) -> str:
     encoded = [part.encode("utf-8", "surrogatepass") for part in (purpose, *parts)]
     message = b"".join(len(part).to_bytes(8, "big") + part for part in encoded)
     return hmac.digest(key, message, "sha256")[:TAG_BYTES].hex()
-
-
-def load_seal_keys(config: Config, database: Database) -> Seal:
-    """A seal that encrypts with the setting's first key, and opens what the database's key has sealed."""
-
-    def shared_key(connection: Connection) -> bytes | None:
-        if not config.seal_keys:
-            stored_keys.insert_seal_key(connection, make_key())
-        return stored_keys.get_seal_key(connection)
-
-    stored = database.retry(shared_key)
-    return Seal([*config.seal_keys, *([stored] if stored is not None else [])])

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
+from server.protocol.input_images import CONTENT_PREFIX
 from server.store.audit_snapshot import MAX_ORPHANS, PAGE, Orphan, Scope, snapshot
-from server.store.content.images import CONTENT_PREFIX
 from server.store.schema import partition_removal
 
 MAX_HASHED_BYTES = 64 * 1024 * 1024

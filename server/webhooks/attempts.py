@@ -14,7 +14,7 @@ import msgspec
 
 from server.configuration.settings import Config
 from server.errors import ConfigError, InvalidRequest
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, read_allowed
 from server.outbound_http.guarded_http import Lookup, Unreachable, look_up
 from server.outbound_http.guarded_post import post

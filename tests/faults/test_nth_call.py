@@ -27,6 +27,7 @@ from server.delivery.hub import Abandonment
 from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
+from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
@@ -38,7 +39,6 @@ from server.store.database import Connection
 from server.store.database_errors import DatabaseError
 from server.store.disk_space import Disk
 from server.store.timeout_connection import TimeoutConnection
-from server.tool_loop import ToolLoop
 from tests.fix_tally import Tally
 from tests.integration.recording.recorded import Bench, recording
 from tests.support.builders import TENANT, SpelledFormat
@@ -106,7 +106,7 @@ class Server:
             store=kind != "unstored",
             background=kind == "background",
         )
-        response = self.admission.admit(Caller(TENANT, None), request).id
+        response = self.admission.admit(Caller(TENANT, None), [request])[0].id
         while not self._has_ended(response):
             self._look_after()
         return response
@@ -166,7 +166,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
             Config(),
             tool_loop=tool_loop,
             on_queued=nothing,
-            unread=unread,
+            abandonment=unread,
         )
         listener = BeatsHere(admission, engine)
         heartbeat = Heartbeat(*at, bench.recorder, bench.hub, unread, listener, lease_seconds=10)
@@ -297,8 +297,8 @@ def test_a_key_is_not_taken_by_a_request_that_is_refused_because_the_database_is
         with monkeypatch.context() as patch:
             patch.setattr(server.bench.database, "now", away)
             with pytest.raises(DatabaseError):
-                server.admission.admit(Caller(TENANT, None), request, key)
-        assert server.admission.admit(Caller(TENANT, None), request, key).items
+                server.admission.admit(Caller(TENANT, None), [request], key)
+        assert server.admission.admit(Caller(TENANT, None), [request], key)[0].items
         assert server.bench.recorder.wait_idle(5.0)
 
 

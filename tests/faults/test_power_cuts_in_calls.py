@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from server.tool_loop import STOPPED
+from server.hosted_tools.tool_loop import STOPPED
 from tests.acceptance.test_code_runner import tool_call
 from tests.fix_tally import Tally
 from tests.support.attached import HTTP, Body, retrieve

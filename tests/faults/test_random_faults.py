@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from server.tool_loop import STOPPED
+from server.hosted_tools.tool_loop import STOPPED
 from tests.acceptance.test_code_runner import tool_call
 from tests.faults.test_webhooks import ended, make_endpoint
 from tests.fix_cluster import Cluster

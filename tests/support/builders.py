@@ -22,12 +22,11 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
-from server.admission.resolve_input import read_request_input, with_own_id
 from server.delivery.hub import Hub, Published
 from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.generation.run_facts import RunFacts
+from server.generation.run_facts import RunFacts, first_events
 from server.model_formats.interface import (
     Conversation,
     Delta,
@@ -38,10 +37,12 @@ from server.model_formats.interface import (
 )
 from server.protocol import ids
 from server.protocol.responses.events import Event, render
+from server.protocol.responses.facts import FACTS, ResponseFacts
 from server.protocol.responses.input import CompactionTrigger, ItemReference
 from server.protocol.responses.items import InputText, Item, Message
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo, Ending, ReasoningEcho, TextEcho
+from server.request_input.resolve_input import read_request_input, with_own_id
 from server.store import log_append
 from server.store.cluster import leases
 from server.store.content import response_insert
@@ -175,11 +176,14 @@ def make_echo(**changes: Any) -> Echo:
 
 
 def make_facts(**changes: Any) -> RunFacts:
+    echo = changes.get("echo") or make_echo()
     fields: dict[str, Any] = {
         "tenant": TENANT,
         "id": RESPONSE,
         "key_id": "k1",
-        "echo": make_echo(),
+        "model": echo.model,
+        "background": echo.background,
+        "echo": echo,
         "created_at": CREATED,
         "attempt": 1,
         "prompt_tokens": 11,
@@ -254,26 +258,23 @@ def make_row(
 ) -> NewResponse:
     """The row of a new response."""
     request = echo or make_echo()
+    names = {"tenant": TENANT, "key_id": "k1"} | {
+        name: changes.pop(name) for name in FACTS if name in changes
+    }
+    facts = ResponseFacts(
+        id=response, created_at=created_at, background=request.background, model=request.model, **names
+    )
     fields: dict[str, Any] = {
-        "tenant": TENANT,
         "previous_id": None,
         "stream": True,
         "priority": 0,
         "seed": 1,
         "prompt_hash": PROMPT_HASH,
-        "key_id": "k1",
         "asked": msgspec.json.encode(CreateResponse(model=request.model, input="")).decode(),
         "metadata": "{}",
         "lifetime": None,
     }
-    return NewResponse(
-        id=response,
-        background=request.background,
-        model=request.model,
-        request=msgspec.json.encode(request).decode(),
-        created_at=created_at,
-        **{**fields, **changes},
-    )
+    return NewResponse(facts=facts, request=msgspec.json.encode(request).decode(), **{**fields, **changes})
 
 
 def insert_response(
@@ -304,7 +305,7 @@ def insert_response(
         connection.exec_driver_sql(
             "update responses set previous_id = %s where tenant = %s and id = %s", (previous, tenant, id)
         )
-    return row.created_at
+    return row.facts.created_at
 
 
 def accept(
@@ -325,7 +326,6 @@ def accept(
     echo = make_echo(store=store, background=background)
     if not store:
         run = make_run(*stops, id=response, tenant=tenant, echo=echo, created_at=datetime.now(UTC))
-        run.accept()
         run.start()
         return run
     with database.begin() as connection:
@@ -333,7 +333,7 @@ def accept(
             connection, replica, id=response, tenant=tenant, previous=previous, echo=echo, inputs=["Hello"]
         )
         run = make_run(*stops, id=response, tenant=tenant, echo=echo, created_at=created)
-        begun = run.accept() if echo.background else run.accept() + run.start()
+        begun = first_events(run.facts) + ([] if echo.background else run.start())
         log_append.append(connection, log_append.encode_rows(tenant, response, 1, begun, []))
     return run
 

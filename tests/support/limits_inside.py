@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from engine.remote.servers import answer_reader, discovery, http_client
 from server.administration import checks
-from server.admission import tenant_limits
 from server.configuration.settings import settings
 from server.console import console_request, process_state, promise_check, routes, search, session
 from server.console.contents import comparison, event_page, item_view, stored_request, timeline
@@ -14,6 +13,7 @@ from server.hosted_tools import mcp_session
 from server.http.asgi import listener, request_body, tls
 from server.http.handlers import administration_data
 from server.input_images import image_reader
+from server.limits import tenant_limits
 from server.maintenance import erasure, import_lines
 from server.metrics import events
 from server.model_formats.output_grammar import argument_schemas, relaxed_schemas

@@ -13,11 +13,9 @@ from engine import request as engine_request
 from engine.grammar import compiler
 from engine.grammar import limits as grammars
 from runner import __main__ as runner
-from server import limits
 from server.administration import checks, keys, webhooks
-from server.admission import request_validation, tenant_limits
+from server.admission import request_validation
 from server.browser import mcp_server as browser
-from server.completions import shared_parameters
 from server.configuration.running_limit import CALLS_PER_VLLM_SERVER
 from server.configuration.setting_groups.process import MAX_RUNNING
 from server.hosted_tools import mcp_client, tool_lists
@@ -26,6 +24,7 @@ from server.http import query_and_headers
 from server.http.asgi import endpoint, listener, thread_pools
 from server.http.handlers import responses, retained_responses
 from server.input_images import image_reader, image_worker
+from server.limits import rate_limits, shared_limit, tenant_limits
 from server.model_formats.chat_template import messages
 from server.oidc import access_tokens
 from server.prompting import loaded_model, prompt_limits, request_parameters, turns
@@ -33,7 +32,6 @@ from server.protocol import decode, ids, input_files, list_pages
 from server.protocol import webhooks as webhook_requests
 from server.protocol.completions import requests as completions
 from server.protocol.responses import request as parameters
-from server.quotas import rate_limits
 from server.store.webhooks import outbox
 from server.webhooks import attempts, endpoint_slots, retries, sender
 from tests.support import limits_inside
@@ -129,7 +127,7 @@ def _output() -> Mapping[str, Rows]:
             "counts in it, such as `maxLength`": f"{grammars.MAX_COUNT:,}",
             "patterns of one value in it": f"{grammars.MAX_TOGETHER}",
             "`patternProperties` in it": f"{grammars.MAX_PATTERN_PROPERTIES}",
-            "its name": f"{prompt_limits.MAX_FORMAT_NAME} characters; {shared_parameters.MAX_FORMAT_NAME} in "
+            "its name": f"{prompt_limits.MAX_FORMAT_NAME} characters; {parameters.MAX_FORMAT_NAME} in "
             "Chat Completions",
             "a pattern": f"{grammars.MAX_PATTERN} characters; {prompt_limits.MAX_REGEX} of a custom tool",
             "grammar in Lark or EBNF": f"{grammars.MAX_LARK:,} characters, {grammars.MAX_TOGETHER} terminals "
@@ -225,9 +223,9 @@ def _server() -> Mapping[str, Rows]:
             "on a GPU or for each vLLM server",
             "that wait for the engine": default("max_waiting"),
             "background responses that wait in the database": default("max_queued"),
-            "pictures in prompts of unfinished ones": f"{size(limits.MAX_IMAGE_BYTES)} as PNG",
+            "pictures in prompts of unfinished ones": f"{size(shared_limit.MAX_IMAGE_BYTES)} as PNG",
             f"input kept for further turns; decoded {tenant_limits.DECODED_FACTOR} times that": size(
-                limits.MAX_INPUT_BYTES
+                shared_limit.MAX_INPUT_BYTES
             ),
             "stored bytes": f"the disk, less {flag('disk_reserve')} of an embedded database",
         },

@@ -181,21 +181,23 @@ def insert(
     first_events: Sequence[Event],
     replica: UUID | None,
 ) -> bool:
-    if new.previous_id is not None and get(at, new.tenant, new.previous_id) is None:
+    if new.previous_id is not None and get(at, new.facts.tenant, new.previous_id) is None:
         return False
     if replica is None:
         _insert(at, new, status="queued", attempt=0)
     else:
         _insert(at, new, status="in_progress", replica_id=replica, attempt=1)
-    insert_items_of(at, 0, [(new.tenant, new.id, input_items)])
-    rows = log_append.encode_rows(new.tenant, new.id, 0 if replica is None else 1, first_events, ())
+    insert_items_of(at, 0, [(new.facts.tenant, new.facts.id, input_items)])
+    rows = log_append.encode_rows(
+        new.facts.tenant, new.facts.id, 0 if replica is None else 1, first_events, ()
+    )
     log_append.append(at, rows)  # type: ignore[arg-type]  # that of `memory_log`
     return True
 
 
 def insert_and_commit(database: MemoryDatabase, new: NewResponse, *content: Any) -> bool:
     def work(at: Memory) -> bool:
-        if new.id in at.rows:
+        if new.facts.id in at.rows:
             raise AlreadyThere("insert", None, ValueError("the row is there"))
         return insert(at, new, *content)
 
@@ -205,10 +207,11 @@ def insert_and_commit(database: MemoryDatabase, new: NewResponse, *content: Any)
 def _insert(at: Memory, new: NewResponse, **more: Any) -> None:
     fields: dict[str, Any] = dict.fromkeys(StoredResponse.__dataclass_fields__)
     known = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__ if name in fields}
+    known |= new.facts.facts()
     stored = StoredResponse(**{**fields, "deaths": 0, **known, **more})
     at.uses("responses")
-    at.must(new.id not in at.rows, "a response is accepted twice")
-    at.put(at.rows, new.id, Row(stored))
+    at.must(new.facts.id not in at.rows, "a response is accepted twice")
+    at.put(at.rows, new.facts.id, Row(stored))
 
 
 def insert_items_of(at: Memory, side: int, of: Iterable[tuple[str, UUID, Sequence[NewItem]]]) -> None:
@@ -279,8 +282,8 @@ def get_owner(at: Memory, tenant: str, response_id: UUID) -> Owner | None:
 def record_usage(at: Memory, entries: Sequence[tuple[Usage, Ending]]) -> None:
     at.uses("usage")
     for usage, ending in entries:
-        at.must(usage.response_id not in at.metered, "metered twice")
-        at.put(at.metered, usage.response_id, ending)
+        at.must(usage.facts.id not in at.metered, "metered twice")
+        at.put(at.metered, usage.facts.id, ending)
 
 
 def is_metered(at: Memory, tenant: str, response_id: UUID) -> bool:

@@ -12,6 +12,7 @@ from server.delivery import follower
 from server.delivery.hub import Abandonment, Hub
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
+from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
 from server.recording.messages import ReleaseRuns, RunUpdate
 from server.recording.recorder import Recorder
@@ -21,7 +22,6 @@ from server.store import log_read
 from server.store.cluster.leases import Fenced
 from server.store.database import Database
 from server.store.disk_space import Disk
-from server.tool_loop import ToolLoop
 from tests.support.builders import SpelledFormat
 from tests.support.memory import MemoryDatabase
 from tests.support.memory_store import register_replica
@@ -76,7 +76,7 @@ class Replica:
             CONFIG,
             tool_loop=tool_loop,
             on_queued=lambda: None,
-            unread=unread,
+            abandonment=unread,
         )
         self.on_cancel = tool_loop.cancel
         clock = lambda: world.memory.seconds  # noqa: E731
@@ -141,7 +141,7 @@ class Replica:
     def drain(self) -> None:
         """What `serve` does at SIGTERM, but for the waiting."""
         self.draining = True
-        self.admission.close()
+        self.admission.gate.close()
         background = [run.facts.id for run in self.recorder.active_runs() if run.facts.echo.background]
         self.recorder.deliver([ReleaseRuns()])
         for response in background:

@@ -120,7 +120,7 @@ class World:
 
         def ask() -> None:
             with suppress(ApiError):
-                admitted = replica.admission.admit(CALLER, request, repeatable)
+                (admitted,) = replica.admission.admit(CALLER, [request], repeatable)
                 self.keyed.setdefault(key or str(admitted.id), set()).add(admitted.id)
                 self.join(replica, admitted.id, admitted.channel, stored, admitted.begun)
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from server.protocol.ids import new_uuid
+from server.protocol.input_images import content_of
 from server.protocol.responses.items import ContentPart, InputImage, InputText, Message
 from server.store.content import deletion, images, responses, storage_usage, stored_items
 from server.store.content.item_rows import NewItem, stored_item
@@ -25,7 +26,7 @@ def url_of(data: bytes, media_type: str = "image/png") -> str:
 
 
 def content(data: bytes) -> str:
-    return images.content_of(digest_of(data))
+    return content_of(digest_of(data))
 
 
 def picture_item(response: UUID, index: int, *pictures: bytes) -> NewItem:

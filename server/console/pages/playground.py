@@ -51,7 +51,7 @@ def send(console: ConsoleRequest) -> Answer:
         body = msgspec.json.encode(request_body(console.form))
         wanted = decode(body, CreateResponse, endpoint="responses")
         input_images.SOURCE.set(services.model.image_source(caller.tenant))
-        accepted = services.admission.admit(caller, wanted)
+        (accepted,) = services.admission.admit(caller, [wanted])
     except (ApiError, DecodeFailure) as error:
         previous = console.form.get("previous_response_id", "")
         refusal = to_api_error(error)

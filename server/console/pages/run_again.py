@@ -72,7 +72,8 @@ def _admit(console: ConsoleRequest, tenant: str, body: bytes) -> Any:
     caller = services.database.read(lambda connection: _caller_for(connection, console.caller, tenant))
     input_images.SOURCE.set(services.model.image_source(tenant))
     wanted = decode(body, CreateResponse, endpoint="responses")
-    return services.admission.admit(caller, wanted).id
+    (accepted,) = services.admission.admit(caller, [wanted])
+    return accepted.id
 
 
 def _caller_for(connection: Connection, caller: Caller, tenant: str) -> Caller:

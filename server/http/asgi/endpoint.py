@@ -31,7 +31,7 @@ from server.http.asgi.request_body import (
 from server.http.asgi.request_log import begin_request
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 
 C = TypeVar("C")
 T = TypeVar("T")

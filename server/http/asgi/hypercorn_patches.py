@@ -18,7 +18,7 @@ from wsproto.frame_protocol import CloseReason
 from server.errors import Overloaded, TooManyRequests
 from server.http.asgi.body_writer import BODY_WRITER, BodyWriter
 from server.http.asgi.client_connections import CLIENT
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 
 TRANSPORT = "transport"
 """The key of a connection's transport in its state."""

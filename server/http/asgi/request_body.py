@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import BodyTooLarge, BodyTooSlow, ClientGone, InvalidRequest, UnsupportedEncoding
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 
 _DRAIN_FACTOR = 8
 """A body over the limit is read and dropped up to this multiple of the limit: many clients read the

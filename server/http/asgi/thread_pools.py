@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.types import Scope
 
 from server.errors import Overloaded, TooManyRequests
-from server.fair_slots import FairSlots, NoSlot
+from server.limits.fair_slots import FairSlots, NoSlot
 from server.protocol import input_files
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from server.http.asgi.open_connections import KeyEnded
 from server.http.asgi.request_log import MessageLog, begin_request
 from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 from server.protocol.responses.request import CreateMessage
 
 T = TypeVar("T")

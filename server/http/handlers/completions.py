@@ -45,7 +45,7 @@ def create_chat(services: Services, caller: Caller, request: Request, body: byte
         chat.validate_chat_request(wanted)
         messages = read_messages(wanted.messages)
         choices = [chat.as_response_request(wanted, choice) for choice in range(wanted.n or 1)]
-        accepted = services.admission.admit_all(caller, choices, idempotency_key(request, body), messages)
+        accepted = services.admission.admit(caller, choices, idempotency_key(request, body), messages)
     shape = replace(
         chat.format_of(choices[0], accepted[0].id, messages),
         include_usage=includes_usage(wanted),
@@ -65,7 +65,7 @@ def create_text(services: Services, caller: Caller, request: Request, body: byte
         legacy.validate_legacy_request(wanted)
         prompts = legacy.read_prompts(wanted, services.model, caller.tenant)
         choices = legacy.as_response_requests(wanted, prompts)
-        accepted = services.admission.admit_all(
+        accepted = services.admission.admit(
             caller, choices, idempotency_key(request, body), [], generate=wanted.max_tokens != 0
         )
     shape = legacy.format_of(wanted, prompts, accepted[0].id)

@@ -6,8 +6,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from server.admission import conversations
-from server.admission.stored_input import unknown_conversation
 from server.caller import Caller
 from server.delivery.stored_responses import bad_cursor
 from server.http import query_and_headers
@@ -22,6 +20,8 @@ from server.protocol.conversations import (
 )
 from server.protocol.decode import decode
 from server.protocol.list_pages import make_page
+from server.request_input import conversations
+from server.request_input.stored_input import unknown_conversation
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:

@@ -13,7 +13,6 @@ from starlette.responses import Response as HttpResponse
 from server.admission.accept import AcceptedResponse
 from server.admission.compact import read_summary, start_compaction
 from server.admission.prepare_runs import IdempotencyKey
-from server.admission.token_count import count_input
 from server.caller import Caller
 from server.crashpoints import crashpoint
 from server.delivery.frames import FramePage, OpenResponsesNames
@@ -68,7 +67,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     apply_body_request_id(request, wanted.request_id)
     _event_names(services, request)  # which refuses before there is a response
     with naming_own_fields(wanted):
-        admitted = services.admission.admit(caller, wanted, idempotency_key(request, body))
+        (admitted,) = services.admission.admit(caller, [wanted], idempotency_key(request, body))
     if wanted.tools and (ignored := ignored_types(services.tool_loop.servers, caller, wanted.tools)):
         named = ", ".join(kind for kind in ignored if kind.isascii() and kind.isidentifier())
         request.state.answer_headers = {IGNORED_TOOLS: named[:MAX_IGNORED_TOOLS]}
@@ -181,14 +180,7 @@ def count_input_tokens(services: Services, caller: Caller, request: Request, bod
             model=services.model.name if asked.model is None else asked.model,
             input=[] if asked.input is None else asked.input,
         )
-        tokens = count_input(
-            services.database,
-            services.model,
-            services.tool_loop.servers,
-            caller,
-            wanted,
-            services.admission.history,
-        )
+        tokens = services.admission.preparation.count_tokens(caller, wanted)
     return json_response(request, InputTokens(tokens))
 
 
@@ -236,7 +228,7 @@ def compact(services: Services, caller: Caller, request: Request, body: bytes) -
     )
     if compacting.summary.is_short:
         return json_response(request, compacting.finish(None))
-    admitted = services.admission.admit(caller, compacting.summary.make_request()[0])
+    (admitted,) = services.admission.admit(caller, [compacting.summary.make_request()[0]])
     return FinalResponse(
         admitted.channel,
         fallback=_raise_lost,

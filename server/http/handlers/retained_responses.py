@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.errors import Overloaded, TooManyRequests
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 from server.protocol.responses.items import Item
 
 MAX_RETAINED_RESPONSES = 16

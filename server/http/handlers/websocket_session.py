@@ -7,7 +7,6 @@ later message can name it as `previous_response_id`.
 import msgspec
 from starlette.websockets import WebSocket
 
-from server.admission.tenant_limits import DECODED_FACTOR
 from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
 from server.errors import BodyTooLarge, InvalidRequest, NotReady, TooManyRequests
@@ -19,7 +18,8 @@ from server.http.handlers.retained_responses import RetainedResponses
 from server.http.json_responses import log_refusal, to_api_error
 from server.http.query_and_headers import apply_body_request_id
 from server.http.services import Services
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
+from server.limits.tenant_limits import DECODED_FACTOR
 from server.logs.context import current_origin
 from server.protocol import input_images
 from server.protocol.decode import decode, decode_as
@@ -114,9 +114,9 @@ class SocketSession:
         if retained:
             _check_continued(message, message_bytes, services.config.max_body_bytes)
         with naming_own_fields(message):
-            admitted = services.admission.admit(
+            (admitted,) = services.admission.admit(
                 caller,
-                message,
+                [message],
                 prior_items=retained.items if retained else None,
                 generate=message.generate is not False,
             )

@@ -277,6 +277,8 @@ _DELTA_TYPE_BYTES = {kind: name.encode() for kind, name in _DELTA_TYPES.items()}
 _decode_with_logprobs = msgspec.json.Decoder(tuple[str, list[Logprob]]).decode
 _TYPE_START = len('{"type":"')
 _encode = msgspec.json.Encoder().encode
+decode_added = msgspec.json.Decoder(OutputItemAdded).decode
+decode_done = msgspec.json.Decoder(OutputItemDone).decode
 
 
 def whole_event(event: WholeEvent) -> Event:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.error_object import ErrorDetail
+from server.protocol.error_object import DecodeFailure, ErrorDetail, missing_parameter
 from server.protocol.ids import MAX_REQUEST_ID
 
 
@@ -61,11 +61,27 @@ INCLUDABLE = (
 Kind = Literal["response", "chat", "completion"]
 """The API of a request: Responses, Chat Completions or the legacy completions."""
 MAX_END_USER = 512
+MAX_FORMAT_NAME = 64
+_FORMAT_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+COMPACTION_TRIGGER = "compaction_trigger"
+"""The type in `context_management` that records a trigger in the input."""
 
 
 def end_user(user: str | None, safety_identifier: str | None) -> str | None:
     """The end user that a request names: `user`, else `safety_identifier`; Postgres text, so without NULs."""
     return (user or safety_identifier or "").replace("\0", "")[:MAX_END_USER] or None
+
+
+def check_format_name(name: str | None, param: str) -> None:
+    """Raises DecodeFailure unless OpenAI's API accepts it as a JSON schema's name."""
+    if name is None:
+        raise missing_parameter(param)
+    if not 1 <= len(name) <= MAX_FORMAT_NAME or not _FORMAT_NAME.issuperset(name):
+        raise DecodeFailure(
+            f"The name of a format has 1 to {MAX_FORMAT_NAME} of the characters a-z, A-Z, 0-9, _ and -.",
+            param,
+            "invalid_value",
+        )
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):

@@ -18,6 +18,10 @@ from server.protocol.responses.request import MAX_TOOLS
 
 log = logging.getLogger("holdfast.wire")
 
+URLS_KEY = "holdfast/urls"
+"""The entry of a browser result's `_meta` with the URL of its page, or the URLs that its search found."""
+MAX_URLS = 50
+
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$(?!\n)")]
 
 

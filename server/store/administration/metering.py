@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from sqlalchemy import Connection, select, text
 
-from server.protocol.responses.request import Kind
+from server.protocol.responses.facts import FACTS, ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store import arrays
 from server.store.administration import budgets, spend, usage_days
@@ -20,16 +19,8 @@ from server.store.administration.prices import COST
 class Usage:
     """What the ledger keeps of a response beside its end; no content."""
 
-    tenant: str
-    response_id: UUID
-    key_id: str | None
-    model: str
+    facts: ResponseFacts
     stored: bool
-    started_at: datetime
-    request_id: str | None = None
-    end_user: str | None = None
-    kind: Kind = "response"
-    background: bool = False
     attempt: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -53,7 +44,11 @@ def record_usage(connection: Connection, entries: Sequence[tuple[Usage, Ending]]
         {
             **_NO_USAGE,
             **{name: getattr(ending, name) for name in _OF_ENDING},
-            **asdict(usage),
+            **{name: getattr(usage.facts, name) for name in _OF_FACTS},
+            "response_id": usage.facts.id,
+            "started_at": usage.facts.created_at,
+            "stored": usage.stored,
+            "attempt": usage.attempt,
             "metadata": tags_of(usage.metadata),
         }
         for usage, ending in entries
@@ -63,6 +58,7 @@ def record_usage(connection: Connection, entries: Sequence[tuple[Usage, Ending]]
 
 _NO_USAGE = dict.fromkeys(column.name for column in usage_ledger.c if column.name != "cost")
 _USAGE_TYPES = {name: arrays.type_name(usage_ledger.c[name]) for name in _NO_USAGE}
+_OF_FACTS = [name for name in FACTS if name in _NO_USAGE]
 _OF_ENDING = [name for name in Ending.__dataclass_fields__ if name in _NO_USAGE]
 _VALUES = ", ".join(arrays.value("e", name, kind) for name, kind in _USAGE_TYPES.items())
 _METER = text(

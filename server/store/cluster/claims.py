@@ -264,19 +264,7 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
         except OwnershipLost:
             return False
         if not metering.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
-            usage = metering.Usage(
-                tenant=tenant,
-                response_id=id_,
-                key_id=claimed.key_id,
-                model=claimed.model,
-                stored=True,
-                started_at=claimed.created_at,
-                request_id=claimed.request_id,
-                end_user=claimed.end_user,
-                kind=claimed.kind or "response",
-                background=claimed.background,
-                attempt=claimed.attempt,
-            )
+            usage = metering.Usage(facts=claimed, stored=True, attempt=claimed.attempt)
             metering.record_usage(connection, [(usage, ending)])
         _try_compact(connection, tenant, id_)
         if finished.deleted:

@@ -7,7 +7,7 @@ item's transaction, which locks the picture's row: `image_removal` cannot remove
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -15,11 +15,8 @@ from sqlalchemy import Connection, text
 from server.store.content.storage_usage import IMAGE_BYTES, count_added
 from server.store.timeout_connection import psycopg_connection
 
-CONTENT_PREFIX: Final = "sha256:"
-"""With the digest in hex: the `content` of a stored picture."""
 MAX_STATEMENT_BYTES = 16 * 1024 * 1024
 """Bytes of pictures that one statement sends, unless one picture has more: statements have a timeout."""
-_DIGEST_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +47,6 @@ class ImageUse(NamedTuple):
 
 class ImageRemoved(Exception):
     """The picture of an item that was read from the store has been removed since."""
-
-
-def content_of(digest: bytes) -> str:
-    """The `content` of an item's picture."""
-    return CONTENT_PREFIX + digest.hex()
-
-
-def parse_content(content: object) -> bytes | None:
-    """The digest in a stored picture's `content`; None if it is no such."""
-    if not isinstance(content, str) or len(content) != len(CONTENT_PREFIX) + _DIGEST_CHARACTERS:
-        return None
-    prefix, digest = content[: len(CONTENT_PREFIX)], content[len(CONTENT_PREFIX) :]
-    if prefix != CONTENT_PREFIX or not set(digest) <= set("0123456789abcdef"):
-        return None
-    return bytes.fromhex(digest)
 
 
 _LOCK = text(

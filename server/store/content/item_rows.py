@@ -13,10 +13,11 @@ from string import ascii_lowercase, digits
 import msgspec
 from msgspec import UNSET
 
+from server.protocol.input_images import content_of, parse_content
 from server.protocol.responses.item_images import with_images
 from server.protocol.responses.items import InputImage, Item, Message, OtherItem, encode_item, item_type
 from server.store import arrays
-from server.store.content.images import NewImage, content_of, parse_content
+from server.store.content.images import NewImage
 
 MIN_SHORTENED_BYTES = 4096
 """Smaller items have no copy without image data."""

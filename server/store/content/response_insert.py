@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
 from server.protocol.responses.events import Event
-from server.protocol.responses.request import Kind
+from server.protocol.responses.facts import FACTS, ResponseFacts
 from server.store import arrays
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
 from server.store.content.readable import READABLE
@@ -20,32 +20,22 @@ from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewResponse:
-    """A response to insert."""
+    """A response to insert: a row of facts and of these columns."""
 
-    tenant: str
-    id: UUID
+    facts: ResponseFacts
     previous_id: UUID | None
     conversation_id: UUID | None = None
     stream: bool
-    background: bool
-    model: str
     priority: int
     seed: int
     prompt_hash: bytes
-    key_id: str | None
     request: str
     asked: str
     metadata: str
     choice: int | None = None
     """The index in the chat completion of which it is a choice."""
-    end_user: str | None = None
-    kind: Kind = "response"
-    request_id: str | None = None
-    trace_parent: str | None = None
-    user_agent: str | None = None
     weights: str | None = None
     """The digest of the weights that generate it; of a queued one, those of the replica that accepts it."""
-    created_at: datetime
     lifetime: timedelta | None
     """Time until it expires; None without expiry."""
 
@@ -85,15 +75,18 @@ def insert_and_commit(
 def _parameters(
     new: NewResponse, input_items: Sequence[NewItem], first_events: Sequence[Event], replica: UUID | None
 ) -> dict[str, object]:
-    parameters = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__}
+    parameters = new.facts.facts() | {name: getattr(new, name) for name in _OWN_FIELDS}
     size = ROW_BYTES + len(new.request.encode()) + len(new.asked.encode()) + len(new.metadata.encode())
     parameters |= {"size": size, "replica_id": replica}
     parameters |= item_columns(input_items)
-    parameters |= log_columns(encode_rows(new.tenant, new.id, 0 if replica is None else 1, first_events, ()))
+    parameters |= log_columns(
+        encode_rows(new.facts.tenant, new.facts.id, 0 if replica is None else 1, first_events, ())
+    )
     return parameters
 
 
-_NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "lifetime"]
+_OWN_FIELDS = [name for name in NewResponse.__dataclass_fields__ if name != "facts"]
+_NEW_COLUMNS = [*FACTS, *(name for name in _OWN_FIELDS if name != "lifetime")]
 
 
 def _insert_statement(follows: bool, more: Mapping[str, str]) -> TextClause:

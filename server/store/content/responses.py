@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, bindparam, select, text
 
 from server.logs.context import ResponseFields, response_fields
-from server.protocol.responses.request import Kind
+from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, Status, columns_of
 from server.store import arrays
 from server.store.content.readable import READABLE
@@ -26,27 +26,21 @@ class ResponseKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredResponse:
+class StoredResponse(ResponseFacts):
     """A response's row."""
 
-    tenant: str
-    id: UUID
     previous_id: UUID | None
     conversation_id: UUID | None
     status: Status
-    background: bool
-    model: str
     priority: int
     replica_id: UUID | None
     attempt: int
     deaths: int
     seed: int
     prompt_hash: bytes | None
-    key_id: str | None
     cancel_requested_at: datetime | None
     cancel_reason: CancelReason | None = None
     """Why it is to be cancelled, or was."""
-    created_at: datetime
     first_token_at: datetime | None
     finished_at: datetime | None
     input_tokens: int | None
@@ -60,15 +54,8 @@ class StoredResponse:
     request: str
     asked: str | None
     choice: int | None
-    end_user: str | None = None
-    kind: Kind | None = None
-    """None in rows of releases without the column."""
-    request_id: str | None = None
-    trace_parent: str | None = None
-    user_agent: str | None = None
     weights: str | None = None
-    """The digest of the weights that generate it. None in rows of releases without the column, and if the
-    engine does not know it."""
+    """The digest of the weights that generate it; None if the engine does not know it."""
 
     @property
     def log_fields(self) -> ResponseFields:

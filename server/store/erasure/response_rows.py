@@ -10,6 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store.administration.metering import Usage, record_usage
 from server.store.content.image_removal import MARK_USES
@@ -83,7 +84,7 @@ _ANONYMISE = text(f"update usage_ledger l set {MAKE_ANONYMOUS} where {_THEIRS}")
 _FORGET_USE = text(f"delete from usage_ledger where {_THEIRS}")  # noqa: S608
 _LOCK_ABANDONED = text(
     f"""
-    select r.id, {OF_USER} as own, r.key_id, r.model, r.created_at, coalesce((
+    select r.id, {OF_USER} as own, r.key_id, r.model, r.background, r.created_at, coalesce((
         select sum(octet_length(token_ids)) / 4 from response_events_hot e
         where e.tenant = r.tenant and e.response_id = r.id), 0)::integer as tokens
     from responses r
@@ -160,15 +161,15 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
             reasoning_tokens=0,
             cancel_reason="erased",
         )
-        of_row = Usage(
+        facts = ResponseFacts(
             tenant=subject.tenant,
-            response_id=row.id,
+            id=row.id,
             key_id=row.key_id,
             model=row.model,
-            stored=True,
-            started_at=row.created_at,
+            background=row.background,
+            created_at=row.created_at,
         )
-        usage.append((of_row, ending))
+        usage.append((Usage(facts=facts, stored=True), ending))
     if usage:
         record_usage(connection, usage)
     own = [row.id for row in found if row.own or subject.user is None]

@@ -10,8 +10,8 @@ import httpx
 import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, which is no exchange's
 import pytest
 
+from server.generation.hosted_tools import McpCredentials, ToolResult
 from server.hosted_tools.mcp_client import McpServers
-from server.hosted_tools.offered_tools import McpCredentials, ToolResult
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_lists import ToolList, usable_tools
 from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, allow_host_of, read_allowed

@@ -16,13 +16,13 @@ from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
+from server.hosted_tools.tool_loop import ToolLoop
 from server.model_formats.interface import Conversation, ModelFormat, OutputParser, Prompt, ReasoningMarks
 from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import is_terminal, render
 from server.recovery.claimer import Claimer
 from server.store import log_append
-from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import Bench, recording
 from tests.support.builders import (
     LATER,
@@ -119,7 +119,6 @@ class Taking:
         facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
         parser = self.model_format.parser(self.model_format.write(Conversation(items=[])))
         run = Run(facts, DecodingSpec(parser, stop_strings=[stop] if stop else []))
-        run.accept()
         if stop is not None:
             with database.begin() as connection:
                 connection.exec_driver_sql(

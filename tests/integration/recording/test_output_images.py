@@ -4,10 +4,10 @@ import pytest
 
 from server.generation.run import Run
 from server.maintenance.retention import remove_images
+from server.protocol.input_images import content_of
 from server.protocol.responses.items import InputImage, Item, Message
 from server.recording import persist
 from server.store.content import deletion, images, stored_items
-from server.store.content.images import content_of
 from server.store.content.item_rows import NewItem, stored_item
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.support.builders import TENANT, say

@@ -2,19 +2,19 @@
 
 import pytest
 
+from server.generation.hosted_tools import HostedTools, ToolResult
 from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers
-from server.hosted_tools.offered_tools import HostedTools, ToolResult
+from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.engine_request import ResolvedRequest
 from server.prompting.turns import TurnBuilder
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
 from server.recording.messages import ToolCallFinished
 from server.store.database import Database
-from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import finished, recording, tokens
 from tests.support.builders import TENANT, insert_response, make_facts, say
-from tests.unit.server.hosted_tools.test_offered_tools import CITY, call, reading
+from tests.unit.server.generation.test_hosted_tools import CITY, call, reading
 
 
 class NoEngine:

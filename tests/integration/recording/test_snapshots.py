@@ -7,12 +7,13 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, text
 
-from server.admission import compact, resolve_input, token_count
+from server.admission import compact
 from server.admission.prepare_runs import ParsedCreate, RunPreparation
-from server.admission.tenant_limits import HistoryReads, QueueLimits
 from server.caller import Caller
 from server.errors import NotFound
+from server.limits.tenant_limits import HistoryReads, QueueLimits
 from server.protocol.responses.request import CreateResponse
+from server.request_input import resolve_input
 from server.store.database import Database
 from tests.support.server_process import MODEL
 
@@ -26,9 +27,8 @@ def admitted(database: Database) -> None:
 
 
 def counted(database: Database) -> None:
-    token_count.count_input(
-        database, SERVED, cast("Any", None), Caller("default", None), REQUEST, HistoryReads()
-    )
+    preparation = RunPreparation(SERVED, database, cast("Any", None), HistoryReads(), QueueLimits(1, None))
+    preparation.count_tokens(Caller("default", None), REQUEST)
 
 
 def compacted(database: Database) -> None:

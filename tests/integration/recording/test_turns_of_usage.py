@@ -4,21 +4,20 @@ import msgspec
 
 from engine.request import Finished, Tokens, Usage
 from server.delivery.stored_responses import find_response, list_responses
+from server.generation.hosted_tools import HostedTools, ToolResult
 from server.generation.run import Run
-from server.hosted_tools.offered_tools import HostedTools, ToolResult
 from server.model_formats.interface import TextDelta
 from server.recording.messages import StartTurn, ToolCallFinished
 from server.store.content.response_pages import Filters
 from tests.integration.recording.recorded import Bench
 from tests.support.builders import TENANT
-from tests.unit.server.hosted_tools.test_offered_tools import CITY, call, reading
+from tests.unit.server.generation.test_hosted_tools import CITY, call, reading
 
 
 def called_and_answered(bench: Bench) -> Run:
     """A run that has ended after two turns, a call of a tool between them."""
     begun = bench.accept()
     run = Run(begun.facts, reading([call()], HostedTools([CITY])))
-    run.accept()  # whose events `accept` has written
     bench.recorder.start_run(run)
     response = run.facts.id
     bench.feed(Tokens(run.engine_request_id, (0,)), Finished(run.engine_request_id, "stop", Usage(5, 2, 7)))

@@ -39,7 +39,7 @@ def server(database_url: str) -> Iterator[Server]:
 
 def ask(server: Server, *, stored: bool, caller: Caller = CALLER, key: IdempotencyKey | None = None) -> Any:
     request = CreateResponse(model="model", input="Hi", max_output_tokens=TOKENS, store=stored)
-    return server.admission.admit(caller, request, key)
+    return server.admission.admit(caller, [request], key)[0]
 
 
 def statuses(server: Server) -> list[str]:
@@ -110,7 +110,7 @@ def test_a_response_that_the_engine_cannot_take_ends_as_failed(
 
 
 @pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.parametrize("step", ["hub.open", "recorder.start_run"])
+@pytest.mark.parametrize("step", ["hub.open", "recorder.build_run"])
 def test_a_response_that_could_not_begin_takes_no_capacity_no_tokens_and_no_key(
     server: Server, monkeypatch: pytest.MonkeyPatch, stored: bool, step: str
 ) -> None:
@@ -145,7 +145,7 @@ def test_all_choices_of_a_completion_end_when_one_cannot_be_taken(
     monkeypatch.setattr(server.engine, "submit", refuse_the_second)
     choices = [ChoiceRequest(model="model", input="Hi", choice=index) for index in range(3)]
     with pytest.raises((Broken, ApiError)):
-        server.admission.admit_all(CALLER, choices, None, ())
+        server.admission.admit(CALLER, choices, None, ())
     assert server.bench.recorder.wait_idle(30)
     assert server.bench.recorder.load == 0
     assert sorted(statuses(server)) == ["cancelled", "cancelled", "failed"]

@@ -8,6 +8,7 @@ from sqlalchemy.exc import IntegrityError
 
 from server.protocol.ids import item_id, new_uuid
 from server.protocol.responses.events import Event, Kind
+from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.items import InputText, Message, OutputText
 from server.store.administration import metering
 from server.store.content import deletion, response_insert, responses, storage_usage, stored_items
@@ -149,12 +150,15 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
             [
                 (
                     metering.Usage(
-                        tenant=TENANT,
-                        response_id=response,
-                        key_id=None,
-                        model="m",
+                        facts=ResponseFacts(
+                            tenant=TENANT,
+                            id=response,
+                            created_at=LATER,
+                            model="m",
+                            background=False,
+                            key_id=None,
+                        ),
                         stored=True,
-                        started_at=LATER,
                     ),
                     make_ending(),
                 )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
+from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store import log_append
 from server.store.administration import metering
@@ -130,12 +131,15 @@ def test_only_expired_responses_that_ended_go_and_their_metering_stays(database:
             [
                 (
                     metering.Usage(
-                        tenant=TENANT,
-                        response_id=gone,
-                        key_id=None,
-                        model="model",
+                        facts=ResponseFacts(
+                            tenant=TENANT,
+                            id=gone,
+                            created_at=LONG_AGO,
+                            model="model",
+                            background=False,
+                            key_id=None,
+                        ),
                         stored=True,
-                        started_at=LONG_AGO,
                     ),
                     ending(),
                 )

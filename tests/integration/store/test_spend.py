@@ -9,10 +9,11 @@ import pytest
 from server.administration.actor import Actor
 from server.administration.keys import create_key, rotate_key
 from server.caller import Limits, Period
+from server.limits.budgets import Budgets
 from server.maintenance import retention
 from server.protocol.ids import new_uuid
+from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
-from server.quotas.budgets import Budgets
 from server.store.administration import budgets, metering, prices, spend, stored_keys
 from server.store.administration.budgets import BudgetOwner, NewReservation, Standing
 from server.store.administration.prices import Price
@@ -20,7 +21,7 @@ from server.store.administration.stored_keys import KeyProperties
 from server.store.cluster.leases import mark_stopped, register_replica
 from server.store.database import Connection, Database
 from server.store.disk_space import Disk
-from tests.support.builders import insert_response, make_facts
+from tests.support.builders import insert_response
 
 NOW = datetime.now(UTC).replace(hour=12)
 ACTOR = Actor("user:tests")
@@ -49,12 +50,15 @@ def end(
         [
             (
                 metering.Usage(
-                    tenant="acme",
-                    response_id=response or new_uuid(),
-                    key_id=key,
-                    model=model,
+                    facts=ResponseFacts(
+                        tenant="acme",
+                        id=response or new_uuid(),
+                        created_at=at,
+                        model=model,
+                        background=False,
+                        key_id=key,
+                    ),
                     stored=False,
-                    started_at=at,
                 ),
                 ending,
             )
@@ -217,8 +221,7 @@ def test_a_further_turn_reserves_its_prompt_while_the_budget_has_room_for_it(dat
         key = create_key(connection, ACTOR, "acme", KeyProperties(limits=Limits(budget_tokens=150))).id
         response = reserve(connection, replica, key)
     budget = Budgets(database, replica)
-    facts = make_facts(tenant="acme", key_id=key, id=response)
-    assert [budget.reserve_turn(facts, 30) for _ in range(2)] == [True, False]
+    assert [budget.reserve_turn("acme", key, response, "m", 30) for _ in range(2)] == [True, False]
     with database.begin() as connection:
         assert standing(connection, "acme", key, "month").reserved_tokens == 130
-    assert budget.reserve_turn(make_facts(tenant="acme", key_id=key), 10**6)  # it was accepted without one
+    assert budget.reserve_turn("acme", key, new_uuid(), "m", 10**6)  # it was accepted without one

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from server.protocol.ids import new_uuid
+from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store.administration import metering, prices, usage_days
 from server.store.administration.prices import Price
@@ -65,15 +66,17 @@ def end(connection: Connection, chance: random.Random) -> None:
         error_code="server_error" if status == "failed" else None,
     )
     usage = metering.Usage(
-        tenant=chance.choice(["acme", "other"]),
-        response_id=new_uuid(),
-        key_id=chance.choice([None, "k1", "k2"]),
-        model=chance.choice(["m", "free"]),
+        facts=ResponseFacts(
+            tenant=chance.choice(["acme", "other"]),
+            id=new_uuid(),
+            created_at=at,
+            model=chance.choice(["m", "free"]),
+            background=chance.random() < 0.5,
+            key_id=chance.choice([None, "k1", "k2"]),
+            kind=chance.choice(["response", "chat", "completion"]),
+            end_user=chance.choice([None, "u1", "u2", "u3"]),
+        ),
         stored=chance.random() < 0.5,
-        started_at=at,
-        end_user=chance.choice([None, "u1", "u2", "u3"]),
-        kind=chance.choice(["response", "chat", "completion"]),
-        background=chance.random() < 0.5,
     )
     metering.record_usage(connection, [(usage, ending)])
 

@@ -7,12 +7,12 @@ import pytest
 
 from engine.scripted_engine import Script, ScriptedConfig, ScriptedEngine
 from server.admission.prepare_runs import NewRun, ParsedCreate, RunPreparation
-from server.admission.tenant_limits import HistoryReads, QueueLimits
 from server.caller import Caller
 from server.completions.chat import as_response_request
 from server.completions.legacy import LegacyPrompt, as_response_requests
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
+from server.limits.tenant_limits import HistoryReads, QueueLimits
 from server.model_formats.interface import Conversation, Prompt
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.completions.chat_messages import read_messages

@@ -10,9 +10,9 @@ from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.errors import Overloaded, TooManyRequests
-from server.limits import MAX_INPUT_BYTES, UnfinishedResponses
+from server.limits.rate_limits import Reservation
+from server.limits.shared_limit import MAX_INPUT_BYTES, UnfinishedResponses
 from server.protocol.ids import new_uuid
-from server.quotas.rate_limits import Reservation
 
 HALF = MAX_INPUT_BYTES // 2
 
@@ -50,7 +50,7 @@ def admission(capacity: UnfinishedResponses, database: NoDatabase) -> Admission:
         *(nothing, cast("Any", database), nothing, recorder, cast("Any", discards), nothing, Config()),
         tool_loop=cast("Any", SimpleNamespace(servers=None)),
         on_queued=nothing,
-        unread=nothing,
+        abandonment=nothing,
     )
 
 
@@ -69,7 +69,8 @@ def start(admission: Admission, tenant: str, retained_input_bytes: int, choices:
         )
         for _ in range(choices)
     ]
-    admission._start(cast("Any", new), Reservation(caller, ()))
+    with admission._reserved(cast("Any", new), Reservation(caller, ())):
+        admission._acceptance.accept(cast("Any", new))
 
 
 def running(capacity: UnfinishedResponses, tenant: str) -> UUID:

@@ -2,9 +2,10 @@ from hypothesis import given
 
 from server.delivery.frames import OpenResponsesNames, to_open_responses
 from server.generation.event_emitter import EventEmitter
+from server.generation.run_facts import first_events
 from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, event_type, frame, render, split_frame
-from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending
+from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending, make_facts
 from tests.support.event_order import deltas
 from tests.support.sse import parse
 
@@ -16,7 +17,7 @@ RENAMED = {
 
 def emitted(said: list[Delta]) -> list[Event]:
     emitter = EventEmitter(RESPONSE, CREATED, make_echo())
-    events = emitter.created() + emitter.in_progress()
+    events = first_events(make_facts())
     for delta in said:
         events += emitter.delta(delta)
     return events + emitter.end(make_ending())[0]

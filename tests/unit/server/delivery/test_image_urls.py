@@ -13,6 +13,7 @@ from server.delivery.image_urls import (
     with_image_urls,
     without_image_urls,
 )
+from server.protocol.input_images import content_of
 from server.protocol.responses.items import (
     ContentPart,
     InputImage,
@@ -23,7 +24,7 @@ from server.protocol.responses.items import (
     encode_item,
 )
 from server.store.content import images
-from server.store.content.images import StoredImage, content_of
+from server.store.content.images import StoredImage
 from server.store.content.stored_items import ItemPage
 
 WEB = "https://example.com/cat.png"

@@ -10,6 +10,7 @@ import pytest
 from starlette.requests import Request
 
 from server.admission import admit
+from server.admission.accept import AcceptedResponse, AcceptedRun
 from server.admission.admit import Admission
 from server.caller import Caller
 from server.delivery.frames import FramePage
@@ -19,6 +20,7 @@ from server.http.asgi.answers import KEEP_ALIVE_LINE, Answer
 from server.http.handlers import responses
 from server.protocol.ids import response_id
 from server.store.database_errors import DatabaseError
+from tests.support.builders import make_facts
 from tests.unit.server.http.asgi.asgi_messages import PATIENCE_S, Client, inline_to_thread, now, run
 from tests.unit.server.http.asgi.test_answers import Stream, deferred
 
@@ -127,20 +129,20 @@ def test_frames_of_who_claims_a_new_response_at_once_are_not_missed(monkeypatch:
     async def main() -> list[bytes] | None:
         loop = asyncio.get_running_loop()
         hub, response = Hub(loop), uuid4()
-        facts = SimpleNamespace(id=response, tenant=TENANT, attempt=0)
         claimed = Published(response, 2, (FRAMES[2],), None)
-
-        def accept(_new: object) -> list[Any]:
-            publish(hub, loop, claimed)  # another thread claims it as soon as it is committed
-            return [(SimpleNamespace(facts=facts), ["created", "queued"])]
-
+        accepted = [AcceptedRun(make_facts(id=response, attempt=0), ["created", "queued"])]  # type: ignore[list-item]
         monkeypatch.setattr(admit, "frames", lambda _id, _events, _attempt: tuple(FRAMES[:2]))
         admission = object.__new__(Admission)
-        vars(admission).update(_hub=hub, _accept=accept, _on_queued=lambda: None)
-        echo = SimpleNamespace(store=True, background=True)
-        caller, prepared = Caller(TENANT, None), SimpleNamespace(echo=echo)
-        new = SimpleNamespace(caller=caller, response=response, prepared=prepared)
-        (admitted,) = await asyncio.to_thread(admission._start, [cast("Any", new)], cast("Any", None))
+        vars(admission).update(_hub=hub, _on_queued=lambda: None, _on_accepted=lambda _count: None)
+        prepared = SimpleNamespace(echo=SimpleNamespace(background=True))
+        new = cast("Any", SimpleNamespace(caller=Caller(TENANT, None), response=response, prepared=prepared))
+
+        def accept() -> list[AcceptedResponse]:
+            with admission._reserved([new], cast("Any", None)) as channels:
+                publish(hub, loop, claimed)  # another thread claims it as soon as it is committed
+            return admission._begin([new], accepted, channels)
+
+        (admitted,) = await asyncio.to_thread(accept)
         await asyncio.sleep(1)
         return admitted.channel.after(2)
 

@@ -10,11 +10,21 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
 from server.generation.event_emitter import EventEmitter
+from server.generation.run_facts import first_events
 from server.model_formats.interface import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, event_type, is_terminal, render
 from server.protocol.responses.items import Message, Reasoning
 from server.protocol.responses.response import Ending, EndStatus
-from tests.support.builders import CREATED, LATER, RESPONSE, SDK_EVENT, examples, make_echo, rendered
+from tests.support.builders import (
+    CREATED,
+    LATER,
+    RESPONSE,
+    SDK_EVENT,
+    examples,
+    make_echo,
+    make_facts,
+    rendered,
+)
 from tests.support.event_order import EventOrder, deltas
 
 STATUSES: tuple[EndStatus, ...] = get_args(EndStatus)
@@ -35,7 +45,7 @@ def make_ending(status: EndStatus, **changes: Any) -> Ending:
 
 def emit(said: Sequence[Delta], status: EndStatus, **changes: Any) -> tuple[list[Event], EventEmitter]:
     emitter = EventEmitter(RESPONSE, CREATED, make_echo())
-    events = emitter.created() + emitter.in_progress()
+    events = first_events(make_facts())
     for delta in said:
         events += emitter.delta(delta)
     last, _ = emitter.end(make_ending(status, **changes))
@@ -91,7 +101,7 @@ def test_stream_that_another_emitter_ends_after_any_commit_is_in_order(
     said: list[Delta], commits: int, status: EndStatus
 ) -> None:
     first, second = EventEmitter(RESPONSE, CREATED, make_echo()), EventEmitter(RESPONSE, CREATED, make_echo())
-    before = first.created() + first.in_progress()
+    before = first_events(make_facts())
     for delta in said[:commits]:
         before += first.delta(delta)
     second.restore(before)
@@ -191,7 +201,6 @@ def test_the_final_response_says_how_it_ended() -> None:
         error_message="Why.",
     )
     emitter = EventEmitter(RESPONSE, CREATED, make_echo(metadata={"k": "v"}))
-    emitter.created()
     _, final = emitter.end(ending)
     told = msgspec.to_builtins(final)
     assert told["error"] == {"code": "server_error", "message": "Why."}

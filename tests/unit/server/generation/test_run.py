@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from engine.request import FinishReason, Usage
 from server.generation.event_log import RunLog
 from server.generation.run import Run
+from server.generation.run_facts import first_events
 from server.protocol.responses.events import Event, event_type, render
 from server.protocol.responses.items import Item, Message, Reasoning
 from tests.support.builders import (
@@ -37,7 +38,7 @@ def split(token_ids: Sequence[int], cuts: list[int]) -> list[tuple[int, ...]]:
 
 
 def play(run: Run, pieces: list[tuple[int, ...]], reason: FinishReason | None) -> list[Event]:
-    events = run.accept() + run.start()
+    events = first_events(run.facts) + run.start()
     for piece in pieces:
         events += run.tokens(piece, LATER)
     if reason is None:
@@ -80,7 +81,9 @@ def test_a_run_that_is_resumed_at_any_cut_goes_on_as_if_it_had_not_been_cut(
     expected = play(unbroken, pieces, reason)
     first = make_run()
     stored = (
-        first.accept() + first.start() + [event for piece in before for event in first.tokens(piece, LATER)]
+        first_events(first.facts)
+        + first.start()
+        + [event for piece in before for event in first.tokens(piece, LATER)]
     )
 
     second = make_run()
@@ -164,7 +167,6 @@ def test_what_the_parser_held_back_is_told_at_the_end() -> None:
 
 def test_a_run_has_no_final_response_before_its_end() -> None:
     run = make_run()
-    run.accept()
     run.tokens(say("a"), LATER)
     assert (run.ending, run.final) == (None, None)
 
@@ -180,7 +182,7 @@ def test_a_stop_string_ends_a_run_alike_wherever_it_was_cut_and_however_the_engi
     assert whole.ending is not None
     assert whole.ending.status == "completed"
     pieces = split(token_ids, cuts)
-    stored = first.accept() + first.start()
+    stored = first_events(first.facts) + first.start()
     for piece in pieces[:cut]:
         stored += first.tokens(piece, LATER)
 
@@ -199,7 +201,6 @@ def test_a_stop_string_ends_a_run_alike_wherever_it_was_cut_and_however_the_engi
 
 def test_a_run_that_a_stop_string_has_ended_is_complete_even_if_the_engine_fails_then() -> None:
     run = make_run("b")
-    run.accept()
     run.start()
     run.tokens(say("abc"), LATER)
     run.fail("server_error", "Why.", LATER)

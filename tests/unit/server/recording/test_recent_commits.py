@@ -23,7 +23,6 @@ class Clock:
 
 def new(*, store: bool = True) -> Run:
     run = make_run(id=uuid4(), echo=make_echo(store=store))
-    run.accept()
     run.start()
     return run
 

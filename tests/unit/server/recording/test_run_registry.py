@@ -11,7 +11,6 @@ from tests.support.builders import LATER, make_echo, make_run, say
 
 def new(*, background: bool = False) -> Run:
     run = make_run(id=uuid4(), echo=make_echo(background=background))
-    run.accept()
     run.start()
     return run
 
@@ -59,7 +58,6 @@ def test_a_later_run_of_the_response_does_not_extend_the_isolated_update_of_an_e
     hit, other = new(), new()
     registry, update = isolating(hit, other)
     again = make_run(id=hit.facts.id)
-    again.accept()
     (started,) = registry.apply([StartRun(again)], LATER)
     assert started is not update
     assert text(update) == "a"

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from engine.request import Usage
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run
-from server.logs.context import Origin
 from server.recording.response_traces import ResponseTraces
 from server.tracing.spans import Value
 from tests.support.builders import CREATED, RESPONSE, make_echo, make_facts
@@ -54,7 +53,7 @@ class _Tracer:
 
 def traced_run(*, background: bool = False, attempt: int = 1, parent: str | None = PARENT) -> Run:
     echo = make_echo(background=background, model="m")
-    facts = make_facts(echo=echo, attempt=attempt, origin=Origin("req_1", parent))
+    facts = make_facts(echo=echo, attempt=attempt, request_id="req_1", trace_parent=parent)
     return Run(facts, no_decoding())
 
 

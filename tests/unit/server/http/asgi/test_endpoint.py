@@ -14,7 +14,7 @@ from server.http.asgi import thread_pools as threads
 from server.http.asgi.answers import Answer
 from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
 from server.http.asgi.thread_pools import ThreadPool, ThreadShare, make_thread_pools
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
 from server.protocol.error_object import DecodeFailure
 from tests.support.server_process import PATIENCE_S
 from tests.unit.server.http.asgi.asgi_messages import Client, inline, now, run

@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from server.admission.tenant_limits import DECODED_FACTOR
 from server.errors import NotFound
 from server.http.asgi.websocket import PendingResponse
 from server.http.handlers import responses
 from server.http.handlers.websocket_session import SocketSession
-from server.limits import SharedLimit
+from server.limits.shared_limit import SharedLimit
+from server.limits.tenant_limits import DECODED_FACTOR
 from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateMessage
 from tests.support.builders import make_message
@@ -38,15 +38,15 @@ class Admission:
         self.prior: list[object] = []
         self.items: list[weakref.ref[ListOfItems]] = []
 
-    def admit(self, _caller: object, _message: object, **options: object) -> object:
+    def admit(self, _caller: object, _messages: object, **options: object) -> list[object]:
         if self.refuses:
             raise NotFound("gone")
         self.prior.append(options["prior_items"])
         items = ListOfItems([make_message(UUID(int=2), 0, "Hi")])
         self.items.append(weakref.ref(items))
-        return SimpleNamespace(
-            items=items, read_bytes=self.read_bytes, id=UUID(int=1), channel=None, begun=None
-        )
+        return [
+            SimpleNamespace(items=items, read_bytes=self.read_bytes, id=UUID(int=1), channel=None, begun=None)
+        ]
 
     @property
     def held(self) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.hosted_tools.call_items import items_for_model
+from server.generation.hosted_items import items_for_model
 from server.model_formats.harmony.tools import MAX_DEPTH, MAX_RUN, encodable, inlined_schema
 from server.model_formats.interface import Conversation, PromptError, Tool
 from server.protocol.responses.items import CodeInterpreterCall, Item

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.generation.response_builder import build_response
 from server.protocol.responses import events as wire
+from server.protocol.responses.built_response import build_response
 from server.protocol.responses.events import Event, Kind, event_type, frame, is_terminal, render
 from server.protocol.responses.items import (
     Logprob,

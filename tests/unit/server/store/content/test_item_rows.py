@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.protocol.input_images import content_of, parse_content
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCallOutput,
@@ -17,7 +18,7 @@ from server.protocol.responses.items import (
     OtherItem,
     decode_item,
 )
-from server.store.content.images import NewImage, content_of, parse_content
+from server.store.content.images import NewImage
 from server.store.content.item_rows import MAX_FIELD, OMITTED_URL, decode_image, stored_item
 
 PNG = b"\x89PNG\r\n\x1a\n" * 1000

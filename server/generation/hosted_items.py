@@ -1,0 +1,259 @@
+"""Items of hosted calls: mcp_call, code_interpreter_call, web_search_call, in the output and for the model.
+
+`started_item`, `with_arguments` and `finished_item` make output items; `items_for_model` turns stored ones
+into function calls with their outputs; `source_urls` reads the sources of a browser's result. Pure.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from server.generation.hosted_tools import CallType, ToolResult
+from server.protocol.responses import events as wire
+from server.protocol.responses.items import (
+    CodeInterpreterCall,
+    FunctionCall,
+    FunctionCallOutput,
+    HostedCall,
+    Item,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpError,
+    McpListTools,
+    OtherItem,
+    WebSearchCall,
+)
+from server.protocol.responses.settings_items import SettingsItem
+from server.protocol.responses.tools import MAX_URLS, URLS_KEY
+
+FinalStatus = Literal["completed", "failed", "incomplete"]
+ITEM_TYPES: dict[CallType, type[HostedCall]] = {
+    "mcp": McpCall,
+    "code": CodeInterpreterCall,
+    "search": WebSearchCall,
+}
+IN_PROGRESS_EVENTS: dict[
+    CallType, type[wire.McpCallInProgress | wire.CodeInProgress | wire.SearchInProgress]
+] = {
+    "mcp": wire.McpCallInProgress,
+    "code": wire.CodeInProgress,
+    "search": wire.SearchInProgress,
+}
+MAX_SOURCES = 50
+_URL_IN_TEXT = re.compile(r"https?://[^\s<>\"')\]\u3011]+")
+
+
+def started_item(form: CallType, item_id: str, response: UUID, call: McpCall) -> HostedCall:
+    """The item when it is added to the output."""
+    match form:
+        case "mcp":
+            return msgspec.structs.replace(call, id=item_id)
+        case "code":
+            return CodeInterpreterCall(item_id, "in_progress", "", f"cntr_{response.hex}")
+        case "search":
+            return WebSearchCall(item_id, "in_progress", {"type": "search", "query": ""})
+
+
+def with_arguments(item: HostedCall, call: McpCall) -> HostedCall:
+    """The item with the call's arguments."""
+    match item:
+        case McpCall():
+            return msgspec.structs.replace(item, arguments=call.arguments)
+        case CodeInterpreterCall():
+            return msgspec.structs.replace(item, code=code_of(call.arguments))
+        case WebSearchCall():
+            return msgspec.structs.replace(item, action=_action(call.name, _parse_object(call.arguments)))
+
+
+def finished_item(
+    item: HostedCall, status: FinalStatus, outcome: ToolResult, *, tells_sources: bool
+) -> HostedCall:
+    """The item after the call. The output is always in it, because the conversation continues from it."""
+    has_result = outcome.output is not None or outcome.error is not None
+    match item:
+        case McpCall():
+            return msgspec.structs.replace(item, status=status, output=outcome.output, error=outcome.error)
+        case CodeInterpreterCall():
+            outputs = [{"type": "logs", "logs": result_text(outcome)}] if has_result else None
+            return msgspec.structs.replace(item, status=status, outputs=outputs)
+        case WebSearchCall():
+            text = result_text(outcome)
+            action = item.action
+            if action["type"] != "search" and outcome.urls:
+                action = {**action, "url": outcome.urls[0]}
+            if tells_sources and action["type"] == "search":
+                urls = list(dict.fromkeys(outcome.urls or _URL_IN_TEXT.findall(text)))[:MAX_SOURCES]
+                action = {**action, "sources": [{"type": "url", "url": url} for url in urls]}
+            results = text if has_result else msgspec.UNSET
+            return msgspec.structs.replace(item, status=status, action=action, results=results)
+
+
+def end_event(
+    form: CallType, *, failed: bool
+) -> type[wire.McpCallCompleted | wire.McpCallFailed | wire.CodeCompleted | wire.SearchCompleted]:
+    """The event of a call's end. Only MCP calls have an event for failures."""
+    match form:
+        case "mcp":
+            return wire.McpCallFailed if failed else wire.McpCallCompleted
+        case "code":
+            return wire.CodeCompleted
+        case "search":
+            return wire.SearchCompleted
+
+
+def code_of(arguments: str) -> str:
+    """The `code` in a call's JSON arguments; else the arguments themselves, as gpt-oss writes them."""
+    code = _parse_object(arguments).get("code")
+    return code if isinstance(code, str) else arguments
+
+
+def _parse_object(arguments: str) -> dict[str, Any]:
+    """The arguments' values. In strings, lone surrogates are replaced, as no event can have any."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    return {
+        name: inner.encode(errors="replace").decode() if isinstance(inner, str) else inner
+        for name, inner in value.items()
+    }
+
+
+def _action(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    match name:
+        case "open":
+            return {"type": "open_page", "url": str(arguments.get("id", ""))}
+        case "find":
+            pattern = str(arguments.get("pattern", ""))
+            return {"type": "find_in_page", "pattern": pattern, "url": str(arguments.get("cursor", ""))}
+    query = str(arguments.get("query", ""))
+    return {"type": "search", "query": query, "queries": [query]}
+
+
+MAX_URL = 2048
+_SOURCE_URL = re.compile(r"https?://[^\s\x00-\x1f]+")
+
+
+def source_urls(meta: dict[str, Any] | None) -> tuple[str, ...]:
+    """The URLs in a result's `_meta`, without invalid ones."""
+    value = (meta or {}).get(URLS_KEY)
+    urls = value[:MAX_URLS] if isinstance(value, list) else []
+    return tuple(
+        url for url in urls if isinstance(url, str) and len(url) <= MAX_URL and _SOURCE_URL.fullmatch(url)
+    )
+
+
+UNFINISHED = "The call was not finished."
+
+
+UNANSWERED = "The user has not allowed this call."
+
+
+DENIED = "The user did not allow this call."
+
+
+def items_for_model(items: Sequence[Item]) -> list[Item]:
+    """The items as a model reads them: a hosted call as a function call with its output.
+
+    So is an output without a call, because chat templates write outputs after calls alone. Tools and settings
+    are no items of a prompt.
+    """
+    called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
+    answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
+    readable = [item for item in items if not isinstance(item, SettingsItem)]
+    return [converted for item in readable for converted in _as_model_items(item, called, answers)]
+
+
+def _as_model_items(
+    item: Item, called: set[str | None], answers: Mapping[str, McpApprovalResponse]
+) -> Iterator[Item]:
+    match item:
+        case McpListTools() | McpApprovalResponse():
+            return
+        case FunctionCallOutput(call_id=None, name=str(name)):
+            yield FunctionCall(item.id, "completed", item.id, name, "{}", item.namespace)
+            yield msgspec.structs.replace(item, call_id=item.id)
+        case McpApprovalRequest() if item.id in called:
+            return
+        case McpCall():
+            yield from _as_function(item, result_text(item))
+        case McpApprovalRequest():
+            yield from _as_function(item, _approval_text(answers.get(item.id)))
+        case CodeInterpreterCall():
+            yield from _as_call(
+                item.id, "python", "python", _json({"code": item.code or ""}), tool_result_of(item)
+            )
+        case WebSearchCall(results=str()):
+            name, arguments = _search_call(item.action)
+            yield from _as_call(item.id, "browser", name, _json(arguments), tool_result_of(item))
+        case WebSearchCall():
+            yield OtherItem(item.id, "completed", {"type": "web_search_call", "action": item.action})
+        case _:
+            yield item
+
+
+def _as_function(item: McpCall | McpApprovalRequest, output: str) -> Iterator[Item]:
+    return _as_call(item.id, item.server_label, item.name, item.arguments, ToolResult(output))
+
+
+def _as_call(name: str, label: str, tool: str, arguments: str, outcome: ToolResult) -> Iterator[Item]:
+    call_id = name or f"{label}:{tool}"
+    yield FunctionCall(name, "completed", call_id, tool, arguments, label)
+    yield FunctionCallOutput(name, "completed", call_id, result_text(outcome))
+
+
+def _json(arguments: Mapping[str, object]) -> str:
+    return msgspec.json.encode(arguments).decode()
+
+
+def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
+    """The browser tool's name and arguments from a web search item's action."""
+    match action:
+        case {"type": "open_page", "url": url}:
+            return "open", {"id": url}
+        case {"type": "find_in_page", "pattern": pattern}:
+            return "find", {"pattern": pattern}
+    return "search", {"query": action.get("query") or ""}
+
+
+def tool_result_of(item: HostedCall) -> ToolResult:
+    """The result of a call, from its item."""
+    match item:
+        case McpCall():
+            return ToolResult(item.output, item.error if not isinstance(item.error, str) else None)
+        case CodeInterpreterCall():
+            logs = [str(output.get("logs", "")) for output in item.outputs or []]
+            text = "\n".join(logs) if item.outputs is not None else None
+        case WebSearchCall():
+            text = item.results if isinstance(item.results, str) else None
+    if item.status == "failed":
+        return ToolResult(error=McpError("mcp_protocol_error", message=text or ""))
+    return ToolResult(text)
+
+
+def _approval_text(answer: McpApprovalResponse | None) -> str:
+    if answer is None:
+        return UNANSWERED
+    if answer.approve:
+        return UNFINISHED
+    return f"{DENIED} {answer.reason}" if answer.reason else DENIED
+
+
+def result_text(call: McpCall | ToolResult) -> str:
+    """A call's output or error as text for the model."""
+    if call.output is not None:
+        return call.output
+    if call.error is None:
+        return UNFINISHED
+    if isinstance(call.error, str):
+        return call.error
+    if call.error.content:
+        return "\n".join(str(part.get("text", "")) for part in call.error.content)
+    return call.error.message or "The call failed."

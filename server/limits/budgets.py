@@ -1,0 +1,304 @@
+"""Budgets of keys and tenants in tokens and in money, by day, month or in all, over all replicas.
+
+Before a response is accepted, its prompt and the most output that it may have are reserved; its end puts what
+it used in place of that. So however many requests come at once, a budget is not exceeded: only by prices that
+rise while a response runs.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from decimal import Decimal
+from functools import partial
+from typing import Final, Literal
+from uuid import UUID
+
+from server.caller import Caller, Limits, Period
+from server.errors import BudgetExceeded
+from server.store.administration import budgets, stored_keys
+from server.store.administration.budgets import BudgetOwner, ModelPrice, NewReservation, Standing
+from server.store.database import Connection, Database
+from server.store.database_errors import DatabaseError
+
+log = logging.getLogger("holdfast.budgets")
+
+OUTPUT_PART: Final = 16
+"""The part of what is left that a request without an output limit reserves for its output, at most."""
+OUTPUT_TOKENS: Final = 4096
+"""Reserved for its output even where they are more than that part."""
+Unit = Literal["tokens", "costs"]
+_MILLION: Final = Decimal(1_000_000)
+_MAX_UNRELEASED: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a response may use."""
+
+    response: UUID
+    model: str
+    stored: bool
+    prompt_tokens: int
+    output_tokens: int
+    """The most that it can generate."""
+    limited: bool
+    """Whether the request itself limits its output; if not, the budget may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """A budget of a key or a tenant in one unit, and how it stands."""
+
+    whose: str
+    unit: Unit
+    period: Period
+    amount: Decimal
+    spent: Decimal
+    reserved: Decimal
+    left: Decimal
+    today: date
+
+    def output_room(self, prompt_tokens: int, price: ModelPrice) -> int | None:
+        """The output tokens that fit beside a prompt, -1 if not even that fits; None for any number."""
+        of_input, of_output = Decimal(1), Decimal(1)
+        if self.unit == "costs":
+            of_input, of_output = price.input / _MILLION, price.output / _MILLION
+        rest = self.left - prompt_tokens * of_input
+        if rest < 0:
+            return -1
+        return int(rest // of_output) if of_output else None
+
+
+@dataclass(eq=False, slots=True)
+class BudgetReservation:
+    """What one request has reserved, until it is accepted."""
+
+    tenant: str
+    responses: list[UUID] = field(default_factory=list)
+
+
+class Budgets:
+    """Reads what is spent, and reserves. Any thread."""
+
+    def __init__(self, database: Database, replica: UUID) -> None:
+        self._database = database
+        self._replica = replica
+        self._unreleased: deque[tuple[str, Sequence[UUID]]] = deque(maxlen=_MAX_UNRELEASED)
+
+    def check(self, caller: Caller) -> None:
+        """Raises BudgetExceeded if nothing is left, or DatabaseError. Without a budget there is no query."""
+        owners = _owners_of(caller)
+        if owners:
+            for budget in self._database.autocommit(partial(_read, owners=owners)):
+                check_budget(budget)
+
+    @contextmanager
+    def reserving(self, caller: Caller) -> Iterator[BudgetReservation]:
+        """Surrounds the acceptance of a request; if it raises, what has no row is given back."""
+        self.release_refused()
+        reservation = BudgetReservation(caller.tenant)
+        try:
+            yield reservation
+        except BaseException:
+            self._release(reservation)
+            raise
+
+    def reserve(
+        self, caller: Caller, reservation: BudgetReservation, demands: Sequence[Demand]
+    ) -> list[int] | None:
+        """Reserves for the responses of a request, in place of what it reserved before; returns how many
+        output tokens each may have, None without a budget. Raises BudgetExceeded or DatabaseError.
+        """
+        owners = _owners_of(caller)
+        if not owners:
+            return None
+        if reservation.responses:
+            self._release(reservation)
+        reservation.responses = [demand.response for demand in demands]
+        model = demands[0].model
+
+        def book(connection: Connection) -> list[int]:
+            _lock(connection, owners)
+            price = budgets.price_now(connection, model)
+            outputs = granted_outputs(_read(connection, owners), price, demands)
+            new = [_reservation(one, output, price) for one, output in zip(demands, outputs, strict=True)]
+            budgets.reserve(connection, caller.tenant, caller.counted_as, self._replica, new)
+            return outputs
+
+        return self._database.retry(book)
+
+    def reserve_turn(
+        self, tenant: str, key_id: str | None, response: UUID, model: str, prompt_tokens: int
+    ) -> bool:
+        """Reserves the prompt of a response's further turn, whose output is reserved already; False if the
+        budget has no room for it. Raises DatabaseError.
+        """
+
+        def book(connection: Connection) -> bool:
+            held = stored_keys.limits_of(connection, tenant, key_id)
+            owners = _owners(tenant, key_id, held.counted_as, held.key, held.tenant)
+            if not owners or not budgets.has_reservation(connection, tenant, response):
+                return True
+            _lock(connection, owners)
+            price = budgets.price_now(connection, model)
+            rooms = [budget.output_room(prompt_tokens, price) for budget in _read(connection, owners)]
+            if any(room is not None and room < 0 for room in rooms):
+                return False
+            cost = prompt_tokens * price.input / _MILLION
+            more = NewReservation(response_id=response, stored=True, tokens=prompt_tokens, cost=cost)
+            budgets.reserve(connection, tenant, held.counted_as, self._replica, [more])
+            return True
+
+        return self._database.retry(book)
+
+    def _release(self, reservation: BudgetReservation) -> None:
+        if not reservation.responses:
+            return
+        self._unreleased.append((reservation.tenant, reservation.responses))
+        reservation.responses = []
+        self.release_refused()
+
+    def release_refused(self) -> None:
+        """Gives back what requests had reserved that were not accepted, as soon as the database answers."""
+        while self._unreleased:
+            try:
+                tenant, responses = self._unreleased.popleft()
+            except IndexError:  # another thread has it
+                return
+            try:
+                self._database.autocommit(partial(budgets.release, tenant=tenant, responses=responses))
+            except DatabaseError as error:
+                self._unreleased.appendleft((tenant, responses))
+                log.warning("reservations of budgets are given back later: %s", type(error).__name__)
+                return
+
+
+_Owner = tuple[str, Limits, BudgetOwner]
+"""The words for whose budgets they are, their amounts, and how they are looked up."""
+
+
+def _owners(
+    tenant: str, key_id: str | None, counted_as: str, of_key: Limits, of_tenant: Limits
+) -> list[_Owner]:
+    """Whose budgets hold for a request: its tenant's and its key's. Pure."""
+    return [
+        (whose, limits, BudgetOwner(tenant, owner, limits.budget_period))
+        for whose, owner, limits in (
+            (f"tenant {tenant}", None, of_tenant),
+            (f"API key {key_id}", counted_as, of_key),
+        )
+        if limits.has_budget
+    ]
+
+
+def _owners_of(caller: Caller) -> list[_Owner]:
+    return _owners(caller.tenant, caller.key_id, caller.counted_as, caller.limits, caller.settings.limits)
+
+
+def _lock(connection: Connection, owners: Sequence[_Owner]) -> None:
+    """Locks the tenant's budget, which is that of its keys, too, or else the key's."""
+    owner = owners[0][2]
+    budgets.lock(connection, owner.tenant, owner.key_id)
+
+
+def _read(connection: Connection, owners: Sequence[_Owner]) -> list[Budget]:
+    found = budgets.standings(connection, [owner for _, _, owner in owners])
+    return [
+        budget
+        for (whose, limits, _), standing in zip(owners, found, strict=True)
+        for budget in budgets_of(whose, limits, standing)
+    ]
+
+
+def budgets_of(whose: str, limits: Limits, standing: Standing) -> list[Budget]:
+    """The budgets in tokens and in costs, as they stand. Pure."""
+    tokens_left, cost_left = standing.tokens_left(limits), standing.cost_left(limits)
+    spent_tokens, reserved_tokens = Decimal(standing.spent_tokens), Decimal(standing.reserved_tokens)
+    units: tuple[tuple[Unit, int | Decimal | None, int | Decimal | None, Decimal, Decimal], ...] = (
+        ("tokens", limits.budget_tokens, tokens_left, spent_tokens, reserved_tokens),
+        ("costs", limits.budget_cost, cost_left, standing.spent_cost, standing.reserved_cost),
+    )
+    return [
+        Budget(
+            whose=whose,
+            unit=unit,
+            period=limits.budget_period,
+            amount=Decimal(amount),
+            spent=spent,
+            reserved=reserved,
+            left=Decimal(left),
+            today=standing.today,
+        )
+        for unit, amount, left, spent, reserved in units
+        if amount is not None and left is not None
+    ]
+
+
+def _reservation(demand: Demand, output: int, price: ModelPrice) -> NewReservation:
+    cost = (demand.prompt_tokens * price.input + output * price.output) / _MILLION
+    tokens = demand.prompt_tokens + output
+    return NewReservation(response_id=demand.response, stored=demand.stored, tokens=tokens, cost=cost)
+
+
+def granted_outputs(held: Sequence[Budget], price: ModelPrice, demands: Sequence[Demand]) -> list[int]:
+    """The output tokens that each response of a request may have. Raises BudgetExceeded. Pure.
+
+    A request's own limit is granted or refused. Without one a response may have OUTPUT_PART of what is left,
+    or OUTPUT_TOKENS if there are as many, so that one request does not reserve the whole budget.
+    """
+    prompt = sum(demand.prompt_tokens for demand in demands)
+    granted = [demand.output_tokens for demand in demands]
+    for budget in held:
+        check_budget(budget)
+        room = budget.output_room(prompt, price)
+        if room is None:
+            continue
+        most = max(room // OUTPUT_PART, min(room, OUTPUT_TOKENS)) // len(demands)
+        granted = [
+            output if demand.limited else min(output, most)
+            for demand, output in zip(demands, granted, strict=True)
+        ]
+        too_short = any(
+            output <= 0 < demand.output_tokens for demand, output in zip(demands, granted, strict=True)
+        )
+        if sum(granted) > room or too_short:
+            raise _exceeded(budget, prompt + max(sum(granted), 1))
+    return granted
+
+
+def check_budget(budget: Budget) -> None:
+    """Raises BudgetExceeded if nothing is left of the budget."""
+    if not budget.left:
+        raise _exceeded(budget)
+
+
+def _exceeded(budget: Budget, tokens: int | None = None) -> BudgetExceeded:
+    """The refusal of a request that may use so many tokens, or of any request."""
+    renewal = next_period(budget.today, budget.period)
+    when = (
+        "in all; it does not renew, so ask this server's operator"
+        if renewal is None
+        else f"a {budget.period}; it renews on {renewal.isoformat()} at 00:00 UTC"
+    )
+    message = (
+        f"You exceeded your current quota: {budget.whose} has a budget of {budget.amount:f} "
+        f"{'tokens' if budget.unit == 'tokens' else 'in costs'} {when}. "
+        f"{budget.spent:f} are spent, {budget.reserved:f} are reserved by unfinished responses."
+    )
+    if tokens is not None:
+        message += f" This request may use {tokens} tokens: ask for fewer with max_output_tokens."
+    return BudgetExceeded(message)
+
+
+def next_period(today: date, period: Period) -> date | None:
+    """The first day of the next period; None if there is none."""
+    match period:
+        case "day":
+            return today + timedelta(days=1)
+        case "month":
+            return (today.replace(day=1) + timedelta(days=32)).replace(day=1)
+        case "total":
+            return None

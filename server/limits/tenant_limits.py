@@ -1,0 +1,210 @@
+"""Limits of tenants at admission: stored bytes, waiting background responses, history that requests read.
+
+Stored bytes are checked before a response is accepted. Accepted responses still grow, and other replicas
+accept more, so a tenant may exceed its quota by running responses and by the requests of a few seconds.
+Stored content remains readable. Waiting responses are counted by the accept transaction before it adds
+its row. Concurrent transactions do not see each other's rows, so that limit may be exceeded by as many
+rows as there are threads. Sizes of history are read from the database before contents.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from server.caller import Caller
+from server.errors import OVER_THE_LIMIT, InvalidRequest, Overloaded, StorageQuotaExceeded, TooManyRequests
+from server.limits.shared_limit import SharedLimit, trim_free_memory
+from server.store.cluster import claims
+from server.store.content import storage_usage
+from server.store.content.stored_items import HistorySize
+from server.store.database import Connection, Database
+
+DEFAULT_TENANT_BYTES: Final = 100 * 1024**3
+"""Of a tenant with a key. The tenant of a server without keys has the whole disk."""
+FRESH_SECONDS: Final = 2.0
+"""How long a tenant's sum is cached."""
+_MAX_TENANTS: Final = 4096
+QUEUED: Final = "queued background responses"
+
+
+class StorageQuota:
+    """Stored bytes per tenant, read from the database at most once in `FRESH_SECONDS`. Thread-safe."""
+
+    def __init__(
+        self, database: Database, per_tenant: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`per_tenant` is the setting in bytes; None for the default."""
+        self._database = database
+        self._per_tenant = per_tenant
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read: dict[str, tuple[float, int]] = {}
+
+    def share(self, caller: Caller) -> int | None:
+        """The quota of the caller's tenant in bytes, None for no quota."""
+        own = caller.settings.max_stored_bytes
+        most = self._per_tenant if own is None else own
+        if most is not None:
+            return most
+        return DEFAULT_TENANT_BYTES if caller.key_id is not None else None
+
+    def check(self, caller: Caller) -> None:
+        """Raises StorageQuotaExceeded if this caller's tenant may store no more, or DatabaseError."""
+        share = self.share(caller)
+        if share is not None and self._stored(caller.tenant) >= share:
+            raise StorageQuotaExceeded(share)
+
+    def _stored(self, tenant: str) -> int:
+        now = self._clock()
+        with self._lock:
+            read_at, size = self._read.get(tenant, (None, 0))
+            if read_at is not None and now - read_at < FRESH_SECONDS:
+                return size
+            if read_at is not None:  # other threads use the old sum while this one reads
+                self._read[tenant] = (now, size)
+        size = self._database.autocommit(lambda connection: storage_usage.total(connection, tenant))
+        with self._lock:
+            if len(self._read) >= _MAX_TENANTS:
+                self._read.clear()
+            self._read[tenant] = (now, size)
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """At most `total` queued background responses, and `per_tenant` of one tenant."""
+
+    total: int
+    per_tenant: int | None
+
+    def share(self, caller: Caller) -> int:
+        """The caller's limit. A server without keys has one tenant, whose limit is the total."""
+        own = caller.settings.max_queued
+        most = self.per_tenant if own is None else own
+        if most is not None:
+            return min(most, self.total)
+        return self.total if caller.key_id is None else max(1, self.total // 2)
+
+    def check(self, connection: Connection, caller: Caller) -> None:
+        """Raises TooManyRequests or Overloaded if no background response may be added."""
+        share = self.share(caller)
+        if share < self.total and claims.count_waiting_of_tenant(connection, caller.tenant, share) >= share:
+            raise TooManyRequests(
+                f"You may have {share} background responses waiting at a time; try again later.",
+                limit=QUEUED,
+            )
+        if claims.count_waiting(connection, self.total) >= self.total:
+            raise Overloaded("Too many background responses are waiting; try again later.", limit=QUEUED)
+
+
+MAX_BYTES = 16 * 1024 * 1024
+"""Of the stored items that one request reads: its history and its item references, as JSON for the model."""
+MAX_ITEMS = 50_000
+MAX_IMAGE_BYTES = 32 * 1024 * 1024
+"""Of the stored pictures that one request reads."""
+MAX_TOTAL_BYTES = 128 * 1024 * 1024
+"""Of all requests in preparation in this process; decoded, up to `DECODED_FACTOR` times as much memory."""
+MAX_TENANT_BYTES = 48 * 1024 * 1024
+LARGE_READ_BYTES: Final = 1024 * 1024
+"""Size of a request's stored items from which on its memory is returned to the system afterwards."""
+_TRIMS: Final = 2
+"""Returns of free memory after a large read: at the first one its request may still be answered."""
+DECODED_FACTOR: Final = 4
+"""Bytes of memory for a byte of stored items: an emoji in a text makes each of its characters take four."""
+
+Reserve = Callable[[HistorySize], None]
+"""Called with the size of items before they are read. Raises ApiError beyond a limit."""
+
+
+class HistoryReads:
+    """Counts the bytes of history that requests in preparation have read. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._bytes = SharedLimit(
+            "bytes of history in requests", total=MAX_TOTAL_BYTES, per_tenant=MAX_TENANT_BYTES
+        )
+        self._trims_due = 0
+
+    @contextmanager
+    def for_request(self, tenant: str) -> Iterator["RequestReads"]:
+        """The counter of one request; its bytes are released when the block ends."""
+        reads = RequestReads(self._bytes, tenant)
+        try:
+            yield reads
+        finally:
+            if reads.item_bytes >= LARGE_READ_BYTES:
+                self._trims_due = _TRIMS
+            reads.start_over()
+
+    def trim_memory(self) -> None:
+        """Has the allocator return free memory to the system where large histories were read lately.
+
+        Without that their memory, freed in pieces, stays with the process. Called about once a second.
+        """
+        if self._trims_due:
+            self._trims_due -= 1
+            trim_free_memory()
+
+
+class RequestReads:
+    """The bytes of history that one request has read."""
+
+    def __init__(self, limit: SharedLimit, tenant: str) -> None:
+        self._limit = limit
+        self._tenant = tenant
+        self._count = 0
+        """Of items and pictures."""
+        self._items = 0
+
+    @property
+    def item_bytes(self) -> int:
+        """Of the items read so far, as JSON, without those of pictures."""
+        return self._items
+
+    def start_over(self) -> None:
+        """Release the bytes counted so far, before a transaction is repeated."""
+        if self._count:
+            self._limit.release(self._tenant, self._count)
+            self._count = self._items = 0
+
+    def reserve(self, size: HistorySize) -> None:
+        """Count a read. Raises InvalidRequest at the request's limit, TooManyRequests or Overloaded at the
+        limits of its tenant and of the process.
+        """
+        check_history_size(self._items + size.bytes, size.items)
+        self._acquire(size.bytes)
+        self._items += size.bytes
+
+    def reserve_images(self, size: int) -> None:
+        """Count the bytes of pictures before they are read. Raises as `reserve` does."""
+        if size > MAX_IMAGE_BYTES:
+            raise InvalidRequest(
+                f"{OVER_THE_LIMIT}: the pictures of what this request goes on from are more than the "
+                f"{MAX_IMAGE_BYTES} bytes that are read for one response: begin anew.",
+                param="input",
+                code="context_length_exceeded",
+            )
+        self._acquire(size)
+
+    def _acquire(self, size: int) -> None:
+        self._limit.acquire(self._tenant, size)
+        self._count += size
+
+
+def check_history_size(size: int, items: int = 0) -> None:
+    """Raises InvalidRequest for more bytes or items than one request may read."""
+    if size > MAX_BYTES or items > MAX_ITEMS:
+        raise InvalidRequest(
+            f"{OVER_THE_LIMIT}: what this request goes on from or refers to is more than the "
+            f"{MAX_BYTES} bytes or {MAX_ITEMS} items that are read for one response: begin anew, or compact "
+            "the conversation.",
+            param="input",
+            code="context_length_exceeded",
+        )
+
+
+def unbounded(_size: HistorySize) -> None:
+    """A `Reserve` without limits, for a response that was accepted before."""

@@ -1,0 +1,112 @@
+"""Builds the Response object of a live or stored response. Pure.
+
+`enable_response_messages` and `prompt_logprobs` repeat prompt and output as tokens or messages. They are part
+of the final response and stored in the last event of its stream only: the row has no such columns.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET
+
+from server.protocol import ids
+from server.protocol.decode import decode_as
+from server.protocol.responses.items import Item
+from server.protocol.responses.response import (
+    Echo,
+    Ending,
+    IncompleteDetails,
+    PromptLogprobs,
+    Response,
+    ResponseError,
+    Status,
+    Usage,
+    make_usage,
+)
+
+ONLY_IN_LAST_EVENT = (
+    "input_messages",
+    "output_messages",
+    "prompt_logprobs",
+    "stop_reason",
+    "cumulative_logprob",
+)
+"""Fields of a response that only its last event has."""
+
+
+def build_response(
+    response: UUID,
+    created_at: datetime,
+    echo: Echo,
+    status: Status,
+    output: Sequence[Item] | Sequence[msgspec.Raw],
+    ending: Ending | None = None,
+) -> Response:
+    """The response as clients get it. Pass `ending` for one that has ended."""
+    completed = ending is not None and ending.status == "completed"
+    return Response(
+        **msgspec.structs.asdict(echo),
+        id=ids.response_id(response),
+        created_at=int(created_at.timestamp()),
+        status=status,
+        completed_at=int(ending.finished_at.timestamp()) if ending and completed else None,
+        error=_error(ending),
+        incomplete_details=IncompleteDetails(ending.incomplete_reason)
+        if ending and ending.incomplete_reason
+        else None,
+        output=list(output),
+        usage=_usage(ending),
+        cancel_reason=(ending.cancel_reason if ending else None) or UNSET,
+    )
+
+
+def _usage(ending: Ending | None) -> Usage | None:
+    if ending is None:
+        return None
+    turns = ending.turns if len(ending.turns) > 1 else None
+    return make_usage(
+        ending.input_tokens, ending.cached_tokens, ending.output_tokens, ending.reasoning_tokens, turns
+    )
+
+
+def _error(ending: Ending | None) -> ResponseError | None:
+    if ending is None or ending.error_code is None:
+        return None
+    return ResponseError(ending.error_code, ending.error_message or "")
+
+
+class _RequestFlag(msgspec.Struct):
+    enable_response_messages: bool | None = None
+
+
+class _LastResponse(msgspec.Struct):
+    usage: Usage | None = None
+    input_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    output_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[PromptLogprobs | None] | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _LastEvent(msgspec.Struct):
+    response: _LastResponse
+
+
+def wants_token_dump(request: str | None) -> bool:
+    """Whether a stored request has `enable_response_messages`. Most are not even decoded."""
+    if request is None or '"enable_response_messages":true' not in request:
+        return False
+    return bool(decode_as(request, _RequestFlag).enable_response_messages)
+
+
+def may_have_stop_reason(request: str | None) -> bool:
+    """Whether a stored request has stop strings or tokens, so that its last event has a `stop_reason`."""
+    return request is not None and ('"stop":' in request or '"stop_token_ids":' in request)
+
+
+def restore_token_dump(response: Response, last_event: str) -> Response:
+    """An ended response with the fields that only its last event has."""
+    last = decode_as(last_event, _LastEvent).response
+    return msgspec.structs.replace(response, **msgspec.structs.asdict(last))

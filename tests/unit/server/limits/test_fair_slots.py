@@ -1,0 +1,124 @@
+"""Which waiting call gets a slot, within the limits of its tenant and its server."""
+
+import asyncio
+from collections.abc import Coroutine, Hashable
+from typing import Any
+
+import pytest
+
+from server.limits.fair_slots import FairSlots, NoSlot
+
+
+class Calls:
+    """Calls that go on until they are let go; `under_way` has those with a slot, in the order they got it."""
+
+    def __init__(self, total: int, per_tenant: int, per_server: int, per_pair: int) -> None:
+        self._slots = FairSlots(total)
+        self._limits = (per_tenant, per_server, per_pair)
+        self.under_way: list[str] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._go_on: dict[str, asyncio.Event] = {}
+
+    async def begin(self, name: str, tenant: str, server: str) -> None:
+        self._go_on[name] = asyncio.Event()
+        self._tasks[name] = asyncio.create_task(self._call(name, tenant, server))
+        await settle()
+
+    async def _call(self, name: str, tenant: str, server: str) -> None:
+        per_tenant, per_server, per_pair = self._limits
+        limits: dict[Hashable, int] = {server: per_server, (tenant, server): per_pair}
+        async with self._slots.slot(tenant, per_tenant, 60, limits):
+            self.under_way.append(name)
+            await self._go_on[name].wait()
+        self.under_way.remove(name)
+
+    async def end(self, name: str) -> None:
+        self._go_on[name].set()
+        await settle()
+
+    async def cancel(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await settle()
+
+    async def end_all(self) -> None:
+        for event in self._go_on.values():
+            event.set()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+def test_a_server_that_never_answers_has_its_share_and_others_are_called() -> None:
+    async def scene() -> None:
+        calls = Calls(total=8, per_tenant=8, per_server=3, per_pair=3)
+        for number in range(6):
+            await calls.begin(f"hang{number}", "alice", "silent")
+        await calls.begin("good", "alice", "good")
+        assert calls.under_way == ["hang0", "hang1", "hang2", "good"]
+        await calls.end_all()
+
+    run(scene())
+
+
+def test_a_tenant_has_its_share_of_a_server_and_of_all() -> None:
+    async def scene() -> None:
+        calls = Calls(total=8, per_tenant=3, per_server=4, per_pair=2)
+        for number in range(4):
+            await calls.begin(f"same{number}", "mallory", "city")
+        await calls.begin("other1", "mallory", "town")
+        await calls.begin("other2", "mallory", "village")
+        await calls.begin("alice", "alice", "city")
+        assert calls.under_way == ["same0", "same1", "other1", "alice"]
+        await calls.end_all()
+
+    run(scene())
+
+
+def test_slots_go_to_the_waiting_tenants_in_turn() -> None:
+    async def scene() -> None:
+        calls = Calls(total=1, per_tenant=1, per_server=1, per_pair=1)
+        for number in range(3):
+            await calls.begin(f"m{number}", "mallory", "city")
+        await calls.begin("a0", "alice", "city")
+        order = []
+        for _ in range(4):
+            (name,) = calls.under_way
+            order.append(name)
+            await calls.end(name)
+        assert order.index("a0") <= 2
+        await calls.end_all()
+
+    run(scene())
+
+
+def test_a_call_that_is_cancelled_leaves_its_slot_or_its_place() -> None:
+    async def scene() -> None:
+        calls = Calls(total=1, per_tenant=1, per_server=1, per_pair=1)
+        for name in ("first", "second", "third"):
+            await calls.begin(name, "alice", "city")
+        await calls.cancel("second")
+        await calls.cancel("first")
+        assert calls.under_way[-1] == "third"
+        await calls.end_all()
+
+    run(scene())
+
+
+def test_who_waits_too_long_is_told_so() -> None:
+    async def scene() -> None:
+        slots = FairSlots(1)
+        async with slots.slot("alice", 1, 60):
+            with pytest.raises(NoSlot):
+                async with slots.slot("alice", 1, 0.01):
+                    raise AssertionError
+        async with slots.slot("alice", 1, 0.01):
+            pass
+
+    run(scene())
