@@ -8,10 +8,10 @@ import logging
 from typing import Literal
 from uuid import UUID
 
-from server.generation.event_log import RunLog
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run
 from server.generation.run_facts import RunFacts
+from server.generation.run_log import RunLog
 from server.protocol.ids import response_id
 from server.recording.messages import EVENTS_LOST, SERVER_ERROR, RunUpdate
 from server.recording.persist import is_owner, is_written, read_log, write, write_earlier_rows

@@ -9,8 +9,8 @@ from datetime import timedelta
 from uuid import UUID
 
 from server.crashpoints import crashpoint
-from server.generation.event_log import RunLog
 from server.generation.run import Run
+from server.generation.run_log import RunLog
 from server.protocol.responses.response import Echo, Ending
 from server.recording.messages import RunUpdate
 from server.store import log_append, log_read

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.request import Finished, Tokens, Usage
-from server.generation.event_log import texts
+from server.generation.run_log import texts
 from server.protocol.responses.events import event_type
 from server.recording.messages import SERVER_ERROR, ReleaseRuns
 from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED
