@@ -1,7 +1,7 @@
 """The follower thread: reads committed events of responses that run elsewhere, for their readers here.
 
-It reads the logs of all watched responses in one query, again and again with pauses; that of a response with
-a new reader at once.
+It reads the logs of all watched responses in one query, again and again with pauses, the first time when a
+reader comes.
 """
 
 import logging
@@ -63,10 +63,10 @@ class Follower:
         self._database = database
         self._hub = hub
         self._runs_here = runs_here
-        self._due = monotonic()
-        """When all logs are read next."""
+        self._due = self._due_for_new_readers = monotonic()
+        """When the logs are read next, and when if a reader comes."""
         self._quiet = 0
-        """Reads of all logs in a row that have found nothing."""
+        """Reads in a row that have found nothing."""
         self._failed = False
         self.thread = SupervisedThread(
             "follower", self._turn, on_fatal=on_fatal, retry=Retry(max_pause=_MAX_RETRY_SECONDS)
@@ -82,8 +82,12 @@ class Follower:
     # --- the follower thread ---
 
     def _turn(self) -> None:
-        """Waits until all logs are due, or for a new reader, and reads those logs."""
+        """Waits until the logs are due, which a new reader hastens, and reads them."""
         if self.thread.wait(max(0.0, self._due - monotonic())):
+            return
+        if monotonic() < self._due:
+            self._due, self._quiet = min(self._due, self._due_for_new_readers), 0
+        if monotonic() < self._due:
             return
         try:
             self._read()
@@ -92,20 +96,16 @@ class Follower:
             if not self._failed:
                 log.warning("responses of other replicas stand still: %s", type(error).__name__)
             self._failed = True
-            self._due = monotonic() + _RETRY_SECONDS
+            self._due = self._due_for_new_readers = monotonic() + _RETRY_SECONDS
 
     def _read(self) -> None:
         began = monotonic()
-        everything, new = began >= self._due, self._hub.take_new_subscriptions()
-        watched = self._hub.subscriptions(None if everything else new)
-        remote = [one for one in watched if not self._runs_here(one.response_id)]
+        remote = [one for one in self._hub.subscriptions() if not self._runs_here(one.response_id)]
         has_updates = bool(remote) and self._publish_updates(remote)
-        if everything:
-            self._quiet = 0 if has_updates else self._quiet + 1
-            pause = pause_after(monotonic() - began, self._quiet)
-            self._due = monotonic() + (pause if remote else IDLE_SECONDS)
-        elif remote:
-            self._quiet, self._due = 0, min(self._due, monotonic() + MIN_POLL_SECONDS)
+        self._quiet = 0 if has_updates else self._quiet + 1
+        now = monotonic()
+        self._due = now + (pause_after(now - began, self._quiet) if remote else IDLE_SECONDS)
+        self._due_for_new_readers = now + (pause_after(now - began, 0) if remote else 0.0)
 
     def _publish_updates(self, watched: Sequence[Subscription]) -> bool:
         """Whether there were any. What Postgres cannot read of one response keeps no other one's readers."""
@@ -115,9 +115,10 @@ class Follower:
             if is_unavailable(error):
                 raise
         # The reads may have failed after the first of them were published.
-        found = False
-        for one in self._hub.subscriptions({(one.tenant, one.response_id) for one in watched}):
-            found |= self._publish_alone(one)
+        ids, found = {one.response_id for one in watched}, False
+        for one in self._hub.subscriptions():
+            if one.response_id in ids:
+                found |= self._publish_alone(one)
         return found
 
     def _publish_together(self, watched: Sequence[Subscription]) -> bool:

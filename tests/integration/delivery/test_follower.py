@@ -1,5 +1,4 @@
-from collections.abc import Iterator, Sequence
-from uuid import UUID
+from collections.abc import Iterator
 
 import msgspec
 import psycopg
@@ -16,7 +15,7 @@ from server.recording.messages import StartRun
 from server.store import log_read
 from server.store.content import deletion
 from server.store.database import Connection
-from server.store.log_read import Subscription, SubscriptionUpdate
+from server.store.log_read import SubscriptionUpdate
 from tests.integration.delivery.following import Elsewhere, elsewhere
 from tests.integration.recording.recorded import Bench, finished, recording, tokens
 from tests.support.builders import TENANT, say
@@ -54,24 +53,6 @@ def everything(bench: Bench, run: Run, position: int = 0) -> bytes:
 def speak(bench: Bench, run: Run, *words: str) -> None:
     for word in words:
         bench.feed(tokens(run, say(word)))
-
-
-def test_a_new_reader_has_only_its_own_log_read(
-    bench: Bench, other: Elsewhere, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_at: list[list[UUID]] = []
-    catch_up = log_read.read_updates
-
-    def look(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
-        looked_at.append([one.response_id for one in watched])
-        return catch_up(connection, watched)
-
-    monkeypatch.setattr(log_read, "read_updates", look)
-    runs = [bench.begin() for _ in range(5)]
-    for run in runs:
-        reading = other.stream(run.facts.id)
-        eventually(lambda reading=reading: reading.channel.next_seq == 2)  # type: ignore[misc]
-    assert looked_at == [[run.facts.id] for run in runs]
 
 
 def test_a_stream_that_runs_elsewhere_is_followed(bench: Bench, polling: Elsewhere) -> None:
