@@ -13,12 +13,12 @@ RUN useradd --create-home --uid 10002 runner
 WORKDIR /app
 COPY constraints.txt ./
 RUN pip install --no-cache-dir --constraint constraints.txt mcp hypercorn ${PACKAGES}
-COPY runner ./runner
+COPY tool_servers ./tool_servers
 
 USER runner
 EXPOSE 8100
 HEALTHCHECK CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8100/health', timeout=3)"]
-ENTRYPOINT ["python", "-m", "runner", "--host", "0.0.0.0", "--python", "/usr/local/bin/python3"]
+ENTRYPOINT ["python", "-m", "tool_servers.runner", "--host", "0.0.0.0", "--python", "/usr/local/bin/python3"]
 
 # The environments of the server's images are made in stages of their own, whose caches and tools stay behind.
 FROM ${PYTHON_IMAGE} AS environment
@@ -34,7 +34,7 @@ FROM environment AS api-packages
 
 COPY engine ./engine
 COPY server ./server
-COPY runner ./runner
+COPY tool_servers ./tool_servers
 COPY migrations ./migrations
 COPY demo/holdfast-demo ./demo/holdfast-demo
 COPY deploy/server ./deploy/server
@@ -53,7 +53,7 @@ RUN pip install --no-compile ${TORCH} ${PACKAGES} \
 COPY pyproject.toml README.md LICENSE ./
 COPY engine ./engine
 COPY server ./server
-COPY runner ./runner
+COPY tool_servers ./tool_servers
 COPY migrations ./migrations
 COPY demo/holdfast-demo ./demo/holdfast-demo
 RUN pip install --no-compile . && sh deploy/trim-packages.sh /opt/holdfast

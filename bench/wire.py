@@ -24,6 +24,7 @@ from server.configuration.shipped_files import demo_model_folder
 from server.delivery.hub import Abandonment
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import EventEmitter
+from server.generation.run_facts import FIRST_EVENTS
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
@@ -292,7 +293,7 @@ def _events() -> None:
                 for delta in (begun, CallDelta("{}"), CallEnd()):
                     for event in emitter.delta(delta):
                         frame(RESPONSE, event, 1)
-            assert emitter.numbers.next_seq == 400
+            assert emitter.numbers.next_seq == FIRST_EVENTS + 400
 
     times = take_times({"deltas": deltas, "items": items}, ROUNDS)
     for name, count in (("deltas", DELTAS), ("items", DELTAS)):

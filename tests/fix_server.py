@@ -1,8 +1,9 @@
 """Servers for tests: the real process, over real HTTP, on databases of their own.
 
-Most tests share `scripted_server`, which answers at once with made-up words and never imports torch. What
-must be slow to be seen is asked of `paced_server`. Only `demo_server` has a model. A test that stops, kills
-or configures a server starts its own with `start_server`.
+Most tests share `scripted_server`, which answers at once with made-up words and never imports torch; where
+keys are needed, `keyed_server`. What must be slow to be seen is asked of `paced_server`. Only `demo_server`
+has a model. A test that stops, kills or configures a server, or looks at all of its database, starts one of
+its own with `start_server`.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -16,6 +17,7 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.support.invariants import check, watch_statuses
 from tests.support.server_process import ServerProcess, living
+from tests.support.tenants import make_tenant_key
 
 SCRIPTED: dict[str, object] = {"engine": "scripted", "scripted_tokens": 24}
 #: Long answers at a pace at which a test can be in the middle of one; ask for fewer by `max_output_tokens`.
@@ -43,7 +45,7 @@ def demo_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator
 @pytest.fixture(scope="session")
 def demo_server(demo_database: str) -> Iterator[ServerProcess]:
     """A server with the demo model."""
-    yield from _running(demo_database, {"grace_seconds": 2, "torch_threads": 2})
+    yield from running(demo_database, {"grace_seconds": 2, "torch_threads": 2})
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +57,7 @@ def scripted_database(cluster: EmbeddedPostgres, template_database: str) -> Iter
 @pytest.fixture(scope="session")
 def scripted_server(scripted_database: str) -> Iterator[ServerProcess]:
     """A server whose answers are 24 tokens long and there at once."""
-    yield from _running(scripted_database, SCRIPTED)
+    yield from running(scripted_database, SCRIPTED)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +69,20 @@ def paced_database(cluster: EmbeddedPostgres, template_database: str) -> Iterato
 @pytest.fixture(scope="session")
 def paced_server(paced_database: str) -> Iterator[ServerProcess]:
     """A server that gives 50 tokens a second, and whose responses live half a second without a reader."""
-    yield from _running(paced_database, {"grace_seconds": 0.5, **PACED})
+    yield from running(paced_database, {"grace_seconds": 0.5, **PACED})
+
+
+@pytest.fixture(scope="session")
+def keyed_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
+    with temporary_database(cluster, "keyed", template=template_database) as name:
+        yield cluster.url_of(name)
+
+
+@pytest.fixture(scope="session")
+def keyed_server(keyed_database: str) -> Iterator[ServerProcess]:
+    """As `scripted_server`, for tests that make keys, each of tenants of its own."""
+    make_tenant_key(keyed_database, "nobody")
+    yield from running(keyed_database, SCRIPTED)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +124,8 @@ def start_server_on() -> Iterator[StartServerOn]:
         yield start
 
 
-def _running(database_url: str, settings: Mapping[str, object]) -> Iterator[ServerProcess]:
+def running(database_url: str, settings: Mapping[str, object]) -> Iterator[ServerProcess]:
+    """A server on this database, for a fixture; what must hold of stored responses holds after it."""
     server = ServerProcess(database_url, settings=settings)
     try:
         server.start()

@@ -25,7 +25,7 @@ from tests.support.server_process import MODEL, ServerProcess, environment
 WHOLE: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SERVER: dict[str, Any] = tomllib.loads((ROOT / "deploy/server/pyproject.toml").read_text(encoding="utf-8"))
 OF_THE_LOCAL_ENGINE = {"torch", "transformers", "num2words"}
-OURS = {"server", "engine", "runner", "tests"}
+OURS = {"server", "engine", "tool_servers", "tests"}
 USED_IF_INSTALLED = {"rich", "pygments", "sniffio", "_distutils_hack"}
 """What libraries import where it happens to be there, as httpx does for its command line."""
 

@@ -3,6 +3,7 @@
 import ast
 import functools
 import subprocess
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from tests.support import documents
 ROOT = documents.ROOT
 SOURCES = sorted(
     path
-    for folder in ("server", "engine", "runner", "migrations", "demo", "bench", "tests")
+    for folder in ("server", "engine", "tool_servers", "migrations", "demo", "bench", "tests")
     for path in (ROOT / folder).rglob("*.py")
 )
-OURS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("server", "engine", "runner")]
+OURS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("server", "engine", "tool_servers")]
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 60
 BANNED_NAMES = {"utils", "util", "helpers", "common", "manager", "misc", "service"}
@@ -73,6 +74,33 @@ def test_no_function_is_longer_than_60_lines() -> None:
     assert long == {}
 
 
+def _rooms() -> dict[str, list[Path]]:
+    """The files of each room: a folder of `server`, `engine` or `tool_servers` and all below, and the files
+    that lie directly in one of the three.
+    """
+    rooms: dict[str, list[Path]] = {}
+    for path in OURS:
+        rooms.setdefault("/".join(path.relative_to(ROOT).parts[:-1][:2]), []).append(path)
+    return rooms
+
+
+def test_each_room_keeps_to_its_budget_of_lines() -> None:
+    """A new bound, retry or mode replaces one: look for that first. A new capability has lines of its own."""
+    budgets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["holdfast"]["lines"]
+    rooms = _rooms()
+    assert sorted(budgets) == sorted(rooms), "pyproject.toml has a budget for each room, and for no other"
+    over = []
+    for room, paths in rooms.items():
+        lines = {path: len(path.read_text().splitlines()) for path in paths if path.stem != "__init__"}
+        if (excess := sum(lines.values()) - budgets[room]) > 0:
+            small = ", ".join(map(_name, sorted(lines, key=lines.__getitem__)[:4]))
+            over.append(
+                f"{room} has {excess} lines more than its budget. Delete the mechanism that the new one "
+                f"replaces; merge files that are one subject (the smallest: {small})."
+            )
+    assert not over, "\n".join(over)
+
+
 def test_no_file_has_a_name_that_says_nothing() -> None:
     assert [_name(path) for path in SOURCES if path.stem in BANNED_NAMES] == []
 
@@ -93,8 +121,10 @@ def test_every_module_of_ours_says_what_it_is_for() -> None:
 def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
     found = {_name(path) for path in OURS for function in _source(path).functions if function.is_asynchronous}
     # MCP's library is asynchronous; the other halves are plain functions.
-    mcp = {"runner/server.py", "server/browser/mcp_server.py", "server/hosted_tools/mcp_session.py"}
+    mcp = {f"tool_servers/{name}.py" for name in ("mcp_host", "runner/mcp_server", "browser/mcp_server")}
     mcp |= {
+        "tool_servers/browser/fetch.py",
+        "server/hosted_tools/mcp_session.py",
         "server/outbound_http/guarded_http.py",
         "server/outbound_http/guarded_post.py",
         "server/limits/fair_slots.py",
@@ -109,8 +139,8 @@ def test_the_environment_is_read_by_the_configuration_only(name: str) -> None:
     # The last one reads that of its sandbox.
     assert readers <= {
         "server/configuration/environment.py",
-        "runner/__main__.py",
-        "runner/sandboxed_interpreter.py",
+        "tool_servers/mcp_host.py",
+        "tool_servers/runner/sandboxed_interpreter.py",
     }
 
 

@@ -84,12 +84,6 @@ def child_environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **more}
 
 
-def tool_tokens() -> list[str]:
-    """The tokens of HOLDFAST_TOOL_TOKEN without their labels, which a tool server accepts."""
-    entries = map(str.strip, os.environ.get(PREFIX + "TOOL_TOKEN", "").split(","))
-    return [entry.partition("=")[2] or entry for entry in entries if entry]
-
-
 def exports_traces() -> bool:
     """Whether a collector for traces is named, by the variables that OpenTelemetry's SDK reads."""
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"

@@ -1,4 +1,4 @@
-"""Outgoing HTTP behind the SSRF guard: `fetch` a web page, `guarded_client` for MCP; bounded time and size.
+"""Outgoing HTTP behind the SSRF guard: `fetch` a document, `guarded_client` for MCP; bounded time and size.
 
 Names are resolved here and connections made to the checked addresses, so DNS rebinding has no effect; each
 redirect is checked like the first URL. Proxies, cookies and credentials of the environment are not used.
@@ -148,7 +148,6 @@ class FetchResult:
     status: int
     media_type: str
     """In lower case, without parameters; empty without a Content-Type."""
-    charset: str | None
     body: bytes
 
 
@@ -202,8 +201,8 @@ async def _get(pool: httpcore.AsyncConnectionPool, url: httpx.URL, bounds: Fetch
             return received["location"]
         encoding = received.get("content-encoding", "").lower()
         body = await _read_body(response.aiter_stream(), encoding, bounds.size)
-        media_type, parameters = _content_type(received.get("content-type", ""))
-        return FetchResult(str(url), response.status, media_type, parameters.get("charset"), body)
+        media_type = received.get("content-type", "").partition(";")[0].strip().lower()
+        return FetchResult(str(url), response.status, media_type, body)
 
 
 def _redirected(here: httpx.URL, location: str) -> httpx.URL:
@@ -239,12 +238,6 @@ def _inflated(inflator: Any, piece: bytes) -> Iterator[bytes]:
     while piece:
         yield inflator.decompress(piece, _CHUNK_BYTES)
         piece = inflator.unconsumed_tail
-
-
-def _content_type(text: str) -> tuple[str, dict[str, str]]:
-    media_type, *parts = (part.strip() for part in text.lower().split(";"))
-    pairs = (part.partition("=") for part in parts)
-    return media_type, {name.strip(): value.strip("\"' ") for name, _, value in pairs}
 
 
 class ResponseTooLarge(Exception):

@@ -63,7 +63,9 @@ def running_browser(site: int, **environment: str) -> Iterator[str]:
     """The browser's address; it may open pages of the site, and nothing else."""
     port = free_port()
     words = ["--search-url", f"http://127.0.0.1:{site}/search", "--allow", f"http://127.0.0.1:{site}"]
-    process = fork_server.fork(["server.browser", "--port", str(port), *words], os.environ | environment)
+    process = fork_server.fork(
+        ["tool_servers.browser", "--port", str(port), *words], os.environ | environment
+    )
 
     def answers() -> bool:
         try:
@@ -122,7 +124,7 @@ def test_a_page_that_the_operator_does_not_allow_is_not_opened(browser: str) -> 
 
 
 def test_a_list_that_means_nothing_is_refused_with_a_sentence() -> None:
-    told = run_module(["server.browser", "--allow", "a/b/c"], os.environ)
+    told = run_module(["tool_servers.browser", "--allow", "a/b/c"], os.environ)
     assert told.returncode == 1
     assert told.stderr.startswith("holdfast-browser: 'a/b/c' is neither a host")
 

@@ -17,7 +17,6 @@ from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent, Tool
 
-from runner import processes
 from tests.acceptance.error_object import check_error
 from tests.acceptance.sdk_types import check_goes_on
 from tests.fix_server import StartServer
@@ -25,6 +24,7 @@ from tests.support.eventually import eventually
 from tests.support.sandboxes import need_sandboxes
 from tests.support.server_process import MODEL, REPOSITORY, free_port
 from tests.support.sse import create, replay
+from tool_servers.runner import processes
 
 T = TypeVar("T")
 OPTIONS = ["--seconds", "6", "--memory-mb", "192", "--processes", "32", "--sessions", "4"]
@@ -36,7 +36,8 @@ class Runner:
     def __init__(self, *options: str) -> None:
         self.port = free_port()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runner", "--port", str(self.port), *OPTIONS, *options], cwd=REPOSITORY
+            [sys.executable, "-m", "tool_servers.runner", "--port", str(self.port), *OPTIONS, *options],
+            cwd=REPOSITORY,
         )
         eventually(self.is_healthy, within=30)
 
@@ -293,7 +294,7 @@ def test_another_sites_name_for_loopback_is_not_answered(runner: Runner) -> None
 
 def test_a_python_that_is_not_there_is_refused_with_a_sentence() -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "runner", "--python", "/nowhere/python3"],
+        [sys.executable, "-m", "tool_servers.runner", "--python", "/nowhere/python3"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

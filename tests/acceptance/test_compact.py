@@ -9,8 +9,9 @@ from openai import OpenAI
 from openai.types.responses import ResponseCompactionItem
 
 from tests.acceptance.error_object import check_error
-from tests.fix_server import Connect, StartServer
-from tests.support.server_process import MODEL, ServerProcess, run_command
+from tests.fix_server import Connect
+from tests.support.server_process import MODEL, ServerProcess
+from tests.support.tenants import make_tenant_key
 
 Item = dict[str, Any]
 TALK: list[Item] = [
@@ -146,12 +147,11 @@ def test_long_conversation_is_summed_up_by_the_model(server: str, request: pytes
     assert count(running, told["output"]) < count(running, talk) / 2
 
 
-def test_another_tenant_is_told_nothing_of_a_compaction(start_server: StartServer, database_url: str) -> None:
-    server = start_server()
-    ours, theirs = (
-        run_command("keys", "create", "--tenant", tenant, database_url=database_url).stdout.strip()
-        for tenant in ("acme", "globex")
-    )
+def test_another_tenant_is_told_nothing_of_a_compaction(
+    keyed_server: ServerProcess, keyed_database: str
+) -> None:
+    server = keyed_server
+    ours, theirs = (make_tenant_key(keyed_database, tenant) for tenant in ("compacts", "peeks"))
     (item,) = compacted(server, ours, input=[{"role": "assistant", "content": "A secret. " * 40}])
     forged = {**item, "encrypted_content": "gAAAAA" + "x" * 90}
     assert count(server, [item], theirs) == count(server, [forged], theirs) == count(server, [forged], ours)

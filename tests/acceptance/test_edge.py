@@ -136,14 +136,12 @@ def keys(database_url: str) -> dict[str, str]:
     return {tenant: make(tenant) for tenant in ("loud", "quiet")}
 
 
-@pytest.mark.usefixtures("keys")
-def test_who_has_no_key_hears_so_before_sending_a_body(start_server: StartServer) -> None:
-    server = start_server()
-    with connection(server) as client:
+def test_who_has_no_key_hears_so_before_sending_a_body(keyed_server: ServerProcess) -> None:
+    with connection(keyed_server) as client:
         client.sendall(b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n")
         status, body = read_answer(client)
     assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
-    answer = httpx.post(f"{server.api}/responses", content=b"a" * 5_000_000, timeout=PATIENCE_S)
+    answer = httpx.post(f"{keyed_server.api}/responses", content=b"a" * 5_000_000, timeout=PATIENCE_S)
     assert answer.status_code == 401, "a client that sends all first hears it, too"
 
 

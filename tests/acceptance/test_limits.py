@@ -1,7 +1,7 @@
 """What one caller may have at a time: 429 or 503 before a response exists, never one that fails."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.acceptance.error_object import check_error
-from tests.fix_server import StartServer
+from tests.fix_server import SCRIPTED, StartServer, running
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import create
@@ -47,11 +47,11 @@ def check_refused(answer: httpx.Response, status: int) -> None:
     assert answer.headers["x-should-retry"] == "true"
 
 
-@pytest.fixture
-def busy(start_server: StartServer) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def busy(module_database: str) -> Iterator[ServerProcess]:
     """A server that has all that it takes: one response generated, and one waiting."""
-    server = start_server(max_running=1, max_waiting=1, **SLOW)
-    with ExitStack() as stack:
+    settings = {**SCRIPTED, **SLOW, "max_running": 1, "max_waiting": 1}
+    with contextmanager(running)(module_database, settings) as server, ExitStack() as stack:
         for _ in range(2):
             stream = stack.enter_context(create(server.url, ASK))
             stream.take(1)
@@ -70,11 +70,11 @@ def busy(start_server: StartServer) -> Iterator[ServerProcess]:
     ],
 )
 def test_a_full_server_refuses_before_there_is_a_response(
-    busy: ServerProcess, database_url: str, to: str, body: dict[str, Any]
+    busy: ServerProcess, module_database: str, to: str, body: dict[str, Any]
 ) -> None:
-    before = rows(database_url)
+    before = rows(module_database)
     check_refused(post(busy, body, to=to), 503)
-    assert rows(database_url) == before
+    assert rows(module_database) == before
 
 
 def test_what_is_refused_is_taken_once_another_response_has_ended(start_server: StartServer) -> None:
@@ -135,11 +135,11 @@ def test_a_tenant_has_half_of_the_queue_and_another_tenant_the_other_half(
 
 
 def test_a_priority_before_others_needs_a_key_that_allows_it(
-    start_server: StartServer, database_url: str
+    keyed_server: ServerProcess, keyed_database: str
 ) -> None:
-    plain = make_tenant_key(database_url, "plain")
-    urgent = make_tenant_key(database_url, "urgent", priority_floor=-5)
-    server = start_server()
+    server = keyed_server
+    plain = make_tenant_key(keyed_database, "plain")
+    urgent = make_tenant_key(keyed_database, "urgent", priority_floor=-5)
     refused = check_error(post(server, {**ASK, "priority": -1}, plain), 400, "invalid_request_error")
     assert refused["param"] == "priority"
     chat = {"model": MODEL, "messages": SAID, "priority": -1}

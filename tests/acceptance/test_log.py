@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.acceptance.test_keys import make_key
-from tests.fix_server import PACED, SCRIPTED, Connect, StartServer, _running
+from tests.fix_server import PACED, SCRIPTED, Connect, StartServer, running
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import create
@@ -47,7 +47,7 @@ def wait_for(server: ServerProcess, logger: str, **fields: object) -> Line:
 def server(module_database: str) -> Iterator[ServerProcess]:
     """One for all tests that find their lines by ids of their own."""
     settings = {**SCRIPTED, "log_format": "json", "log_level": "debug", "max_body_bytes": 10_000}
-    yield from _running(module_database, settings)
+    yield from running(module_database, settings)
 
 
 def test_every_line_is_an_object_with_a_time_a_level_and_this_replicas_id(server: ServerProcess) -> None:

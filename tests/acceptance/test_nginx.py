@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from tests.fix_server import PACED, StartServer, _running
+from tests.fix_server import PACED, StartServer, running
 from tests.support.certificates import Authority
 from tests.support.nginx import Nginx, documented_server, program
 from tests.support.server_process import MODEL, ServerProcess, free_port
@@ -36,7 +36,7 @@ def behind_nginx(
 @pytest.fixture(scope="module")
 def server(module_database: str) -> Iterator[ServerProcess]:
     """Has the names that clients behind a proxy use; its answers of 50 tokens take a second."""
-    yield from _running(module_database, {**PACED, **NAMED, "scripted_tokens": 50})
+    yield from running(module_database, {**PACED, **NAMED, "scripted_tokens": 50})
 
 
 @pytest.fixture(scope="module")

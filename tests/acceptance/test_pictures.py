@@ -18,7 +18,7 @@ from demo.vision.pictures import Picture, random_picture
 from demo.vision.questions import Sight
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
-from tests.fix_server import StartServerOn, _running
+from tests.fix_server import StartServerOn, running
 from tests.support.eventually import eventually
 from tests.support.hostile_pictures import READABLE, UNREADABLE, encoded
 from tests.support.rounds import faults_only
@@ -85,7 +85,7 @@ def database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]
 
 @pytest.fixture(scope="module")
 def server(database: str, web: WebServer) -> Iterator[ServerProcess]:
-    yield from _running(database, {**SETTINGS, "image_hosts": f"http://{web.host}", "purge_seconds": 0.2})
+    yield from running(database, {**SETTINGS, "image_hosts": f"http://{web.host}", "purge_seconds": 0.2})
 
 
 @pytest.fixture(scope="module")

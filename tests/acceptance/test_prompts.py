@@ -67,42 +67,40 @@ def test_prompt_is_filled_in_before_the_input(
 
 
 def test_versions_are_numbered_and_the_highest_is_the_default(
-    start_server: StartServer, database_url: str, tmp_path: Path
+    scripted_server: ServerProcess, scripted_database: str, tmp_path: Path
 ) -> None:
-    server = start_server()
     for text in ("First.", "Second."):
-        put(database_url, tmp_path, "p", text)
-    put(database_url, tmp_path, "p", "Seventh.", "--version", "7")
+        put(scripted_database, tmp_path, "p", text)
+    put(scripted_database, tmp_path, "p", "Seventh.", "--version", "7")
 
     def told(**prompt: object) -> tuple[str, str]:
-        response = ask(server, {"id": "p", **prompt}, input="Hello").json()
+        response = ask(scripted_server, {"id": "p", **prompt}, input="Hello").json()
         return response["prompt"]["version"], response["instructions"]
 
     assert told() == ("7", "Seventh.")
     assert told(version="1") == ("1", "First.")
-    put(database_url, tmp_path, "p", "Eighth.")
-    put(database_url, tmp_path, "p", "First, corrected.", "--version", "1")
+    put(scripted_database, tmp_path, "p", "Eighth.")
+    put(scripted_database, tmp_path, "p", "First, corrected.", "--version", "1")
     assert told() == ("8", "Eighth.")
     assert told(version="1") == ("1", "First, corrected.")
-    own = ask(server, {"id": "p"}, input="Hello", instructions="Mine.").json()
+    own = ask(scripted_server, {"id": "p"}, input="Hello", instructions="Mine.").json()
     assert own["instructions"] == "Mine."
     for version in ("3", "x", "-1", "٣", "9" * 20, ""):
-        answer = ask(server, {"id": "p", "version": version}, input="Hello")
+        answer = ask(scripted_server, {"id": "p", "version": version}, input="Hello")
         assert check_error(answer, 404, "invalid_request_error")["param"] == "prompt.id"
 
 
 def test_prompt_counts_for_the_length_of_the_input(
-    start_server: StartServer, database_url: str, tmp_path: Path
+    scripted_server: ServerProcess, scripted_database: str, tmp_path: Path
 ) -> None:
-    server = start_server()
-    put(database_url, tmp_path, "long", "Word after word. " * 20)
+    put(scripted_database, tmp_path, "long", "Word after word. " * 20)
 
     def count(**more: object) -> int:
         body = {"model": MODEL, "input": "Hello", **more}
-        counted: int = httpx.post(f"{server.api}/responses/input_tokens", json=body).json()["input_tokens"]
-        return counted
+        counted = httpx.post(f"{scripted_server.api}/responses/input_tokens", json=body).json()
+        return int(counted["input_tokens"])
 
-    asked = ask(server, {"id": "long"}, input="Hello").json()
+    asked = ask(scripted_server, {"id": "long"}, input="Hello").json()
     assert count(prompt={"id": "long"}) == asked["usage"]["input_tokens"] > count() + 20
 
 
@@ -135,11 +133,10 @@ def test_prompts_are_listed_and_deleted(database_url: str, tmp_path: Path) -> No
 
 
 def test_prompt_of_another_tenant_is_absent(
-    start_server: StartServer, database_url: str, tmp_path: Path
+    scripted_server: ServerProcess, scripted_database: str, tmp_path: Path
 ) -> None:
-    server = start_server()
-    put(database_url, tmp_path, "theirs", "Secret.", "--tenant", "acme")
-    foreign, absent = (ask(server, {"id": prompt}, input="x") for prompt in ("theirs", "absent"))
+    put(scripted_database, tmp_path, "theirs", "Secret.", "--tenant", "acme")
+    foreign, absent = (ask(scripted_server, {"id": prompt}, input="x") for prompt in ("theirs", "absent"))
     check_error(absent, 404, "invalid_request_error")
     assert foreign.status_code == 404
     assert foreign.text.replace("theirs", "absent") == absent.text

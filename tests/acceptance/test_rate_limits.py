@@ -48,10 +48,10 @@ def test_two_replicas_and_64_callers_get_the_limit_and_no_more(
 
 
 def test_every_api_is_counted_and_answers_with_the_headers(
-    start_server: StartServer, database_url: str
+    keyed_server: ServerProcess, keyed_database: str
 ) -> None:
-    key = make_key(database_url, "--rpm", "6", "--tpm", "100000").text
-    server = start_server()
+    server = keyed_server
+    key = make_key(keyed_database, "--rpm", "6", "--tpm", "100000").text
     once = {"idempotency-key": "once"}
     said = [{"role": "user", "content": "Hello"}]
     left = []

@@ -62,10 +62,10 @@ def test_response_is_kept_for_as_long_as_was_set_when_it_was_made(
         assert kept_for(connection, create(server, expires_after=AN_HOUR)) == 3600
 
 
-def test_client_says_when_a_response_expires(start_server: StartServer, connect: Connect) -> None:
-    server = start_server()
-    made = connect(server).responses.create(**HELLO, extra_body={"expires_after": AN_HOUR})  # type: ignore[call-overload]
-    assert connect(server).responses.retrieve(made.id) == made
+def test_client_says_when_a_response_expires(scripted_server: ServerProcess, connect: Connect) -> None:
+    client = connect(scripted_server)
+    made = client.responses.create(**HELLO, extra_body={"expires_after": AN_HOUR})  # type: ignore[call-overload]
+    assert client.responses.retrieve(made.id) == made
 
 
 def test_expiry_that_cannot_be_kept_is_refused(scripted_server: ServerProcess) -> None:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 
 from server.http.handlers.responses import IMAGE_URLS
 from tests.acceptance.error_object import check_error
-from tests.fix_server import StartServer
+from tests.fix_server import SCRIPTED, StartServer, running
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.tenants import make_tenant_key, sent
@@ -92,9 +93,14 @@ def image_urls(item: Body) -> list[str | None]:
     return [part["image_url"] for part in parts if isinstance(part, dict) and part["type"] == "input_image"]
 
 
+@pytest.fixture(scope="module")
+def server(module_database: str) -> Iterator[ServerProcess]:
+    yield from running(module_database, SCRIPTED)
+
+
 @pytest.fixture
-def client(start_server: StartServer) -> Client:
-    return Client(start_server())
+def client(server: ServerProcess) -> Client:
+    return Client(server)
 
 
 def stored(database_url: str, tenant: str = "default") -> int:
@@ -117,7 +123,7 @@ def test_input_items_have_image_urls_only_if_they_are_included(client: Client) -
     assert client.get(path)["data"][0]["content"][1]["detail"] == "low"
 
 
-def test_a_conversations_items_always_have_their_image_urls(client: Client, database_url: str) -> None:
+def test_a_conversations_items_always_have_their_image_urls(client: Client) -> None:
     made = client.post("conversations", items=[look(url(10))])["id"]
     path = f"conversations/{made}/items"
     added = client.post(path, items=[look(url(11), WEB), look("data:image/png;base64,%%")])["data"]
@@ -154,15 +160,15 @@ def test_a_stored_chats_messages_have_their_pictures(client: Client) -> None:
 
 
 def test_a_reference_and_the_same_bytes_sent_again_are_the_same_picture(
-    client: Client, database_url: str
+    client: Client, module_database: str
 ) -> None:
-    before = stored(database_url)
+    before = stored(module_database)
     first = client.ask(look(url(30)))
     item = client.get(f"responses/{first}/input_items")["data"][0]["id"]
     spaced = url(30).replace("base64,", "base64,\n ").replace("image/png", "IMAGE/PNG")
     second = client.ask({"type": "item_reference", "id": item}, look(spaced))
     assert client.urls(f"responses/{second}/input_items?include={IMAGE_URLS}") == [url(30)] * 2
-    assert stored(database_url) == before + 1
+    assert stored(module_database) == before + 1
     conversation = client.post("conversations", items=[{"type": "item_reference", "id": item}])["id"]
     assert client.urls(f"conversations/{conversation}/items") == [url(30)]
     for response in (first, second):
@@ -233,9 +239,7 @@ def visit_websocket(client: Client, server: ServerProcess, response: str) -> Non
         client.answers.append(msgspec.json.encode(told))
 
 
-def test_the_hash_of_a_picture_is_told_nowhere(start_server: StartServer) -> None:
-    server = start_server()
-    client = Client(server)
+def test_the_hash_of_a_picture_is_told_nowhere(client: Client, server: ServerProcess) -> None:
     response = visit_responses(client)
     visit_conversations(client)
     visit_chats(client)
@@ -268,19 +272,20 @@ def test_content_that_a_client_sends_is_ignored(client: Client) -> None:
     assert item["content"] == [{**image(WEB), "file_id": None}]
 
 
-def test_tenants_share_no_picture(start_server: StartServer, database_url: str) -> None:
-    server = start_server()
-    one, two = (Client(server, make_tenant_key(database_url, name)) for name in ("one", "two"))
+def test_tenants_share_no_picture(keyed_server: ServerProcess, keyed_database: str) -> None:
+    names = ("sees", "sees-too")
+    one, two = (Client(keyed_server, make_tenant_key(keyed_database, name)) for name in names)
     made = one.ask(look(url(70)))
     two.ask(look(url(70)))
-    assert (stored(database_url, "one"), stored(database_url, "two")) == (1, 1)
+    assert [stored(keyed_database, name) for name in names] == [1, 1]
     one.send("DELETE", f"responses/{made}")
     item = {"type": "item_reference", "id": f"msg_{made[5:]}i0"}
     refused = two.send("POST", "responses", {"model": MODEL, "input": [item]})
     check_error(refused, 404, "invalid_request_error")
 
 
-def test_items_of_an_earlier_release_are_read_as_before(client: Client, database_url: str) -> None:
+def test_items_of_an_earlier_release_are_read_as_before(start_server: StartServer, database_url: str) -> None:
+    client = Client(start_server())
     made = client.ask(look(url(80)))
     conversation = client.post("conversations", items=[look(url(81))])["id"]
     with psycopg.connect(database_url) as connection:

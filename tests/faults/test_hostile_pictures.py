@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from server.input_images.image_reader import MEMORY
-from tests.fix_server import _running
+from tests.fix_server import running
 from tests.support.hostile_pictures import READABLE, UNREADABLE, encoded
 from tests.support.raw_client import resident_bytes
 from tests.support.server_process import REPOSITORY, ServerProcess
@@ -84,7 +84,7 @@ def test_hostile_picture_costs_what_one_may_cost(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def server(module_database: str) -> Iterator[ServerProcess]:
-    yield from _running(module_database, {"model": REPOSITORY / "demo" / MODEL})
+    yield from running(module_database, {"model": REPOSITORY / "demo" / MODEL})
 
 
 def ask(server: ServerProcess, content: bytes) -> httpx.Response:

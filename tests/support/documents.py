@@ -26,7 +26,7 @@ DICTIONARY = ROOT / "docs" / "data-dictionary.md"
 LIMITS = ROOT / "docs" / "limits.md"
 SQL_PAGE = ROOT / "docs" / "sql.md"
 QUESTIONS = ROOT / "server" / "console" / "sql" / "questions.sql"
-FOLDERS = ("server", "engine", "runner", "migrations", "demo", "bench")
+FOLDERS = ("server", "engine", "tool_servers", "migrations", "demo", "bench")
 """Shown file by file; of `tests` the folders are enough."""
 
 

@@ -35,7 +35,7 @@ SERVER_MODULES = (
     ),
     "server.process.open_database",
     "server.process.serve",
-    "server.browser.mcp_server",
+    "tool_servers.browser.mcp_server",
     "mcp.server.fastmcp",
     "server.process.scripted_model",
     "engine.scripted_engine",

@@ -12,10 +12,8 @@ import msgspec
 from engine import request as engine_request
 from engine.grammar import compiler
 from engine.grammar import limits as grammars
-from runner import __main__ as runner
 from server.administration import checks, keys, webhooks
 from server.admission import request_validation
-from server.browser import mcp_server as browser
 from server.configuration.running_limit import CALLS_PER_VLLM_SERVER
 from server.configuration.setting_groups.process import MAX_RUNNING
 from server.hosted_tools import mcp_client, tool_lists
@@ -36,6 +34,8 @@ from server.store.webhooks import outbox
 from server.webhooks import attempts, endpoint_slots, retries, sender
 from tests.support import limits_inside
 from tests.support.limits_inside import Rows, default, flag, size, table
+from tool_servers.browser import mcp_server as browser
+from tool_servers.runner import __main__ as runner
 
 _CHARACTERS = request_validation._MAX_CHARACTERS
 
@@ -247,8 +247,7 @@ def _server() -> Mapping[str, Rows]:
             "lists of tools in the cache": f"{size(tool_lists.MAX_BYTES)}",
             "visits of holdfast-browser": f"{browser.MAX_ACTIONS}",
             "sessions of holdfast-browser": f"{browser.MAX_SESSIONS}, {size(browser.MAX_BYTES)}",
-            "sandboxes of holdfast-runner": f"{runner._parser().get_default('sessions')}, `--sessions` of "
-            "the runner",
+            "sandboxes of holdfast-runner": f"{runner.SESSIONS}, `--sessions` of the runner",
             "webhooks being sent": f"{sender.SENDERS} on one replica",
             "time of one attempt": default("webhook_seconds", "s"),
             "attempts of a webhook": f"for {outbox.RETRIED_FOR.total_seconds() / 3600:g} hours, "

@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 
-from runner.find_python import check_sandbox, find_python
-from runner.limits import Limits
-from runner.sandbox import CannotRun
+from tool_servers.runner.find_python import check_sandbox, find_python
+from tool_servers.runner.limits import Limits
+from tool_servers.runner.sandbox import CannotRun
 
 
 @cache

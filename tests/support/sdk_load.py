@@ -50,12 +50,12 @@ class Load:
         """Each client's turns: the kind, and when it began and ended in monotonic seconds."""
         kinds = (stream, wait, resume, cancel, converse, connect, *more)
         self._pool = ThreadPoolExecutor(each * len(kinds))
-        self._running = [self._pool.submit(self._repeat, kind) for kind in kinds for _ in range(each)]
+        self.running = [self._pool.submit(self._repeat, kind) for kind in kinds for _ in range(each)]
 
     @property
     def failed(self) -> Future[None] | None:
         """A client that has failed."""
-        return next((one for one in self._running if one.done() and one.exception() is not None), None)
+        return next((one for one in self.running if one.done() and one.exception() is not None), None)
 
     def check(self) -> None:
         """Raises what made a client fail."""
@@ -65,7 +65,7 @@ class Load:
     def finish(self) -> list[Answer]:
         """Ends after the requests that are under way; raises what made a client fail."""
         self._stopping.set()
-        for future in self._running:
+        for future in self.running:
             future.result(2 * PATIENCE_S)
         self._pool.shutdown()
         return self._answers

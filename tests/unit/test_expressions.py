@@ -53,9 +53,9 @@ REACH = {
     "server/store/console/reader.py:_NAME": 20_000,  # a query of the console
     "server/store/transfer/columns.py:_NUL": TEXT,  # a value of an import
     "server/logs/formats.py": OPERATOR,  # messages of the engine's log
-    "server/browser/page.py:_CHARSET": PAGE,
-    "server/browser/page.py:from_html": PAGE,  # a literal and digits
-    "server/browser/page.py:_text": PAGE,
+    "tool_servers/browser/page.py:_CHARSET": PAGE,
+    "tool_servers/browser/page.py:from_html": PAGE,  # a literal and digits
+    "tool_servers/browser/page.py:_text": PAGE,
     "server/cli/db/database_roles.py": OPERATOR,
     "server/configuration/settings.py": OPERATOR,
     "server/outbound_http/guarded_http.py:_LINE_END": HEADER,  # what a socket gives at once
@@ -118,6 +118,8 @@ REACH = {
     "server/process/scripted_model.py": OPERATOR,
     "server/embedded_postgres/binaries.py": OPERATOR,
     "server/embedded_postgres/data_directory.py": OPERATOR,
+    "tool_servers/browser/allowed_web.py:_HOST_NAME": SHORT,
+    "tool_servers/browser/allowed_web.py:_ENTRY": OPERATOR,
     "server/outbound_http/allowed_addresses.py:_HOST_NAME": SHORT,
     "server/outbound_http/allowed_addresses.py:_ENTRY": OPERATOR,
     "server/outbound_http/allowed_addresses.py:read_url": SHORT,
@@ -150,6 +152,7 @@ AT_ONE_PLACE = {
     "server/model_formats/tool_calls/streamed_json.py:_CUSTOM_HEAD",
     "server/model_formats/tool_calls/streamed_json.py:_UNIT",
     *(f"server/hosted_tools/mcp_discovery.py:_{name}" for name in ("HEADER", "VALUE")),
+    "tool_servers/browser/allowed_web.py:_HOST_NAME",
     "server/outbound_http/allowed_addresses.py:_HOST_NAME",
     "server/http/query_and_headers.py:_METADATA",
     "server/protocol/decode.py:_BACKSLASHES",
@@ -201,7 +204,7 @@ class Used(ast.NodeVisitor):
 def expressions() -> dict[str, Expression | None]:
     """By place; None for those that are made from other texts as the program runs."""
     found: dict[str, Expression | None] = {}
-    for folder in ("server", "engine", "runner"):
+    for folder in ("server", "engine", "tool_servers"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             file = str(path.relative_to(ROOT))
             text = path.read_text(encoding="utf-8")

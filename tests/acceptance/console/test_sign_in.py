@@ -10,7 +10,7 @@ import pytest
 from server.console.routes import PAGES, Page
 from tests.acceptance.console.conftest import Operated
 from tests.fix_server import StartServer
-from tests.support.server_process import run_command
+from tests.support.server_process import ServerProcess, run_command
 
 GETS = [page for page in PAGES if page.method == "GET"]
 POSTS = [page for page in PAGES if page.method == "POST"]
@@ -216,12 +216,13 @@ def test_a_form_is_bounded(operated: Operated) -> None:
         assert client.post("/console/sign-out", content=b"\xff\xfe=%ff", headers=headers).status_code == 400
 
 
-def test_without_keys_the_console_opens_at_once_and_for_this_machine_alone(start_server: StartServer) -> None:
-    server = start_server()
-    assert httpx.get(f"{server.url}/console/history").status_code == 200
-    assert httpx.get(f"{server.url}/console/history", headers={"host": "evil.example"}).status_code == 403
-    answer = httpx.get(f"{server.url}/console/history", headers={"origin": "https://evil.example"})
-    assert answer.status_code == 403
+def test_without_keys_the_console_opens_at_once_and_for_this_machine_alone(
+    scripted_server: ServerProcess,
+) -> None:
+    address = f"{scripted_server.url}/console/history"
+    assert httpx.get(address).status_code == 200
+    assert httpx.get(address, headers={"host": "evil.example"}).status_code == 403
+    assert httpx.get(address, headers={"origin": "https://evil.example"}).status_code == 403
 
 
 def test_the_console_can_be_switched_off(start_server: StartServer) -> None:

@@ -244,8 +244,8 @@ def test_a_result_is_cut_at_its_rows_and_bytes(console: Console) -> None:
     assert (status, "more than 10 MB" in said) == (200, True)
 
 
-def test_without_a_reader_the_page_says_how_to_make_one(start_server: StartServer) -> None:
-    with Console(start_server(), "") as console:
+def test_without_a_reader_the_page_says_how_to_make_one(scripted_server: ServerProcess) -> None:
+    with Console(scripted_server, "") as console:
         assert "holdfast db create-user NAME --as reader" in console.get("/console/sql").text
         status, said = ask(console, "select 1")
     assert (status, "create-user" in said) == (400, True)

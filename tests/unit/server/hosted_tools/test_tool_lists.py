@@ -77,12 +77,9 @@ def test_a_tenant_and_a_server_have_their_shares_of_what_is_asked_at_a_time() ->
     assert isinstance(servers.find("alice", "slow"), Future)
 
 
-def test_lists_of_one_tenant_beyond_its_share_of_bytes_are_forgotten_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tool_lists, "MAX_BYTES_PER_TENANT", 200_000)
+def test_lists_of_one_tenant_beyond_its_share_of_bytes_are_forgotten_first() -> None:
     servers = Servers()
-    large = ToolList([ListedTool("find", "x" * 60_000)])
+    large = ToolList([ListedTool("find", "x" * (tool_lists.MAX_BYTES_PER_TENANT // 4))])
     for tenant, number in [("alice", 0), *(("mallory", number) for number in range(5))]:
         servers.find(tenant, f"server{number}")
         servers.asked[-1].set_result(large)

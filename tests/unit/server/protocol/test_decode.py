@@ -282,7 +282,7 @@ def passes_type(call: ast.Call) -> bool:
     return typed_call or (name == "msgspec.json.Decoder" and bool(call.args + call.keywords))
 
 
-@pytest.mark.parametrize("folder", ["server", "engine", "runner"])
+@pytest.mark.parametrize("folder", ["server", "engine", "tool_servers"])
 def test_no_other_module_gives_msgspec_a_type_while_threads_run(folder: str) -> None:
     sources = {path: path.read_text(encoding="utf-8") for path in Path(folder).rglob("*.py")}
     found = {str(path): lines for path, text in sources.items() if (lines := types_passed(text))}

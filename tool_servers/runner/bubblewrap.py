@@ -6,7 +6,7 @@ environment variables of the host, no processes but its own, and no user of the 
 
 from collections.abc import Iterable, Sequence
 
-from runner.limits import Limits
+from tool_servers.runner.limits import Limits
 
 HOME = "/mnt/data"
 """The folder for files that gpt-oss's system prompt names."""

@@ -3,11 +3,10 @@ from collections.abc import Callable
 
 import pytest
 
-from server.browser import browser_tabs as browsing
-from server.browser.browser_tabs import BrowserError, BrowserTabs, Web
-from server.browser.page import from_html
-from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, read_allowed
-from server.outbound_http.guarded_http import FetchLimits, FetchResult, Unreachable
+from tool_servers.browser.allowed_web import AllowedWeb, Refused, read_allowed
+from tool_servers.browser.browser_tabs import MAX_PAGES, BrowserError, BrowserTabs, Web
+from tool_servers.browser.fetch import FetchedPage, Unreachable
+from tool_servers.browser.page import from_html
 
 SEARCH = "http://search.inside/search"
 
@@ -16,10 +15,10 @@ class Fake:
     """A web of a few pages."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, AllowedAddresses]] = []
-        self.pages: dict[str, FetchResult | Exception] = {}
+        self.asked: list[tuple[str, AllowedWeb]] = []
+        self.pages: dict[str, FetchedPage | Exception] = {}
 
-    def __call__(self, url: str, allowed: AllowedAddresses, bounds: FetchLimits) -> FetchResult:  # noqa: ARG002
+    def __call__(self, url: str, allowed: AllowedWeb) -> FetchedPage:
         self.asked.append((url, allowed))
         page = self.pages[url]
         if isinstance(page, Exception):
@@ -27,7 +26,7 @@ class Fake:
         return page
 
     def has(self, url: str, body: str, media_type: str = "text/html", status: int = 200) -> None:
-        self.pages[url] = FetchResult(url, status, media_type, None, body.encode())
+        self.pages[url] = FetchedPage(url, status, media_type, None, body.encode())
 
 
 @pytest.fixture
@@ -95,13 +94,12 @@ def test_a_page_that_is_open_is_scrolled_without_being_fetched_again(web: Fake, 
 
 
 def test_the_oldest_pages_are_forgotten_and_the_others_keep_their_cursors(
-    web: Fake, opened: BrowserTabs, monkeypatch: pytest.MonkeyPatch
+    web: Fake, opened: BrowserTabs
 ) -> None:
-    monkeypatch.setattr(browsing, "MAX_PAGES", 2)
-    for name in "abc":
-        web.has(f"https://{name}.example/", name, "text/plain")
-        opened.open(f"https://{name}.example/")
-    assert opened.open(cursor=1).startswith("[1] https://b.example/")
+    for number in range(MAX_PAGES + 1):
+        web.has(f"https://{number}.example/", "text", "text/plain")
+        opened.open(f"https://{number}.example/")
+    assert opened.open(cursor=1).startswith("[1] https://1.example/")
     with pytest.raises(BrowserError):
         opened.open(cursor=0)
 
@@ -117,4 +115,4 @@ def test_a_search_that_answers_nonsense_does_not_answer(web: Fake, opened: Brows
 
 def test_without_a_backend_there_is_no_search() -> None:
     with pytest.raises(BrowserError, match="no search here"):
-        BrowserTabs(Web(None, AllowedAddresses())).search("x")
+        BrowserTabs(Web(None, AllowedWeb())).search("x")

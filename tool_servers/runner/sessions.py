@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from runner.sandbox import Command, RunResult
+from tool_servers.mcp_host import tenant_of
+from tool_servers.runner.sandbox import Command, RunResult
 
 PIECES_PER_SANDBOX = 4
 """Cells in progress or queued for each sandbox; more would only occupy threads."""
@@ -149,12 +150,6 @@ class Sessions:
     @staticmethod
     def _is_idle(session: _Session, since: float) -> bool:
         return session.waiting == 0 and session.used_at < since
-
-
-def tenant_of(name: str | None) -> str:
-    """The tenant in a session's name; empty without one."""
-    tenant, dot, _ = (name or "").partition(".")
-    return tenant if dot else ""
 
 
 def _close(sessions: list[_Session]) -> None:

@@ -1,4 +1,4 @@
-"""The filter program, as the kernel would run it."""
+"""The filter programs, as the kernel would run them."""
 
 import errno
 import struct
@@ -7,18 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.seccomp import ARCHITECTURES, program
+from tool_servers.seccomp import ARCHITECTURES, computing_filter, sandbox_filter
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 MACHINES = sorted(ARCHITECTURES)
 
 
 def _verdict(machine: str, number: int, argument: int = 0, architecture: int | None = None) -> int:
-    """What the program says of one system call."""
-    code = program(machine)
+    """What the sandbox's filter says of one system call."""
+    return _judged(
+        sandbox_filter(machine),
+        number,
+        argument,
+        ARCHITECTURES[machine] if architecture is None else architecture,
+    )
+
+
+def _judged(code: bytes, number: int, argument: int, architecture: int) -> int:
     lines = [struct.unpack_from("=HBBI", code, at) for at in range(0, len(code), 8)]
-    told = ARCHITECTURES[machine] if architecture is None else architecture
-    call = struct.pack("<IIQQ", number, told, 0, argument)
+    call = struct.pack("<IIQQ", number, architecture, 0, argument)
     at, loaded = 0, 0
     while True:
         operation, if_so, if_not, constant = lines[at]
@@ -81,3 +88,20 @@ def test_sockets_are_made_for_the_network_that_is_not_there_and_for_no_other(
 
 def test_ordinary_calls_are_allowed() -> None:
     assert {_verdict("x86_64", number) for number in (0, 1, 2, 3, 9, 57, 59, 60, 231, 257)} == {ALLOW}
+
+
+@pytest.mark.parametrize(
+    ("machine", "computes", "reaches"),
+    [
+        # read, write, mmap, brk; open, socket, clone, fork, execve, kill, openat, io_uring_setup, clone3
+        ("x86_64", (0, 1, 9, 12), (2, 41, 56, 57, 59, 62, 257, 425, 435)),
+        ("aarch64", (63, 64, 222, 214), (198, 220, 221, 129, 56, 425, 435)),
+    ],
+)
+def test_a_process_that_computes_has_memory_and_its_own_descriptors_and_nothing_else(
+    machine: str, computes: tuple[int, ...], reaches: tuple[int, ...]
+) -> None:
+    code, architecture = computing_filter(machine), ARCHITECTURES[machine]
+    assert {_judged(code, number, 0, architecture) for number in computes} == {ALLOW}
+    assert {_judged(code, number, 0, architecture) for number in reaches} == {_error(errno.EPERM)}
+    assert _judged(code, 0, 0, 0x40000003) == KILL

@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runner.limits import Limits
-from runner.sandbox import CannotRun, Python, Sandbox
-from runner.seccomp import ARCHITECTURES
+from tool_servers.runner.limits import Limits
+from tool_servers.runner.sandbox import CannotRun, Python, Sandbox
+from tool_servers.seccomp import ARCHITECTURES
 
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 

@@ -1,4 +1,4 @@
-"""The runner answers only to who has its token."""
+"""A server of tools answers only to who has its token."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from runner.server import RequireToken
+from tool_servers.mcp_host import RequireToken
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_token_is_asked_for_everywhere_but_at_the_health_check(
     async def ask() -> int:
         transport = httpx.ASGITransport(RequireToken(PlainTextResponse("ok"), tokens))
         headers = {} if given is None else {"x-holdfast-token": given}
-        async with httpx.AsyncClient(transport=transport, base_url="http://runner") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://tools") as client:
             return (await client.get(path, headers=headers)).status_code
 
     assert asyncio.run(ask()) == status

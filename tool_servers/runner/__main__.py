@@ -1,21 +1,22 @@
 """`holdfast-runner`: serves the code runner over MCP until a signal. Exit codes: 0, or 1 with a sentence."""
 
 import argparse
-import asyncio
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from hypercorn.asyncio import serve
-from hypercorn.config import Config as Hypercorn
+from tool_servers.mcp_host import Program
+from tool_servers.runner.find_python import check_sandbox, find_python
+from tool_servers.runner.limits import MB, Limits
+from tool_servers.runner.mcp_server import build_server
+from tool_servers.runner.sandbox import CannotRun, Sandbox
+from tool_servers.runner.sessions import Sessions
 
-from runner.find_python import check_sandbox, find_python
-from runner.limits import MB, Limits
-from runner.sandbox import CannotRun, Sandbox
-from runner.server import RequireToken, build
-from runner.sessions import Sessions
-
+PROGRAM = Program(
+    "holdfast-runner", "Runs a model's Python code in sandboxes, as an MCP server.", 8100, "run code"
+)
+SESSIONS = 8
+"""The most sandboxes at the same time, unless `--sessions` says otherwise."""
 _SWEEP_SECONDS = 30.0
 
 
@@ -32,19 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         python = find_python(options.python)
         check_sandbox(limits, python)
     except CannotRun as error:
-        print(f"holdfast-runner: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is a command line
+        PROGRAM.say(str(error))
         return 1
     sessions = Sessions(
         lambda: Sandbox(limits, python), options.sessions, options.idle_seconds, options.share
     )
     stopped = threading.Event()
     threading.Thread(target=_sweep, args=[sessions, stopped], name="sweep", daemon=True).start()
-    config = Hypercorn()
-    config.bind = [f"{options.host}:{options.port}"]
-    config.graceful_timeout = limits.seconds
     try:
-        server = build(sessions, limits, options.host).streamable_http_app()
-        asyncio.run(serve(RequireToken(server, _tokens(options.host)), config))  # type: ignore[arg-type]
+        server = build_server(sessions, limits, options.host)
+        PROGRAM.serve(server, options.host, options.port, stop_seconds=limits.seconds)
     finally:
         stopped.set()
         sessions.close()
@@ -56,31 +54,12 @@ def _sweep(sessions: Sessions, stopped: threading.Event) -> None:
         sessions.sweep()
 
 
-def _tokens(host: str) -> list[str]:
-    """The tokens of HOLDFAST_TOOL_TOKEN: `label=token,…` as for the server, or tokens without labels."""
-    entries = os.environ.get("HOLDFAST_TOOL_TOKEN", "").split(",")
-    tokens = [entry.partition("=")[2] or entry for entry in map(str.strip, entries) if entry]
-    if not tokens and host not in ("127.0.0.1", "::1", "localhost"):
-        print(  # noqa: T201 - this is a command line
-            "holdfast-runner: whoever reaches this port can run code; HOLDFAST_TOOL_TOKEN closes it",
-            file=sys.stderr,
-            flush=True,
-        )
-    return tokens
-
-
 def _parser() -> argparse.ArgumentParser:
     known = Limits()
-    parser = argparse.ArgumentParser(
-        prog="holdfast-runner",
-        description="Runs a model's Python code in sandboxes, as an MCP server.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = PROGRAM.parser()
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on; whoever reaches it can run code")
-    add("--port", type=int, default=8100, help="port to listen on")
     add("--python", help="the interpreter that runs the code; default: the system's")
-    add("--sessions", type=_positive(int), default=8, help="the most sandboxes at the same time")
+    add("--sessions", type=_positive(int), default=SESSIONS, help="the most sandboxes at the same time")
     add(
         "--share",
         type=_positive(int),

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from runner.sandbox import CannotRun, Command, RunResult
-from runner.sessions import Busy, Sessions
 from tests.support.eventually import eventually
+from tool_servers.runner.sandbox import CannotRun, Command, RunResult
+from tool_servers.runner.sessions import Busy, Sessions
 
 
 class Fake:

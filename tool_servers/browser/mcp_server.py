@@ -1,10 +1,9 @@
-"""The browser's MCP server: `search`, `open` and `find` as MCP tools, sessions, access token."""
+"""The browser's MCP server: `search`, `open` and `find` as MCP tools, and the open pages of sessions."""
 
-import hmac
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -13,19 +12,14 @@ from anyio import CapacityLimiter
 from mcp.server.fastmcp import Context, FastMCP
 from mcp.server.fastmcp.exceptions import ToolError
 from mcp.types import CallToolResult, TextContent
-from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.browser.browser_tabs import BrowserError, BrowserOutput, BrowserTabs, Web
-from server.protocol.responses.tools import MAX_URLS, URLS_KEY
+from tool_servers.browser.browser_tabs import BrowserError, BrowserOutput, BrowserTabs, Web
+from tool_servers.mcp_host import new_server, session_name, tenant_of
 
 S = TypeVar("S", bound=str)
-SESSION_HEADER = "x-session-id"
-"""vLLM's header: calls with the same value share open pages."""
-TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
-MAX_SESSION_NAME = 256
+URLS_KEY = "holdfast/urls"
+"""The field of a result's `_meta` with the URL of a page, or with those that a search found."""
+MAX_URLS = 50
 MAX_SESSIONS = 256
 MAX_SESSIONS_PER_TENANT = 64
 MAX_BYTES = 512 * 1024 * 1024
@@ -123,19 +117,11 @@ class Sessions:
         return sum(one.size for one in self._sessions.values() if tenant in (None, one.tenant))
 
 
-def tenant_of(name: str | None) -> str:
-    """The tenant's part of a session id; empty for ids without a dot, which share one tenant."""
-    tenant, dot, _ = (name or "").partition(".")
-    return tenant if dot else ""
-
-
 def build_server(web: Web, host: str) -> FastMCP:
-    """An MCP server for this host. On loopback it accepts loopback's Host headers only."""
+    """An MCP server that listens on this host."""
     sessions = Sessions(web)
     threads = CapacityLimiter(MAX_ACTIONS)
-    server = FastMCP(
-        "holdfast-browser", host=host, stateless_http=True, json_response=True, log_level="WARNING"
-    )
+    server = new_server("holdfast-browser", host)
 
     async def search(query: str, context: Context, topn: int = 10, source: str = "web") -> CallToolResult:  # type: ignore[type-arg]  # noqa: ARG001
         return await _act(sessions, threads, context, lambda browsing: browsing.search(query, topn))
@@ -160,7 +146,6 @@ def build_server(web: Web, host: str) -> FastMCP:
         ("find", find, "Finds a text in the page `cursor`, or in the one opened last."),
     ):
         server.add_tool(act, name=name, description=about, structured_output=False)
-    server.custom_route("/health", methods=["GET"])(_health)
     return server
 
 
@@ -170,35 +155,9 @@ async def _act(
     context: Context,  # type: ignore[type-arg]
     act: Callable[[BrowserTabs], BrowserOutput],
 ) -> CallToolResult:
-    request = context.request_context.request
-    name = request.headers.get(SESSION_HEADER) if isinstance(request, Request) else None
-    if name is not None and len(name) > MAX_SESSION_NAME:
-        raise ToolError(f"A session's name has at most {MAX_SESSION_NAME} characters.")
-    shown = await anyio.to_thread.run_sync(partial(sessions.run, name, act), limiter=threads)
+    run = partial(sessions.run, session_name(context), act)
+    shown = await anyio.to_thread.run_sync(run, limiter=threads)
     return CallToolResult(
         content=[TextContent(type="text", text=str(shown))],
         _meta={URLS_KEY: list(shown.urls[:MAX_URLS])},
     )
-
-
-class RequireToken:
-    """ASGI middleware: answers 401 to requests without a valid token, but for /health."""
-
-    def __init__(self, app: ASGIApp, tokens: Collection[str]) -> None:
-        """Without tokens every request passes."""
-        self._app = app
-        self._tokens = [token.encode() for token in tokens]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._tokens or scope["path"] == "/health":
-            await self._app(scope, receive, send)
-            return
-        token_header = Headers(scope=scope).get(TOKEN_HEADER, "").encode()
-        if any(hmac.compare_digest(token_header, token) for token in self._tokens):
-            await self._app(scope, receive, send)
-            return
-        await PlainTextResponse("The token is missing or wrong.\n", 401)(scope, receive, send)
-
-
-async def _health(_request: Request) -> Response:
-    return PlainTextResponse("ok")

@@ -1,12 +1,14 @@
 """BrowserTabs: a browser session's open pages, and what `search`, `open` and `find` do. Not thread-safe."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from server.browser.page import (
+from tool_servers.browser.allowed_web import AllowedWeb, Refused, allow_host_of, read_url
+from tool_servers.browser.fetch import FetchedPage, Unreachable, fetch
+from tool_servers.browser.page import (
     Page,
     PageUnreadable,
     decode_body,
@@ -16,9 +18,6 @@ from server.browser.page import (
     number_lines,
     parse_page,
 )
-from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, allow_host_of, read_url
-from server.outbound_http.guarded_http import FetchLimits, FetchResult, Unreachable, fetch
-from server.protocol.decode import decode_as
 
 MAX_PAGES = 100
 MAX_BYTES = 16 * 1024 * 1024
@@ -26,7 +25,7 @@ MAX_BYTES = 16 * 1024 * 1024
 _MAX_RESULTS = 20
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT = ("application/json", "application/xml", "application/javascript", "")
-Fetch = Callable[[str, AllowedAddresses, FetchLimits], FetchResult]
+Fetch = Callable[[str, AllowedWeb], FetchedPage]
 
 
 class BrowserError(Exception):
@@ -50,14 +49,16 @@ class _Results(msgspec.Struct):
     results: list[_Result]
 
 
+_results_decoder = msgspec.json.Decoder(_Results)
+
+
 @dataclass(frozen=True, slots=True)
 class Web:
-    """The search engine, the allowed addresses, and functions that fetch and parse pages."""
+    """The search engine, what may be visited, and functions that fetch and parse pages."""
 
     search_url: str | None
     """Of a SearXNG instance, or of a server with the same JSON; None without search."""
-    allowed: AllowedAddresses
-    bounds: FetchLimits = field(default_factory=FetchLimits)
+    allowed: AllowedWeb
     fetch: Fetch = fetch
     parse_page: Callable[[str, str], Page] = parse_page
 
@@ -78,12 +79,12 @@ class BrowserTabs:
         address = f"{self._web.search_url}?{urlencode({'q': query, 'format': 'json'}, errors='replace')}"
         try:
             fetched = self._fetch(address, allow_host_of(self._web.search_url))
-            found = decode_as(fetched.body, _Results)
+            answer = _results_decoder.decode(fetched.body)
         except (BrowserError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             raise BrowserError("The search does not answer at the moment.") from None
         results = [
             (result.url, result.title or "", (result.content or "")[:1000])
-            for result in found.results
+            for result in answer.results
             if _is_url(result.url)
         ]
         return self._open_tab(from_results(query, results[: max(1, min(count, _MAX_RESULTS))]))
@@ -144,9 +145,9 @@ class BrowserTabs:
             return from_text(fetched.url, text)
         raise BrowserError(f"The page is of type {fetched.media_type[:100]}, which is no text.")
 
-    def _fetch(self, url: str, allowed: AllowedAddresses) -> FetchResult:
+    def _fetch(self, url: str, allowed: AllowedWeb) -> FetchedPage:
         try:
-            return self._web.fetch(url, allowed, self._web.bounds)
+            return self._web.fetch(url, allowed)
         except (Refused, Unreachable) as error:
             raise BrowserError(str(error)) from None
 

@@ -2,14 +2,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.browser.page import (
+from tool_servers import seccomp
+from tool_servers.browser.page import (
     MAX_CHARACTERS,
     WIDTH,
     Page,
@@ -22,8 +22,6 @@ from server.browser.page import (
     number_lines,
     parse_page,
 )
-from server.protocol import worker_sandbox
-from server.protocol.decode import decode_as
 
 URL = "https://a.example/docs/page?x=1"
 
@@ -94,7 +92,7 @@ def test_a_page_read_in_a_process_of_its_own_is_the_same() -> None:
 
 TAKEN_OVER = """
 import os, socket
-from server.browser import page
+from tool_servers.browser import page
 
 
 def tried(attempt):
@@ -105,7 +103,12 @@ def tried(attempt):
     return "done"
 
 
+read_page = page.from_html
+
+
 def take_over(url, html):
+    if url.startswith("http"):  # what is read before the process gives all up
+        return read_page(url, html)
     attempts = (
         lambda: socket.socket(socket.AF_INET),
         lambda: open("/etc/passwd"),
@@ -122,7 +125,7 @@ page.main()
 """
 
 
-@pytest.mark.skipif(worker_sandbox.missing() is not None, reason="this kernel lacks a part of the sandbox")
+@pytest.mark.skipif(not seccomp.can_filter(), reason="this kernel has no seccomp")
 def test_a_page_that_takes_its_parser_over_reaches_neither_the_network_nor_files_nor_processes(
     tmp_path: Path,
 ) -> None:
@@ -130,24 +133,22 @@ def test_a_page_that_takes_its_parser_over_reaches_neither_the_network_nor_files
     ran = subprocess.run(
         [sys.executable, "-c", TAKEN_OVER], input=message, capture_output=True, check=True, timeout=60
     )
-    assert set(decode_as(ran.stdout, Page).title.split()) == {"PermissionError"}
+    assert set(msgspec.json.decode(ran.stdout, type=Page).title.split()) == {"PermissionError"}
     assert not (tmp_path / "written").exists()
 
 
 def test_a_process_that_reads_a_page_is_started_without_the_browser_s_secrets(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Python imports `sitecustomize` first of all, which here notes what the process can see."""
+    note = "import os, pathlib; pathlib.Path(__file__).with_name('environment').write_text(str(os.environ))"
+    (tmp_path / "sitecustomize.py").write_text(note)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("HOLDFAST_TOOL_TOKEN", "secret")
-    started: list[dict[str, str]] = []
-    run = subprocess.run
-
-    def note(*words: Any, **options: Any) -> Any:
-        started.append(options["env"])
-        return run(*words, **options)
-
-    monkeypatch.setattr(subprocess, "run", note)
     assert parse_page(URL, "<p>Hello").lines == ("Hello",)
-    assert "secret" not in str(started)
+    environment = (tmp_path / "environment").read_text()
+    assert "PYTHONPATH" in environment
+    assert "secret" not in environment
 
 
 def test_the_charset_is_the_headers_or_the_pages_own_or_utf_8() -> None:

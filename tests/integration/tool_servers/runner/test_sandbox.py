@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from runner import processes
-from runner.find_python import find_python
-from runner.limits import MB, Limits
-from runner.sandbox import Command, RunResult, Sandbox
 from tests.support.eventually import eventually
 from tests.support.sandboxes import need_sandboxes
+from tool_servers.runner import processes
+from tool_servers.runner.find_python import find_python
+from tool_servers.runner.limits import MB, Limits
+from tool_servers.runner.sandbox import Command, RunResult, Sandbox
 
 LIMITS = Limits(seconds=1.5, memory=192 * MB, disk=8 * MB, files=1000, processes=32, output=20_000)
 

@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from runner import bubblewrap, processes, seccomp
-from runner.limits import Limits
+from tool_servers import seccomp
+from tool_servers.runner import bubblewrap, processes
+from tool_servers.runner.limits import Limits
 
 _INSIDE = Path(__file__).with_name("sandboxed_interpreter.py").read_text(encoding="utf-8")
 _BLOCK = 65536
@@ -185,7 +186,7 @@ def _read_available(descriptor: int, give: Callable[[bytes], None], most: int = 
 def _start(limits: Limits, python: Python) -> tuple[subprocess.Popen[bytes], int]:
     control, told = os.pipe()
     filtered, written = os.pipe()
-    os.write(written, seccomp.program(os.uname().machine))
+    os.write(written, seccomp.sandbox_filter(os.uname().machine))
     os.close(written)
     inside = {
         "control": told,

@@ -5,8 +5,8 @@ These brackets in a page's own text are replaced, so that a page cannot forge li
 gpt-oss's own tool shows it: `[cursor]`, then `L9: text`, so that it can cite `【6†L9-L11】`.
 
 HTML parsers take time quadratic in a page's depth and cannot be interrupted, and pages are untrusted, so
-`parse_page` runs this module in a process of its own, with limits of CPU time and memory, locked down as the
-workers of `worker_sandbox` are.
+`parse_page` runs this module in a process of its own, with limits of CPU time and memory, which can open no
+file, connection or program while it parses.
 """
 
 import codecs
@@ -23,9 +23,8 @@ import httpx
 import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from server.outbound_http.allowed_addresses import Refused, read_url
-from server.protocol import worker_sandbox
-from server.protocol.decode import decode_as
+from tool_servers import seccomp
+from tool_servers.browser.allowed_web import Refused, read_url
 
 WIDTH = 80
 MAX_CHARACTERS = 500_000
@@ -62,6 +61,11 @@ class Page:
     def size(self) -> int:
         """Approximate bytes of memory."""
         return sum(map(sys.getsizeof, (self.url, self.title, *self.lines, *self.links))) + 8 * len(self.lines)
+
+
+_page_decoder = msgspec.json.Decoder(Page)
+_request_decoder = msgspec.json.Decoder(tuple[str, str, float])
+"""(URL, HTML, seconds of CPU time)"""
 
 
 def decode_body(body: bytes, charset: str | None) -> str:
@@ -160,26 +164,28 @@ def parse_page(url: str, html: str, seconds: float = CPU_SECONDS) -> Page:
     message = msgspec.json.encode((url, html.encode("utf-8", "replace").decode(), seconds))
     try:
         output = subprocess.run(
-            [sys.executable, "-m", "server.browser.page"],
+            [sys.executable, "-m", "tool_servers.browser.page"],
             input=message,
             capture_output=True,
             env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # and no secret
             check=True,
             timeout=4 * seconds,  # wall-clock time; CPU time is limited in the process
         ).stdout
-        return decode_as(output, Page)
+        return _page_decoder.decode(output)
     except (subprocess.SubprocessError, msgspec.DecodeError):
         raise PageUnreadable("The page takes too long to be read.") from None
 
 
 def main() -> None:
-    url, html, seconds = decode_as(sys.stdin.buffer.read(), tuple[str, str, float])
+    url, html, seconds = _request_decoder.decode(sys.stdin.buffer.read())
     cpu = max(1, round(seconds))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    worker_sandbox.lock_down()
+    # Whatever is imported when it is needed, as the tables of international names are, is imported now.
+    from_html("https://a.example/", "<p><a href='https://\u00e4.example/'>\u00e4</a>")
+    seccomp.only_compute()
     sys.stdout.buffer.write(msgspec.json.encode(from_html(url, html)))
 
 

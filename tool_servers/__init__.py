@@ -1,0 +1,1 @@
+"""Tools for models as MCP servers, each a program of its own; they share no code with the server."""
