@@ -24,7 +24,7 @@ import transformers
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, DynamicCache, StaticCache
 
 from engine.config import EngineConfig
-from engine.engine import load
+from engine.core.local_engine import load
 from engine.request import EngineRequest, Failed, Outbound, SamplingParams, Tokens
 
 transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

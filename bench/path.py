@@ -95,7 +95,7 @@ def _is_callback(function: str) -> bool:
 
 
 def package(path: str) -> str:
-    """The first two folders: `server/http` of a file in it or below, `engine` of `engine/engine.py`."""
+    """The first two folders: `server/http` of a file in it or below, `engine` of `engine/request.py`."""
     return "/".join(Path(path).parent.parts[:2])
 
 

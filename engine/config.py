@@ -1,4 +1,4 @@
-"""Engine settings: `EngineConfig` (model, memory, kernels) and the scheduler's `Limits`, both validated.
+"""Engine settings: `EngineConfig` (model, memory, kernels) and `SchedulerLimits`, both validated.
 
 Frozen; any thread. Devices and dtypes are names, so that torch is not imported.
 """
@@ -50,15 +50,15 @@ class SchedulerSettings(QueueSettings):
     whole_images: bool = False
     """The tokens of a picture attend to each other in both directions, so they are computed in one step."""
 
-    def limits(self, kv_blocks: int) -> "Limits":
+    def limits(self, kv_blocks: int) -> "SchedulerLimits":
         """The scheduler's limits with this number of blocks."""
-        return Limits(
+        return SchedulerLimits(
             kv_blocks=kv_blocks, **{each.name: getattr(self, each.name) for each in fields(SchedulerSettings)}
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits(SchedulerSettings):
+class SchedulerLimits(SchedulerSettings):
     """The scheduler's limits; independent of the model."""
 
     kv_blocks: int
@@ -184,9 +184,9 @@ class EngineConfig(QueueSettings):
 
     def limits(
         self, kv_blocks: int, block_size: int, sizes: StepSizes, *, whole_images: bool = False
-    ) -> Limits:
+    ) -> SchedulerLimits:
         """The scheduler's limits with this pool."""
-        return Limits(
+        return SchedulerLimits(
             kv_blocks=kv_blocks,
             block_size=block_size,
             token_budget=sizes.token_budget,

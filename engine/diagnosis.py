@@ -21,7 +21,7 @@ from engine.runner.model_runner import ModelRunner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What an engine with these settings is on this machine."""
+    """Properties of an engine with these settings on this machine."""
 
     device: str
     """`cpu` or `cuda:0`, say."""
@@ -37,7 +37,7 @@ class Diagnosis:
     """The weights are computed, and held, with all bits of `dtype`."""
     attention: str
     decode: str
-    """As in `request.ModelInfo`, as is `attention`."""
+    """`attention` and `decode` are those of `request.ModelInfo`."""
     pipelined: bool
     block_size: int
     kv_blocks: int
@@ -49,7 +49,7 @@ class Diagnosis:
     attention_fault: str | None
     """Why attention is not right here, in a sentence; None if it is."""
     warnings: tuple[str, ...]
-    """What was logged while loading: what is not used, and why."""
+    """Lines that were logged while loading: parts that are not used, and why."""
 
     @property
     def kv_tokens(self) -> int:

@@ -18,9 +18,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 CancelReason = Literal["cancelled", "stop"]
 """`stop`: the caller has found the end of the output."""
 
-FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded", "deadline"]
-"""`deadline`: `deadline_seconds` have passed. A failure, because OpenAI's API has no incomplete reason for
-time; tokens generated until then are delivered, and `Failed.usage` counts them."""
+FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded"]
 
 MAX_BIASES = 1024
 MAX_MARK_TOKENS = 512
@@ -36,7 +34,7 @@ MAX_BAD_TOKENS = 4096
 MAX_BAD_WORDS = 256
 MAX_IMAGES = 128
 MAX_IMAGE_BYTES = 64 * 2**20
-"""Of all pictures of a request together."""
+"""Bytes of all pictures of a request together."""
 MAX_IMAGE_PIXELS = 2**24
 """Width times height of one picture."""
 
@@ -107,7 +105,7 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beams:
-    """The output is a result of beam search (`engine.core.beam_search`)."""
+    """The output is a result of beam search (`engine.front.beam_search`)."""
 
     width: int
     """Beams that are continued in each step, and number of results. 1 to `MAX_BEAMS`."""
@@ -122,7 +120,7 @@ class ImageText:
     """How a picture is written in a prompt, from `Engine.image_text`."""
 
     text: str
-    """What replaces `ModelInfo.image_placeholder` in the prompt."""
+    """The text that replaces `ModelInfo.image_placeholder` in the prompt."""
     tokens: int
     """How many times `ModelInfo.image_token_id` is among the tokens of `text`; at least 1."""
 
@@ -167,8 +165,6 @@ class EngineRequest:
     """Lower values run first, and preempt requests of higher values if KV memory is short."""
     fairness_key: str = ""
     """Among requests of one priority, the waiting key with the fewest served tokens is next."""
-    deadline_seconds: float | None = None
-    """Counted from `submit`, queueing included; then the request ends with `Failed("deadline")`. Above 0."""
     min_tokens: int = 0
     """Until the output has this many tokens, stop ids are masked."""
     ignore_eos: bool = False
@@ -178,7 +174,7 @@ class EngineRequest:
     logprob_token_ids: tuple[int, ...] = ()
     """With `logprobs`: return these ids instead of the top tokens; at most `MAX_LOGPROB_TOKENS`."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, for the prompt without earlier output; takes nothing from the prefix cache."""
+    """Return logprobs of the prompt, without earlier output, too; takes nothing from the prefix cache."""
     grammar: StructuredOutput | None = None
     """Only tokens that the grammar allows are sampled, and stop ids exactly where it may end. It takes
     precedence over `min_tokens`, `ignore_eos`, biases, bad words and the thinking budget. It starts with the
@@ -217,7 +213,7 @@ class TokenLogprobs:
     """Logprobs (natural logarithm) of the raw logits: before biases, penalties, masks and temperature."""
 
     chosen: float
-    """Of the sampled token."""
+    """The sampled token's logprob."""
     top: tuple[tuple[int, float], ...] = ()
     """(id, logprob) of the top tokens, likeliest first, ties by id; or of `logprob_token_ids`, in their
     order."""
@@ -243,7 +239,7 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Token counts of one request. `cached` is the part of `prompt` that the prefix cache had."""
 
     prompt: int = 0
@@ -257,7 +253,7 @@ class Finished:
 
     request_id: str
     reason: FinishReason
-    usage: Usage
+    usage: TokenUsage
     times: RequestTimes = field(default=NOT_MEASURED, compare=False)
 
 
@@ -268,7 +264,7 @@ class Failed:
     request_id: str
     code: FailureCode
     message: str
-    usage: Usage = field(default_factory=Usage)
+    usage: TokenUsage = field(default_factory=TokenUsage)
     times: RequestTimes = field(default=NOT_MEASURED, compare=False)
 
 
@@ -325,11 +321,11 @@ class ModelInfo:
     """The end-of-sequence ids of generation_config."""
     temperature: float
     top_p: float
-    """Both: default of generation_config; 0 and 1 if it sets do_sample=False."""
+    """`temperature` and `top_p` are defaults of generation_config; 0 and 1 if it sets do_sample=False."""
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    """All: default of generation_config, the first two 0 if it sets do_sample=False."""
+    """These three are defaults of generation_config, the first two 0 if it sets do_sample=False."""
     max_new_tokens: int | None = None
     """Default output limit of generation_config; None is the rest of the context."""
     adapters: tuple[str, ...] = ()
@@ -338,8 +334,8 @@ class ModelInfo:
     """Digests of the weights by adapter, "" for none, equal in all processes; those missing are not known."""
     image_placeholder: str | None = None
     image_token_id: int | None = None
-    """What chat templates write for a picture, and the token in place of which the model takes a row of one;
-    None if the model reads text only."""
+    """The text that chat templates write for a picture, and the token in place of which the model takes a row
+    of one; None if the model reads text only."""
     grammar_token_ids: frozenset[int] = frozenset()
     """Tokens that are not special, but that a grammar must name by id, as if they were."""
     attention: str = ""
@@ -375,7 +371,7 @@ class Engine(Protocol):
     def set_paused(self, paused: bool) -> None:
         """Pauses or resumes stepping, for back-pressure: while paused no step begins.
 
-        Requests are accepted, cancelled and timed out meanwhile. Idempotent; any thread.
+        Requests are accepted and cancelled meanwhile. Idempotent; any thread.
         """
 
     def stats(self) -> Stats:

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
 from engine.config import SchedulerSettings
-from engine.engine import ThreadedEngine
+from engine.core.local_engine import LocalEngine
 from engine.executor import EngineFault, OutOfMemory, RowFailure, SampledToken, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import (
@@ -34,7 +34,7 @@ from engine.request import (
     RequestRefused,
     TokenLogprobs,
 )
-from engine.sampling.token_masks import GrammarMatchers, Masks, TokenRules
+from engine.sampling.token_masks import GrammarMatchers, Masks, SamplingRules
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
@@ -113,7 +113,7 @@ class ScriptedConfig(SchedulerSettings):
             raise ValueError("a script's length must be at least 1")
 
 
-class ScriptedEngine(ThreadedEngine):
+class ScriptedEngine(LocalEngine):
     """`scripts` returns the script of a request, or None for the one in the config."""
 
     def __init__(
@@ -153,7 +153,7 @@ class _ScriptedExecutor:
         self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
         self._grammar_matchers = GrammarMatchers(self.grammars)
         vocab_size = config.vocab_size if config.spelling is None else len(config.spelling.tokens)
-        self._rules = TokenRules(vocab_size)
+        self._rules = SamplingRules(vocab_size)
         self.pipelined = False
         self.model_info = ModelInfo(
             vocab_size=config.vocab_size,

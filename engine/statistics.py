@@ -48,10 +48,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
-    """What an engine has measured of its requests since the process started."""
+    """Measurements of an engine's requests since the process started."""
 
     distributions: Mapping[str, Distribution] = field(default_factory=dict)
-    """By the name of a histogram of `engine.core.request_metrics`."""
+    """By the name of a histogram of `engine.front.request_metrics`."""
     ended: Mapping[str, int] = field(default_factory=dict)
     """Ended requests by reason: `stop`, `length`, `abort`, `error`."""
     running_adapters: Sequence[str] = ()
@@ -112,7 +112,7 @@ class Stats:
     """Servers run the model: blocks, steps and what is computed in them are theirs and 0 here. `alive` is
     whether one of them takes requests."""
     servers: Sequence[ServerStats] = ()
-    """Those of a remote engine."""
+    """The servers of a remote engine."""
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -60,9 +60,6 @@ def refuse_bad_request(request: EngineRequest, model_info: ModelInfo) -> None:
         raise RequestRefused("bad_limit", "max_tokens must be at least 1.")
     if not _are_ids((abs(request.priority),), 2**31):
         raise RequestRefused("bad_limit", "priority must be a number of 32 bits.")
-    # `not >` instead of `<=` refuses NaN, too.
-    if request.deadline_seconds is not None and not request.deadline_seconds > 0:
-        raise RequestRefused("bad_limit", "deadline_seconds must be above 0.")
     refuse_unknown_adapter(request.adapter, model_info.adapters)
     refuse_bad_sampling(request.sampling, model_info.vocab_size)
     refuse_bad_output(request, vocab_size=model_info.vocab_size)

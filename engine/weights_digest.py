@@ -13,14 +13,14 @@ from pathlib import Path
 
 SUFFIXES = frozenset({".safetensors", ".bin", ".gguf", ".pt", ".pth"})
 SETTINGS = ("config.json", "adapter_config.json")
-"""Of a model and of a LoRA adapter; they decide what the weights compute."""
+"""Settings files of a model and of a LoRA adapter; they decide what the weights compute."""
 MAX_SETTINGS_BYTES = 16 * 2**20
 """Real ones have a few KiB."""
 HEAD_BYTES = 64 * 2**10
 BLOCK_BYTES = 4 * 2**10
 BLOCKS_OF_FILE = 16
 MAX_READS = 512
-"""Of weight files, heads included: on a network disk that takes 10 ms for each, they take five seconds."""
+"""Reads of weight files, heads included: at 10 ms for each, as on a network disk, they take five seconds."""
 
 
 def digests_by_adapter(

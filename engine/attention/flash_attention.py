@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention.interface import AttentionMetadata, LayerAttentionSpec, LayerCall
+from engine.attention.paged_attention import AttentionMetadata, LayerAttentionSpec, LayerCall
 
 MAX_HEAD_SIZE = 256
 TABLE_NAMES = ("page_table", "block_table")

@@ -12,7 +12,12 @@ from math import inf
 import torch
 from torch import Tensor
 
-from engine.attention.interface import AttentionMetadata, LayerAttentionSpec, LayerCall, PagedAttentionBackend
+from engine.attention.paged_attention import (
+    AttentionMetadata,
+    LayerAttentionSpec,
+    LayerCall,
+    PagedAttentionBackend,
+)
 from engine.attention.sdpa import DecodeRows, GatheredRows, PromptChunk, SdpaForward
 from engine.kv_cache import KVCache
 from engine.request import describe

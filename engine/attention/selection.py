@@ -9,15 +9,15 @@ left with a warning that says by how much. On a CPU there is only torch's own at
 import inspect
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import torch
 
 from engine.attention.flash_attention import FlashAttentionBackend, Function, kernel_sources
-from engine.attention.interface import LayerAttentionSpec, PagedAttentionBackend
 from engine.attention.kernel_check import attend_with, attend_with_sdpa, find_fault
+from engine.attention.paged_attention import LayerAttentionSpec, PagedAttentionBackend
 from engine.attention.varlen_attention import DECODE_SPLITS, PAGE_SIZE, VarlenAttentionBackend
 from engine.config import AttentionName, ModelRefused
 from engine.request import describe
@@ -54,8 +54,6 @@ class AttentionChoice:
     block_size: int = BLOCK_SIZE
     backend: PagedAttentionBackend | None = None
     """None is torch's own attention over gathered blocks."""
-    rejected: tuple[str, ...] = field(default=())
-    """A sentence for each candidate that is not used."""
 
 
 def candidates(device: torch.device, wanted: AttentionName, hub_kernel: str | None) -> list[Candidate]:
@@ -106,16 +104,15 @@ def choose_attention(
         else:
             reason = _fault(kernel, backend, specs, dtype, device, size)
             if reason is None:
-                return AttentionChoice(kernel.name, size, backend, tuple(rejected))
+                return AttentionChoice(kernel.name, size, backend)
         rejected.append(f"the attention kernel {kernel.name} is not used: {reason}")
         log.warning("%s", rejected[-1])
     if wanted in ("flash", "varlen"):
         because = "; ".join(rejected) or "there is no GPU here"
         raise ModelRefused(f"attention {wanted} cannot be used: {because}")
-    name, reasons = "sdpa", tuple(rejected)
-    if device.type != "cpu":
-        name, reasons = _check_sdpa(specs, dtype, device, block_size or BLOCK_SIZE, rejected)
-    return AttentionChoice(name, block_size or BLOCK_SIZE, None, reasons)
+    size = block_size or BLOCK_SIZE
+    name = "sdpa" if device.type == "cpu" else _check_sdpa(specs, dtype, device, size)
+    return AttentionChoice(name, size)
 
 
 def _fault(
@@ -147,19 +144,17 @@ def _check_sdpa(
     dtype: torch.dtype,
     device: torch.device,
     block_size: int,
-    rejected: list[str],
-) -> tuple[str, tuple[str, ...]]:
+) -> str:
     """The name of torch's own attention, without its fused kernels if those are not right."""
     fault = find_fault(attend_with_sdpa, specs, dtype, device, block_size)
     if fault is None:
-        return "sdpa", tuple(rejected)
-    rejected.append(f"torch's fused attention kernels are not used: {fault}")
-    log.warning("%s", rejected[-1])
+        return "sdpa"
+    log.warning("torch's fused attention kernels are not used: %s", fault)
     disable_fused_sdpa()
     fault = find_fault(attend_with_sdpa, specs, dtype, device, block_size)
     if fault is not None:
         raise ModelRefused(f"no attention is right on this device: {fault}")
-    return "sdpa (math)", tuple(rejected)
+    return "sdpa (math)"
 
 
 def disable_fused_sdpa() -> None:

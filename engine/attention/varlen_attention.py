@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-from engine.attention.interface import AttentionMetadata, LayerAttentionSpec, LayerCall
+from engine.attention.paged_attention import AttentionMetadata, LayerAttentionSpec, LayerCall
 
 PAGE_SIZE = 256
 """The kernel refuses block sizes that are not a multiple of this."""

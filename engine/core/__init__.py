@@ -1,1 +1,1 @@
-"""The engine thread: its loop, the requests it has, beam search, supervision and metrics."""
+"""The own engine: its thread, the steps that it computes, supervision and metrics."""

@@ -1,8 +1,6 @@
 """`EngineCore`, the engine thread's loop: inbox -> schedule -> execute -> deliver, once a step.
 
-Guarantees: each accepted request gets exactly one `Finished` or `Failed`; an error of one request ends only
-that request; the messages of a step are delivered together. Deadlines are checked here, so that scheduler and
-block pool need no clock.
+An error of one request ends only that request; the messages of a step are delivered together.
 
 With a pipelined executor the host works while the device computes: an iteration launches the next step's
 forward pass, whose input tokens the device already has, and only then reads the tokens of the previous step.
@@ -18,14 +16,13 @@ that ends while its token is in flight has a surplus row in the launched pass; i
 import logging
 import queue
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
-from engine.config import Limits
-from engine.core.metrics import EngineMetrics
-from engine.core.request_registry import AcceptedRequest, Close, Deadlines, Inbound, RequestRegistry, Resumed
+from engine.config import SchedulerLimits
+from engine.core.engine_metrics import EngineMetrics
 from engine.executor import (
     Executor,
     ForwardHandle,
@@ -36,18 +33,17 @@ from engine.executor import (
     SequenceFailed,
     StepAbandoned,
 )
+from engine.front.inbox_reader import InboxReader
+from engine.front.request_registry import Inbound, RequestRegistry
 from engine.request import (
-    Cancel,
+    CancelReason,
     Deliver,
-    EngineRequest,
     Failed,
     FailureCode,
     Finished,
     FinishReason,
-    Outbound,
     PromptLogprobs,
     Tokens,
-    Usage,
     describe,
 )
 from engine.scheduling.scheduler import ComputedBlocks, Scheduler, SchedulerOutput
@@ -55,8 +51,6 @@ from engine.scheduling.sequence import TokenSequence
 
 log = logging.getLogger(__name__)
 
-PAUSED_POLL_SECONDS = 0.1
-"""A paused engine checks deadlines this often."""
 IDLE_CHECK_SECONDS = 1.0
 """After this time without work the engine checks the integrity of scheduler and block pool."""
 
@@ -71,33 +65,24 @@ class _InFlightStep:
     """Monotonic time."""
 
 
-class EngineCore:
+class EngineCore(InboxReader):
     """The engine thread's state between a start or restart and its end; `run` is the thread's body."""
 
     def __init__(
         self,
         executor: Executor,
-        limits: Limits,
+        limits: SchedulerLimits,
         registry: RequestRegistry,
         deliver: Deliver,
         metrics: EngineMetrics,
         watchdog: AbstractContextManager[None],
     ) -> None:
+        super().__init__(registry, deliver, metrics.requests)
         self._executor = executor
         self._scheduler = Scheduler(limits, metrics.counters)
-        self._registry = registry
-        self._deliver = deliver
         self._metrics = metrics
         self._watchdog = watchdog
         self._sequences: dict[str, TokenSequence] = {}
-        self._deadlines = Deadlines()
-        self._outbox: list[Outbound] = []
-        self._ended: list[str] = []
-        """Ids of requests whose last message is in the outbox."""
-        self._arrivals = 0
-        self._closing: Close | None = None
-        self.delivering = False
-        """A call of the `deliver` callback is running."""
         self._in_flight: _InFlightStep | None = None
         self._last_read_at = -inf
 
@@ -117,43 +102,19 @@ class EngineCore:
             return error
         return None
 
-    def fail_all(self, cause: BaseException) -> None:
-        """Delivers `Failed` to every unfinished request, those in the inbox included."""
-        messages = self._outbox  # results of the last step before it failed
-        ended = set(self._ended)
-        failures = [
-            self._last_message(request, describe(cause))
-            for request in self._registry.remove_all()
-            if request.request_id not in ended
-        ]
-        if messages or failures:
-            self._call_deliver([*messages, *failures])
-
-    def _last_message(self, request: EngineRequest, cause: str) -> Failed:
-        sequence = self._sequences.get(request.request_id)
-        if sequence is None:  # it is in the inbox
-            self._metrics.requests.failed()
-            return Failed(request.request_id, "engine_dead", cause, Usage(prompt=len(request.prompt)))
-        times = self._metrics.requests.ended(sequence, "error", monotonic())
-        return Failed(request.request_id, "engine_dead", cause, sequence.usage, times)
-
     def _run_until_closed(self) -> None:
         while not (self._closing and self._scheduler.idle):
             self._read_inbox()
             with self._watchdog:
-                if self._deadlines:
-                    self._end_overdue()
-                if self._registry.paused and not self._closing:
-                    self._wait_for_resume()
-                elif self._in_flight or not self._scheduler.idle:
+                if not self._paused and (self._in_flight or not self._scheduler.idle):
                     self._step()
-                self._flush_outbox()
+                self._publish()
 
     # Inbox
 
     def _read_inbox(self) -> None:
-        """Handles all messages; waits for one only if there is nothing to compute."""
-        if self._scheduler.idle and not self._closing:
+        """Handles all messages; waits for one if there is nothing to compute or the engine is paused."""
+        if self._paused or (self._scheduler.idle and not self._closing):
             self._handle(self._wait())
         while not self._registry.inbox.empty():
             self._handle(self._registry.inbox.get())
@@ -166,50 +127,18 @@ class EngineCore:
             self._metrics.reset_rate()
         return self._registry.inbox.get()
 
-    def _wait_for_resume(self) -> None:
-        """Handles one message, or returns after `PAUSED_POLL_SECONDS` so that deadlines are checked."""
-        with suppress(queue.Empty):
-            self._handle(self._registry.inbox.get(timeout=PAUSED_POLL_SECONDS))
+    def _live_sequences(self) -> dict[str, TokenSequence]:
+        return self._sequences
 
-    def _handle(self, message: Inbound) -> None:
-        match message:
-            case Resumed():
-                pass
-            case AcceptedRequest():
-                self._admit(message)
-            case Cancel(request_id, reason):
-                if sequence := self._sequences.get(request_id):
-                    self._finish(sequence, reason)
-            case Close(drain):
-                self._closing = message
-                if not drain:
-                    for sequence in list(self._sequences.values()):
-                        self._finish(sequence, "cancelled")
-
-    def _admit(self, accepted: AcceptedRequest) -> None:
-        request = accepted.request
-        self._arrivals += 1
-        try:
-            sequence = TokenSequence(request, self._arrivals, accepted.digests, accepted.grammar)
-            # Computes the digests that planning needs, where an error fails this request only.
-            self._scheduler.prepare(sequence)
-        except Exception as error:
-            log.exception("request %s cannot be handled", request.request_id)
-            usage = Usage(prompt=len(request.prompt))
-            self._outbox.append(Failed(request.request_id, "engine_error", describe(error), usage))
-            self._ended.append(request.request_id)
-            self._metrics.requests.failed()
-            return
-        self._metrics.requests.admitted(sequence, accepted.at)
-        self._sequences[request.request_id] = sequence
+    def _begin(self, sequence: TokenSequence) -> None:
+        # Computes the digests that planning needs, where an error fails this request only.
+        self._scheduler.prepare(sequence)
+        self._sequences[sequence.request.request_id] = sequence
         self._scheduler.add(sequence)
-        if accepted.due is not None:
-            self._deadlines.add(sequence, accepted.due)
 
-    def _end_overdue(self) -> None:
-        for sequence in self._deadlines.pop_overdue(monotonic()):
-            seconds = sequence.request.deadline_seconds
-            self._fail(sequence, "deadline", f"The request was not done within {seconds} seconds.")
+    def _cancel(self, request_id: str, reason: CancelReason) -> None:
+        if sequence := self._sequences.get(request_id):
+            self._finish(sequence, reason)
 
     # A step
 
@@ -248,9 +177,9 @@ class EngineCore:
         computed = self._scheduler.counters.computed_tokens
         progress = {each.sequence: each for each in self._scheduler.advance(plan)}
         if self._scheduler.admitted:
-            self._metrics.requests.started(filter(self._is_live, self._scheduler.admitted), began)
+            self._request_metrics.started(filter(self._is_live, self._scheduler.admitted), began)
             self._scheduler.admitted.clear()
-        self._metrics.requests.step(self._scheduler.counters.computed_tokens - computed)
+        self._request_metrics.step(self._scheduler.counters.computed_tokens - computed)
         self._queue_prompt_logprobs(pending.prompt_logprobs)
         for sequence in pending.sequences:
             sequence.in_flight = True
@@ -270,7 +199,7 @@ class EngineCore:
         now = monotonic()
         rows = [row for row in zip(pending.sequences, result.sampled, strict=True) if self._is_live(row[0])]
         got_token = frozenset(sequence for sequence, sampled in rows if not isinstance(sampled, RowFailure))
-        self._metrics.requests.tokens(got_token, now)
+        self._request_metrics.tokens(got_token, now)
         for sequence, sampled in rows:
             self._apply_result(in_flight.progress[sequence], sampled)
         if pending.sequences or not self._executor.pipelined:
@@ -343,39 +272,24 @@ class EngineCore:
     # Ends
 
     def _finish(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        ended = self._metrics.requests.ended
+        ended = self._request_metrics.ended
         times = ended(sequence, "abort" if reason == "cancelled" else reason, monotonic())
         request_id = sequence.request.request_id
         self._end(sequence, Finished(request_id, reason, sequence.usage, times))
 
     def _fail(self, sequence: TokenSequence, code: FailureCode, message: str) -> None:
         log.warning("request %s failed (%s): %s", sequence.request.request_id, code, message)
-        times = self._metrics.requests.ended(sequence, "error", monotonic())
+        times = self._request_metrics.ended(sequence, "error", monotonic())
         self._end(sequence, Failed(sequence.request.request_id, code, message, sequence.usage, times))
 
     def _end(self, sequence: TokenSequence, last: Finished | Failed) -> None:
         self._scheduler.remove(sequence)
-        self._deadlines.discard(sequence)
         del self._sequences[sequence.request.request_id]
         self._outbox.append(last)
         self._ended.append(last.request_id)
 
-    def _flush_outbox(self) -> None:
-        """Delivers the step's messages. Ended requests leave the registry first: their ids are free."""
+    def _publish(self) -> None:
+        """Publishes statistics and delivers the step's messages."""
         with self._watchdog:  # raises if a hang was declared, and all of this has been delivered
             self._metrics.publish(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
-            for request_id in self._ended:
-                self._registry.remove(request_id)
-            messages, self._outbox, self._ended = self._outbox, [], []
-            if messages:
-                self._call_deliver(messages)
-
-    def _call_deliver(self, messages: Sequence[Outbound]) -> None:
-        self.delivering = True
-        try:
-            self._deliver(messages)
-        except Exception:
-            # An error of the callback must not end all requests.
-            log.exception("the deliver callback failed on %d messages", len(messages))
-        finally:
-            self.delivering = False
+            self._flush_outbox()

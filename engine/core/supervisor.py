@@ -23,9 +23,9 @@ from time import monotonic
 from types import TracebackType
 
 from engine.core.engine_core import EngineCore
-from engine.core.metrics import EngineMetrics
-from engine.core.request_registry import RequestRegistry
+from engine.core.engine_metrics import EngineMetrics
 from engine.executor import EngineFault, StepAbandoned
+from engine.front.request_registry import RequestRegistry
 from engine.request import OnEngineDeath, describe
 
 log = logging.getLogger(__name__)

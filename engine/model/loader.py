@@ -25,8 +25,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from engine.attention.interface import IMPLEMENTATION, LayerAttentionSpec, ProbeForward
-from engine.attention.sdpa_calls import configure_sdpa
+from engine.attention.paged_attention import IMPLEMENTATION, LayerAttentionSpec, ProbeForward
+from engine.attention.sdpa import configure_sdpa
 from engine.config import EngineConfig, ModelRefused, UnsupportedModel
 from engine.executor import EngineFault
 from engine.model.prepacked_linear import prepack_weights
@@ -50,7 +50,7 @@ MAX_IMAGE_TOKENS = {"cpu": 1024, "cuda": 4096}
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedNetwork:
     """The model with the engine's attention, and its properties."""
 
     network: PreTrainedModel
@@ -63,7 +63,7 @@ class LoadedModel:
     """None if the model reads text only."""
 
 
-def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
+def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedNetwork:
     """Raises `ModelRefused` for a model that is not supported or cannot be loaded."""
     if config.torch_threads is not None:
         torch.set_num_threads(config.torch_threads)
@@ -83,7 +83,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
         progress(f"grammars are not served: {error}")
         vocabulary = None
     images = _image_processor(config, hf_config, network, progress)
-    return LoadedModel(network, device, dtype, layers, model_info, vocabulary, images)
+    return LoadedNetwork(network, device, dtype, layers, model_info, vocabulary, images)
 
 
 def _image_processor(

@@ -7,7 +7,7 @@ are those of the base model's modules, such as `model.layers.0.self_attn.q_proj`
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,19 +22,18 @@ from engine.model.prepacked_linear import PrepackedLinear
 
 SETTINGS_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
-ALL_LINEAR = "all-linear"
-"""Stands for every linear layer but the output embeddings."""
-
 READ_SETTINGS = frozenset(
-    {"alpha_pattern", "bias", "exclude_modules", "init_lora_weights", "layers_pattern", "layers_to_transform",
-     "lora_alpha", "peft_type", "r", "rank_pattern", "target_modules", "use_rslora"}
+    {"alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern",
+     "use_rslora"}
 )  # fmt: skip
 
 IGNORED_SETTINGS = frozenset(
     {"auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
      "fan_in_fan_out",  # how the base layer stores its weight; the adapter's own have one layout
      "inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_version",
-     "qalora_group_size", "revision", "runtime_config", "task_type"}
+     "qalora_group_size", "revision", "runtime_config", "task_type",
+     # which layers an adapter changes: its weights are named after them
+     "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules"}
 )  # fmt: skip
 """Settings of training, or parts of other settings that are refused themselves. Any other setting with a
 value is refused, because its effect is unknown."""
@@ -58,30 +57,15 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """The layers that an adapter changes, with ranks and scales."""
+    """Ranks and scales of the layers that an adapter changes."""
 
     rank: int
     alpha: float
     use_rslora: bool
     """Divide by the root of the rank, not by the rank."""
-    target_modules: str | tuple[str, ...]
-    """A pattern for the whole name of a layer, or suffixes of names."""
-    exclude_modules: str | tuple[str, ...] = ()
-    layers_to_transform: frozenset[int] | None = None
-    """Only layers with one of these numbers in their name; None is no limit."""
-    layers_pattern: tuple[str, ...] = ()
-    """The layer number follows one of these parts of the name; by default it is the first number."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     """Ranks of some layers, by patterns for the end of a name; the first match counts."""
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-
-    def changes(self, layer: str) -> bool:
-        """Whether the adapter changes this layer, which must be linear and not the output embeddings."""
-        if _is_named(layer, self.exclude_modules):
-            return False
-        if self.target_modules == ALL_LINEAR:
-            return True
-        return _is_named(layer, self.target_modules) and self._has_index(layer)
 
     def rank_of(self, layer: str) -> int:
         return _first_fitting(self.rank_pattern, layer, self.rank)
@@ -91,15 +75,6 @@ class AdapterSettings:
         return _first_fitting(self.alpha_pattern, layer, self.alpha) / (
             math.sqrt(rank) if self.use_rslora else rank
         )
-
-    def _has_index(self, layer: str) -> bool:
-        if self.layers_to_transform is None or isinstance(self.target_modules, str):
-            return True
-        patterns = [rf"(?:^|.*?\.){part}\.(\d+)\." for part in self.layers_pattern] or [
-            r".*?\.[^.]*\.(\d+)\."
-        ]
-        index_match = next((match for pattern in patterns if (match := re.match(pattern, layer))), None)
-        return index_match is not None and int(index_match[1]) in self.layers_to_transform
 
 
 def read_settings(name: str, folder: Path) -> AdapterSettings:
@@ -121,22 +96,14 @@ def read_settings(name: str, folder: Path) -> AdapterSettings:
 def _parse(values: dict[str, Any]) -> AdapterSettings:
     """Raises `ValueError`, whose text continues "The file ..."."""
     _refuse_unsupported(values)
-    layers_pattern = _names(values.get("layers_pattern") or (), "layers_pattern")
     settings = AdapterSettings(
         rank=_rank(values.get("r", 8), "r"),
         alpha=_alpha(values.get("lora_alpha", 8), "lora_alpha"),
         use_rslora=bool(values.get("use_rslora")),
-        target_modules=_names(values.get("target_modules"), "target_modules"),
-        exclude_modules=_names(values.get("exclude_modules") or (), "exclude_modules"),
-        layers_to_transform=_indexes(values.get("layers_to_transform")),
-        layers_pattern=(layers_pattern,) if isinstance(layers_pattern, str) else layers_pattern,
         rank_pattern={k: _rank(v, "rank_pattern") for k, v in _mapping(values, "rank_pattern").items()},
         alpha_pattern={k: _alpha(v, "alpha_pattern") for k, v in _mapping(values, "alpha_pattern").items()},
     )
-    if not settings.target_modules:
-        raise ValueError("has no target_modules")
-    settings.changes("")  # raises re.error for an invalid pattern
-    settings.scale_of("")
+    settings.scale_of("")  # raises re.error for an invalid pattern
     return settings
 
 
@@ -168,35 +135,11 @@ def _alpha(value: Any, key: str) -> float:
     return float(value)
 
 
-def _names(value: Any, key: str) -> str | tuple[str, ...]:
-    if isinstance(value, str):
-        return ALL_LINEAR if value.lower() == ALL_LINEAR else value
-    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"has {key} that are neither a pattern nor a list of names")
-    return tuple(value)
-
-
-def _indexes(value: Any) -> frozenset[int] | None:
-    """The numbers of the layers; None for no limit."""
-    if value is None or value == []:
-        return None
-    indexes = value if isinstance(value, list) else [value]
-    if not all(isinstance(index, int) for index in indexes):
-        raise ValueError("has layers_to_transform that are not numbers")
-    return frozenset(indexes)
-
-
 def _mapping(values: dict[str, Any], key: str) -> dict[str, Any]:
     mapping = values.get(key) or {}
     if not isinstance(mapping, dict):
         raise ValueError(f"has a {key} that is not an object")
     return mapping
-
-
-def _is_named(layer: str, names: str | Sequence[str]) -> bool:
-    if isinstance(names, str):
-        return re.fullmatch(names, layer) is not None
-    return any(layer == name or layer.endswith(f".{name}") for name in names)
 
 
 def _first_fitting(patterns: Mapping[str, Number], layer: str, default: Number) -> Number:
@@ -225,7 +168,6 @@ def read_adapter(name: str, folder: Path, network: nn.Module, dtype: torch.dtype
     settings = read_settings(name, folder)
     matrices = _read_matrices(name, folder)
     modules = dict(network.named_modules())
-    _refuse_incomplete(name, settings, matrices, modules)
     layers = {}
     for layer, parts in matrices.items():
         try:
@@ -270,20 +212,6 @@ def _reason_for(key: str) -> str:
     return next(
         (words for part, words in UNSUPPORTED_KEYS.items() if part in key), "weights that are not LoRA's"
     )
-
-
-def _refuse_incomplete(
-    name: str, settings: AdapterSettings, matrices: Mapping[str, object], modules: Mapping[str, nn.Module]
-) -> None:
-    """Settings and weights must name the same layers; otherwise one of the files is of another adapter."""
-    for layer in matrices:
-        if not settings.changes(layer):
-            raise ModelRefused(f"The adapter {name} has weights for {layer}, which its settings do not name.")
-    if settings.target_modules == ALL_LINEAR:
-        return  # peft decides which layers it leaves out then
-    for layer, module in modules.items():
-        if layer not in matrices and sizes_of(module) is not None and settings.changes(layer):
-            raise ModelRefused(f"The adapter {name} has no weights for {layer}, which its settings name.")
 
 
 def _fit(

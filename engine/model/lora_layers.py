@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from engine.attention.interface import ProbeForward
+from engine.attention.paged_attention import ProbeForward
 from engine.config import ModelRefused
 from engine.model.lora_adapter_files import LowRank, read_adapter
 from engine.scheduling.scheduler import ScheduledChunk

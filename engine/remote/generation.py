@@ -21,9 +21,14 @@ server's generator starts anew with each call.
 import hashlib
 from collections.abc import Sequence
 
-from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
-from engine.remote.logit_biases import Biases, logit_biases
-from engine.remote.restriction import Restriction, restriction_of, token_bits
+from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
+from engine.remote.output_restriction import (
+    Biases,
+    OutputRestriction,
+    logit_biases,
+    restriction_of,
+    token_bits,
+)
 from engine.request import (
     CancelReason,
     Failed,
@@ -35,7 +40,7 @@ from engine.request import (
     TokenLogprobs,
     Tokens,
 )
-from engine.sampling.token_masks import GrammarMatchers, Masks, TokenRules
+from engine.sampling.token_masks import GrammarMatchers, Masks, SamplingRules
 from engine.scheduling.sequence import TokenSequence
 
 MAX_BARREN_CALLS = 8
@@ -44,15 +49,15 @@ CALL_IDS = 16
 """Ids of a request's calls, used in turn: so many that an abandoned call never has that of a newer one, and
 so few that all of them can be ended for a process that has died."""
 UNSTREAMED_TOKENS = 16
-"""Of a call that is not streamed: text in which servers miss a token often comes in parts of this size."""
+"""Tokens of a call that is not streamed: text in which servers miss a token often comes in such parts."""
 SEED_BITS = 63
-"""Of the seeds of calls: servers take signed numbers of 64 bits."""
+"""Size of the seeds of calls: servers take signed numbers of 64 bits."""
 
 
 class LocalMasks:
     """Masks of the tokens that may come next, computed here."""
 
-    def __init__(self, matchers: GrammarMatchers, rules: TokenRules) -> None:
+    def __init__(self, matchers: GrammarMatchers, rules: SamplingRules) -> None:
         self._matchers = matchers
         self._rules = rules
 
@@ -89,8 +94,8 @@ class Generation:
         self._vocab_size = vocab_size
         self._native_grammar = self._takes_native_grammar()
         """The server applies the grammar in the current call."""
-        self._restriction: Restriction | None = None
-        """Of the current call, which is for one token then; None allows all."""
+        self._restriction: OutputRestriction | None = None
+        """The restriction of the current call, which is for one token then; None allows all."""
         self._any_may_come = False
         """The current call's tokens need no check: the request has no rule for them."""
         self._rejected = False
@@ -187,15 +192,15 @@ class Generation:
         return int.from_bytes(mixed, "big") >> (64 - SEED_BITS)
 
     def _logit_bias(self, banned: int = 0) -> Biases:
-        """Those of a call that bans so many tokens, which the server counts among them."""
+        """The biases of a call that bans so many tokens, which the server counts among them."""
         request, most = self.sequence.request, self._features.max_biases
         earlier = self.sequence.tokens[len(request.prompt) - request.output_offset :]
         return logit_biases(request.sampling, earlier, None if most is None else most - banned)
 
     # Answers
 
-    def receive(self, chunk: Chunk) -> None:
-        """Takes a part of the current call's answer. Raises `EngineFault` for tokens that cannot be."""
+    def receive(self, chunk: AnswerChunk) -> None:
+        """Takes a part of the current call's answer. Raises `CallFault` for tokens that cannot be."""
         sequence = self.sequence
         is_first_call = self._calls == 1 and not self._scoring and not sequence.request.output_offset
         if chunk.cached_tokens is not None and is_first_call:  # later ones find what this request computed
@@ -209,14 +214,14 @@ class Generation:
         if chunk.token_ids and self._ended is None:
             self._receive_tokens(chunk)
         if chunk.finish_reason == "abort" and self._ended is None:
-            raise EngineFault("failed", "it has ended the call before its time")
+            raise CallFault("failed", "it has ended the call before its time")
         if chunk.finish_reason is not None and self._ended is None:
             self.call_over = True
 
     def end_call(self) -> None:
         """The answer is complete. The request ends, or the next call continues it.
 
-        Raises `EngineFault` after too many calls without a token.
+        Raises `CallFault` after too many calls without a token.
         """
         self.call_over = True
         if self._ended is not None:
@@ -224,11 +229,11 @@ class Generation:
         elif len(self.sequence.tokens) == self._length_at_call and not self._scoring:
             self._barren_calls += 1
             if self._barren_calls > MAX_BARREN_CALLS:
-                raise EngineFault("refused", f"it has answered {MAX_BARREN_CALLS} calls without a token")
+                raise CallFault("refused", f"it has answered {MAX_BARREN_CALLS} calls without a token")
         else:
             self._barren_calls = 0
 
-    def _misses_token(self, chunk: Chunk) -> bool:
+    def _misses_token(self, chunk: AnswerChunk) -> bool:
         """Whether the server has generated more tokens than it has sent."""
         if chunk.generated_tokens is None:
             return False
@@ -236,7 +241,7 @@ class Generation:
             len(self.sequence.tokens) + len(chunk.token_ids) < self._length_at_call + chunk.generated_tokens
         )
 
-    def _receive_tokens(self, chunk: Chunk) -> None:
+    def _receive_tokens(self, chunk: AnswerChunk) -> None:
         sequence = self.sequence
         self._check_chunk(chunk)
         begin = len(sequence.tokens)
@@ -254,22 +259,22 @@ class Generation:
             self._finish(self._ended)  # the server would go on
             self.call_over = True
 
-    def _check_chunk(self, chunk: Chunk) -> None:
+    def _check_chunk(self, chunk: AnswerChunk) -> None:
         if min(chunk.token_ids) < 0 or max(chunk.token_ids) >= self._vocab_size:
-            raise EngineFault("failed", "its answer has a token that is not in the vocabulary")
-        wanted = self.sequence.request.logprobs is not None
-        if wanted and (chunk.logprobs is None or len(chunk.logprobs) != len(chunk.token_ids)):
-            raise EngineFault("failed", "its answer has no logprobs")
+            raise CallFault("failed", "its answer has a token that is not in the vocabulary")
+        has_logprobs = self.sequence.request.logprobs is not None
+        if has_logprobs and (chunk.logprobs is None or len(chunk.logprobs) != len(chunk.token_ids)):
+            raise CallFault("failed", "its answer has no logprobs")
         self._check_ids(chunk.logprobs or ())
 
     def _check_ids(self, logprobs: Sequence[TokenLogprobs]) -> None:
         if any(not 0 <= token_id < self._vocab_size for table in logprobs for token_id, _ in table.top):
-            raise EngineFault("failed", "its answer has logprobs of a token that is not in the vocabulary")
+            raise CallFault("failed", "its answer has logprobs of a token that is not in the vocabulary")
 
     def _receive_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
         pending = self.sequence.pending_prompt_logprobs
         if len(logprobs) != len(pending):
-            raise EngineFault("failed", f"its answer has {len(logprobs)} prompt logprobs, not {len(pending)}")
+            raise CallFault("failed", f"its answer has {len(logprobs)} prompt logprobs, not {len(pending)}")
         self._check_ids(logprobs)
         self.sequence.num_prompt_logprobs_sent = pending.stop
         self.messages.append(PromptLogprobs(self.sequence.request.request_id, pending.start, tuple(logprobs)))
@@ -281,8 +286,8 @@ class Generation:
         token_ids = tuple(self.sequence.tokens[begin:])
         if not token_ids:
             return
-        wanted = logprobs is not None and self.sequence.request.logprobs is not None
-        tables = tuple(logprobs[: len(token_ids)]) if wanted and logprobs is not None else None
+        has_logprobs = self.sequence.request.logprobs is not None
+        tables = tuple(logprobs[: len(token_ids)]) if has_logprobs and logprobs is not None else None
         self.messages.append(Tokens(self.sequence.request.request_id, token_ids, tables))
 
     def _append_forced(self) -> None:
@@ -291,7 +296,7 @@ class Generation:
         begin = len(sequence.tokens)
         while self._ended is None and (only := self._only_token()) is not None:
             if sequence.request.logprobs is not None:
-                self._restriction = Restriction(allowed=(only,))
+                self._restriction = OutputRestriction(allowed=(only,))
                 break
             self._ended = sequence.append(only)
         if self._rejected and self._restriction is None and len(sequence.tokens) == begin:
@@ -307,7 +312,7 @@ class Generation:
         bits = 0 if mask is None else token_bits(mask, self._vocab_size)
         return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
-    def _current_restriction(self) -> Restriction:
+    def _current_restriction(self) -> OutputRestriction:
         """To the tokens of the current mask, without end tokens that `min_tokens` holds back."""
         request = self.sequence.request
         holds_back = self.sequence.must_not_stop and request.grammar is None
@@ -322,12 +327,12 @@ class Generation:
                 most_banned=room,
             )
         except ValueError as error:
-            raise EngineFault("refused", str(error)) from error
+            raise CallFault("refused", str(error)) from error
 
     def _may_come(self, token_id: int) -> bool:
         if self._restriction is not None:
             if not self._restriction.permits(token_id):
-                raise EngineFault("failed", "its answer has a token that the call does not allow")
+                raise CallFault("failed", "its answer has a token that the call does not allow")
             return True
         if self.sequence.request.grammar is not None and not self._has_rules:
             return self._masks.allows(self.sequence, token_id)
@@ -337,13 +342,13 @@ class Generation:
         return mask is None or bool(mask[token_id >> 3] >> (token_id & 7) & 1)
 
     def _current_mask(self) -> bytes | None:
-        """The mask of the next token, computed once. Raises `EngineFault` if no token may come."""
+        """The mask of the next token, computed once. Raises `CallFault` if no token may come."""
         length = len(self.sequence.tokens)
         if self._mask_at != length:
             try:
                 self._mask = self._masks.of(self.sequence)
             except ValueError as error:
-                raise EngineFault("refused", str(error)) from error
+                raise CallFault("refused", str(error)) from error
             self._mask_at = length
         return self._mask
 

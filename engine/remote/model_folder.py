@@ -11,7 +11,7 @@ from engine.request import ModelInfo
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 MAX_FILE_BYTES = 16 * 2**20
-"""Of config.json and generation_config.json; real ones have a few KiB."""
+"""Bound of config.json and generation_config.json; real ones have a few KiB."""
 IMAGE_FAMILIES = frozenset({
     "glm4v", "glm4v_moe", "internvl", "llava", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe",
 })  # fmt: skip
@@ -20,7 +20,7 @@ IMAGE_FAMILIES = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What a folder says of the model that a server runs; a `remote.interface.ExpectedModel`."""
+    """The model of a folder, which a server runs; implements `remote.engine_protocol.ExpectedModel`."""
 
     model_info: ModelInfo
     """Its `context_length` is 0: the server's counts."""
@@ -75,7 +75,7 @@ def _model_info(text: Mapping[str, Any], defaults: Mapping[str, Any], vocab_size
     return ModelInfo(
         vocab_size=vocab_size,
         context_length=0,
-        stop_ids=frozenset(one for one in eos_ids if _is_count(one) and one < vocab_size),
+        stop_ids=frozenset(eos_id for eos_id in eos_ids if _is_count(eos_id) and eos_id < vocab_size),
         temperature=_number(sampled, "temperature", 1.0),
         top_p=_number(sampled, "top_p", 1.0),
         top_k=int(_number(sampled, "top_k", 0)),

@@ -1,35 +1,28 @@
-"""`RemoteEngine`: `request.Engine` over engine servers, with one thread that runs an event loop.
+"""`RemoteEngine`: computes requests on engine servers, with one thread that runs an event loop.
 
-Any thread checks, submits and cancels; what happens on the event loop is in `request_loop` and `fleet`.
+What happens on the event loop is in `request_loop` and `fleet`.
 """
 
 import asyncio
-import hashlib
 import logging
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from time import monotonic
+from threading import Lock
 
-from engine.core.beam_search import BeamRequests
-from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry
-from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, check_grammar
-from engine.remote.config import RemoteConfig
+from engine.front.engine_front import EngineFront
+from engine.front.request_registry import RequestRegistry
+from engine.grammar.compiler import GrammarCompiler
+from engine.remote.engine_protocol import CallFault, EngineProtocol, ImageFile
+from engine.remote.fleet import IMAGE_SECONDS, Fleet, RemoteConfig
 from engine.remote.generation import LocalMasks
-from engine.remote.interface import EngineFault, EngineProtocol, ImageFile
+from engine.remote.http_client import EngineClient
 from engine.remote.model_folder import ModelFolder
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.request_loop import RequestLoop
-from engine.remote.server_images import ServerImages
-from engine.remote.servers.fleet import IMAGE_SECONDS, Fleet
-from engine.remote.servers.http_client import EngineClient
 from engine.request import (
-    Cancel,
-    CancelReason,
-    CheckedRequest,
     Deliver,
     EngineRequest,
     ImageText,
@@ -39,10 +32,8 @@ from engine.request import (
     RequestRefused,
     describe,
 )
-from engine.sampling.token_masks import GrammarMatchers, TokenRules
-from engine.scheduling.block_pool import extend_chain
+from engine.sampling.token_masks import GrammarMatchers, SamplingRules
 from engine.statistics import Stats
-from engine.validation import clamped, refuse_bad_images, refuse_bad_request
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +42,12 @@ BLOCK_SIZE = 16
 IMAGE_ANSWER_SECONDS = IMAGE_SECONDS + 5.0
 """For the answer to how many tokens a picture has: the server's time, and some of the event loop. A loop that
 is about to close drops the question without a word."""
+MAX_IMAGE_COUNTS = 4096
+"""Pictures whose number of tokens is remembered; a row has some hundred bytes."""
 
 
-class RemoteEngine:
-    """Implements `request.Engine`. The constructor raises ValueError for malformed URLs."""
+class RemoteEngine(EngineFront):
+    """The constructor raises ValueError for malformed URLs."""
 
     def __init__(
         self,
@@ -65,39 +58,35 @@ class RemoteEngine:
         on_dead: OnEngineDeath = lambda _why: None,
     ) -> None:
         self._config = config
-        self._folder = folder
         self._features = protocol.features
         self._on_dead = on_dead
         self._model_info = folder.model_info
-        self._grammars = None
+        grammars = None
         if folder.vocabulary is not None:
             vocabulary = folder.vocabulary
             if protocol.features.grammars:
                 self._model_info = replace(folder.model_info, grammar_token_ids=vocabulary.markup)
                 vocabulary = replace(vocabulary, special=vocabulary.special | vocabulary.markup)
-            self._grammars = GrammarCompiler(vocabulary)
-        vocab_size = folder.model_info.vocab_size
-        self._max_running = config.max_running
-        self._registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
-        self._beam_requests = BeamRequests(
-            self._registry, partial(self._accept, has_place=True), self._cancel, deliver, BLOCK_SIZE
-        )
-        self._metrics = RemoteMetrics(folder.model_info.context_length)
+            grammars = GrammarCompiler(vocabulary)
+        registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
+        super().__init__(registry, deliver, BLOCK_SIZE, grammars)
         if protocol.images is None:
             self._model_info = replace(self._model_info, image_token_id=None, image_placeholder=None)
         self._images = ServerImages(
             self._model_info.image_token_id, self._model_info.image_placeholder, self._image_tokens
         )
+        vocab_size = folder.model_info.vocab_size
+        self._metrics = RemoteMetrics(folder.model_info.context_length)
         self._client = EngineClient(
-            protocol, config.api_key, config.ca_file, config.silence_seconds, config.trace_parent_of
+            protocol, config.api_key, config.ca_file, config.silence_timeout, config.trace_parent_of
         )
         self._fleet = Fleet(config, protocol, self._client, folder)
         self._requests = RequestLoop(
-            self._registry,
+            registry,
             self._fleet,
             self._client,
             protocol.features,
-            LocalMasks(GrammarMatchers(self._grammars), TokenRules(vocab_size)),
+            LocalMasks(GrammarMatchers(grammars), SamplingRules(vocab_size)),
             vocab_size,
             config.max_running,
             self._beam_requests.deliver,
@@ -109,7 +98,7 @@ class RemoteEngine:
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
         """Starts the thread and waits until a server can be used.
 
-        Raises `EngineMismatch`, or `EngineFault` if none answers in time.
+        Raises `EngineMismatch`, or `CallFault` if none answers in time.
         """
         self._thread.start()
         try:
@@ -128,23 +117,12 @@ class RemoteEngine:
     def model_info(self) -> ModelInfo:
         return self._model_info
 
-    def check(self, request: EngineRequest) -> CheckedRequest:
-        """The request for `submit`. Raises `RequestRefused` if it could never run.
-
-        Any thread but the loop's; compiles a new grammar, and asks a server about new pictures.
-        """
-        refuse_bad_request(request, self._model_info)
-        self._refuse_missing_features(request)
-        refuse_bad_images(request, self._model_info, self.image_text)
-        grammar = None if request.grammar is None else check_grammar(request, self._grammars)
-        return CheckedRequest(clamped(request), grammar)
-
-    def _refuse_missing_features(self, request: EngineRequest) -> None:
+    def _refuse_unsupported(self, request: EngineRequest) -> None:
         features = self._features
         if request.prompt_logprobs is not None and not features.prompt_logprobs:
             raise RequestRefused("bad_limit", "The engine returns no logprobs of prompts.")
-        wanted = 2 * request.beams.width if request.beams is not None else request.logprobs or 0
-        if max(wanted, request.prompt_logprobs or 0) > features.max_logprobs:
+        top_count = 2 * request.beams.width if request.beams is not None else request.logprobs or 0
+        if max(top_count, request.prompt_logprobs or 0) > features.max_logprobs:
             raise RequestRefused(
                 "bad_limit", f"The engine returns at most {features.max_logprobs} top logprobs of a token."
             )
@@ -152,19 +130,16 @@ class RemoteEngine:
         if len(request.logprob_token_ids) > most:
             raise RequestRefused("bad_stop", f"The engine returns logprobs of at most {most} chosen tokens.")
 
-    def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
-        """How a picture is written in a prompt; asks a server, unless it was asked lately.
-
-        Any thread but the loop's. Raises `RequestRefused`: `bad_image`, or `overloaded` if no server answers.
-        """
-        return self._images.text(ImageFile(data, hashlib.sha256(data).digest(), cache_salt))
+    def _image_text(self, data: bytes, digest: bytes, cache_salt: str) -> ImageText:
+        """Asks a server, unless it was asked lately. `overloaded` if none answers."""
+        return self._images.text(ImageFile(data, digest, cache_salt))
 
     def _image_tokens(self, image: ImageFile) -> tuple[int, ...]:
         question = self._fleet.image_tokens(image)
         try:
             answer = asyncio.run_coroutine_threadsafe(question, self._loop)
             return answer.result(IMAGE_ANSWER_SECONDS)
-        except EngineFault as fault:
+        except CallFault as fault:
             reason: RefusalReason = "bad_image" if fault.kind == "refused" else "overloaded"
             raise RequestRefused(reason, f"The engine cannot read the picture: {fault}.") from fault
         except TimeoutError as error:
@@ -176,70 +151,19 @@ class RemoteEngine:
             question.close()
             raise RequestRefused("closed", "The engine is closed.") from error
 
-    def submit(self, request: EngineRequest | CheckedRequest) -> None:
-        """Queues the request, which is checked first if it was not. Raises `RequestRefused`. Any thread."""
-        checked = request if isinstance(request, CheckedRequest) else self.check(request)
-        request = checked.request
-        if request.beams is not None:
-            self._beam_requests.submit(request)
-            return
-        self._registry.check(request)  # before its blocks are hashed
-        self._accept(request, self._digest(request), checked.grammar)
-
-    def _digest(self, request: EngineRequest) -> list[bytes]:
-        chain: list[bytes] = []
-        count = len(request.prompt) // BLOCK_SIZE
-        with suppress(AttributeError, TypeError):  # malformed: its call will fail
-            extend_chain(chain, request.cache_salt, request.prompt, count, BLOCK_SIZE, request.adapter)
-        return chain
-
-    def _accept(
-        self,
-        request: EngineRequest,
-        digests: list[bytes],
-        grammar: CompiledGrammar | None = None,
-        *,
-        has_place: bool = False,
-    ) -> None:
-        due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
-        self._registry.accept(AcceptedRequest(request, digests, due, grammar, has_place))
-        self._wake()
-
-    def cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
-        """Ends the request; `stop`: its output is complete. Unknown ids are ignored. Any thread."""
-        if not self._beam_requests.cancel(request_id):
-            self._cancel(request_id, reason)
-
-    def _cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
-        self._registry.inbox.put(Cancel(request_id, reason))
-        self._wake()
-
-    def set_paused(self, paused: bool) -> None:
-        """While paused, no answer is read and no call begins. Idempotent; any thread."""
-        self._registry.paused = paused
-        self._wake()
-
-    def stats(self) -> Stats:
-        """A snapshot; `waiting` counts accepted requests that are not running. Any thread."""
-        running = self._requests.running
+    def _snapshot(self) -> Stats:
         stats = self._metrics.stats(
-            running=running,
-            waiting=max(0, len(self._registry) - running),
+            running=self._requests.running,
             alive=self._thread.is_alive() and self._fleet.available,
-            paused=self._registry.paused,
             servers=self._fleet.stats,
         )
-        return replace(stats, max_running=self._max_running)
+        return replace(stats, max_running=self._config.max_running)
 
     def trouble(self) -> str | None:
         """Why no server can be used, in a sentence; None if one can. Any thread."""
         return self._fleet.trouble
 
-    def close(self, *, drain: bool) -> None:
-        """Ends the thread: after the accepted requests (`drain`), or after cancelling them. Idempotent."""
-        self._registry.close("The engine is closed.")
-        self._registry.inbox.put(Close(drain))
-        self._wake()
+    def _wait_until_ended(self) -> None:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
         if not self._thread.is_alive():
@@ -273,3 +197,41 @@ class RemoteEngine:
                 fleet.cancel()
         finally:
             await self._client.close()
+
+
+class ServerImages:
+    """How many tokens a server makes of a picture; each is asked for once. Thread-safe."""
+
+    def __init__(
+        self, token_id: int | None, placeholder: str | None, tokens_of: Callable[[ImageFile], Sequence[int]]
+    ) -> None:
+        """`token_id` and `placeholder` are those of `ModelInfo`. `tokens_of` asks a server."""
+        self._token_id = token_id
+        self._placeholder = placeholder or ""
+        self._tokens_of = tokens_of
+        self._counts: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        self._lock = Lock()
+
+    def text(self, image: ImageFile) -> ImageText:
+        """How the picture is written in a prompt. Raises `RequestRefused`, and what `tokens_of` raises."""
+        if self._token_id is None:
+            raise RequestRefused("bad_image", "The model reads no pictures.")
+        count = self._count(image)
+        return ImageText(self._placeholder * count, count)
+
+    def _count(self, image: ImageFile) -> int:
+        key = (image.cache_salt, image.digest)
+        with self._lock:
+            if key in self._counts:
+                self._counts.move_to_end(key)
+                return self._counts[key]
+        tokens = self._tokens_of(image)
+        if not tokens or set(tokens) != {self._token_id}:
+            raise RequestRefused(
+                "bad_image", "Pictures of this model have tokens of several kinds, which are not served."
+            )
+        with self._lock:
+            self._counts[key] = len(tokens)
+            if len(self._counts) > MAX_IMAGE_COUNTS:
+                self._counts.popitem(last=False)
+        return len(tokens)

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
-from engine.core.request_metrics import RequestMetrics
-from engine.request import Usage
+from engine.front.request_metrics import RequestMetrics
+from engine.request import TokenUsage
 from engine.statistics import ServerStats, Stats
 
 RECENT_SECONDS = 10.0
@@ -32,26 +32,23 @@ class RemoteMetrics:
         else:
             self._buckets.append((now, count))
 
-    def count_request(self, usage: Usage) -> None:
-        """Of a request that has ended."""
+    def count_request(self, usage: TokenUsage) -> None:
+        """Counts the tokens of a request that has ended."""
         self._prompt_tokens += usage.prompt
         self._cached_tokens += usage.cached
 
-    def stats(
-        self, *, running: int, waiting: int, alive: bool, paused: bool, servers: Sequence[ServerStats]
-    ) -> Stats:
+    def stats(self, *, running: int, alive: bool, servers: Sequence[ServerStats]) -> Stats:
         now = monotonic()
         recent = [bucket for bucket in list(self._buckets) if now - bucket[0] < RECENT_SECONDS]
         idle = not recent or now - recent[-1][0] > IDLE_SECONDS
         return Stats(
             running=running,
-            waiting=waiting,
+            waiting=0,
             kv_blocks_used=0,
             kv_blocks_total=0,
             steps=0,
             tokens=self._tokens,
             alive=alive,
-            paused=paused,
             requests=self.requests.stats,
             servers=servers,
             remote=True,

@@ -6,21 +6,21 @@ are handled where they arrive, in the callbacks of connections (`answer_reader`)
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from time import monotonic
 
-from engine.core.request_metrics import EndReason
-from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry, Resumed
-from engine.remote.attempts import Attempts
+from engine.front.inbox_reader import InboxReader
+from engine.front.request_metrics import EndReason
+from engine.front.request_registry import RequestRegistry
+from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
+from engine.remote.fleet import Fleet
 from engine.remote.generation import Generation, LocalMasks, call_ids
-from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
+from engine.remote.http_client import EngineClient
 from engine.remote.remote_metrics import RemoteMetrics
-from engine.remote.servers.fleet import Fleet
-from engine.remote.servers.http_client import EngineClient
-from engine.remote.servers.router import Endpoint
-from engine.request import Cancel, CancelReason, Deliver, Failed, Finished, Outbound, Tokens, Usage, describe
+from engine.remote.router import EngineServer
+from engine.request import CancelReason, Deliver, Failed, Finished, Outbound, Tokens, describe
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue
 
@@ -29,8 +29,57 @@ log = logging.getLogger(__name__)
 DELIVERY_SECONDS = 0.002
 """Messages are delivered at most once in this interval: each delivery wakes the thread that commits them."""
 
+MAX_FAILURES = 4
+"""Faults of servers without a new token between them, after which a request fails: it may be the cause."""
 
-class RequestLoop:
+
+@dataclass(slots=True)
+class Attempts:
+    """The calls of one request since its last token, and when it gives up."""
+
+    since: float
+    """When it last had a server, or began to look for one: all that were asked since have turned it away. The
+    wait for a server is counted from here, so that the answer 503 does not begin it again."""
+    length: int
+    """Number of its tokens, the prompt included, after the last call."""
+    avoid: set[str] = field(default_factory=set)
+    """URLs of servers that failed or turned it away."""
+    failures: int = 0
+    turned_away: CallFault | None = None
+    """Why, the last time."""
+
+    def count(self, url: str, fault: CallFault | None, length: int, now: float) -> None:
+        """A call ended, with this fault if it failed; the request has `length` tokens."""
+        overloaded = fault is not None and fault.kind == "overloaded"
+        if length > self.length:
+            self.length, self.failures = length, 0
+            self.avoid.clear()
+            self.since = now
+        elif not overloaded:
+            self.since = now
+        self.turned_away = fault if overloaded else None
+        if fault is not None:
+            self.avoid.add(url)
+            self.failures += fault.kind == "failed"
+
+    def resume(self, now: float) -> None:
+        """Calls were held back until now."""
+        self.since = now
+
+    def trouble(self, fault: CallFault | None) -> str | None:
+        """Why the request fails after a call that ended so; None if it is tried again."""
+        if fault is not None and fault.kind == "refused":
+            return str(fault)
+        if self.failures >= MAX_FAILURES:
+            return f"{self.failures} engines failed in turn; at last: {fault}"
+        return None
+
+    def outage(self, outage: CallFault) -> str:
+        """Why the request fails when it has waited for a server for too long."""
+        return str(outage) if self.turned_away is None else f"{outage}; at last: {self.turned_away}"
+
+
+class RequestLoop(InboxReader):
     """All methods run on the event loop, except `fail_all` after its end."""
 
     def __init__(
@@ -45,30 +94,24 @@ class RequestLoop:
         deliver: Deliver,
         metrics: RemoteMetrics,
     ) -> None:
-        self._registry = registry
+        super().__init__(registry, deliver, metrics.requests)
         self._fleet = fleet
         self._client = client
         self._features = features
         self._masks = masks
         self._vocab_size = vocab_size
         self._max_running = max_running
-        self._deliver = deliver
         self._metrics = metrics
-        self._arrivals = 0
         self._waiting = FairWaitingQueue()
         self._generations: dict[str, Generation] = {}
-        self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._resumed = asyncio.Event()
         self._resumed.set()
-        self._closing: Close | None = None
         self._idle = asyncio.Event()
-        self._outbox: list[Outbound] = []
         self._tokens_at: dict[str, int] = {}
         """By request: the index in the outbox of its `Tokens`, to which further tokens are added."""
         self._undelivered_tokens = 0
-        """Those in the outbox."""
-        self._ended: list[str] = []
+        """Number of tokens in the outbox."""
         self._delivery: asyncio.Handle | None = None
         self._delivered_at = -inf
 
@@ -88,67 +131,24 @@ class RequestLoop:
         inbox = self._registry.inbox
         while not inbox.empty():
             self._handle(inbox.get())
-        if self._registry.paused and self._closing is None:
+        self._client.set_paused(self._paused)
+        if self._paused:
             self._resumed.clear()
-            self._client.set_paused(True)
         else:
             self._resumed.set()
-            self._client.set_paused(False)
             self._start_waiting()
+        if self._outbox:
+            self._deliver_soon()
         self._check_idle()
-
-    def fail_all(self, cause: BaseException) -> None:
-        """Delivers `Failed` to every unfinished request, those in the inbox included."""
-        ended = set(self._ended)  # their last messages are in the outbox
-        for request in self._registry.remove_all():
-            if request.request_id in ended:
-                continue
-            generation = self._generations.get(request.request_id)
-            if generation is None:
-                generation = self._generation(TokenSequence(request, 0))
-            generation.fail("engine_dead", describe(cause))
-            self._outbox += [self._with_times(generation.sequence, one) for one in generation.messages]
-        self._ended.clear()
-        self._deliver_now()
 
     # Requests
 
-    def _handle(self, message: AcceptedRequest | Cancel | Close | Resumed) -> None:
-        match message:
-            case AcceptedRequest():
-                self._admit(message)
-            case Cancel(request_id, reason):
-                self._cancel(request_id, reason)
-            case Close(drain):
-                self._closing = message
-                if not drain:
-                    for request_id in list(self._generations):
-                        self._cancel(request_id)
-            case Resumed():
-                pass
+    def _live_sequences(self) -> dict[str, TokenSequence]:
+        return {request_id: each.sequence for request_id, each in self._generations.items()}
 
-    def _admit(self, accepted: AcceptedRequest) -> None:
-        self._arrivals += 1
-        request = accepted.request
-        try:
-            sequence = TokenSequence(request, self._arrivals, accepted.digests, accepted.grammar)
-            self._generations[request.request_id] = self._generation(sequence)
-            self._metrics.requests.admitted(sequence, accepted.at)
-        except Exception as error:
-            log.exception("request %s cannot be handled", request.request_id)
-            usage = Usage(prompt=len(request.prompt))
-            self._outbox.append(Failed(request.request_id, "engine_error", describe(error), usage))
-            self._ended.append(request.request_id)
-            self._metrics.requests.failed()
-            self._deliver_soon()
-            return
+    def _begin(self, sequence: TokenSequence) -> None:
+        self._generations[sequence.request.request_id] = self._generation(sequence)
         self._waiting.push(sequence)
-        if accepted.due is not None:
-            loop = asyncio.get_running_loop()
-            delay = max(0.0, accepted.due - monotonic())
-            self._deadlines[request.request_id] = loop.call_later(
-                delay, self._end_overdue, request.request_id
-            )
 
     def _generation(self, sequence: TokenSequence) -> Generation:
         return Generation(sequence, self._features, self._masks, self._vocab_size)
@@ -164,17 +164,10 @@ class RequestLoop:
             task.add_done_callback(partial(self._end_served, generation))
             self._tasks[request_id] = task
 
-    def _cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
+    def _cancel(self, request_id: str, reason: CancelReason) -> None:
         generation = self._generations.get(request_id)
         if generation is not None:
             generation.cancel(reason)
-            self._stop(generation)
-
-    def _end_overdue(self, request_id: str) -> None:
-        generation = self._generations.get(request_id)
-        if generation is not None:
-            seconds = generation.sequence.request.deadline_seconds
-            generation.fail("deadline", f"The request was not done within {seconds} seconds.")
             self._stop(generation)
 
     def _stop(self, generation: Generation) -> None:
@@ -205,8 +198,6 @@ class RequestLoop:
         self._waiting.remove(generation.sequence, waiting=waiting)
         del self._generations[request_id]
         self._tasks.pop(request_id, None)
-        if (deadline := self._deadlines.pop(request_id, None)) is not None:
-            deadline.cancel()
         self._ended.append(request_id)
         self._metrics.count_request(generation.sequence.usage)
         self._deliver_soon()
@@ -231,16 +222,16 @@ class RequestLoop:
                 await self._resumed.wait()
                 attempts.resume(monotonic())
             try:
-                endpoint = await self._fleet.acquire(
+                server = await self._fleet.acquire(
                     call.call_id, sequence.digests, request.adapter, attempts.avoid, attempts.since
                 )
-            except EngineFault as outage:
+            except CallFault as outage:
                 generation.fail("engine_dead", attempts.outage(outage))
                 return
-            fault = await self._call(generation, endpoint, call)
+            fault = await self._call(generation, server, call)
             if generation.done:
                 return
-            attempts.count(endpoint.url, fault, len(sequence.tokens), monotonic())
+            attempts.count(server.url, fault, len(sequence.tokens), monotonic())
             if (trouble := attempts.trouble(fault)) is not None:
                 generation.fail("engine_error", trouble)
                 return
@@ -248,37 +239,35 @@ class RequestLoop:
     def _next_call(self, generation: Generation) -> GenerateCall | None:
         try:
             call = generation.next_call()
-        except EngineFault as fault:
+        except CallFault as fault:
             generation.fail("engine_error", str(fault))
             call = None
         self._collect_if_running(generation)
         return call
 
     async def _call(
-        self, generation: Generation, endpoint: Endpoint, call: GenerateCall
-    ) -> EngineFault | None:
+        self, generation: Generation, server: EngineServer, call: GenerateCall
+    ) -> CallFault | None:
         """Makes the call; returns why it failed."""
-        assert endpoint.description is not None
-        fault: EngineFault | None = None
+        assert server.description is not None
+        fault: CallFault | None = None
         try:
             if generation.done:  # while a server was waited for
                 return None
-            self._metrics.requests.started([generation.sequence], monotonic())
-            model, receive = endpoint.description.model, partial(self._receive, generation)
-            await self._client.generate(endpoint.url, model, call, receive, endpoint.signs)
+            self._request_metrics.started([generation.sequence], monotonic())
+            model, receive = server.description.model, partial(self._receive, generation)
+            await self._client.generate(server.url, model, call, receive, server.progress)
             if not generation.done:
                 generation.end_call()
                 self._collect_if_running(generation)
-        except EngineFault as raised:
+        except CallFault as raised:
             fault = raised
-            if fault.kind in ("failed", "lost"):
-                self._fleet.abandon(endpoint, call.call_id)
         finally:
-            self._fleet.release(call.call_id, endpoint, fault)
+            self._fleet.release(server, call.call_id, fault)
         return fault
 
-    def _receive(self, generation: Generation, chunk: Chunk) -> bool:
-        """Takes a part of an answer; returns whether more is wanted. Raises `EngineFault`."""
+    def _receive(self, generation: Generation, chunk: AnswerChunk) -> bool:
+        """Takes a part of an answer; returns whether more is wanted. Raises `CallFault`."""
         generation.receive(chunk)
         # The last tokens are delivered with the end: nobody goes on after them if this process dies between.
         if generation.messages and not generation.awaits_usage:
@@ -312,7 +301,7 @@ class RequestLoop:
                 reason_of_end = "error"
             case _:
                 return message
-        return replace(message, times=self._metrics.requests.ended(sequence, reason_of_end, monotonic()))
+        return replace(message, times=self._request_metrics.ended(sequence, reason_of_end, monotonic()))
 
     def _deliver_soon(self) -> None:
         if self._delivery is None:
@@ -326,7 +315,7 @@ class RequestLoop:
         count = len(message.token_ids)
         self._waiting.charge(sequence, count)
         self._undelivered_tokens += count
-        self._metrics.requests.received(sequence, count, monotonic())
+        self._request_metrics.received(sequence, count, monotonic())
         index = self._tokens_at.get(message.request_id)
         if index is None:
             self._tokens_at[message.request_id] = len(self._outbox)
@@ -338,17 +327,9 @@ class RequestLoop:
         self._outbox[index] = Tokens(message.request_id, earlier.token_ids + message.token_ids, logprobs)
 
     def _deliver_now(self) -> None:
-        """Delivers the outbox. Ended requests leave the registry first: their ids are free."""
+        """Delivers the outbox."""
         self._delivery, self._delivered_at = None, monotonic()
         self._metrics.count_tokens(self._undelivered_tokens, self._delivered_at)
         self._undelivered_tokens = 0
-        ended, self._ended = self._ended, []
-        for request_id in ended:
-            self._registry.remove(request_id)
-        messages, self._outbox = self._outbox, []
         self._tokens_at.clear()
-        if messages:
-            try:
-                self._deliver(messages)
-            except Exception:
-                log.exception("the deliver callback failed on %d messages", len(messages))
+        self._flush_outbox()

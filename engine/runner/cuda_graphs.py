@@ -13,12 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.interface import PagedAttentionBackend
+from engine.attention.paged_attention import PagedAttentionBackend
 from engine.attention.sdpa import GatherSdpaBackend
 from engine.config import EngineConfig, ModelRefused
 from engine.kv_cache import KVCache
-from engine.model.loader import LoadedModel
+from engine.model.loader import LoadedNetwork
 from engine.request import describe
+from engine.runner.pipelining_check import difference_of
 from engine.runner.static_decode import Compute, GraphBucket, StaticDecoder, StaticInputs
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ def capture_graphs(static_inputs: StaticInputs, buckets: Sequence[GraphBucket], 
             replays[bucket] = record(partial(static_inputs.compute, bucket))
             _fill_with_dummies(static_inputs, salt=2)
             expected = static_inputs.compute(bucket).clone()
-            _check_replay(expected, replays[bucket](), bucket)
+            if (difference := difference_of(expected, replays[bucket]())) is not None:
+                raise RecordingDiffers(f"{bucket.rows} rows over {bucket.width} blocks: {difference}")
     finally:
         static_inputs.inputs.zero_()
     return lambda bucket: replays[bucket]()
@@ -116,7 +118,7 @@ def capture_graphs(static_inputs: StaticInputs, buckets: Sequence[GraphBucket], 
 def capture_graphs_or_log(
     static_inputs: StaticInputs, buckets: Sequence[GraphBucket], record: Record
 ) -> Compute | None:
-    """As `capture_graphs`; logs an error and returns None, so that steps run eagerly."""
+    """Captures graphs; logs an error and returns None, so that steps run eagerly."""
     try:
         return capture_graphs(static_inputs, buckets, record)
     except Exception as error:  # noqa: BLE001 - any operation that cannot be captured
@@ -136,17 +138,6 @@ def _fill_with_dummies(static_inputs: StaticInputs, salt: int) -> None:
     static_inputs.inputs[0] = (positions * 7 + salt * 31) % static_inputs.vocab_size
 
 
-def _check_replay(expected: Tensor, replayed: Tensor, bucket: GraphBucket) -> None:
-    tolerance = 1e-3 if expected.dtype == torch.float32 else 3e-2
-    difference = (expected.float() - replayed.float()).abs().max().item()
-    scale = expected.float().abs().max().item()
-    # `not <=` instead of `>` is True for NaN, too.
-    if not difference <= tolerance * scale:
-        raise RecordingDiffers(
-            f"{bucket.rows} rows over {bucket.width} blocks: logits differ by {difference:g} of {scale:g}"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class DecodingChoice:
     """How steps that only decode are computed; `name` as `decode` in `request.ModelInfo`."""
@@ -157,7 +148,7 @@ class DecodingChoice:
 
 
 def choose_decoding(
-    model: LoadedModel,
+    model: LoadedNetwork,
     kv_cache: KVCache,
     config: EngineConfig,
     *,

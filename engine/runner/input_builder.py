@@ -11,7 +11,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from engine.attention.interface import AttentionMetadata, AttentionStep, PagedAttentionBackend, PagedForward
+from engine.attention.paged_attention import (
+    AttentionMetadata,
+    AttentionStep,
+    PagedAttentionBackend,
+    PagedForward,
+)
 from engine.attention.sdpa import ContiguousRows, DecodeRows, GatheredRows, PromptChunk, SdpaForward
 from engine.device_copies import to_device
 from engine.kv_cache import ContiguousBuffer, ContiguousKVCache, KVCache

@@ -12,14 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.attention.interface import PagedAttentionBackend
+from engine.attention.paged_attention import PagedAttentionBackend
 from engine.attention.selection import candidates, choose_attention
-from engine.config import EngineConfig, Limits, ModelRefused
+from engine.config import EngineConfig, ModelRefused, SchedulerLimits
 from engine.device_copies import AsyncToHost, to_device
 from engine.executor import RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv_cache import KVCache, count_blocks, free_gpu_memory, retain_freed_memory
-from engine.model.loader import LoadedModel, load_model, raising_model_refused
+from engine.model.loader import LoadedNetwork, load_model, raising_model_refused
 from engine.model.lora_layers import (
     Adapters,
     install_adapters,
@@ -34,7 +34,7 @@ from engine.runner.torch_errors import translate_errors
 from engine.sampling.logits_processors import apply_masks
 from engine.sampling.logprobs import prompt_token_logprobs
 from engine.sampling.sampler import PendingSample, SamplingBatches
-from engine.sampling.token_masks import GrammarMatchers, TokenRules
+from engine.sampling.token_masks import GrammarMatchers, SamplingRules
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.weights_digest import digests_by_adapter
@@ -87,7 +87,7 @@ class SampledStep:
 
 
 def _make_kv_cache(
-    model: LoadedModel,
+    model: LoadedNetwork,
     config: EngineConfig,
     block_size: int,
     gpu_free: int | None,
@@ -127,7 +127,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: LoadedNetwork,
         adapters: Adapters,
         config: EngineConfig,
         kv_cache: KVCache,
@@ -158,10 +158,10 @@ class ModelRunner:
         self.vocabulary = model.vocabulary
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
         self._grammar_matchers = GrammarMatchers(self.grammars)
-        self._rules = TokenRules(model.model_info.vocab_size)
+        self._rules = SamplingRules(model.model_info.vocab_size)
 
     @staticmethod
-    def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", Limits]:
+    def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", SchedulerLimits]:
         """Loads the model and makes its KV cache. Raises `ModelRefused`."""
         with raising_model_refused(config.model):
             model = load_model(config, progress)

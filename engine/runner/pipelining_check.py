@@ -20,7 +20,7 @@ PROMPT_LENGTHS = (5, 9)
 
 
 class Forward(Protocol):
-    """What `ModelRunner.begin` returns."""
+    """A launched step, from `ModelRunner.begin`."""
 
     @property
     def sequences(self) -> list[TokenSequence]: ...
@@ -51,13 +51,16 @@ def find_pipelining_fault(begin: Begin, vocab_size: int, block_size: int, blocks
         return describe(error)
     if ahead_tokens != tokens:
         return f"tokens {ahead_tokens} were read where {tokens} were sampled"
+    return difference_of(expected, ahead)
+
+
+def difference_of(expected: Tensor, logits: Tensor) -> str | None:
+    """How far logits are from the expected ones, in words; None if by no more than their data type rounds."""
     tolerance = 1e-3 if expected.dtype == torch.float32 else 3e-2
-    difference = (expected.float() - ahead.float()).abs().max().item()
+    difference = (expected.float() - logits.float()).abs().max().item()
     scale = expected.float().abs().max().item()
-    # `not <=` instead of `>` is True for NaN, too.
-    if not difference <= tolerance * scale:
-        return f"logits differ by {difference:g} of {scale:g}"
-    return None
+    # `<=` is False for NaN, too.
+    return None if difference <= tolerance * scale else f"logits differ by {difference:g} of {scale:g}"
 
 
 def blocks_used(block_size: int) -> int:

@@ -5,7 +5,9 @@ of one salt only, as cached prefixes are.
 """
 
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,16 +21,54 @@ from engine.runner.input_builder import ForwardInputs, TwoWayImages
 from engine.runner.torch_errors import translate_errors
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
-from engine.vision.image_cache import ImageCache, ImageKey
 from engine.vision.image_encoder import EncodedImage, ImageEncoder, RopePositions
 from engine.vision.image_processor import BadImage, ImageLayout, ImageProcessor, ProcessedImage
 
+Value = TypeVar("Value")
+
+ImageKey = tuple[str, bytes]
+"""Cache salt and SHA-256 of the file. So requests of different salts share nothing, as in the prefix cache: a
+request that is fast tells nothing of another tenant's pictures."""
+
+
+class ImageCache(Generic[Value]):
+    """Evicts the least recently used; holds one value even if that is larger than the bound."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._values: OrderedDict[ImageKey, tuple[int, Value]] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: ImageKey) -> Value | None:
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][1]
+
+    def put(self, key: ImageKey, value: Value, size: int) -> None:
+        with self._lock:
+            if key in self._values:
+                return
+            self._values[key] = (size, value)
+            self._size += size
+            while self._size > self._max_bytes and len(self._values) > 1:
+                _, (freed, _) = self._values.popitem(last=False)
+                self._size -= freed
+
+    def clear(self) -> None:
+        with self._lock:
+            self._values.clear()
+            self._size = 0
+
+
 PROCESSED_BYTES = 256 * 2**20
-"""Of processed pictures, in main memory."""
+"""Bytes of processed pictures, in main memory."""
 ENCODED_BYTES = 256 * 2**20
-"""Of encoded pictures, on the model's device."""
+"""Bytes of encoded pictures, on the model's device."""
 LAYOUT_BYTES = 32 * 2**20
-"""Of texts for pictures: about 100 of the largest, 10,000 of 256 tokens."""
+"""Bytes of texts for pictures: about 100 of the largest, 10,000 of 256 tokens."""
 CONCURRENT = 2
 """Pictures that are processed at a time on threads of callers; each takes up to 400 MB meanwhile."""
 
@@ -47,7 +87,7 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True)
 class StepImages:
-    """What the pictures of a step's requests change, computed before its forward pass begins."""
+    """Changes of a step by the pictures of its requests, computed before its forward pass begins."""
 
     parts: list[ImagePart]
     rope: list[tuple[ScheduledChunk, RopePositions]]
@@ -55,7 +95,7 @@ class StepImages:
 
     @property
     def rope_deltas(self) -> dict[TokenSequence, int]:
-        """What is added to the positions of tokens after the prompt."""
+        """The numbers that are added to positions of tokens after the prompt."""
         return {chunk.sequence: rope.delta for chunk, rope in self.rope}
 
 
@@ -181,7 +221,7 @@ class PromptImages:
         return (inputs.positions + to_device(shifts, torch.long, inputs.positions.device))[:, None]
 
     def _parts(self, chunk: ScheduledChunk) -> list[ImagePart]:
-        """Usually one: see `scheduling.image_chunks`."""
+        """Usually one: see `scheduling.scheduler.ImageTurn`."""
         parts = []
         tokens, token_id = chunk.sequence.tokens, self.image_token_id
         for image in chunk.sequence.request.images:
@@ -251,5 +291,5 @@ class PromptImages:
 
 
 def _rows(part: ImagePart, rows: Tensor) -> Tensor:
-    """Those of `rows`, `[n, hidden]`, which the step computes."""
+    """The part of `rows`, `[n, hidden]`, that the step computes."""
     return rows[part.first_row : part.first_row + len(part.places)]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.attention.interface import AttentionMetadata, PagedAttentionBackend, PagedForward
+from engine.attention.paged_attention import AttentionMetadata, PagedAttentionBackend, PagedForward
 from engine.device_copies import to_device
 from engine.kv_cache import KVCache
 from engine.scheduling.block_pool import BLANK_BLOCK

@@ -17,7 +17,7 @@ EXTRA_CANDIDATES = 3
 WIDENING = 16
 
 
-class PendingLogprobs:
+class RowLogprobs:
     """Normalizers, top tokens and named logprobs of rows, computed before the logits are changed."""
 
     def __init__(self, logits: Tensor, top_count: int, named_ids: Tensor | None = None) -> None:
@@ -51,7 +51,7 @@ class PendingLogprobs:
 def read_logprobs(
     numbers: Sequence[Sequence[float]], top_counts: Sequence[int], named_ids: Sequence[Sequence[int]] = ()
 ) -> list[TokenLogprobs]:
-    """Parses the rows of `PendingLogprobs.numbers`: `top_counts` has the number of top tokens of each row.
+    """Parses the rows of `RowLogprobs.numbers`: `top_counts` has the number of top tokens of each row.
 
     `named_ids` is empty or has a list for each row; a row with a non-empty list gets these ids instead.
     """
@@ -96,6 +96,6 @@ def prompt_token_logprobs(logits: Tensor, token_ids: Sequence[int], top_counts: 
     for begin in range(0, len(ids), ROWS_AT_ONCE):
         rows = logits[begin : begin + ROWS_AT_ONCE].float()
         chosen = rows.gather(1, ids[begin : begin + ROWS_AT_ONCE, None])[:, 0]
-        numbers = PendingLogprobs(rows, top_counts).numbers(chosen)
+        numbers = RowLogprobs(rows, top_counts).numbers(chosen)
         logprobs += read_logprobs(numbers.tolist(), [top_counts] * len(rows))
     return logprobs

@@ -26,7 +26,7 @@ from engine.sampling.logits_processors import (
     mask_tokens,
     restore_logits,
 )
-from engine.sampling.logprobs import PendingLogprobs, read_logprobs
+from engine.sampling.logprobs import RowLogprobs, read_logprobs
 from engine.sampling.token_sampler import TokenSampler
 from engine.scheduling.sequence import TokenSequence
 
@@ -87,7 +87,7 @@ class SamplingBatch:
         logits = logits.float().contiguous()
         pending_logprobs = None
         if self._logprob_rows:
-            pending_logprobs = PendingLogprobs(
+            pending_logprobs = RowLogprobs(
                 self._select_logprob_rows(logits), max(self._logprob_counts), self._padded_logprob_ids
             )
         changed_logits = self._penalty_table.apply(logits) if self._penalty_table is not None else None
@@ -125,7 +125,7 @@ class PendingSample:
         logprob_ids: Sequence[Sequence[int]],
     ) -> None:
         """`numbers` `[n]`, doubles: the token of each row, its highest logit, then for each row of
-        `logprob_rows` the layout of `PendingLogprobs.numbers`: `logprob_counts` top tokens or `logprob_ids`.
+        `logprob_rows` the layout of `RowLogprobs.numbers`: `logprob_counts` top tokens or `logprob_ids`.
         """
         self.token_ids = token_ids
         self._logprob_rows = logprob_rows

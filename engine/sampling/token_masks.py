@@ -239,7 +239,7 @@ class RequestRules:
         return bytes(bits)
 
 
-class TokenRules:
+class SamplingRules:
     """The rules of all requests that have any; they live as long as their sequences."""
 
     def __init__(self, vocab_size: int) -> None:

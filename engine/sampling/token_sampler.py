@@ -197,7 +197,7 @@ def _resample_top_p(
 def resample_without_reading(
     token_ids: Tensor, weights: Tensor, limits: Tensor, group: RowGroup, positions: Sequence[int]
 ) -> Tensor:
-    """As `_resample_top_p`, for the tokens of `group.top_p_rows`, without a look whether one is outside.
+    """Resamples the tokens of `group.top_p_rows` without a look whether one is outside.
 
     Every row has as many attempts as `attempts_for` says. A row that is still outside takes its likeliest
     token.

@@ -55,7 +55,7 @@ def inverse_cdf(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `torch.topk`: the `count` highest values of each row and their columns; any among equal ones.
+    """The `count` highest values of each row and their columns, as `torch.topk`; any among equal ones.
 
     They lie in the `count` chunks with the highest maxima, so only these are searched.
     """

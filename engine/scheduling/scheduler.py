@@ -18,6 +18,10 @@ Requests are ordered by (priority, first admission); those never admitted follow
 
 A request whose next block another one is about to compute waits for it: many requests with one prompt cost
 one prefill. It waits only for running requests of its own or a better priority, which always advance.
+
+A step has tokens of one picture at most. Some models compute a picture whole (`whole_images`: Gemma), because
+its tokens attend to each other in both directions: a step with such a picture may exceed its token budget, by
+less than the picture's tokens.
 """
 
 from bisect import insort
@@ -26,9 +30,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from engine.config import Limits
+from engine.config import SchedulerLimits
+from engine.request import PromptImage
 from engine.scheduling.block_pool import BlockPool
-from engine.scheduling.image_chunks import ImageTurn, blocks_outside_images
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue, admission_order_of
 
@@ -74,10 +78,48 @@ class SchedulerCounters:
     preemptions: int = 0
 
 
+class ImageTurn:
+    """Which picture a step computes: the first one that the order of requests comes to.
+
+    So the vision tower runs for one picture a step, and a request with pictures delays others by one picture
+    at a time. The first request in the order is never the one that waits.
+    """
+
+    def __init__(self, *, whole_images: bool) -> None:
+        self._whole_images = whole_images
+        self._taken = False
+
+    def clip(self, images: Sequence[PromptImage], start: int, count: int) -> int:
+        """The length of a chunk of at most `count` tokens from `start` on, and takes the turn if it needs it.
+
+        It may be 0 if another picture has the turn. It is above `count` only for a picture that is computed
+        whole and begins at `start`.
+        """
+        end = start + count
+        for image in images:
+            if image.end <= start or image.start >= end:
+                continue
+            is_cut = self._whole_images and image.end > end
+            if self._taken or (is_cut and image.start > start):
+                return max(image.start - start, 0)
+            self._taken = True
+            if is_cut:
+                end = image.end
+        return end - start
+
+
+def blocks_outside_images(images: Sequence[PromptImage], blocks: int, block_size: int) -> int:
+    """How many of the leading `blocks` of a prompt end outside of pictures that must be computed whole."""
+    for image in reversed(images):
+        if image.start < blocks * block_size < image.end:
+            blocks = image.start // block_size
+    return blocks
+
+
 class Scheduler:
     """All accepted sequences that have not ended, and the block pool."""
 
-    def __init__(self, limits: Limits, tally: SchedulerCounters | None = None) -> None:
+    def __init__(self, limits: SchedulerLimits, tally: SchedulerCounters | None = None) -> None:
         self.limits = limits
         self.counters = tally or SchedulerCounters()
         self.pool = BlockPool(limits.kv_blocks)
@@ -85,7 +127,7 @@ class Scheduler:
         """Freed blocks whose content is not known to be finite. They must be zeroed before the next step: a
         NaN spoils attention even where it is masked."""
         self.admitted: list[TokenSequence] = []
-        """Those that plans have admitted; who runs the plans takes them."""
+        """Sequences that plans have admitted; who runs the plans takes them."""
         self._waiting = FairWaitingQueue()
         self._running: list[TokenSequence] = []  # by `_rank`
         self._pending_blocks: dict[bytes, TokenSequence] = {}

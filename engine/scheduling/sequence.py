@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.grammar.compiler import CompiledGrammar
-from engine.request import EngineRequest, FinishReason, Usage
+from engine.request import EngineRequest, FinishReason, TokenUsage
 from engine.scheduling.block_pool import extend_chain
 from engine.statistics import RequestTimes
 
@@ -111,11 +111,11 @@ class TokenSequence:
         return pending[0] - 1 if pending else len(self.tokens) - 1
 
     @property
-    def usage(self) -> Usage:
-        return Usage(prompt=len(self.request.prompt), cached=self.cached or 0, output=self.output_count)
+    def usage(self) -> TokenUsage:
+        return TokenUsage(prompt=len(self.request.prompt), cached=self.cached or 0, output=self.output_count)
 
     def times(self, now: float) -> RequestTimes:
-        """What is known of its times by now; a request that waits still has been queued until now."""
+        """Its times by now; a request that waits still has been queued until now."""
         if self.started_at is None:
             return RequestTimes(now - self.accepted_at)
         first = self.first_token_at

@@ -40,7 +40,7 @@ class RopePositions:
     prompt: Tensor
     """`[3, tokens]`, on the host."""
     delta: int
-    """What is added to the index of a token after the prompt."""
+    """The number that is added to the index of a token after the prompt."""
 
 
 class ImageEncoder:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from engine.request import FinishReason, TokenLogprobs
-from engine.request import Usage as EngineUsage
+from engine.request import FinishReason, TokenLogprobs, TokenUsage
 from engine.statistics import NOT_MEASURED, RequestTimes
 from server.generation.event_emitter import EventEmitter
 from server.generation.hosted_tools import PendingToolWork, ToolResult
@@ -177,7 +176,7 @@ class Run:
     def finish(
         self,
         reason: FinishReason,
-        usage: EngineUsage,
+        usage: TokenUsage,
         at: datetime,
         times: RequestTimes = NOT_MEASURED,
     ) -> list[Event]:
@@ -205,7 +204,7 @@ class Run:
             return rest + self._end_turn(usage)
         return rest + self._end(status, usage, at, incomplete_reason=incomplete_reason)
 
-    def _end_summary(self, usage: EngineUsage, at: datetime) -> list[Event]:
+    def _end_summary(self, usage: TokenUsage, at: datetime) -> list[Event]:
         """The compaction is done; the response continues with the short context, if it is to answer."""
         assert self._compaction is not None
         events = self._emitter.end_compaction(self._sealed_summary)
@@ -215,7 +214,7 @@ class Run:
         self._await_tools()
         return events
 
-    def _end_turn(self, usage: EngineUsage) -> list[Event]:
+    def _end_turn(self, usage: TokenUsage) -> list[Event]:
         """The turn ended with calls that the server makes."""
         self._add_usage(usage)
         events = self._emitter.close_turn()
@@ -266,14 +265,14 @@ class Run:
         turn_items = self.output[self._turn_start :]
         for_client = FunctionCall | CustomToolCall | McpApprovalRequest
         if any(isinstance(item, for_client) for item in turn_items):
-            return events + self._end("completed", EngineUsage(), at)
+            return events + self._end("completed", TokenUsage(), at)
         self._await_tools()
         return events
 
     def next_turn(self, decoding: DecodingSpec | None, prompt_tokens: int, at: datetime) -> list[Event]:
         """Begins the next model turn. Without `decoding` there is no token left for it: the response ends."""
         if decoding is None:
-            return self._end("incomplete", EngineUsage(), at, incomplete_reason="max_output_tokens")
+            return self._end("incomplete", TokenUsage(), at, incomplete_reason="max_output_tokens")
         self.turn += 1
         self.awaiting_tools = False
         self._begin_decoding(decoding, prompt_tokens)
@@ -284,7 +283,7 @@ class Run:
         self._cancel_reason = self._cancel_reason or reason
         return self.cancel(at) if self.awaiting_tools else []
 
-    def _add_usage(self, usage: EngineUsage) -> None:
+    def _add_usage(self, usage: TokenUsage) -> None:
         """Adds a turn. Its resumed tokens, from earlier attempts, count as output and not as prompt.
 
         The part of the prompt beyond the previous turn's input and output is tool output, unless the previous
@@ -315,7 +314,7 @@ class Run:
         code: str,
         message: str,
         at: datetime,
-        usage: EngineUsage | None = None,
+        usage: TokenUsage | None = None,
         *,
         times: RequestTimes = NOT_MEASURED,
         readable: bool = True,
@@ -333,17 +332,17 @@ class Run:
         return rest + self._end("failed", usage, at, error_code=code, error_message=message)
 
     @property
-    def counted_usage(self) -> EngineUsage:
+    def counted_usage(self) -> TokenUsage:
         """The current turn's usage as counted here, where the engine reports none."""
         if self.awaiting_tools:
-            return EngineUsage()
+            return TokenUsage()
         resumed = self._resumed_tokens
-        return EngineUsage(self._prompt_tokens + resumed, output=self._decoder.token_count - resumed)
+        return TokenUsage(self._prompt_tokens + resumed, output=self._decoder.token_count - resumed)
 
     def _end(
         self,
         status: EndStatus,
-        usage: EngineUsage,
+        usage: TokenUsage,
         at: datetime,
         *,
         error_code: str | None = None,

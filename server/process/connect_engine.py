@@ -37,12 +37,12 @@ def connect(
     Raises ConfigError if none can.
     """
     # Parts that other engines do without.
-    from engine.remote.config import RemoteConfig
-    from engine.remote.interface import EngineFault, EngineMismatch, EngineProtocol
+    from engine.remote.engine_protocol import CallFault, EngineMismatch, EngineProtocol
+    from engine.remote.fleet import RemoteConfig
+    from engine.remote.llama_protocol import LlamaProtocol
     from engine.remote.model_folder import read_model_folder
-    from engine.remote.protocols.llama_protocol import LlamaProtocol
-    from engine.remote.protocols.vllm_protocol import VllmProtocol
     from engine.remote.remote_engine import RemoteEngine
+    from engine.remote.vllm_protocol import VllmProtocol
 
     assert config.engine_url is not None
     try:
@@ -56,7 +56,7 @@ def connect(
         max_running=running_limit(config),
         max_waiting=config.max_waiting,
         max_per_key=config.max_of_tenant,
-        silence_seconds=config.hang_seconds,
+        silence_timeout=config.hang_seconds,
         outage_seconds=config.engine_outage_seconds,
         trace_parent_of=trace_parent_of,
     )
@@ -68,6 +68,6 @@ def connect(
     try:
         engine = RemoteEngine(settings, protocol, model_folder, deliver, on_dead)
         engine.start(say)
-    except (OSError, ValueError, EngineFault, EngineMismatch) as error:
+    except (OSError, ValueError, CallFault, EngineMismatch) as error:
         raise ConfigError(f"engine-url {config.engine_url}: {error}.") from error
     return engine

@@ -151,7 +151,7 @@ def _load_checkpoint(
     config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
     from engine.config import ModelRefused, UnsupportedModel
-    from engine.engine import load
+    from engine.core.local_engine import load
 
     adapters = read_adapters(config)
     try:

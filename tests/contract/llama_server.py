@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.remote.config import RemoteConfig
+from engine.remote.fleet import RemoteConfig
+from engine.remote.llama_protocol import LlamaProtocol
 from engine.remote.model_folder import read_model_folder
-from engine.remote.protocols.llama_protocol import LlamaProtocol
 from engine.remote.remote_engine import RemoteEngine
 from engine.request import OnEngineDeath
 from tests.support.engines import Bench, Listener

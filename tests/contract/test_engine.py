@@ -16,7 +16,7 @@ from engine.request import (
     Outbound,
     RequestRefused,
     Tokens,
-    Usage,
+    TokenUsage,
 )
 from tests.contract.conftest import Start
 from tests.support.engines import Bench, make_prompt, make_request
@@ -31,7 +31,7 @@ def reason_of(last: Finished | Failed) -> str:
 
 def test_a_request_ends_with_length_when_it_has_all_its_tokens(bench: Bench) -> None:
     (outcome,) = bench.run(make_request("a", make_prompt(20), max_tokens=5))
-    assert outcome.last == Finished("a", "length", Usage(prompt=20, cached=0, output=5))
+    assert outcome.last == Finished("a", "length", TokenUsage(prompt=20, cached=0, output=5))
     assert len(outcome.tokens) == 5
 
 
@@ -96,7 +96,7 @@ def test_a_waiting_request_ends_with_the_next_delivery_when_it_is_cancelled(star
         bench.engine.submit(make_request("waits", make_prompt(20)))
         bench.engine.cancel("waits")
     outcome = bench.listener.outcome("waits")
-    assert outcome.last == Finished("waits", "cancelled", Usage(prompt=20))
+    assert outcome.last == Finished("waits", "cancelled", TokenUsage(prompt=20))
 
 
 def test_cancel_of_an_unknown_or_ended_request_does_nothing(bench: Bench) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.request import EngineRequest, Failed, Finished, Outbound, Tokens, Usage
+from engine.request import EngineRequest, Failed, Finished, Outbound, Tokens, TokenUsage
 from tests.contract.conftest import Start
 from tests.support.engines import Bench, make_prompt, make_request
 
@@ -66,7 +66,7 @@ def test_a_held_engine_begins_no_step_and_still_takes_and_cancels_requests(start
     bench.engine.submit(make_request("kept", make_prompt(20), 6))
     bench.engine.submit(make_request("dropped", make_prompt(20), 6))
     bench.engine.cancel("dropped")
-    assert bench.listener.outcome("dropped").last == Finished("dropped", "cancelled", Usage(prompt=20))
+    assert bench.listener.outcome("dropped").last == Finished("dropped", "cancelled", TokenUsage(prompt=20))
     assert bench.engine.stats().steps == steps
     bench.engine.set_paused(False)
     assert bench.listener.outcome("kept").tokens == expected

@@ -319,7 +319,8 @@ def test_an_engine_that_comes_back_with_other_weights_continues_no_response(
         crowd.finish()
     assert check_whole(client, server)["status"] == "failed"
     assert retrieve(server, waiting)["status"] in ("queued", "in_progress")
-    assert "is of /other, and that of the other engines of /model" in server.said()
+    sentence = "is of /other, and that of the other engines of /model"
+    eventually(lambda: sentence in server.said(), within=PATIENCE_S)
     server.restart()  # which takes the engines as they are
     eventually(lambda: retrieve(server, waiting)["status"] == "failed", within=PATIENCE_S)
     assert retrieve(server, waiting)["error"]["message"] == CHANGED

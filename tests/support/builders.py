@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from engine.request import Usage
+from engine.request import TokenUsage
 from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
@@ -57,7 +57,7 @@ TENANT = "acme"
 RESPONSE = UUID("01890000-0000-7000-8000-0000000000ab")
 CREATED = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 LATER = datetime(2026, 5, 4, 3, 2, 7, tzinfo=UTC)
-USAGE = Usage(prompt=11, cached=3, output=7)
+USAGE = TokenUsage(prompt=11, cached=3, output=7)
 
 THINK = 0x200000
 HALF = 0x1FFFFF

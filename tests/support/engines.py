@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.engine import ThreadedEngine, load
+from engine.core.local_engine import LocalEngine, load
 from engine.request import EngineRequest, Failed, Finished, OnEngineDeath, Outbound, SamplingParams, Tokens
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scripted_engine import Script, ScriptedConfig, ScriptedEngine
@@ -95,7 +95,7 @@ class Listener:
 class Bench:
     """An engine and its listener."""
 
-    engine: ThreadedEngine
+    engine: LocalEngine
     listener: Listener
 
     def run(self, *requests: EngineRequest) -> list[Outcome]:

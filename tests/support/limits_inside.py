@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from engine.remote.servers import answer_reader, discovery, http_client
+from engine.remote import answer_reader, discovery, http_client
 from server.administration import checks
 from server.configuration.settings import settings
 from server.console import console_request, process_state, promise_check, routes, search, session
@@ -140,8 +140,7 @@ def _outside() -> Mapping[str, Rows]:
                 f"{size(answer_reader.EVENT_BYTES)}; {answer_reader.TOKENS_PER_CHUNK:,}; "
                 f"{size(http_client.PROBE_BYTES)}"
             ),
-            "silence of a server to all calls": f"{default('hang_seconds', 's')}; with comments "
-            "four times as long",
+            "silence to a call that has begun, or to all calls of a server": default("hang_seconds", "s"),
             "silence of a connection's other end to TCP": (
                 f"{http_client.LIVENESS_SECONDS * (http_client.LIVENESS_PROBES + 1)} s"
             ),

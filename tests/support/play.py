@@ -3,20 +3,22 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.config import Limits
+from engine.config import SchedulerLimits
 from engine.request import FinishReason
 from engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_prompt, make_request
 
 
-def limits(**settings: Any) -> Limits:
-    return Limits(**{"kv_blocks": 64, "block_size": 4, "token_budget": 32, "max_running": 8, **settings})
+def limits(**settings: Any) -> SchedulerLimits:
+    return SchedulerLimits(
+        **{"kv_blocks": 64, "block_size": 4, "token_budget": 32, "max_running": 8, **settings}
+    )
 
 
 @dataclass
 class Play:
-    limits: Limits
+    limits: SchedulerLimits
     scheduler: Scheduler = field(init=False)
     arrivals: int = 0
     ended: dict[str, FinishReason] = field(default_factory=dict)

@@ -1,13 +1,17 @@
 """Routers whose servers have been probed, and calls of them."""
 
-from engine.remote.interface import EngineDescription, EngineFault
-from engine.remote.servers.router import Endpoint, Router
+from collections.abc import Sequence
+from itertools import count
+
+from engine.remote.engine_protocol import CallFault, EngineDescription
+from engine.remote.router import EngineServer, Router
 from engine.scheduling.block_pool import extend_chain
 
 MODEL = EngineDescription(version="1", model="m", context_length=4096, vocabulary="v", adapters=("sql",))
-FAILED = EngineFault("failed", "The connection was lost.")
-OVERLOADED = EngineFault("overloaded", "429")
-REFUSED = EngineFault("refused", "400")
+FAILED = CallFault("failed", "The connection was lost.")
+OVERLOADED = CallFault("overloaded", "429")
+_NUMBERS = count()
+REFUSED = CallFault("refused", "400")
 
 
 def digests(name: str, blocks: int = 4) -> list[bytes]:
@@ -16,21 +20,29 @@ def digests(name: str, blocks: int = 4) -> list[bytes]:
     return chain
 
 
-def router_of(count: int, *, max_calls: int | None = None, jitter: float = 1.0) -> Router:
-    router = Router(max_calls=max_calls, jitter=lambda: jitter)
+def router_of(count: int, *, jitter: float = 1.0) -> Router:
+    router = Router(jitter=lambda: jitter)
     router.set_urls([f"http://e{number}:8000" for number in range(count)])
-    for endpoint in router.needs_probe(0):
-        router.probed(endpoint, MODEL, None, 0)
+    for server in router.needs_probe(0):
+        router.probed(server, MODEL, None, 0)
     return router
 
 
-def call(router: Router, chain: list[bytes], now: float = 0, adapter: str = "") -> Endpoint:
-    endpoint = router.choose(chain, adapter, now)
-    assert endpoint is not None
-    router.begin(endpoint, chain)
-    return endpoint
+def call(router: Router, chain: list[bytes], now: float = 0, adapter: str = "") -> EngineServer:
+    """The server that a new call goes to."""
+    server = router.choose(chain, adapter, now)
+    assert server is not None
+    begin(router, server, chain)
+    return server
 
 
-def end(router: Router, endpoint: Endpoint, fault: EngineFault | None, now: float) -> None:
-    """Ends a call that began after the circuit was open last."""
-    router.end(endpoint, endpoint.epoch, fault, now)
+def begin(router: Router, server: EngineServer, chain: Sequence[bytes] = ()) -> str:
+    """Begins a call there; returns its id."""
+    call_id = f"call-{next(_NUMBERS)}"
+    router.begin(server, call_id, chain)
+    return call_id
+
+
+def end(router: Router, server: EngineServer, fault: CallFault | None, now: float) -> None:
+    """Ends one of the server's calls."""
+    router.end(server, next(iter(server.calls)), fault, now)

@@ -18,7 +18,7 @@ from engine.request import (
     Outbound,
     RequestRefused,
     Tokens,
-    Usage,
+    TokenUsage,
 )
 from engine.statistics import Stats
 from server.delivery.frames import FramePage
@@ -129,7 +129,7 @@ class PlayedEngine:
                 self.engine_requests[engine_request_id] = (engine_request, given)
             if cancelled or given == len(answer):
                 self._forget(engine_request_id)
-                usage = Usage(len(engine_request.prompt), 0, given)
+                usage = TokenUsage(len(engine_request.prompt), 0, given)
                 told.append(Finished(engine_request_id, "cancelled" if cancelled else "stop", usage))
         if told:
             self._deliver(told)
@@ -141,7 +141,10 @@ class PlayedEngine:
             self._forget(engine_request_id)
             told.append(
                 Failed(
-                    engine_request_id, "engine_dead", "It died.", Usage(len(engine_request.prompt), 0, given)
+                    engine_request_id,
+                    "engine_dead",
+                    "It died.",
+                    TokenUsage(len(engine_request.prompt), 0, given),
                 )
             )
         if told:

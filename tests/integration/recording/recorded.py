@@ -8,7 +8,7 @@ from uuid import UUID
 
 import psycopg
 
-from engine.request import Finished, FinishReason, Tokens, Usage
+from engine.request import Finished, FinishReason, Tokens, TokenUsage
 from server.generation.run import Run
 from server.protocol.responses.events import Event, frame
 from server.recording.inbox import Pause
@@ -28,7 +28,7 @@ def tokens(run: Run, given: Sequence[int]) -> Tokens:
 
 
 def finished(run: Run, reason: FinishReason = "stop", output: int = 3) -> Finished:
-    return Finished(run.engine_request_id, reason, Usage(prompt=5, cached=1, output=output))
+    return Finished(run.engine_request_id, reason, TokenUsage(prompt=5, cached=1, output=output))
 
 
 @dataclass

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.request import Finished, Tokens, Usage
+from engine.request import Finished, Tokens, TokenUsage
 from server.generation.run_log import texts
 from server.protocol.responses.events import event_type
 from server.recording.messages import SERVER_ERROR, ReleaseRuns
@@ -46,7 +46,7 @@ def test_a_background_response_left_at_any_token_goes_on_at_the_next(database_ur
             at.claimer.claim_all()
             request = at.engine.requests.pop()
             done = list(request.prompt[3:])
-            usage = Usage(len(request.prompt), 2, len(SPELLED) - len(done))
+            usage = TokenUsage(len(request.prompt), 2, len(SPELLED) - len(done))
             assert done == SPELLED[: len(done)], "what was told is not generated again"
             assert request.output_offset == len(done)
             at.bench.recorder.deliver(
@@ -82,7 +82,7 @@ def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(database
             claims.request_cancel(connection, TENANT, unwanted.facts.id, "operator")
         at.claimer.claim_all()
         assert [request.request_id for request in at.engine.requests] == [wanted.engine_request_id]
-        at.bench.recorder.deliver([Finished(wanted.engine_request_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(wanted.engine_request_id, "stop", TokenUsage(3, 0, 0))])
         check_end(at.bench, wanted.facts.id, [], "completed")
         told = check_end(at.bench, unwanted.facts.id, [], "cancelled")
         assert told["usage"]["output_tokens"] == 0
@@ -102,7 +102,7 @@ def test_what_waited_for_a_replica_to_start_is_claimed_at_once(
             eventually(lambda: [one.request_id for one in at.engine.requests] == [run.engine_request_id])
         finally:
             at.claimer.stop()
-        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", TokenUsage(3, 0, 0))])
         check_end(at.bench, run.facts.id, [], "completed")
 
 
@@ -113,7 +113,7 @@ def test_no_more_is_claimed_than_the_engine_may_run(database_url: str) -> None:
         at.claimer.claim_all()
         first = at.engine.requests[:]
         assert len(first) == 2
-        at.bench.recorder.deliver([Finished(first[0].request_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(first[0].request_id, "stop", TokenUsage(3, 0, 0))])
         at.bench.hub.final(UUID(hex=first[0].request_id))
         eventually(lambda: at.bench.recorder.load == 1)
         at.claimer.claim_all()
@@ -130,7 +130,7 @@ def test_what_the_engine_has_no_room_for_is_handed_back(database_url: str, reaso
         at.engine.refusal = None
         at.claimer.claim_all()
         assert [request.request_id for request in at.engine.requests] == [run.engine_request_id]
-        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", TokenUsage(3, 0, 0))])
         check_end(at.bench, run.facts.id, [], "completed")
 
 
@@ -145,7 +145,7 @@ def test_a_released_response_is_claimed_again_only_when_this_process_is_done_wit
         at.bench.recorder.capacity.discard(run.facts.id)
         at.claimer.claim_all()
         assert [request.request_id for request in at.engine.requests] == [run.engine_request_id]
-        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", TokenUsage(3, 0, 0))])
         check_end(at.bench, run.facts.id, [], "completed")
 
 
@@ -184,7 +184,7 @@ def test_reasoning_is_read_again_whoever_opened_it(database_url: str, opened: bo
             at.claimer.claim_all()
             request = at.engine.requests.pop()
             rest = tuple(given[request.output_offset :])
-            usage = Usage(len(request.prompt), 0, len(rest))
+            usage = TokenUsage(len(request.prompt), 0, len(rest))
             ended = Finished(request.request_id, "stop", usage)
             at.bench.recorder.deliver([Tokens(request.request_id, rest), ended])
             told = check_end(at.bench, run.facts.id, before, "completed")
@@ -210,7 +210,9 @@ def test_any_tokens_in_any_steps_are_taken_up(
         already = texts(at.bench.stored(run.facts.id))
         at.claimer.claim_all()
         request = at.engine.requests.pop()
-        at.bench.recorder.deliver([Finished(request.request_id, "length", Usage(len(request.prompt), 0, 0))])
+        at.bench.recorder.deliver(
+            [Finished(request.request_id, "length", TokenUsage(len(request.prompt), 0, 0))]
+        )
         check_end(at.bench, run.facts.id, before, "incomplete")
         assert texts(at.bench.stored(run.facts.id))[: len(already) - 1] == already[:-1]
 

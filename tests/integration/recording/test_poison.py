@@ -7,7 +7,7 @@ import msgspec
 import psycopg
 import pytest
 
-from engine.request import EngineRequest, Finished, Usage
+from engine.request import EngineRequest, Finished, TokenUsage
 from server.recovery.claimer import CANNOT_GO_ON
 from tests.integration.recording.claiming import check_end, taking
 from tests.integration.recording.recorded import Bench
@@ -50,7 +50,7 @@ def test_a_row_that_cannot_be_decoded_ends_its_own_response_and_no_other(
             metered = connection.execute("select response_id, status from usage_ledger").fetchall()
         assert metered == [(bad.facts.id, "failed")]
         assert not at.bench.recorder.produces(bad.facts.id)
-        at.bench.recorder.deliver([Finished(good.engine_request_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(good.engine_request_id, "stop", TokenUsage(3, 0, 0))])
         check_end(at.bench, good.facts.id, [], "completed")
 
 
@@ -89,7 +89,7 @@ def test_a_column_or_a_table_that_is_missing_ends_nothing(database_url: str, bro
         at.claimer.claim_all()
         assert at.claimer.trouble() is None
         assert len(at.engine.requests) == len(runs)
-        ends = [Finished(run.engine_request_id, "stop", Usage(3, 0, 0)) for run in runs]
+        ends = [Finished(run.engine_request_id, "stop", TokenUsage(3, 0, 0)) for run in runs]
         at.bench.recorder.deliver(ends)
         for run in runs:
             check_end(at.bench, run.facts.id, [], "completed")
@@ -112,7 +112,7 @@ def test_a_process_without_memory_or_files_ends_nothing(
         assert at.claimer.trouble() is not None
         at.claimer.claim_all()
         assert at.claimer.trouble() is None
-        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", TokenUsage(3, 0, 0))])
         check_end(at.bench, run.facts.id, [], "completed")
 
 
@@ -152,7 +152,7 @@ def test_a_mistake_that_one_response_brings_out_ends_it_and_no_other(
         ]
         told = final(at.bench, bad.facts.id)
         assert told["error"]["message"] == CANNOT_GO_ON
-        at.bench.recorder.deliver([Finished(good.engine_request_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(good.engine_request_id, "stop", TokenUsage(3, 0, 0))])
         check_end(at.bench, good.facts.id, [], "completed")
 
 

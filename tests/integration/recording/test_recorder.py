@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from engine.request import Failed, FinishReason, Usage
+from engine.request import Failed, FinishReason, TokenUsage
 from server.delivery.hub import Published
 from server.delivery.stored_responses import read_response
 from server.generation.run import Run
@@ -122,7 +122,8 @@ def test_the_stored_response_equals_the_one_in_its_last_event(
 def test_a_failed_engine_request_ends_its_response_without_telling_the_cause(bench: Bench) -> None:
     run = bench.begin()
     bench.feed(
-        tokens(run, say("part")), Failed(run.engine_request_id, "out_of_memory", "at 0x7f", Usage(5, 0, 4))
+        tokens(run, say("part")),
+        Failed(run.engine_request_id, "out_of_memory", "at 0x7f", TokenUsage(5, 0, 4)),
     )
     final = msgspec.json.decode(bench.hub.final(run.facts.id))
     assert (final["status"], final["error"]["code"]) == ("failed", "server_error")

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.request import Finished, Tokens, Usage
+from engine.request import Finished, Tokens, TokenUsage
 from server.delivery.stored_responses import find_response, list_responses
 from server.generation.hosted_tools import HostedTools, ToolResult
 from server.generation.run import Run
@@ -20,12 +20,14 @@ def called_and_answered(bench: Bench) -> Run:
     run = Run(begun.facts, reading([call()], HostedTools([CITY])))
     bench.recorder.start_run(run)
     response = run.facts.id
-    bench.feed(Tokens(run.engine_request_id, (0,)), Finished(run.engine_request_id, "stop", Usage(5, 2, 7)))
+    bench.feed(
+        Tokens(run.engine_request_id, (0,)), Finished(run.engine_request_id, "stop", TokenUsage(5, 2, 7))
+    )
     bench.feed(ToolCallFinished(response, 1, ToolResult("sunny")))
     engine_request = f"{response.hex}.1"
     answer = StartTurn(response, reading([[TextDelta("Sunny.")]], HostedTools()), 15)
     bench.recorder.deliver(
-        [answer, Tokens(engine_request, (0,)), Finished(engine_request, "stop", Usage(15, 5, 3))]
+        [answer, Tokens(engine_request, (0,)), Finished(engine_request, "stop", TokenUsage(15, 5, 3))]
     )
     assert b'"completed"' in bench.hub.final(response)
     return run

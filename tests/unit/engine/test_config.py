@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine import kv_cache
-from engine.config import EngineConfig, Limits, ModelRefused
+from engine.config import EngineConfig, ModelRefused, SchedulerLimits
 from engine.kv_cache import (
     CPU_MAX_BYTES,
     GPU_MAX_BLOCKS,
@@ -40,7 +40,7 @@ def test_a_setting_is_refused_with_its_name(settings: dict[str, Any], word: str)
 
 
 def test_blocks_are_counted_up() -> None:
-    limits = Limits(kv_blocks=1, block_size=16)
+    limits = SchedulerLimits(kv_blocks=1, block_size=16)
     assert [limits.blocks_for(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.flash_attention import FlashAttentionBackend, Function, kernel_sources
-from engine.attention.interface import LayerAttentionSpec
+from engine.attention.paged_attention import LayerAttentionSpec
 from engine.attention.selection import AttentionChoice, Candidate, choose_attention, load_flash
 from engine.request import Failed
 from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import sdpa, sdpa_calls
-from engine.attention.interface import LayerCall
-from engine.attention.sdpa_calls import attend_by_groups, attend_prompt, configure_sdpa
+from engine.attention import sdpa
+from engine.attention.paged_attention import LayerCall
+from engine.attention.sdpa import attend_by_groups, attend_prompt, configure_sdpa
 from engine.kv_cache import KVCache, LayerShape
 from engine.runner.input_builder import InputBuilder
 from tests.support.steps import make_chunk
@@ -35,7 +35,7 @@ class Calls:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     recorder = Calls([])
-    monkeypatch.setattr(sdpa_calls, "scaled_dot_product_attention", recorder)
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", recorder)
     return recorder
 
 

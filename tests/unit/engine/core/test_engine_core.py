@@ -1,14 +1,12 @@
 import logging
-import math
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 
 from engine.core import engine_core, supervisor
-from engine.core.metrics import EngineMetrics
+from engine.core.engine_metrics import EngineMetrics
 from engine.executor import OutOfMemory
 from engine.request import Failed, Outbound, RequestRefused
 from engine.scheduling import block_pool
@@ -89,64 +87,9 @@ def test_a_failed_request_is_logged_by_its_id(bench: Bench, caplog: pytest.LogCa
     assert "a broken step" in caplog.text
 
 
-# Deadlines
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(engine_core, "monotonic", clock)
-    monkeypatch.setattr("engine.engine.monotonic", clock)
-    return clock
-
-
-def test_a_request_fails_when_its_time_is_over_and_what_it_gave_stands(bench: Bench, clock: Clock) -> None:
-    def pass_time(_message: Outbound) -> None:
-        clock.now += 1.0
-
-    bench.listener.when_told = pass_time
-    late, free = bench.run(
-        make_request("late", make_prompt(20), 50, deadline_seconds=9.5),
-        make_request("free", make_prompt(20, 1), 20),
-    )
-    assert isinstance(late.last, Failed)
-    assert late.last.code == "deadline"
-    assert 4 <= len(late.tokens) == late.last.usage.output <= 6
-    assert len(free.tokens) == 20
-    assert bench.engine.stats().alive
-
-
-def test_the_time_of_a_waiting_request_counts_from_its_submission(clock: Clock) -> None:
-    bench = start_scripted(max_running=1)
-
-    def pass_time(_message: Outbound) -> None:
-        clock.now += 1.0
-
-    bench.listener.when_told = pass_time
-    runs, waits = bench.run(
-        make_request("runs", make_prompt(20), 30),
-        make_request("waits", make_prompt(20, 1), deadline_seconds=10.0),
-    )
-    assert isinstance(waits.last, Failed)
-    assert (waits.last.code, waits.tokens) == ("deadline", [])
-    assert len(runs.tokens) == 30
-    bench.engine.close(drain=True)
-
-
-def test_a_request_in_time_is_left_alone_and_so_is_the_next_of_its_id(bench: Bench, clock: Clock) -> None:
-    (first,) = bench.run(make_request("a", make_prompt(20), deadline_seconds=5.0))
-    bench.listener.batches.clear()
-    clock.now += 100.0
-    (second,) = bench.run(make_request("a", make_prompt(20)))
-    assert len(first.tokens) == len(second.tokens) == 16
-
-
-@pytest.mark.parametrize(
-    "fields", [{"deadline_seconds": 0.0}, {"deadline_seconds": math.nan}, {"priority": 2**40}]
-)
-def test_a_request_with_a_limit_that_is_none_is_refused(bench: Bench, fields: dict[str, Any]) -> None:
+def test_a_request_with_a_priority_of_more_than_32_bits_is_refused(bench: Bench) -> None:
     with pytest.raises(RequestRefused) as refusal:
-        bench.engine.submit(make_request("a", make_prompt(20), **fields))
+        bench.engine.submit(make_request("a", make_prompt(20), priority=2**40))
     assert refusal.value.reason == "bad_limit"
 
 

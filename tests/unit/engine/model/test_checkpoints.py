@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig, ModelRefused
-from engine.engine import load
+from engine.core.local_engine import load
 from engine.model import loader as model_module
 from engine.model.loader import load_model
 from engine.request import Finished, RequestRefused

@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig, ModelRefused
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loader import LoadedNetwork, load_model
 from engine.weights_digest import weights_digest
 from tests.support.engines import save_random_model, start_model, tiny_model
 
 
-def loaded(model: Path, **settings: Any) -> LoadedModel:
+def loaded(model: Path, **settings: Any) -> LoadedNetwork:
     config = EngineConfig(model=model, **{"device": "cpu", "torch_threads": 1, **settings})
     return load_model(config, lambda _line: None)
 

@@ -126,14 +126,6 @@ def test_weights_take_the_models_number_format(number: torch.dtype) -> None:
         ({"r": 5}, r"must be \[5, 48\]"),
         ({"lora_alpha": "x"}, "lora_alpha"),
         ({"lora_alpha": float("inf")}, "lora_alpha"),
-        ({"target_modules": None}, "target_modules"),
-        ({"target_modules": []}, "target_modules"),
-        ({"target_modules": "("}, "missing \\)|unterminated"),
-        ({"target_modules": [1]}, "target_modules"),
-        ({"target_modules": ["q_proj"]}, "settings do not name"),
-        ({"target_modules": [*DENSE, "lm_head"]}, "no weights for lm_head"),
-        ({"layers_to_transform": [0]}, "settings do not name"),
-        ({"layers_to_transform": ["a"]}, "layers_to_transform"),
         ({"rank_pattern": {"q_proj": "x"}}, "rank_pattern"),
         ({"rank_pattern": {"(": 4}}, "missing \\)|unterminated"),
         ({"alpha_pattern": [1]}, "alpha_pattern"),
@@ -166,7 +158,6 @@ def of_q(part: str) -> str:
         (lambda: weights(**{of_q("B"): torch.full((32, 4), 3e38)}), "finite"),
         (lambda: weights(**{of_q("A"): torch.ones(4, 32, dtype=torch.int8)}), "int8"),
         (lambda: weights(**{of_q("A"): None}), "only lora_B"),
-        (lambda: weights(**{of_q("A"): None, of_q("B"): None}), "no weights for model.layers.0"),
         (lambda: weights(base_model__model__lm_head__weight=torch.ones(97, 32)), "not LoRA's"),
         (
             lambda: weights(

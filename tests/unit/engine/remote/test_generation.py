@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.grammar.compiler import GrammarCompiler
+from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
 from engine.remote.generation import CALL_IDS, MAX_BARREN_CALLS, Generation, LocalMasks, call_ids
-from engine.remote.interface import Chunk, EngineFault, EngineFeatures, GenerateCall
-from engine.remote.protocols.vllm_protocol import VllmProtocol
+from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import (
     EngineRequest,
     Failed,
@@ -24,7 +24,7 @@ from engine.request import (
     TokenLogprobs,
     Tokens,
 )
-from engine.sampling.token_masks import GrammarMatchers, TokenRules
+from engine.sampling.token_masks import GrammarMatchers, SamplingRules
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_request
 from tests.support.grammars import END, SIZE, VOCABULARY, fits, ids_of, schema, text_of
@@ -54,13 +54,15 @@ def compiler() -> Iterator[GrammarCompiler]:
 def begin(request: EngineRequest, compiler: GrammarCompiler, features: EngineFeatures = VLLM) -> Generation:
     compiled = None if request.grammar is None else compiler.compiled(request.grammar)
     sequence = TokenSequence(request, 1, (), compiled)
-    return Generation(sequence, features, LocalMasks(GrammarMatchers(compiler), TokenRules(SIZE)), SIZE)
+    return Generation(sequence, features, LocalMasks(GrammarMatchers(compiler), SamplingRules(SIZE)), SIZE)
 
 
-def answer(call: GenerateCall, sample: Sample) -> Iterator[Chunk]:
+def answer(call: GenerateCall, sample: Sample) -> Iterator[AnswerChunk]:
     """What a server that applies no grammar sends, a token a chunk."""
     if call.score_prompt:
-        yield Chunk(prompt_logprobs=(TokenLogprobs(-1.0),) * (len(call.tokens) - 1), finish_reason="length")
+        yield AnswerChunk(
+            prompt_logprobs=(TokenLogprobs(-1.0),) * (len(call.tokens) - 1), finish_reason="length"
+        )
         return
     tokens: list[int] = []
     while len(tokens) < call.max_tokens:
@@ -73,10 +75,10 @@ def answer(call: GenerateCall, sample: Sample) -> Iterator[Chunk]:
         ended = token_id in call.request.stop_ids and len(tokens) > call.min_tokens
         last = "stop" if ended else "length" if len(tokens) == call.max_tokens else None
         logprobs = None if call.request.logprobs is None else (TokenLogprobs(-float(len(tokens))),)
-        yield Chunk(token_ids=(token_id,), logprobs=logprobs, finish_reason=last)  # type: ignore[arg-type]
+        yield AnswerChunk(token_ids=(token_id,), logprobs=logprobs, finish_reason=last)  # type: ignore[arg-type]
         if ended:
             break
-    yield Chunk(cached_tokens=2)
+    yield AnswerChunk(cached_tokens=2)
 
 
 def play(generation: Generation, sample: Sample, *, cut_after: int | None = None) -> list[GenerateCall]:
@@ -243,7 +245,7 @@ def test_bad_words_never_come(compiler: GrammarCompiler) -> None:
 def test_a_request_whose_output_is_complete_ends_with_what_it_has(compiler: GrammarCompiler) -> None:
     generation = begin(make_request("a", PROMPT, max_tokens=12), compiler)
     generation.next_call()
-    generation.receive(Chunk(token_ids=tuple(ids_of("say"))))
+    generation.receive(AnswerChunk(token_ids=tuple(ids_of("say"))))
     generation.cancel("stop")
     assert text_of(tokens_of(generation)) == "say"
     assert generation.messages[-1] == Finished("a", "stop", generation.sequence.usage)
@@ -271,10 +273,12 @@ def test_earlier_output_is_penalized_by_biases(compiler: GrammarCompiler) -> Non
     assert call.logit_bias == ((9, 1.0 - 0.5 - 2.0), (11, 2.0))
 
 
-def rubbish(features: EngineFeatures, chunk: Chunk, compiler: GrammarCompiler, **more: Any) -> EngineFault:
+def rubbish(
+    features: EngineFeatures, chunk: AnswerChunk, compiler: GrammarCompiler, **more: Any
+) -> CallFault:
     generation = begin(make_request("a", PROMPT, max_tokens=4, **more), compiler, features)
     assert generation.next_call() is not None
-    with pytest.raises(EngineFault) as raised:
+    with pytest.raises(CallFault) as raised:
         generation.receive(chunk)
     assert not generation.messages
     return raised.value
@@ -284,15 +288,15 @@ def rubbish(features: EngineFeatures, chunk: Chunk, compiler: GrammarCompiler, *
 def test_a_token_outside_the_vocabulary_is_a_fault_of_the_server(
     compiler: GrammarCompiler, token_ids: Sequence[int]
 ) -> None:
-    assert rubbish(VLLM, Chunk(token_ids=tuple(token_ids)), compiler).kind == "failed"
+    assert rubbish(VLLM, AnswerChunk(token_ids=tuple(token_ids)), compiler).kind == "failed"
 
 
 def test_missing_logprobs_are_a_fault_of_the_server(compiler: GrammarCompiler) -> None:
-    assert rubbish(VLLM, Chunk(token_ids=(5,)), compiler, logprobs=1).kind == "failed"
+    assert rubbish(VLLM, AnswerChunk(token_ids=(5,)), compiler, logprobs=1).kind == "failed"
 
 
 def test_a_call_that_the_server_ends_is_a_fault_of_the_server(compiler: GrammarCompiler) -> None:
-    assert rubbish(VLLM, Chunk(finish_reason="abort"), compiler).kind == "failed"
+    assert rubbish(VLLM, AnswerChunk(finish_reason="abort"), compiler).kind == "failed"
 
 
 def test_a_request_fails_when_calls_bring_no_token(compiler: GrammarCompiler) -> None:
@@ -301,7 +305,7 @@ def test_a_request_fails_when_calls_bring_no_token(compiler: GrammarCompiler) ->
         assert generation.next_call() is not None
         generation.end_call()
     assert generation.next_call() is not None
-    with pytest.raises(EngineFault) as raised:
+    with pytest.raises(CallFault) as raised:
         generation.end_call()
     assert raised.value.kind == "refused"
 
@@ -309,7 +313,7 @@ def test_a_request_fails_when_calls_bring_no_token(compiler: GrammarCompiler) ->
 def test_more_tokens_than_were_asked_for_are_dropped(compiler: GrammarCompiler) -> None:
     generation = begin(make_request("a", PROMPT, max_tokens=3), compiler)
     assert generation.next_call() is not None
-    generation.receive(Chunk(token_ids=(5, 6, 7, 8, 9)))
+    generation.receive(AnswerChunk(token_ids=(5, 6, 7, 8, 9)))
     assert tokens_of(generation) == [5, 6, 7]
     assert generation.done
 
@@ -317,7 +321,7 @@ def test_more_tokens_than_were_asked_for_are_dropped(compiler: GrammarCompiler) 
 def test_a_cancelled_request_ends_once(compiler: GrammarCompiler) -> None:
     generation = begin(make_request("a", PROMPT, max_tokens=3), compiler)
     generation.next_call()
-    generation.receive(Chunk(token_ids=(5,)))
+    generation.receive(AnswerChunk(token_ids=(5,)))
     generation.cancel()
     generation.fail("engine_error", "late")
     assert tokens_of(generation) == [5]
@@ -384,5 +388,5 @@ def test_logprobs_of_a_token_outside_the_vocabulary_are_a_fault_of_the_server(
     compiler: GrammarCompiler,
 ) -> None:
     table = TokenLogprobs(-1.0, ((SIZE, -1.0),))
-    fault = rubbish(VLLM, Chunk(token_ids=(5,), logprobs=(table,)), compiler, logprobs=1)
+    fault = rubbish(VLLM, AnswerChunk(token_ids=(5,), logprobs=(table,)), compiler, logprobs=1)
     assert "vocabulary" in str(fault)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig, ModelRefused
-from engine.engine import load
+from engine.core.local_engine import load
 from engine.remote.model_folder import MAX_FILE_BYTES, read_model_folder
 from engine.request import ModelInfo
 from tests.support.engines import Listener

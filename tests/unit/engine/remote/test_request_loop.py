@@ -6,20 +6,20 @@ from typing import Any, cast
 
 import pytest
 
-from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry
+from engine.front.request_registry import AcceptedRequest, Close, RequestRegistry
 from engine.remote import request_loop
+from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineDescription, GenerateCall
 from engine.remote.generation import LocalMasks
-from engine.remote.interface import Chunk, EngineDescription, EngineFault, GenerateCall
-from engine.remote.protocols.vllm_protocol import VllmProtocol
 from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.request_loop import DELIVERY_SECONDS, RequestLoop
-from engine.remote.servers.router import Endpoint
+from engine.remote.router import EngineServer
+from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import Cancel, Failed, Finished, Outbound, Tokens
-from engine.sampling.token_masks import GrammarMatchers, TokenRules
+from engine.sampling.token_masks import GrammarMatchers, SamplingRules
 from tests.support.engines import make_request
 from tests.support.grammars import SIZE
 
-SERVER = Endpoint(
+SERVER = EngineServer(
     "http://one", EngineDescription(version="1", model="m", context_length=4096, vocabulary="v")
 )
 
@@ -34,19 +34,22 @@ class OneServer:
     def set_paused(self, paused: bool) -> None:
         assert not paused
 
-    async def acquire(self, *_: object) -> Endpoint:
+    async def acquire(self, *_: object) -> EngineServer:
         return SERVER
 
     def release(self, *_: object) -> None: ...
 
-    def abandon(self, *_: object) -> None: ...
-
     async def generate(
-        self, _url: str, _model: str, call: GenerateCall, receive: Callable[[Chunk], bool], _server: object
+        self,
+        _url: str,
+        _model: str,
+        call: GenerateCall,
+        receive: Callable[[AnswerChunk], bool],
+        _server: object,
     ) -> None:
-        assert receive(Chunk(token_ids=(7,) * (call.max_tokens - 1)))
+        assert receive(AnswerChunk(token_ids=(7,) * (call.max_tokens - 1)))
         await asyncio.sleep(5 * DELIVERY_SECONDS)
-        assert receive(Chunk(token_ids=(8,), finish_reason="length"))
+        assert receive(AnswerChunk(token_ids=(8,), finish_reason="length"))
         await asyncio.sleep(5 * DELIVERY_SECONDS)
         self.end()
 
@@ -57,7 +60,7 @@ def loop_of(server: OneServer, registry: RequestRegistry, deliver: Callable[[Any
         cast("Any", server),
         cast("Any", server),
         VllmProtocol.features,
-        LocalMasks(GrammarMatchers(None), TokenRules(SIZE)),
+        LocalMasks(GrammarMatchers(None), SamplingRules(SIZE)),
         SIZE,
         4,
         deliver,
@@ -66,7 +69,7 @@ def loop_of(server: OneServer, registry: RequestRegistry, deliver: Callable[[Any
 
 
 def lose() -> None:
-    raise EngineFault("failed", "The connection was lost.")
+    raise CallFault("failed", "The connection was lost.")
 
 
 class AtOnce(OneServer):
@@ -78,9 +81,14 @@ class AtOnce(OneServer):
         self.sent = asyncio.Event()
 
     async def generate(
-        self, _url: str, _model: str, call: GenerateCall, receive: Callable[[Chunk], bool], _server: object
+        self,
+        _url: str,
+        _model: str,
+        call: GenerateCall,
+        receive: Callable[[AnswerChunk], bool],
+        _server: object,
     ) -> None:
-        receive(Chunk(token_ids=(7,) * call.max_tokens, finish_reason="length"))
+        receive(AnswerChunk(token_ids=(7,) * call.max_tokens, finish_reason="length"))
         self.sent.set()
         if not self.ends:
             await asyncio.get_running_loop().create_future()
@@ -94,7 +102,7 @@ def test_the_last_token_is_delivered_with_the_end(end: Callable[[], None]) -> No
     async def main() -> None:
         registry, server = RequestRegistry(4, None), OneServer(end)
         loop = loop_of(server, registry, deliveries.append)
-        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
+        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None))
         registry.inbox.put(Close(drain=True))
         await loop.run()
 
@@ -167,7 +175,7 @@ def test_a_request_that_is_cancelled_while_it_waits_for_a_server_makes_no_call()
         waits = asyncio.Event()
 
         class LateServer(OneServer):
-            async def acquire(self, *_: object) -> Endpoint:
+            async def acquire(self, *_: object) -> EngineServer:
                 waits.set()
                 try:
                     await asyncio.Event().wait()
@@ -176,14 +184,14 @@ def test_a_request_that_is_cancelled_while_it_waits_for_a_server_makes_no_call()
                 raise AssertionError
 
             def release(self, *args: object) -> None:
-                released.append(str(args[0]))
+                released.append(str(args[1]))
 
             async def generate(self, *_: object) -> None:
                 raise AssertionError("there is a call")
 
         registry = RequestRegistry(4, None)
         loop = loop_of(LateServer(lose), registry, deliveries.append)
-        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
+        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None))
         running = asyncio.create_task(loop.run())
         await waits.wait()
         registry.inbox.put(Cancel("a"))
@@ -204,17 +212,17 @@ def test_a_request_that_every_server_turns_away_waits_from_its_beginning_for_one
 
     async def main() -> None:
         class FullServer(OneServer):
-            async def acquire(self, *args: object) -> Endpoint:
+            async def acquire(self, *args: object) -> EngineServer:
                 waits.append(cast("float", args[-1]))
                 if len(waits) > 5:
-                    raise EngineFault("failed", "no server takes the request")
+                    raise CallFault("failed", "no server takes the request")
                 return SERVER
 
             async def generate(self, *_: object) -> None:
-                raise EngineFault("overloaded", "it answered 503")
+                raise CallFault("overloaded", "it answered 503")
 
         registry = RequestRegistry(4, None)
-        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
+        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None))
         registry.inbox.put(Close(drain=True))
         await loop_of(FullServer(lose), registry, deliveries.append).run()
 
@@ -238,7 +246,7 @@ def test_the_id_of_a_request_is_free_when_its_last_message_is_delivered() -> Non
 
     async def main() -> None:
         loop = loop_of(AtOnce(ends=True), registry, deliver)
-        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None, None))
+        registry.accept(AcceptedRequest(make_request("a", [5, 6], max_tokens=4), [], None))
         registry.inbox.put(Close(drain=True))
         await loop.run()
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from engine.remote import remote_engine
-from engine.remote.config import RemoteConfig
-from engine.remote.interface import ImageFile
+from engine.remote.engine_protocol import ImageFile
+from engine.remote.fleet import RemoteConfig
+from engine.remote.llama_protocol import LlamaProtocol
 from engine.remote.model_folder import read_model_folder
-from engine.remote.protocols.llama_protocol import LlamaProtocol
-from engine.remote.protocols.vllm_images import RENDER
-from engine.remote.protocols.vllm_protocol import VllmProtocol
-from engine.remote.remote_engine import RemoteEngine
-from engine.remote.server_images import MAX_KEPT, ServerImages
+from engine.remote.remote_engine import MAX_IMAGE_COUNTS, RemoteEngine, ServerImages
+from engine.remote.vllm_images import RENDER
+from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import RefusalReason, RequestRefused
 from tests.support.engines import Listener
 
@@ -49,10 +48,10 @@ def test_a_server_is_asked_once_for_each_picture_and_salt() -> None:
 
 def test_the_kept_counts_are_bounded_and_the_latest_used_stay() -> None:
     images, asked = images_of([TOKEN])
-    for number in range(MAX_KEPT):
+    for number in range(MAX_IMAGE_COUNTS):
         images.text(picture(number))
     images.text(picture(0))
-    images.text(picture(MAX_KEPT))
+    images.text(picture(MAX_IMAGE_COUNTS))
     asked.clear()
     images.text(picture(0))
     assert asked == []

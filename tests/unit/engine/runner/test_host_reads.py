@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention import sdpa_calls
-from engine.attention.interface import PagedAttentionBackend
+from engine.attention import sdpa
+from engine.attention.paged_attention import PagedAttentionBackend
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loader import LoadedNetwork, load_model
 from engine.model.lora_layers import install_adapters
 from engine.runner.model_runner import ModelRunner
 from engine.runner.static_decode import GraphBucket, StaticDecoder, StaticInputs
@@ -55,7 +55,7 @@ def make_runner(config_name: str, backend: PagedAttentionBackend | None, *, stat
         inputs = StaticInputs(network, store, backend or Kernel(), GraphBucket(8, 8))
         decoder = StaticDecoder(inputs, [GraphBucket(8, 8)], inputs.compute)
     adapters = install_adapters(network, (), lambda _line: None)
-    on_meta = LoadedModel(network, META, model.dtype, model.layers, model.model_info, model.vocabulary)
+    on_meta = LoadedNetwork(network, META, model.dtype, model.layers, model.model_info, model.vocabulary)
     return ModelRunner(on_meta, adapters, config, store, backend, decoder)
 
 
@@ -72,7 +72,7 @@ def make_sequences() -> list[TokenSequence]:
 def _attention_is_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where a fused kernel computes it."""
     monkeypatch.setattr(
-        sdpa_calls,
+        sdpa,
         "scaled_dot_product_attention",
         lambda query, _key, value, **_others: query.new_empty(*query.shape[:-1], value.shape[-1]),
     )

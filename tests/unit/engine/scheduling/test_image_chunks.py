@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.request import PromptImage
-from engine.scheduling.image_chunks import ImageTurn, blocks_outside_images
-from engine.scheduling.scheduler import ScheduledChunk
+from engine.scheduling.scheduler import ImageTurn, ScheduledChunk, blocks_outside_images
 from tests.support.play import Play, limits
 from tests.support.rounds import example_count
 

@@ -1,4 +1,4 @@
-from engine.vision.image_cache import ImageCache
+from engine.runner.prompt_images import ImageCache
 
 
 def test_the_least_recently_used_is_evicted_first() -> None:

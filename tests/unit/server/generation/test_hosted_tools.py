@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.request import Usage
+from engine.request import TokenUsage
 from server.errors import InvalidRequest
 from server.generation.hosted_items import DENIED, items_for_model, tool_result_of
 from server.generation.hosted_tools import HostedTools, ListedServer, ToolResult, approved_calls
@@ -72,7 +72,7 @@ def play(
     run = Run(make_facts(), reading(said, hosted))
     events = first_events(run.facts) + run.start() + run.tokens(range(len(said)), LATER)
     if ends:
-        events += run.finish("stop", Usage(5, 2, len(said)), LATER)
+        events += run.finish("stop", TokenUsage(5, 2, len(said)), LATER)
     return run, events
 
 
@@ -105,7 +105,7 @@ def test_a_call_is_told_in_openais_order_and_the_model_goes_on_behind_it() -> No
     assert tool_work is not None
     assert (tool_work.calls, tool_work.turn, tool_work.output_tokens) == ((), 0, 1)
     rest = run.next_turn(reading([[TextDelta("Sunny.")]], HostedTools()), 9, LATER)
-    rest += run.tokens([0], LATER) + run.finish("stop", Usage(9, 5, 1), LATER)
+    rest += run.tokens([0], LATER) + run.finish("stop", TokenUsage(9, 5, 1), LATER)
     assert kinds(run) == ["mcp_list_tools", "mcp_call", "message"]
     every = [*events, *told, *rest]
     assert [event.sequence_number for event in every] == list(range(len(every)))
@@ -156,7 +156,7 @@ def test_calls_beyond_the_requests_limit_are_not_allowed() -> None:
 
 def test_a_call_that_is_cut_off_is_incomplete_and_not_made() -> None:
     run, _ = play([call()[:2]], HostedTools([CITY]), ends=False)
-    run.finish("length", Usage(5, 2, 1), LATER)
+    run.finish("length", TokenUsage(5, 2, 1), LATER)
     assert [item.status for item in run.output] == ["completed", "incomplete"]
     assert run.take_tool_work() is None
     assert run.ending is not None

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import FinishReason, Usage
+from engine.request import FinishReason, TokenUsage
 from server.generation.run import Run
 from server.generation.run_facts import first_events
 from server.generation.run_log import RunLog
@@ -94,7 +94,7 @@ def test_a_run_that_is_resumed_at_any_cut_goes_on_as_if_it_had_not_been_cut(
     else:
         resumed = sum(map(len, before))
         prompt, output = USAGE.prompt + resumed, USAGE.output - resumed
-        rest += second.finish(reason, Usage(prompt, USAGE.cached, output), LATER)
+        rest += second.finish(reason, TokenUsage(prompt, USAGE.cached, output), LATER)
 
     assert [render(RESPONSE, event) for event in stored + rest] == [
         render(RESPONSE, event) for event in expected
@@ -193,7 +193,7 @@ def test_a_stop_string_ends_a_run_alike_wherever_it_was_cut_and_however_the_engi
         second.tokens(piece, LATER)
     assert second.has_stopped
     resumed = min(len(logged), whole.ending.output_tokens)
-    second.finish("length", Usage(USAGE.prompt + resumed, USAGE.cached, 99), LATER)
+    second.finish("length", TokenUsage(USAGE.prompt + resumed, USAGE.cached, 99), LATER)
     assert second.output == whole.output
     assert second.ending == whole.ending
     assert expected

@@ -20,7 +20,7 @@ def engine_config(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> EngineCon
         seen.append(config)
         raise Enough
 
-    monkeypatch.setattr("engine.engine.load", load)
+    monkeypatch.setattr("engine.core.local_engine.load", load)
     with pytest.raises(Enough):
         load_model(Config(**settings), lambda _messages: None, lambda _line: None, lambda _why: None)
     return seen[0]

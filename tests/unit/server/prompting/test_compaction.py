@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.request import Usage
+from engine.request import TokenUsage
 from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import first_events
@@ -14,8 +14,8 @@ from server.protocol.responses.items import Compaction, FunctionCallOutput, Inpu
 from tests.support.builders import LATER, RESPONSE, SpelledParser, make_facts, rendered, say, think
 from tests.support.event_order import EventOrder
 
-SUMMED = Usage(prompt=50, cached=4, output=9)
-ANSWERED = Usage(prompt=10, cached=1, output=5)
+SUMMED = TokenUsage(prompt=50, cached=4, output=9)
+ANSWERED = TokenUsage(prompt=10, cached=1, output=5)
 
 
 def seal(place: str, written: str) -> str:

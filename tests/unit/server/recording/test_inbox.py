@@ -3,7 +3,7 @@ from time import monotonic
 
 import pytest
 
-from engine.request import Failed, Finished, Tokens, Usage
+from engine.request import Failed, Finished, Tokens, TokenUsage
 from server.recording import inbox
 from server.recording.inbox import NO_PAUSE, Inbox, Pause
 from server.recording.messages import RecorderMessage
@@ -11,8 +11,8 @@ from server.recording.messages import RecorderMessage
 HOUR = 3600.0
 FIRST: list[RecorderMessage] = [
     Tokens("a", (1,)),
-    Finished("a", "stop", Usage()),
-    Failed("a", "out_of_memory", "", Usage()),
+    Finished("a", "stop", TokenUsage()),
+    Failed("a", "out_of_memory", "", TokenUsage()),
 ]
 
 

@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from engine.request import Usage
+from engine.request import TokenUsage
 from server.generation.run import Run
 from server.recording import recent_commits
 from server.recording.messages import RunUpdate
@@ -36,7 +36,7 @@ def spoken(run: Run, text: str) -> RunUpdate:
 
 def ended(run: Run) -> RunUpdate:
     update = RunUpdate(run)
-    update.events += run.finish("stop", Usage(1, 0, 1), LATER)
+    update.events += run.finish("stop", TokenUsage(1, 0, 1), LATER)
     return update
 
 

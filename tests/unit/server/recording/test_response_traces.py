@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.request import Usage
+from engine.request import TokenUsage
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run
 from server.recording.response_traces import ResponseTraces
@@ -67,7 +67,7 @@ def test_a_response_is_its_turn_and_its_commit_under_a_span_of_its_own_id() -> N
     traces.begin(run.facts)
     observe(traces, run)
     observe(traces, run, has_tokens=True)
-    run.finish("stop", Usage(3, 0, 2), CREATED)
+    run.finish("stop", TokenUsage(3, 0, 2), CREATED)
     observe(traces, run, is_last=True)
     assert tracer.names == ["prefill", "decode", "commit", "chat m"]
     *parts, response = tracer.spans

@@ -2,7 +2,7 @@
 
 from uuid import uuid4
 
-from engine.request import Finished, Tokens, Usage
+from engine.request import Finished, Tokens, TokenUsage
 from server.generation.run import Run
 from server.recording.messages import ReleaseRuns, RunUpdate, StartRun
 from server.recording.run_registry import RunRegistry
@@ -41,7 +41,7 @@ def test_messages_of_an_isolated_run_extend_its_update_and_all_others_pass() -> 
     assert text(update) == "abc"
     assert bytes(update.token_ids) == b"abc"
     assert not update.log_rows
-    assert registry.apply([Finished(hit.engine_request_id, "stop", Usage(1, 0, 3))], LATER) == []
+    assert registry.apply([Finished(hit.engine_request_id, "stop", TokenUsage(1, 0, 3))], LATER) == []
     assert update.run.ending is not None
     assert registry.runs == [other]
 

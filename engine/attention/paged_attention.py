@@ -1,0 +1,176 @@
+"""`paged_attention`, which transformers' layers call; the protocols of a step and of a paged backend.
+
+Engine thread. Each layer of the model calls `paged_attention`, which passes the layer's query, key and value
+as a `LayerCall` to the `AttentionStep` of the forward pass. A `PagedAttentionBackend` computes over block
+tables: `AttentionMetadata` describes all requests of a step by tensors whose shapes the host knows, so that
+calls can be captured as CUDA graphs.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from engine.config import UnsupportedModel
+from engine.kv_cache import KVCache, LayerShape
+
+IMPLEMENTATION = "holdfast_paged"
+"""The name of `paged_attention` in transformers. No mask function is registered for it, so models build no
+mask."""
+
+IGNORED_ARGUMENTS = frozenset(
+    {"dropout", "position_ids", "use_cache", "output_attentions", "output_router_logits"}
+)
+"""Arguments of models that have no effect in inference here. All others are implemented or refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """The arguments of one layer's attention in one step."""
+
+    layer: int
+    query: Tensor
+    """`[T, heads, size]`."""
+    key: Tensor
+    """`[T, kv_heads, size]`, as is `value`; sizes of key and value may differ."""
+    value: Tensor
+    scale: float | None
+    window: int | None
+    """Sliding window: a token attends to this many tokens, itself included; None is no limit."""
+    sinks: Tensor | None
+    """`[heads]`: attention sink logits."""
+    softcap: float | None = None
+    """Scores become `softcap * tanh(score / softcap)`."""
+
+
+class AttentionStep(Protocol):
+    """Computes attention in one forward pass; passed through the model as the argument `step`."""
+
+    def attend(self, call: LayerCall) -> Tensor:
+        """Returns `[T, heads, value size]`."""
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    step: AttentionStep | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of transformers: `[1, heads, T, size]` in, `[1, T, heads, size]` out.
+
+    Raises `UnsupportedModel` for arguments that are not implemented.
+    """
+    name = type(module).__name__
+    unknown = sorted(k for k, v in others.items() if v is not None and k not in IGNORED_ARGUMENTS)
+    if unknown:
+        raise UnsupportedModel(f"{name} uses attention arguments that are not implemented: {unknown}.")
+    if attention_mask is not None:
+        raise UnsupportedModel(f"{name} brings an attention mask of its own.")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise UnsupportedModel(f"{name} is not causal.")
+    if step is None:
+        raise UnsupportedModel(f"{name} does not hand arguments on to its attention.")
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise UnsupportedModel(f"{name} does not number its layers.")
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return step.attend(LayerCall(layer, q, k, v, scaling, sliding_window, s_aux, softcap))[None], None
+
+
+AttentionInterface.register(IMPLEMENTATION, paged_attention)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttentionSpec:
+    """The properties of an attention layer that a backend must support."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    window: int | None
+    sinks: bool
+    softcap: float | None
+
+    @property
+    def kv_shape(self) -> LayerShape:
+        return LayerShape(self.num_kv_heads, self.key_size, self.value_size)
+
+
+@dataclass(slots=True)
+class ProbeForward:
+    """Records the attention of all layers in a forward pass; its output is meaningless."""
+
+    specs: dict[int, LayerAttentionSpec] = field(default_factory=dict)
+
+    def attend(self, call: LayerCall) -> Tensor:
+        if call.layer in self.specs:
+            raise UnsupportedModel(f"layer {call.layer} attends twice in one pass.")
+        (_, num_heads, _), (_, num_kv_heads, key_size) = call.query.shape, call.key.shape
+        self.specs[call.layer] = LayerAttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            key_size=key_size,
+            value_size=call.value.shape[2],
+            window=call.window,
+            sinks=call.sinks is not None,
+            softcap=call.softcap,
+        )
+        return call.value.repeat_interleave(num_heads // num_kv_heads, dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Block tables and lengths of the requests of one packed row. All tensors are int32."""
+
+    block_tables: Tensor
+    """`[requests, blocks]`, padded with blocks whose content is finite."""
+    seq_lens: Tensor
+    """`[requests]`: tokens of each request, those of this step (its last ones) included."""
+    query_start_loc: Tensor
+    """`[requests + 1]`: start of each request's tokens in the packed row, and the row's end."""
+    kv_start_loc: Tensor
+    """`[requests + 1]`: sums of `seq_lens`, from 0."""
+    max_query_len: int
+    """Maximum of a request's tokens in this step."""
+    max_seq_len: int
+    """Maximum of `seq_lens`, rounded up to whole blocks."""
+
+
+class PagedAttentionBackend(Protocol):
+    """Attention over keys and values in their blocks, to which the step's own have been written."""
+
+    @property
+    def name(self) -> str:
+        """For the log and `ModelInfo.attention`."""
+
+    def attend(self, call: LayerCall, keys: Tensor, values: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """`keys` and `values` are `[blocks, block size, heads, size]`; returns `[T, heads, value size]`."""
+
+
+class PagedForward:
+    """One forward pass over block tables; implements `AttentionStep`."""
+
+    def __init__(
+        self, kv_cache: KVCache, slots: Tensor, metadata: AttentionMetadata, backend: PagedAttentionBackend
+    ) -> None:
+        """`slots` `[T]`: the slot of each token's key and value."""
+        self._kv_cache = kv_cache
+        self._slots = slots
+        self._metadata = metadata
+        self._backend = backend
+
+    def attend(self, call: LayerCall) -> Tensor:
+        self._kv_cache.write(call.layer, self._slots, call.key, call.value)
+        keys, values = self._kv_cache.blocks_of(call.layer)
+        return self._backend.attend(call, keys, values, self._metadata)

@@ -1,0 +1,153 @@
+"""`EngineFront`: checks, accepts and cancels requests on any thread, for the engine thread behind it."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import partial
+
+from engine.front.beam_search import BeamRequests
+from engine.front.request_registry import AcceptedRequest, Close, Inbound, PauseChanged, RequestRegistry
+from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, check_grammar
+from engine.request import (
+    Cancel,
+    CancelReason,
+    CheckedRequest,
+    Deliver,
+    EngineRequest,
+    ImageText,
+    ModelInfo,
+)
+from engine.scheduling.block_pool import extend_chain
+from engine.statistics import Stats
+from engine.validation import clamped, refuse_bad_images, refuse_bad_request
+
+
+class EngineFront(ABC):
+    """Implements `request.Engine`. A subclass runs the thread that reads the registry's inbox."""
+
+    def __init__(
+        self, registry: RequestRegistry, deliver: Deliver, block_size: int, grammars: GrammarCompiler | None
+    ) -> None:
+        """The thread delivers to `_beam_requests.deliver`. `grammars` is None without a tokenizer."""
+        self._registry = registry
+        self._grammars = grammars
+        self._block_size = block_size
+        self._beam_requests = BeamRequests(
+            registry, partial(self._accept, has_place=True), self._cancel, deliver, block_size
+        )
+
+    @property
+    @abstractmethod
+    def model_info(self) -> ModelInfo: ...
+
+    def check(self, request: EngineRequest) -> CheckedRequest:
+        """The request for `submit`. Raises `RequestRefused` if it could never run.
+
+        Any thread but the engine's; compiles a new grammar.
+        """
+        refuse_bad_request(request, self.model_info)
+        self._refuse_unsupported(request)
+        refuse_bad_images(request, self.model_info, self.image_text)
+        grammar = None if request.grammar is None else check_grammar(request, self._grammars)
+        return CheckedRequest(clamped(request), grammar)
+
+    @abstractmethod
+    def _refuse_unsupported(self, request: EngineRequest) -> None:
+        """Raises `RequestRefused` for a valid request that this engine can never run."""
+
+    def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
+        """How a picture is written in a prompt. Raises `RequestRefused`; any thread, up to 1 s of CPU."""
+        return self._image_text(data, hashlib.sha256(data).digest(), cache_salt)
+
+    @abstractmethod
+    def _image_text(self, data: bytes, digest: bytes, cache_salt: str) -> ImageText:
+        """`image_text` with the SHA-256 of `data`."""
+
+    def submit(self, request: EngineRequest | CheckedRequest) -> None:
+        """Queues the request, which is checked first if it was not. Raises `RequestRefused`.
+
+        Any thread; hashes the prompt's blocks on that thread.
+        `overloaded` if as many requests are unfinished as may run and wait, `share_full` if as many of this
+        fairness key are as may be.
+        """
+        checked = request if isinstance(request, CheckedRequest) else self.check(request)
+        request = checked.request
+        if request.beams is not None:
+            self._beam_requests.submit(request)
+            return
+        self._registry.check(request)  # before its blocks are hashed
+        self._accept(request, self._digests(request), checked.grammar)
+
+    def _digests(self, request: EngineRequest) -> list[bytes]:
+        """The digests of the prompt's full blocks."""
+        chain: list[bytes] = []
+        count = len(request.prompt) // self._block_size
+        try:
+            extend_chain(
+                chain,
+                request.cache_salt,
+                request.prompt,
+                count,
+                self._block_size,
+                request.adapter,
+                request.images,
+            )
+        except (AttributeError, TypeError):
+            return []  # malformed; the engine thread runs into the same error and fails the request
+        return chain
+
+    def _accept(
+        self,
+        request: EngineRequest,
+        digests: list[bytes],
+        grammar: CompiledGrammar | None = None,
+        *,
+        has_place: bool = False,
+    ) -> None:
+        self._registry.accept(AcceptedRequest(request, digests, grammar, has_place))
+        self._wake()
+
+    def cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
+        """Ends the request; `stop`: its output is complete. Unknown ids are ignored. Any thread."""
+        if not self._beam_requests.cancel(request_id):
+            self._cancel(request_id, reason)
+
+    def _cancel(self, request_id: str, reason: CancelReason = "cancelled") -> None:
+        self._send(Cancel(request_id, reason))
+
+    def set_paused(self, paused: bool) -> None:
+        """While paused, no step begins and no server is read from. Idempotent; any thread."""
+        self._registry.paused = paused
+        self._send(PauseChanged())
+
+    def stats(self) -> Stats:
+        """A snapshot; `waiting` counts accepted requests that are not running. Any thread."""
+        snapshot = self._snapshot()
+        waiting = max(0, len(self._registry) - snapshot.running)
+        return replace(snapshot, waiting=waiting, paused=self._registry.paused)
+
+    @abstractmethod
+    def _snapshot(self) -> Stats:
+        """The thread's own figures, without `waiting` and `paused`."""
+
+    def close(self, *, drain: bool) -> None:
+        """Ends the engine thread: after the accepted requests (`drain`), or after cancelling them.
+
+        Idempotent; a call without `drain` ends a drain in progress. Returns when the thread has ended, unless
+        called on that thread by `deliver`.
+        """
+        self._registry.close("The engine is closed.")
+        self._send(Close(drain))
+        self._wait_until_ended()
+
+    @abstractmethod
+    def _wait_until_ended(self) -> None:
+        """Joins the thread and releases resources; not on that thread itself."""
+
+    def _send(self, message: Inbound) -> None:
+        self._registry.inbox.put(message)
+        self._wake()
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Has the thread read its inbox, if it does not wait for messages there anyway."""

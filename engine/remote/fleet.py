@@ -1,0 +1,268 @@
+"""`Fleet`: the engine servers of a `RemoteConfig`: discovery, probes, choice. Event loop.
+
+The I/O around `router` (which server) and `discovery` (which URLs). Other threads read `available`, `trouble`
+and wait for the first description.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from engine.remote.discovery import Discovery
+from engine.remote.engine_protocol import (
+    CallFault,
+    EngineDescription,
+    EngineMismatch,
+    EngineProtocol,
+    ExpectedModel,
+    Fetch,
+    HttpRequest,
+    ImageFile,
+)
+from engine.remote.http_client import EngineClient
+from engine.remote.router import EngineServer, Router
+from engine.request import describe
+from engine.statistics import ServerStats
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25
+"""How often servers are looked at: which of them a probe is due for."""
+ABORT_SECONDS = 2.0
+"""How long a continued request waits until its former calls are ended everywhere."""
+MAX_ABANDONED = 4096
+"""Calls of one unreachable server that are ended there when it is back."""
+REPORT_SECONDS = 10.0
+IMAGE_SECONDS = 20.0
+"""For the answer to how many tokens a picture has: a server decodes and scales it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteConfig:
+    """Settings of a `RemoteEngine`."""
+
+    urls: str
+    """Where the servers are, as `discovery` reads it."""
+    api_key: str | None = None
+    ca_file: Path | None = None
+    """Certificates that a server's own must be signed by; None is the machine's authorities."""
+    max_running: int = 256
+    """Calls at a time, on all servers together."""
+    max_waiting: int = 256
+    max_per_key: int | None = None
+    silence_timeout: float = 300.0
+    """Seconds after which a call that has given nothing goes on at another server."""
+    outage_seconds: float = 300.0
+    """How long a request waits while no server can take it; then it fails."""
+    start_seconds: float = 1800.0
+    """How long the start waits for a first server, which may be loading its model."""
+    trace_parent_of: Callable[[str], str | None] = lambda _request_id: None
+    """The header `traceparent` of calls for a request, by its id; None without a trace."""
+
+
+class Fleet:
+    """Servers of one kind that serve the same model."""
+
+    def __init__(
+        self, config: RemoteConfig, protocol: EngineProtocol, client: EngineClient, expected: ExpectedModel
+    ) -> None:
+        """Raises ValueError for malformed URLs."""
+        self._config = config
+        self._protocol = protocol
+        self._client = client
+        self._expected = expected
+        self._router = Router()
+        self._discovery = Discovery(config.urls)
+        self._changed = asyncio.Event()
+        """Set when a server may have become usable."""
+        self._faults: dict[str, list[str]] = {}
+        """By URL: why calls failed since the last report."""
+        self._first = threading.Event()
+        self._mismatch: EngineMismatch | None = None
+
+    @property
+    def available(self) -> bool:
+        """Whether a server can take a call. Any thread."""
+        return self._router.available
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no server can be used, in a sentence; None if one can. Any thread."""
+        return self._router.trouble()
+
+    @property
+    def stats(self) -> list[ServerStats]:
+        """Every server: where it is, its state, our calls. Any thread."""
+        return [ServerStats(server.url, server.state, len(server.calls)) for server in self._router.servers()]
+
+    def wait_for_first(self, seconds: float, say: Callable[[str], None]) -> EngineDescription:
+        """Waits until a server has been probed. Any thread but the loop's.
+
+        Raises `EngineMismatch` if one answers that cannot be used, `CallFault` if none does in time.
+        """
+        until, report = monotonic() + seconds, monotonic() + 1.0
+        while not self._first.wait(0.05):
+            now = monotonic()
+            if self._mismatch is not None:
+                raise self._mismatch
+            if now >= until:
+                raise CallFault("failed", self.trouble or "no server answers")
+            if now >= report:
+                say(f"Waiting for {self._protocol.name}: {self.trouble or 'it is being asked'}")
+                report = now + REPORT_SECONDS
+        description = self._router.description  # the server itself may be gone again
+        assert description is not None
+        return description
+
+    # The loop
+
+    async def run(self) -> None:
+        """Follows the URLs and probes servers, until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._discovery.watch(self._set_urls))
+            was_available = False
+            while True:
+                self.report_faults()
+                if self.available != was_available:
+                    was_available = self.available
+                    self._report(was_available)
+                for server in self._router.needs_probe(monotonic()):
+                    tasks.create_task(self._probe(server))
+                await asyncio.sleep(TICK_SECONDS)
+
+    def report_faults(self) -> None:
+        """Logs one line for each server: a server that dies fails all of its calls at once."""
+        faults, self._faults = self._faults, {}
+        for url, sentences in faults.items():
+            others = f" (and {len(sentences) - 1} more of its calls failed)" if len(sentences) > 1 else ""
+            log.warning("engine %s: %s%s", url, sentences[0], others)
+
+    def _report(self, available: bool) -> None:
+        if available:
+            log.info("engine servers answer")
+        elif self._first.is_set():
+            log.warning("no engine server answers: %s", self.trouble)
+
+    def _set_urls(self, urls: Sequence[str]) -> None:
+        self._router.set_urls(urls)
+        self._changed.set()
+
+    async def acquire(
+        self, call_id: str, digests: Sequence[bytes], adapter: str, avoid: Collection[str], since: float
+    ) -> EngineServer:
+        """A server for a call, whose begin is counted; waits until there is one.
+
+        Servers of `avoid` are taken only if there is no other. Raises `CallFault` when for `outage_seconds`
+        from `since` no server has taken the request, and none that could has sent a token to another one: a
+        full server is waited for as long as it works, one that turns all calls away is not.
+        """
+        while True:
+            now = monotonic()
+            until = max(since, self._router.progress_at(adapter)) + self._config.outage_seconds
+            server = self._router.choose(digests, adapter, now, avoid)
+            if server is not None and (now < until or server.url not in avoid):
+                self._router.begin(server, call_id, digests)
+                return server
+            if now >= until:
+                raise CallFault("failed", self.trouble or "no server takes the request")
+            self._changed.clear()
+            # Not `wait_for`, which on Python 3.11 loses a cancellation that comes together with the event.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(TICK_SECONDS, until - now)):
+                    await self._changed.wait()
+
+    async def image_tokens(self, image: ImageFile) -> tuple[int, ...]:
+        """Which tokens a server makes of a picture. Raises `CallFault`."""
+        assert self._protocol.images is not None
+        server = self._router.choose((), "", monotonic())
+        if server is None or server.description is None:
+            raise CallFault("overloaded", self.trouble or "every server is busy")
+        make, model = self._protocol.images.image_request, server.description.model
+        request = await asyncio.to_thread(make, image, model)  # takes 0.2 s for the largest
+        status, body = await self._client.fetch(server.url, request, IMAGE_SECONDS)
+        if status != 200:
+            raise self._protocol.read_error(status, body)
+        return self._protocol.images.read_image_tokens(body)
+
+    def release(self, server: EngineServer, call_id: str, fault: CallFault | None) -> None:
+        """The call has ended. One that failed may go on at its server, until that answers a probe."""
+        self._router.end(server, call_id, fault, monotonic())
+        if fault is not None and fault.kind == "failed":
+            self._faults.setdefault(server.url, []).append(str(fault))
+            _abandon(server, [call_id])
+        self._changed.set()
+
+    async def end_former_calls(self, call_ids: Sequence[str]) -> None:
+        """Ends calls of these ids at every server, as another process may have left them there."""
+        request = self._protocol.abort_request(call_ids)
+        servers = [server for server in self._router.servers() if server.description is not None]
+        if request is not None:
+            await asyncio.gather(*(self._end_calls(server, call_ids, request) for server in servers))
+
+    async def _end_calls(self, server: EngineServer, call_ids: Sequence[str], request: HttpRequest) -> None:
+        """Tries twice, since the first try may be on an idle connection that the network has lost; then it is
+        left to the next probe.
+        """
+        for _ in range(2):
+            with suppress(CallFault, TimeoutError):
+                async with asyncio.timeout(ABORT_SECONDS / 2):
+                    await self._client.fetch(server.url, request)
+                return
+        _abandon(server, call_ids)
+
+    async def _probe(self, server: EngineServer) -> None:
+        try:
+            await self._probe_once(server)
+        except Exception as error:
+            log.exception("the probe of %s cannot be handled", server.url)
+            self._router.probe_failed(server, CallFault("failed", describe(error)), monotonic())
+
+    async def _probe_once(self, server: EngineServer) -> None:
+        fetch = partial(self._client.fetch, server.url)
+        try:
+            description = await self._protocol.probe(fetch, self._expected)
+            requests = await self._read_load(fetch)
+        except CallFault as fault:
+            self._router.probe_failed(server, fault, monotonic())
+            return
+        except EngineMismatch as mismatch:
+            if not self._first.is_set():
+                self._mismatch = EngineMismatch(f"{server.url}: {mismatch}")
+            self._router.probe_failed(server, mismatch, monotonic())
+            log.error("engine %s is not used: %s", server.url, mismatch)
+            return
+        await self._end_abandoned(server)  # before the server gets new calls
+        self._router.probed(server, description, requests, monotonic())
+        if self._router.available:
+            self._first.set()
+            self._changed.set()
+
+    async def _read_load(self, fetch: Fetch) -> int | None:
+        """None is unknown, and no fault: llama-server answers between two batches only, each of which may
+        take minutes without a GPU.
+        """
+        try:
+            status, body = await fetch(self._protocol.load_request())
+        except CallFault:
+            return None
+        return self._protocol.read_load(body) if status == 200 else None
+
+    async def _end_abandoned(self, server: EngineServer) -> None:
+        call_ids = list(server.abandoned - server.calls)
+        server.abandoned.clear()
+        request = self._protocol.abort_request(call_ids) if call_ids else None
+        if request is not None:
+            try:
+                await self._client.fetch(server.url, request)
+            except CallFault:
+                _abandon(server, call_ids)
+
+
+def _abandon(server: EngineServer, call_ids: Sequence[str]) -> None:
+    server.abandoned.update(call_ids[: max(0, MAX_ABANDONED - len(server.abandoned))])

@@ -1,1 +1,0 @@
-"""How each kind of engine server is spoken to, as `remote.interface.EngineProtocol`."""

@@ -1,1 +1,0 @@
-"""The engine servers: where they are, whether they answer, which gets a call, and the calls themselves."""
