@@ -1,9 +1,6 @@
 """What replicas cost each other: 50 on one Postgres, 2,000 running responses, 100 of them followed elsewhere.
 
-Their notifiers, heartbeats, claimers and followers are the real ones; a clock commits in the place of 50
-recorders. BENCH_BEFORE is the folder of an older release's working tree, which is measured in turn. Where the
-machine is too slow for all commits, the costs are scaled to what all would have taken, which is too much for
-what does not come with commits.
+Their notifiers, heartbeats, claimers and followers are the real ones; there are no recorders.
 """
 
 import json
@@ -20,8 +17,7 @@ from uuid import UUID
 
 import psycopg
 
-from bench.replica_fleet import COMMIT_SECONDS
-from bench.rounds import divide, tell
+from bench.rounds import tell
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.protocol.ids import new_uuid
 from server.store.schema.upgrade import upgrade
@@ -53,10 +49,7 @@ _REGISTER = """
 
 def run() -> None:
     """A replica's CPU and its share of Postgres' for hints, heartbeats and claims, of a core; minutes."""
-    trees = {"now": HERE}
-    if before := os.environ.get("BENCH_BEFORE"):
-        trees["before"] = Path(before).resolve()
-    costs: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    costs: dict[int, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         Path(folder).chmod(0o711)
         options = {"max_connections": "600"}
@@ -64,38 +57,28 @@ def run() -> None:
             upgrade(postgres.url)
             for _ in range(ROUNDS):
                 for followed in FOLLOWED:
-                    for name, tree in trees.items():
-                        found = _measure(name, postgres, tree, followed)
-                        costs.setdefault((name, followed), []).append(found)
-    for followed in FOLLOWED:
-        now = [sum(one) for one in costs["now", followed]]
-        tell(f"of a core, a replica that follows {followed} responses of others", now, GOAL)
-        if "before" in trees:
-            before_that = [sum(one) for one in costs["before", followed]]
-            tell("  now ÷ before", divide(now, before_that), "<=0.5")
+                    costs.setdefault(followed, []).append(_measure(postgres, followed))
+    for followed, cores in costs.items():
+        tell(f"of a core, a replica that follows {followed} responses of others", cores, GOAL)
 
 
-def _measure(name: str, postgres: EmbeddedPostgres, tree: Path, followed: int) -> tuple[float, float]:
-    """The CPU of a replica and that of Postgres for each replica, in cores."""
+def _measure(postgres: EmbeddedPostgres, followed: int) -> float:
+    """The CPU of a replica and of Postgres for it, in cores."""
     with ExitStack() as stack:
         parts = _settings(postgres.url, followed)
-        fleets = [stack.enter_context(_fleet(tree, settings)) for settings in parts]
+        fleets = [stack.enter_context(_fleet(settings)) for settings in parts]
         for fleet in fleets:
             _expect_line(fleet)
         time.sleep(WARM_UP_SECONDS)
         before = _postgres_cpu_seconds(postgres.url)
         for fleet in fleets:
             _send(fleet, "measure")
-        spent = [json.loads(_expect_line(fleet)) for fleet in fleets]
+        own = sum(float(_expect_line(fleet)) for fleet in fleets)
         of_postgres = _postgres_cpu_seconds(postgres.url) - before
-    own, commits = (sum(part) for part in zip(*spent, strict=True))
-    pace = min(1.0, commits * COMMIT_SECONDS / SECONDS / REPLICAS)
-    cores = (own / SECONDS / REPLICAS / pace, of_postgres / SECONDS / REPLICAS / pace)
-    shown = (
-        f"a replica {cores[0]:.2%} and Postgres for it {cores[1]:.2%} of a core; {pace:.0%} of all commits"
-    )
-    print(f"  {name}, following {followed}: {shown}", flush=True)
-    return cores
+    cores = own / SECONDS / REPLICAS, of_postgres / SECONDS / REPLICAS
+    shown = f"a replica {cores[0]:.2%} and Postgres for it {cores[1]:.2%} of a core"
+    print(f"  following {followed}: {shown}", flush=True)
+    return sum(cores)
 
 
 def _settings(url: str, followed: int) -> Iterator[dict[str, object]]:
@@ -123,12 +106,12 @@ def _names(ids: list[UUID]) -> list[str]:
 
 
 @contextmanager
-def _fleet(tree: Path, settings: dict[str, object]) -> Iterator["subprocess.Popen[str]"]:
-    """A process on the code of that tree."""
+def _fleet(settings: dict[str, object]) -> Iterator["subprocess.Popen[str]"]:
+    """A process with these replicas."""
     command = [sys.executable, "-P", str(HERE / "bench" / "replica_fleet.py")]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tree, env=environment
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE, env=environment
     )
     try:
         _send(process, json.dumps(settings))

@@ -12,7 +12,7 @@ from server.cli import entry_point as cli
 from server.configuration import settings as config
 from server.http.routes import PUBLIC_ROUTES
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
-from server.protocol.responses import response as states
+from tests.support import states
 from tests.support.documents import ARCHITECTURE, DEVELOPMENT, README, ROOT, pages
 
 PAGES = list(pages())

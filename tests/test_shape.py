@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import re
 import subprocess
 import tomllib
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from server.protocol.responses import response as states
 from tests.support import documents
 
 ROOT = documents.ROOT
@@ -166,16 +164,3 @@ def test_every_folder_and_file_in_the_tree_says_what_it_is_for() -> None:
         line for line in documents.tree().splitlines() if line != "tests/" and len(line.split(maxsplit=1)) < 2
     ]
     assert silent == []
-
-
-def test_the_drawn_states_are_the_states() -> None:
-    drawn = set(
-        re.findall(r"\b(queued|in_progress|completed|incomplete|failed|cancelled)\b", states.__doc__ or "")
-    )
-    assert drawn == set(states.TRANSITIONS)
-    assert states.is_transition("queued", "in_progress")
-    assert not any(
-        states.is_transition(ended, other)
-        for ended in states.TERMINAL_STATUSES
-        for other in states.TRANSITIONS
-    )

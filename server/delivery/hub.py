@@ -14,7 +14,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from itertools import islice
 from time import monotonic
 from typing import NamedTuple
@@ -201,7 +200,6 @@ class Hub:
         self._channels: WeakValueDictionary[UUID, Channel] = WeakValueDictionary()
         self._opened: dict[UUID, Channel] = {}
         self._watched: WeakValueDictionary[SubscriptionKey, Channel] = WeakValueDictionary()
-        self._new_readers: set[SubscriptionKey] = set()
 
     def open(
         self,
@@ -253,7 +251,7 @@ class Hub:
             channel = self._channels.get(response_id)
             if channel is None:
                 key = (tenant, response_id)
-                channel = Channel(stored=True, on_join=partial(self._announce_reader, key))
+                channel = Channel(stored=True, on_join=self.on_new_reader)
                 self._channels[response_id] = self._watched[key] = channel
             channel.ends_unread |= ends_unread
             return channel
@@ -272,35 +270,17 @@ class Hub:
 
         Any thread.
         """
-        key = (tenant, response_id)
         with self._lock:
             channel = self._opened.pop(response_id, None)
             if channel is None or channel.ended:
                 return
-            self._watched[key] = channel
-        self._announce_reader(key)
-
-    def _announce_reader(self, key: SubscriptionKey) -> None:
-        with self._lock:
-            self._new_readers.add(key)
+            self._watched[tenant, response_id] = channel
         self.on_new_reader()
 
-    def take_new_subscriptions(self) -> set[SubscriptionKey]:
-        """Watched responses that got a reader since the last call. Call from one thread only, the
-        follower's.
-        """
+    def subscriptions(self) -> list[Subscription]:
+        """The watched responses with readers. Any thread."""
         with self._lock:
-            new, self._new_readers = self._new_readers, set()
-            return new
-
-    def subscriptions(self, among: Iterable[SubscriptionKey] | None = None) -> list[Subscription]:
-        """The watched responses with readers, of `among` or of all. Any thread."""
-        with self._lock:
-            if among is None:
-                channels = list(self._watched.items())
-            else:
-                candidates = ((key, self._watched.get(key)) for key in among)
-                channels = [(key, channel) for key, channel in candidates if channel is not None]
+            channels = list(self._watched.items())
         return [
             Subscription(tenant, response_id, channel.next_seq)
             for (tenant, response_id), channel in channels

@@ -11,10 +11,10 @@ from datetime import datetime
 from engine.request import FinishReason, TokenLogprobs, TokenUsage
 from engine.statistics import NOT_MEASURED, RequestTimes
 from server.generation.event_emitter import EventEmitter
-from server.generation.event_log import RunLog
 from server.generation.hosted_tools import PendingToolWork, ToolResult
 from server.generation.output_decoding import DecodingSpec, OutputDecoder
 from server.generation.run_facts import FIRST_EVENTS, RunFacts
+from server.generation.run_log import RunLog
 from server.generation.token_dump import TokenDump
 from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.events import Event

@@ -33,7 +33,7 @@ from server.recording.messages import (
     StartTurn,
     ToolCallFinished,
 )
-from server.tracing.response_traces import ResponseTraces
+from server.recording.response_traces import ResponseTraces
 from server.tracing.spans import Span
 
 log = logging.getLogger("holdfast.tools")

@@ -22,6 +22,7 @@ from server.outbound_http.allowed_addresses import AllowedAddresses
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.response import CancelReason
 from server.recording.recorder import Recorder
+from server.recording.response_traces import ResponseTraces
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
 from server.store.cluster.notifications import Notifier
@@ -29,7 +30,6 @@ from server.store.database import Database
 from server.store.disk_space import Disk
 from server.store.webhooks.endpoints import StoredEndpoint
 from server.supervised_thread import StallWatch, SupervisedThread
-from server.tracing.response_traces import ResponseTraces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ from uuid import UUID
 
 from server.maintenance.partition_drop import PartitionDrop
 from server.maintenance.retention import remove_images
-from server.recovery.heartbeat import HeartbeatWatch
 from server.store.administration import stored_keys, usage_days
 from server.store.cluster import leases
+from server.store.cluster.heartbeat_watch import HeartbeatWatch
 from server.store.database import Connection, Database
 from server.store.erasure import response_rows, tenant_rows, user_rows
 from server.store.erasure.subject import Subject, public_names

@@ -93,7 +93,7 @@ def _with_possible_delivery(config: Config, database: Database) -> Config:
     if config.delivery == "poll" or database.has_sessions:
         return config
     log.warning(
-        "a pooler knows no LISTEN, so replicas ask for each other's events every 0.05 to 2 s;"
+        "a pooler knows no LISTEN, so replicas find queued and cancelled responses within a second or two;"
         " HOLDFAST_DATABASE_DIRECT_URL lets them be notified"
     )
     return replace(config, delivery="poll")

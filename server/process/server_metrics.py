@@ -80,8 +80,8 @@ class ServerMetrics:
         yield gauge("holdfast_unflushed", "Engine steps that are generated and not committed.", stats.queued)
         yield gauge(
             "holdfast_suspended_responses",
-            "Responses whose last step is written beside the others, because it could not be with them.",
-            stats.suspended,
+            "Responses whose last step is committed alone, because it could not be with the others.",
+            stats.isolated,
         )
 
     def _delivery_families(self) -> Iterator[Family]:

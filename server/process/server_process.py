@@ -109,7 +109,7 @@ class ServerProcess:
         operated, serving = self._operated, self._operated.serving
         recording, loaded = serving.recording, serving.recording.loaded
         self._metrics.stop()
-        serving.claimer.stop()
+        recording.claimer.stop()
         loaded.model.engine.close(drain=False)
         log_engine("ends", loaded.model.engine)
         recording.tool_loop.close()

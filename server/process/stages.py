@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
@@ -39,10 +39,12 @@ from server.process import interrupts
 from server.process.ended_key_watch import EndedKeyWatch
 from server.process.load_model import load_model, log_engine
 from server.process.open_database import OpenDatabase, load_seal_keys
+from server.protocol.responses.response import CancelReason
 from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
+from server.recording.response_traces import ResponseTraces
 from server.recovery.claimer import Claimer
-from server.recovery.heartbeat import Heartbeat
+from server.recovery.heartbeat import Beat, Heartbeat
 from server.sealing.cipher import Seal
 from server.store.administration import audit_trail
 from server.store.cluster import claims, leases
@@ -52,7 +54,6 @@ from server.store.database import Connection, Database
 from server.store.schema.upgrade import newest_revision
 from server.supervised_thread import StallWatch
 from server.tracing.open_tracer import open_tracer
-from server.tracing.response_traces import ResponseTraces
 from server.version import VERSION
 from server.webhooks.sender import WebhookSender
 from server.webhooks.webhook_client import WebhookClient, allowed_receivers
@@ -166,7 +167,7 @@ def record_process(connection: Connection, action: str, replica: UUID, details: 
 
 
 class Recording:
-    """The recorder, and who hears of its commits."""
+    """The recorder, the claimer, and what their events set off: it hears of commits and of hints."""
 
     def __init__(self, loaded: Loaded) -> None:
         stored, replica, engine = loaded.stored, loaded.replica, loaded.model.engine
@@ -183,8 +184,7 @@ class Recording:
             loaded.traces,
             self._reserve_turn,
         )
-        notifies = config.delivery == "notify"
-        self.notifier = Notifier(database, replica, enabled=notifies, on_fatal=stored.end.restart)
+        self.notifier = Notifier(database, self, enabled=config.delivery == "notify")
         self.webhook_client = WebhookClient(
             loaded.model.seal, allowed_receivers(config), config.webhook_seconds
         )
@@ -193,26 +193,61 @@ class Recording:
             database,
             replica,
             self.hub,
-            on_fenced=stored.end.restart,
-            on_events=self.notifier.notify_events,
-            on_released=self.notifier.notify_queue,
-            on_committed=self._committed,
-            cancel=self.tool_loop.cancel,
-            end_request=partial(engine.cancel, reason="stop"),
+            self,
             traces=loaded.traces,
-            pause_engine=engine.set_paused,
             capacity=UnfinishedResponses(
                 total=engine.stats().max_running + config.max_waiting, per_tenant=config.max_of_tenant
             ),
         )
+        self.claimer = Claimer(
+            database,
+            replica,
+            loaded.model,
+            self.recorder,
+            self.tool_loop,
+            max_running=engine.stats().max_running,
+            max_deaths=config.max_deaths,
+            generates=config.generates_background,
+            on_left_over=self.notifier.notify_queue,
+            on_fatal=stored.end.restart,
+        )
 
-    def _committed(self, updates: Sequence[RunUpdate]) -> None:
+    def on_commit(self, updates: Sequence[RunUpdate]) -> None:
         """Called by the recorder's thread after each commit."""
+        if any(update.released for update in updates):
+            self.notifier.notify_queue()
         self.tool_loop.on_committed(updates)
         self._settle_rates(updates)
         self.loaded.events.committed(updates)
         if any(update.run.ending is not None for update in updates):
             self.webhooks.response_ended()
+
+    def on_cut_short(self, response: UUID) -> None:
+        """Called by the recorder's thread for a run that has ended before its engine request."""
+        self.tool_loop.cancel(response)
+
+    def on_output_complete(self, engine_request: str) -> None:
+        """Called by the recorder's thread for an engine request whose output a stop string has ended."""
+        self.loaded.model.engine.cancel(engine_request, reason="stop")
+
+    def on_backlog(self, is_behind: bool) -> None:
+        """Called by any thread that delivers to the recorder, and by its own."""
+        self.loaded.model.engine.set_paused(is_behind)
+
+    def on_queue_hint(self) -> None:
+        """Called by the notifier's thread when another replica has left something in the queue."""
+        self.claimer.hint()
+
+    def on_cancel_hint(self, responses: Collection[UUID]) -> None:
+        """Called by the notifier's thread with other replicas' cancellation requests, whose rows say why."""
+        if any(map(self.recorder.produces, responses)):
+            read = partial(claims.cancel_requested, me=self.loaded.replica)
+            for response, reason in self.loaded.stored.database.autocommit(read):
+                self.tool_loop.cancel(response, reason)
+
+    def on_fenced(self) -> None:
+        """Called by any thread when this replica was fenced or a supervised thread gave up."""
+        self.loaded.stored.end.restart()
 
     def _settle_rates(self, updates: Sequence[RunUpdate]) -> None:
         for update in updates:
@@ -239,25 +274,13 @@ class Recording:
 
 
 class Serving:
-    """Who accepts and claims responses, and who follows and watches other replicas."""
+    """Who accepts responses, and who watches and follows other replicas; it hears of each heartbeat."""
 
     def __init__(self, recording: Recording) -> None:
         loaded = recording.loaded
         stored, model, replica = loaded.stored, loaded.model, loaded.replica
         config, database = stored.config, stored.database
         self.recording = recording
-        self.claimer = Claimer(
-            database,
-            replica,
-            model,
-            recording.recorder,
-            recording.tool_loop,
-            max_running=model.engine.stats().max_running,
-            max_deaths=config.max_deaths,
-            generates=config.generates_background,
-            on_left_over=recording.notifier.notify_queue,
-            on_fatal=stored.end.restart,
-        )
         cancel = partial(recording.tool_loop.cancel, reason="client_disconnect")
         abandonment = Abandonment(is_unread=recording.hub.is_unread, cancel=cancel)
         self.admission = Admission(
@@ -269,61 +292,48 @@ class Serving:
             stored.opened.disk,
             config,
             tool_loop=recording.tool_loop,
-            on_queued=self.claimer.queued,
+            on_queued=recording.claimer.queued,
             abandonment=abandonment,
             rates=recording.rates,
             budgets=recording.budgets,
             on_accepted=loaded.events.accepted,
         )
         self.standby = make_standby(database.dedicated_url, replica, config.lease_seconds)
-        self.heartbeat = self._make_heartbeat(abandonment)
-        self.follower = self._make_follower()
-
-    def _make_heartbeat(self, abandonment: Abandonment) -> Heartbeat:
-        recording, hub = self.recording, self.recording.hub
-        stored, recorder = recording.loaded.stored, recording.recorder
-        return Heartbeat(
-            stored.database,
-            recording.loaded.replica,
-            produces=recorder.answers_for,
-            cancel=recording.tool_loop.cancel,
-            lease_seconds=stored.config.lease_seconds,
-            read_here=lambda: [response for response in hub.read_here() if not recorder.produces(response)],
-            abandonment=abandonment,
-            on_claimable=self.claimer.wake,
-            on_fenced=stored.end.restart,
-            on_other_replicas=recording.notifier.set_other_replicas_alive,
-            on_first=self.claimer.set_first,
-            on_database_gone=stored.opened.restore,
-            on_beat_done=self.standby.signal_alive,
-            on_database_here=self._database_here,
-            stores=lambda: recorder.trouble() is None,
+        self.heartbeat = Heartbeat(
+            database,
+            replica,
+            recording.recorder,
+            recording.hub,
+            abandonment,
+            self,
+            lease_seconds=config.lease_seconds,
         )
+        self.follower = Follower(database, recording.hub, recording.recorder.produces, recording.on_fenced)
 
-    def _database_here(self) -> None:
+    def on_beat(self, beat: Beat) -> None:
+        """Called by the heartbeat's thread when the lease is renewed. May raise DatabaseError."""
+        recording = self.recording
+        self.standby.signal_alive()
+        recording.notifier.other_replicas = beat.other_replicas
+        recording.claimer.set_first(beat.is_first)
+        if beat.claimable:
+            recording.claimer.wake()
         self.admission.key_claims.free()
-        self.recording.budgets.release_refused()
+        recording.budgets.release_refused()
         self.admission.history.trim_memory()
 
-    def _make_follower(self) -> Follower:
-        recording, stored = self.recording, self.recording.loaded.stored
-        return Follower(
-            stored.database,
-            recording.hub,
-            is_here=recording.recorder.produces,
-            on_queue=self.claimer.hint,
-            on_cancel=self._cancel_hinted,
-            notifier=recording.notifier if stored.config.delivery == "notify" else None,
-            on_fatal=stored.end.restart,
-        )
+    def on_beat_failed(self) -> None:
+        """Called by the heartbeat's thread when the lease could not be renewed."""
+        self.standby.signal_alive()
+        self.recording.loaded.stored.opened.restore()
 
-    def _cancel_hinted(self, hinted: Iterable[UUID]) -> None:
-        """Called by the follower's thread with other replicas' cancellation requests, whose rows say why."""
-        recording = self.recording
-        if any(map(recording.recorder.produces, hinted)):
-            read = partial(claims.cancel_requested, me=recording.loaded.replica)
-            for response, reason in recording.loaded.stored.database.autocommit(read):
-                recording.tool_loop.cancel(response, reason)
+    def on_cancel(self, response: UUID, reason: CancelReason | None) -> None:
+        """Called by the heartbeat's thread for a response that has to be cancelled."""
+        self.recording.tool_loop.cancel(response, reason)
+
+    def on_fenced(self) -> None:
+        """Called by the heartbeat's thread when other replicas have declared this one dead."""
+        self.recording.on_fenced()
 
 
 class Operated:
@@ -343,7 +353,7 @@ class Operated:
             serving.follower,
             serving.heartbeat,
             self.retention,
-            serving.claimer,
+            recording.claimer,
             recording.webhooks,
             recording.rates,
             self.ended_keys,
@@ -365,7 +375,7 @@ class Operated:
             disk=stored.opened.disk,
             notifier=recording.notifier,
             admission=serving.admission,
-            claimer=serving.claimer,
+            claimer=recording.claimer,
             heartbeat=serving.heartbeat,
             tool_loop=recording.tool_loop,
             render_metrics=loaded.metrics.render,

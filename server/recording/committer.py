@@ -1,23 +1,25 @@
-"""The recorder's transactions: all runs' updates in one, in groups after a failure, again after an outage.
+"""The recorder's transactions: all runs' updates in one, what fails there one by one, again after an outage.
 
 The recorder's thread only.
 """
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from math import inf
 from time import monotonic, sleep
-from typing import NamedTuple
+from typing import Literal
 from uuid import UUID
 
 from engine.statistics import Histogram
 from server.crashpoints import crashpoint
+from server.protocol.ids import response_id
+from server.recording.lone_commit import Way, commit_alone
 from server.recording.messages import RecorderMessage, RunUpdate
-from server.recording.persist import is_written, log_chunks, must_reach_disk, write
+from server.recording.persist import EventsLost, is_written, log_chunks, must_reach_disk, write
 from server.recording.recent_commits import RecentCommits
 from server.recording.run_registry import RunRegistry
 from server.store import commit_probe
@@ -30,37 +32,30 @@ from server.store.database import (
     is_responsive,
     set_timeouts,
 )
-from server.store.database_errors import CommitFailure, classify, first_line
-from server.store.log_append import NewLogRow, append_and_commit
+from server.store.database_errors import CommitFailure, classify, first_line, is_statement_timeout
+from server.store.log_append import LogGap, NewLogRow, append_and_commit
 from server.store.timeout_connection import RECORDER_TIMEOUTS
 
 log = logging.getLogger("holdfast.recorder")
 
-_ALREADY_COMMITTED = "a commit that was not answered had happened"
-_RETRY_SECONDS = 0.2
+_OUTAGE_PAUSE_SECONDS = 0.2
 _FRESH_SECONDS = 1.0
 """An idle connection older than this is probed before a commit: a vanished server is noticed by the probe
 within 2 s, by a commit only after 6 s."""
 _REPORT_AFTER_SECONDS = 2.0
 """How long the database may be unreachable before /health/ready answers that this replica is not ready."""
-_ISOLATION_SECONDS = 0.5
-"""For all group commits after one failure. The joint commit gives up waiting for a lock after 0.25 s;
-together with that, other runs wait for less than a second."""
-_LOCK_MS, _STATEMENT_MS = 50, 600
-"""`lock_timeout` and `statement_timeout` of a group commit."""
+_ALONE_SECONDS = 0.5
+"""For all commits of single updates between two joint commits. The joint commit gives up waiting for a lock
+after 0.25 s; together with that, other runs wait for less than a second."""
+_LOCK_MS, _STATEMENT_MS, _LAST_STATEMENT_MS = 50, 600, 5000
+"""`lock_timeout` and `statement_timeout` of the commit of a single update. A large end may take longer than
+the first of the latter: from the second try on it has the usual limit of a statement."""
+MAX_TRIES = 6
+"""Tries to commit an update alone, after which it is given up: with the pauses between them, some 3 s."""
+FIRST_PAUSE_SECONDS = 0.1
+LIMIT_PAUSE_SECONDS = 5.0
+"""Before the next try of what exceeds a limit of the operator, however often: it may be raised."""
 COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-
-
-class CommitResult(NamedTuple):
-    """The outcome of one `commit`."""
-
-    committed: Sequence[RunUpdate] = ()
-    failed: Sequence[RunUpdate] = ()
-    """Updates that could not be committed with the others."""
-    lost: Sequence[UUID] = ()
-    """Responses of which the database has lost earlier commits."""
-    unapplied: Sequence[RecorderMessage] = ()
-    """Messages that have reached no run, because commits were lost."""
 
 
 class _CommitsLost(Exception):
@@ -68,8 +63,27 @@ class _CommitsLost(Exception):
         self.responses = responses
 
 
+@dataclass(slots=True)
+class _Transaction:
+    """Updates that are committed together, in as many tries as it takes."""
+
+    updates: Sequence[RunUpdate] = ()
+    messages: Sequence[RecorderMessage] = ()
+    """Those from which the updates come."""
+    state: Literal["unapplied", "applied", "in doubt"] = "unapplied"
+    """`unapplied`: no try has come to the updates, so a failure is no run's fault. `applied`: it may be.
+    `in doubt`: the connection was lost after that, and a try may have been committed."""
+    synchronous: bool = False
+    """The last try waits for the disk."""
+
+
 class Committer:
-    """Commits the updates of all runs together, or one by one if that fails."""
+    """Commits the updates of all runs together; alone what cannot be committed with the others.
+
+    An update that fails alone is tried again a few times, while later messages of its run extend it. Then its
+    response ends as failed, or is released for any replica to claim; where neither can be written, this
+    replica forgets it, and its heartbeat releases it.
+    """
 
     def __init__(
         self, database: Database, replica: UUID, registry: RunRegistry, clock: Callable[[], float] = monotonic
@@ -85,8 +99,6 @@ class Committer:
         self._used_at = 0.0
         self._failing_since: float | None = None
         self._failure = ""
-        self._in_doubt = False
-        """The connection was lost: a try may have been committed."""
         self.seconds = Histogram(COMMIT_BOUNDS)
         """Durations of commits that succeeded, without earlier tries."""
         self.failures: Counter[CommitFailure] = Counter()
@@ -99,53 +111,148 @@ class Committer:
             return None
         return f"the database does not take what is recorded: {self._failure}"
 
-    def commit(self, messages: Sequence[RecorderMessage]) -> CommitResult:
-        """Applies messages to their runs once, and commits the updates.
+    def commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:
+        """Applies messages to their runs once; returns the updates that it could commit together.
 
         An outage is waited out, and so is a schema or a right that is not as this release needs it, and all
-        runs with it. Any other failure is the fault of some of the updates: they are committed in smaller
-        groups then. Raises Fenced, or the last error after `give_up_at`.
+        runs with it. Any other failure is the fault of some of the updates, most likely of one that ends its
+        run: those that only append to event logs, whose rows nobody else locks, are committed without them
+        then, and the others isolated. Raises Fenced, or the last error after `give_up_at`.
 
         A commit whose answer was lost may have happened, so the next try looks before it writes. It may also
-        still be running: then the next try, which waits for it, fails, and the one after that looks. If
-        earlier commits were lost, nothing is written that would follow them.
+        still be running: then the next try, which waits for it, fails, and what it writes is isolated. If
+        earlier commits were lost, their responses are isolated before anything is written that follows them.
         """
-        self._in_doubt = False
-        joint = _Transaction([], messages)
-        try:
-            error = self._execute(joint, self._commit_all)
-        except _CommitsLost as lost:
-            rest = () if joint.reached_updates else messages
-            return CommitResult(failed=joint.updates, lost=lost.responses, unapplied=rest)
+        joint = _Transaction(messages=messages)
+        error = self._commit_unless_lost(joint)
         if error is None:
-            return CommitResult(joint.updates)
+            return list(joint.updates)
         log.warning("commit failed, so runs are committed one by one: %s", type(error).__name__)
-        isolation = Isolation(joint.updates, self._clock() + _ISOLATION_SECONDS)
-        responses: Sequence[UUID] = ()
-        while (group := isolation.next(self._clock())) is not None:
-            try:
-                failure = self._execute(_Transaction(group), self._commit_group)
-            except _CommitsLost as lost:
-                responses = lost.responses
-                isolation.give_up()
-            else:
-                isolation.committed() if failure is None else isolation.failed()
-        return CommitResult(isolation.done, isolation.suspended, responses)
+        ends = [update for update in joint.updates if update.is_last]
+        rest = _Transaction([update for update in joint.updates if not update.is_last], state=joint.state)
+        self.isolate(ends)
+        if ends and rest.updates:
+            error = self._commit_unless_lost(rest)
+        if error is None:
+            return list(rest.updates)
+        self.isolate(rest.updates)
+        return []
 
-    def take_lost(self, result: CommitResult) -> list[RunUpdate]:
-        """Updates that write again what the database has lost, of responses without a failed update."""
-        if not result.lost:
-            return []
+    def isolate(self, updates: Sequence[RunUpdate]) -> None:
+        """Has these updates committed alone, each after what is retained of its response's last commits."""
+        earlier = self.recent.take({update.run.facts.id for update in updates})
+        for update in updates:
+            if (before := earlier.get(update.run.facts.id)) is not None:
+                update.earlier_rows = before.earlier_rows
+            self._registry.isolated[update.run.facts.id.hex] = update
+
+    def commit_isolated(self) -> list[RunUpdate]:
+        """Tries the isolated updates that are due, as long as there is time; returns what is stored.
+
+        Where that is not the update itself, the run does not go on here. Raises as `commit` does.
+        """
+        stored: list[RunUpdate] = []
+        until = self._clock() + _ALONE_SECONDS
+        for key, update in list(self._registry.isolated.items()):
+            if (now := self._clock()) > until:
+                break
+            if update.retry_at <= now and (result := self._try_alone(update)) is not None:
+                del self._registry.isolated[key]
+                if result is not update:
+                    self._registry.remove(update.run.facts.id)
+                stored.append(result)
+        return stored
+
+    def seconds_until_retry(self) -> float | None:
+        """Seconds until an isolated update is due; None if there are none."""
+        times = [update.retry_at for update in self._registry.isolated.values()]
+        return max(0.0, min(times) - self._clock()) if times else None
+
+    def _commit_unless_lost(self, transaction: _Transaction) -> Exception | None:
+        """`_execute` of a joint transaction, after which lost responses are isolated."""
+        while True:
+            try:
+                return self._execute(transaction, self._commit_together)
+            except _CommitsLost as lost:
+                self._isolate_lost(lost.responses, transaction.updates)
+                if transaction.state != "unapplied":
+                    self.isolate(transaction.updates)
+                    transaction.updates = ()
+                    return None
+
+    def _isolate_lost(self, responses: Sequence[UUID], updates: Sequence[RunUpdate] = ()) -> None:
+        """Has written again what the database has lost of responses, but for those of `updates`."""
         log.error(
-            "the database has lost what was committed of %d responses; it is written again", len(result.lost)
+            "the database has lost what was committed of %d responses; it is written again", len(responses)
         )
-        lost = set(result.lost) - {update.run.facts.id for update in result.failed}
+        lost = set(responses) - {update.run.facts.id for update in updates}
         taken = self.recent.take(lost)
         running = {response: run for response in lost if (run := self._registry.get(response))}
-        return [taken.get(response) or RunUpdate(running[response]) for response in lost]
+        for response in lost:
+            update = taken.get(response) or RunUpdate(running[response])
+            self._registry.isolated[response.hex] = update
+
+    def _try_alone(self, update: RunUpdate) -> RunUpdate | None:
+        """What is stored for an isolated update; None if it is to be tried again."""
+        name, fields = response_id(update.run.facts.id), update.run.facts.log_fields
+        result = LogGap() if update.has_gap else self._write_alone(update, "write")
+        if isinstance(result, RunUpdate):
+            return result
+        trouble = classify(result)
+        update.has_gap |= isinstance(result, EventsLost | LogGap)
+        update.tries += trouble != "limited"
+        doubled = FIRST_PAUSE_SECONDS * 2.0 ** min(update.tries - 1, 6)
+        update.retry_at = self._clock() + (LIMIT_PAUSE_SECONDS if trouble == "limited" else doubled)
+        is_slow = update.tries > 1 and is_statement_timeout(result)
+        if trouble in ("timed_out", "limited") and update.tries < MAX_TRIES and not is_slow:
+            log.warning("an update of %s is not stored yet: %s", name, type(result).__name__, extra=fields)
+            return None
+        log.error("an update of %s cannot be stored: %s", name, type(result).__name__, extra=fields)
+        for way in self._ways_out(update, trouble):
+            result = self._write_alone(update, way)
+            if isinstance(result, RunUpdate):
+                return result
+            log.error("%s cannot be ended (%s): %s", name, way, type(result).__name__, extra=fields)
+        return None if update.has_gap else RunUpdate(update.run, released=True, cut_short=True)
+
+    def _ways_out(self, update: RunUpdate, trouble: CommitFailure) -> Sequence[Way]:
+        """How a response is ended whose update cannot be stored.
+
+        One in the background whose row was only blocked may succeed on another replica. One that has lost
+        events must not go on anywhere.
+        """
+        if update.has_gap:
+            return ("fail",)
+        if trouble == "timed_out" and update.run.facts.background:
+            return ("release",)
+        return ("fail", "release")
+
+    def _write_alone(self, update: RunUpdate, way: Way) -> RunUpdate | Exception:
+        """What is stored in a transaction of its own, or the error for which nothing is."""
+        results: list[RunUpdate] = []
+
+        def write_it(connection: Connection, transaction: _Transaction) -> None:
+            transaction.state, transaction.synchronous = "unapplied", True
+            with connection.begin():
+                statement_ms = _LAST_STATEMENT_MS if update.tries else _STATEMENT_MS
+                set_timeouts(connection, lock_ms=_LOCK_MS, statement_ms=statement_ms)
+                self._fence(connection, transaction)
+                transaction.state = "applied"
+                results.append(commit_alone(connection, self._replica, update, way))
+                # A response that does not go on here is not remembered.
+                transaction.updates = [one for one in results[-1:] if one is update or not one.released]
+                crashpoint("recorder.written")
+
+        while True:
+            try:
+                error = self._execute(_Transaction(), write_it)
+            except _CommitsLost as lost:
+                self._isolate_lost(lost.responses)
+            else:
+                return error or results[-1]
 
     def _execute(
-        self, transaction: "_Transaction", commit: Callable[[Connection, "_Transaction"], None]
+        self, transaction: _Transaction, commit: Callable[[Connection, _Transaction], None]
     ) -> Exception | None:
         """Tries until the updates are committed; returns the error if one of the updates is at fault."""
         while True:
@@ -161,9 +268,12 @@ class Committer:
                 trouble = classify(error)
                 self.failures[trouble] += 1
                 self.close()
-                if transaction.reached_updates and trouble not in ("unavailable", "schema_mismatch"):
+                is_applied = transaction.state != "unapplied"
+                if is_applied and trouble not in ("unavailable", "schema_mismatch"):
                     self._failing_since = None
                     return error
+                if is_applied and trouble == "unavailable":
+                    transaction.state = "in doubt"
                 self._await_database(error, trouble)
             else:
                 self._failing_since = None
@@ -171,45 +281,50 @@ class Committer:
                 self.recent.committed(transaction.updates, synchronous=transaction.synchronous)
                 return None
 
-    def _commit_all(self, connection: Connection, joint: "_Transaction") -> None:
+    def _commit_together(self, connection: Connection, joint: _Transaction) -> None:
         """Applies the messages of all runs in the first try that passes the fence, and writes their updates.
 
         Raises Fenced, _CommitsLost, or any error of writing.
         """
-        flush, probes = self.recent.flush_due, self.recent.probes
+        flush = self.recent.flush_due
         joint.synchronous = self._database.waits_for_disk or flush
-        if not (joint.reached_updates or self._in_doubt) and self._registry.only_appends(joint.messages):
+        if joint.state == "unapplied" and self._registry.only_appends(joint.messages):
             make_rows = partial(self._log_chunks, joint)
-            if append_and_commit(connection, self._replica, make_rows, probes=probes, synchronous=flush):
+            probe = self.recent.probe
+            if append_and_commit(connection, self._replica, make_rows, probe=probe, synchronous=flush):
                 return
         with connection.begin():
             now = self._fence(connection, joint)
             if flush:
                 commit_synchronously(connection)
-            if self._in_doubt and joint.reached_updates and self._is_written(connection, joint.updates):
-                log.warning(_ALREADY_COMMITTED)
+            if joint.state == "in doubt" and self._is_written(connection, joint.updates):
+                log.warning("a commit that was not answered had happened")
             else:
-                if not joint.reached_updates:
+                if joint.state == "unapplied":
                     self._apply(joint, now)
-                self._write(connection, joint, joint.updates)
+                joint.synchronous |= must_reach_disk(joint.updates)
+                write(connection, self._replica, joint.updates)
             crashpoint("recorder.written")
 
-    def _fence(self, connection: Connection, transaction: "_Transaction") -> datetime:
+    def _fence(self, connection: Connection, transaction: _Transaction) -> datetime:
         """The database's time. Raises Fenced, or _CommitsLost if what was acknowledged is not there."""
         recent = self.recent
-        now, match = commit_probe.fence(connection, self._replica, recent.probes)
+        now, match = commit_probe.fence(connection, self._replica, recent.probe)
         if recent.is_doubted or not match:
-            if lost := commit_probe.lost(connection, self._replica, self._acknowledged(transaction)):
+            if lost := commit_probe.lost(connection, self._replica, self._acknowledged(transaction.updates)):
                 raise _CommitsLost(lost)
             # A probe's row may be deleted with its response; all else has just been seen.
-            recent.probes, recent.is_doubted = (), False
+            recent.probe, recent.is_doubted = None, False
         return now
 
-    def _acknowledged(self, transaction: "_Transaction") -> list[Acknowledged]:
-        """The state of all runs in progress, and of those that are over, before this transaction."""
-        before = {update.run.facts.id: update.first_seq for update in transaction.updates}
+    def _acknowledged(self, updates: Collection[RunUpdate]) -> list[Acknowledged]:
+        """The state before these updates of all runs in progress, and of those that are over.
+
+        Isolated updates look for themselves.
+        """
+        before = {update.run.facts.id: update.first_seq for update in updates}
         runs = {run.facts.id: run for run in [*self.recent.over(), *self._registry.runs]}
-        runs |= {update.run.facts.id: update.run for update in transaction.updates}
+        runs |= {update.run.facts.id: update.run for update in updates}
         states = [
             Acknowledged(
                 run.facts.tenant,
@@ -220,21 +335,15 @@ class Committer:
                 stored=run.stored,
             )
             for response, run in runs.items()
-            if response not in self._registry.suspended
+            if response.hex not in self._registry.isolated
         ]
         return [state for state in states if state.stored or state.is_over]
 
-    def _write(
-        self, connection: Connection, transaction: "_Transaction", updates: Sequence[RunUpdate]
-    ) -> None:
-        transaction.synchronous |= must_reach_disk(updates)
-        write(connection, self._replica, updates)
-
-    def _apply(self, joint: "_Transaction", now: datetime) -> None:
+    def _apply(self, joint: _Transaction, now: datetime) -> None:
         joint.updates = self._registry.apply(joint.messages, now)
-        joint.reached_updates = True
+        joint.state = "applied"
 
-    def _log_chunks(self, joint: "_Transaction", now: datetime) -> list[NewLogRow] | None:
+    def _log_chunks(self, joint: _Transaction, now: datetime) -> list[NewLogRow] | None:
         """Applies the messages; returns the log chunks to append, None if a run ended after all."""
         self._apply(joint, now)
         if any(update.is_last or update.unwritable for update in joint.updates):
@@ -247,35 +356,14 @@ class Committer:
         written = (is_written(connection, self._replica, update) for update in updates)
         return next((answer for answer in written if answer is not None), True)
 
-    def _commit_group(self, connection: Connection, group: "_Transaction") -> None:
-        """Writes some updates of a failed joint commit, unless an earlier try did, in a short transaction.
-
-        Raises Fenced, _CommitsLost, or any error of writing.
-        """
-        group.reached_updates = False
-        group.synchronous = self._database.waits_for_disk
-        with connection.begin():
-            set_timeouts(connection, lock_ms=_LOCK_MS, statement_ms=_STATEMENT_MS)
-            self._fence(connection, group)
-            missing = group.updates
-            if self._in_doubt:
-                written = [is_written(connection, self._replica, update) for update in missing]
-                missing = [update for update, was in zip(missing, written, strict=True) if not was]
-                if any(written):
-                    log.warning(_ALREADY_COMMITTED)
-            group.reached_updates = True
-            self._write(connection, group, missing)
-            crashpoint("recorder.written")
-
     def _await_database(self, error: Exception, trouble: CommitFailure) -> None:
         """Waits before the next try where no run is at fault; raises the error after `give_up_at`."""
         if trouble not in ("unavailable", "timed_out", "schema_mismatch") or self._clock() > self.give_up_at:
             raise error
-        self._in_doubt |= trouble == "unavailable"
         self._failing_since = self._failing_since or self._clock()
         self._failure = first_line(error)
         log.warning("commit failed, trying again: %s", type(error).__name__)
-        sleep(_RETRY_SECONDS)
+        sleep(_OUTAGE_PAUSE_SECONDS)
 
     def _connect(self) -> Connection:
         """The open connection if it still works, else a new one."""
@@ -296,61 +384,3 @@ class Committer:
             self._connection.invalidate()
             self._connection.close()
             self._connection = None
-
-
-@dataclass(slots=True)
-class _Transaction:
-    """Updates that are committed together, in as many tries as it takes."""
-
-    updates: list[RunUpdate]
-    messages: Sequence[RecorderMessage] = ()
-    """Those from which the updates come, if they are not applied yet."""
-    reached_updates: bool = False
-    """A failure before that is no run's fault."""
-    synchronous: bool = False
-    """The commit waits for the disk."""
-
-
-class Isolation:
-    """Divides the updates of a failed commit into smaller commits. Pure.
-
-    Updates that only append to event logs come first and together: nobody else can lock their rows, so they
-    are rarely the cause. Updates that end a run follow one by one. An update that fails alone is suspended,
-    and so is whatever was not tried within the budget, because all other runs wait meanwhile.
-
-    Call `next`, then `committed` or `failed`, until `next` returns None.
-    """
-
-    def __init__(self, updates: Sequence[RunUpdate], until: float) -> None:
-        """`until` is the time of the caller's clock after which no further group is tried."""
-        appending = [update for update in updates if not update.is_last]
-        self._groups: deque[list[RunUpdate]] = deque([appending] if appending else [])
-        self._groups.extend([update] for update in updates if update.is_last)
-        self._until = until
-        self._has_tried = False
-        self.done: list[RunUpdate] = []
-        self.suspended: list[RunUpdate] = []
-
-    def next(self, now: float) -> list[RunUpdate] | None:
-        """The next group, for one transaction; None at the end. The first is returned even after `until`."""
-        if now > self._until and self._has_tried:
-            self.give_up()
-        self._has_tried = True
-        return self._groups[0] if self._groups else None
-
-    def committed(self) -> None:
-        """The last group was committed."""
-        self.done += self._groups.popleft()
-
-    def failed(self) -> None:
-        """The last group was not committed: its updates are tried one by one, after all others."""
-        group = self._groups.popleft()
-        if len(group) == 1:
-            self.suspended += group
-        else:
-            self._groups.extend([update] for update in group)
-
-    def give_up(self) -> None:
-        """Suspends all that has not been committed."""
-        self.suspended.extend(update for group in self._groups for update in group)
-        self._groups.clear()

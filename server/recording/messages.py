@@ -72,6 +72,13 @@ class VerifyCommits:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckOwnership:
+    """Has runs whose rows seemed not to be this replica's committed alone, which finds out and drops them."""
+
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCallFinished:
     """The result of a call that the server made."""
 
@@ -106,6 +113,7 @@ RecorderMessage = (
     | ReleaseRuns
     | StopRecorder
     | VerifyCommits
+    | CheckOwnership
     | ToolCallFinished
     | StartTurn
     | CancelRequested
@@ -113,7 +121,7 @@ RecorderMessage = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunUpdate:
     """What one commit writes for one run."""
 
@@ -128,16 +136,20 @@ class RunUpdate:
     """The sequence number of the first event."""
     unwritable: bool = False
     """The run could not even be ended with the output that it has; there is nothing to write."""
-    undecodable: bool = False
-    """The run failed because decoding its tokens raised. The engine request has to be cancelled."""
+    cut_short: bool = False
+    """The run ends here before its engine request does, which has to be cancelled."""
     log_rows: Sequence[NewLogRow] | None = None
     """The events as rows of the log, once they are encoded."""
     earlier_rows: Sequence[NewLogRow] = ()
     """Rows before the events, which were acknowledged: those that the database has lost are written again."""
-    acknowledged: bool = False
-    """All of the update was committed and published before; it is only stored again."""
+    published: bool = False
+    """The update ended the run and was published before; it is only stored again."""
     has_gap: bool = False
-    """Events before it are lost for good: its log is not folded."""
+    """Events before it are lost for good: it can only end as failed, and its log is not folded."""
+    tries: int = 0
+    """Failed tries to commit it alone."""
+    retry_at: float = 0.0
+    """When it is tried alone again, in seconds of the committer's clock."""
 
     def __post_init__(self) -> None:
         self.first_seq = self.run.next_seq
@@ -179,7 +191,7 @@ def response_hex_of(message: RecorderMessage) -> str:
             return facts.id.hex
         case StartRun(run):
             return run.facts.id.hex
-        case ReleaseRuns() | StopRecorder() | VerifyCommits():
+        case ReleaseRuns() | StopRecorder() | VerifyCommits() | CheckOwnership():
             return ""
     return message.response_id.hex
 

@@ -1,6 +1,6 @@
 """Writes the updates of runs: log rows, and with the last the end, items, usage, webhooks. Reads logs back.
 
-What writes runs within the transaction of the recorder or the side writer, after the fence.
+What writes runs within a transaction of the recorder, after the fence.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -9,8 +9,8 @@ from datetime import timedelta
 from uuid import UUID
 
 from server.crashpoints import crashpoint
-from server.generation.event_log import RunLog
 from server.generation.run import Run
+from server.generation.run_log import RunLog
 from server.protocol.responses.response import Echo, Ending
 from server.recording.messages import RunUpdate
 from server.store import log_append, log_read

@@ -48,23 +48,16 @@ class RecentCommits:
         """When the last commit was made that waited for the disk, and with it all before it."""
         self._over: Counter[UUID] = Counter()
         """How many retained commits ended or released the response."""
-        self.probes: tuple[Probe, ...] = ()
-        """Rows that prove the last commit of the recorder, and those that another session made since."""
+        self.probe: Probe | None = None
+        """A row that proves the last commit, and with it all before it; None if nothing was committed."""
         self.is_doubted = False
-        """The next commit looks at every response, whether or not the probes match."""
+        """The next commit looks at every response, whether or not the probe matches."""
 
     def committed(self, updates: Sequence[RunUpdate], *, synchronous: bool) -> None:
-        """Adds a commit of the recorder, which proves all commits before it."""
-        if synchronous:
-            self._flushed_at = self._clock()
-        before, self.probes = self.probes, ()
-        self.add(updates)
-        self.probes = self.probes[-1:] or before
-        self._drop_old()
-
-    def add(self, updates: Sequence[RunUpdate]) -> None:
-        """Adds updates that another session has committed, at any time before now."""
+        """Adds a commit, which was fenced and so proves all commits before it."""
         now = self._clock()
+        if synchronous:
+            self._flushed_at = now
         for update in updates:
             run, rows = update.run, [*update.earlier_rows, *log_rows(update)]
             if not rows and not update.is_last:
@@ -76,9 +69,10 @@ class RecentCommits:
             if update.is_last:
                 self._over[run.facts.id] += 1
             if run.ending is not None:
-                self.probes += (Probe(run.facts.tenant, run.facts.id, None),)
+                self.probe = Probe(run.facts.tenant, run.facts.id, None)
             elif rows:
-                self.probes += (Probe(run.facts.tenant, run.facts.id, rows[-1].first_seq),)
+                self.probe = Probe(run.facts.tenant, run.facts.id, rows[-1].first_seq)
+        self._drop_old()
 
     @property
     def flush_due(self) -> bool:
@@ -110,7 +104,7 @@ class RecentCommits:
                 released=commit.released,
                 engine_died=commit.engine_died,
                 earlier_rows=[*rows, *commit.rows],
-                acknowledged=True,
+                published=commit.is_over,
             )
             self._bytes -= commit.size
             self._over.pop(response, None)

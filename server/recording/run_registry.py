@@ -1,11 +1,10 @@
-"""The runs in progress: applies the recorder's messages to them, retains those of suspended runs.
+"""The runs in progress: applies the recorder's messages to them.
 
 Pure: no thread, no clock, no database. An exception in one run fails that run only.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from uuid import UUID
@@ -21,6 +20,7 @@ from server.recording.messages import (
     BuildRun,
     CancelRequested,
     CancelRun,
+    CheckOwnership,
     FailRun,
     RecorderMessage,
     ReleaseRuns,
@@ -39,9 +39,6 @@ log = logging.getLogger("holdfast.runs")
 ENGINE_FAILED = "The model could not finish this response."
 UNREADABLE = "The model's output could not be read."
 _UNDECODABLE = "resp_%s failed while its tokens were read"
-MAX_RETAINED = 8192
-"""Messages to one run. Each has one token or a few, so this is minutes of the fastest stream. A run with
-more is given up."""
 
 
 class RunRegistry:
@@ -53,7 +50,9 @@ class RunRegistry:
         call of Python code, which a UUID is not."""
         self._tokens_without_event: dict[str, list[int]] = {}
         """Tokens that have produced no event yet, by the same. They are stored with the next event."""
-        self.suspended = SuspendedRuns()
+        self.isolated: dict[str, RunUpdate] = {}
+        """Updates that are committed alone, because they could not be with the others, by the same. Later
+        messages extend them. Changed by the recorder's thread; any thread may ask whether one is in it."""
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -84,7 +83,7 @@ class RunRegistry:
             case CancelRequested(response):
                 run = self._runs.get(response.hex)
                 return run is not None and run.awaiting_tools
-            case StopRecorder() | PromptLogprobs():
+            case StopRecorder() | PromptLogprobs() | CheckOwnership():
                 return False
             case _:
                 return True
@@ -96,7 +95,8 @@ class RunRegistry:
     def apply(self, messages: Sequence[RecorderMessage], now: datetime) -> list[RunUpdate]:
         """Applies the messages to their runs; one update for each run that they reach.
 
-        Runs that ended or were released leave the registry.
+        Those of isolated runs are extended, and not among the updates. Runs that ended or were released leave
+        the registry.
         """
         updates: dict[str, RunUpdate] = {}
         for message in coalesce_tokens(messages):
@@ -107,7 +107,7 @@ class RunRegistry:
         for update in updates.values():
             if update.is_last:
                 self.remove(update.run.facts.id)
-        return list(updates.values())
+        return [update for key, update in updates.items() if self.isolated.get(key) is not update]
 
     def remove(self, response: UUID) -> None:
         """Removes a run that has ended or does not continue on this replica."""
@@ -139,7 +139,7 @@ class RunRegistry:
             case PromptLogprobs():
                 act = partial(Run.add_prompt_logprobs, logprobs=message.logprobs)
                 self._advance(updates, key, now, act)
-            case Tokens() | StopRecorder() | VerifyCommits():
+            case Tokens() | StopRecorder() | VerifyCommits() | CheckOwnership():
                 pass
             case _:
                 self._advance(updates, key, now, _action(message, now))
@@ -165,13 +165,8 @@ class RunRegistry:
         self, updates: dict[str, RunUpdate], responses: frozenset[UUID] | None, *, engine_died: bool = False
     ) -> None:
         for key, run in self._runs.items():
-            response = run.facts.id
-            if responses is None:
-                wanted = run.facts.background and response not in self.suspended
-            else:
-                wanted = response in responses
-            if wanted and run.ending is None:
-                update = updates.setdefault(key, RunUpdate(run))
+            is_released = run.facts.background if responses is None else run.facts.id in responses
+            if is_released and (update := self._update_of(updates, key)) is not None:
                 update.released, update.engine_died = True, engine_died
 
     def _apply_tokens(self, updates: dict[str, RunUpdate], message: Tokens, now: datetime) -> None:
@@ -226,6 +221,9 @@ class RunRegistry:
     def _update_of(self, updates: dict[str, RunUpdate], key: str) -> RunUpdate | None:
         """The run's update in this commit, a new one for its first message; None where `_advance` says so."""
         run, update = self._runs.get(key), updates.get(key)
+        if update is None and key in self.isolated and self.isolated[key].run is run:
+            update = updates[key] = self.isolated[key]
+            update.log_rows = None  # more events come
         if run is None or run.ending is not None or (update is not None and update.released):
             self._tokens_without_event.pop(key, None)
             return None
@@ -235,7 +233,7 @@ class RunRegistry:
 
     def _fail_undecodable(self, update: RunUpdate, now: datetime) -> None:
         """Ends a run that raised. Its output up to now may be the reason, so this may raise again."""
-        update.undecodable = True
+        update.cut_short = True
         try:
             update.events += update.run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
         except Exception:
@@ -261,90 +259,3 @@ def _action(
             return partial(Run.next_turn, decoding=decoding, prompt_tokens=prompt_tokens, at=now)
         case CancelRequested(_, reason):
             return partial(Run.request_cancel, at=now, reason=reason)
-
-
-@dataclass(slots=True)
-class _Suspension:
-    background: bool
-    retained: list[RecorderMessage] = field(default_factory=list)
-    given_up: bool = False
-
-
-class SuspendedRuns:
-    """Runs whose last update is not committed yet, while all others continue. The recorder's thread only.
-
-    An update that cannot be committed with the others is left to the side writer. Until it reports a result,
-    the run takes no message, because its next update must be stored and published after this one. The
-    messages are retained in order.
-    """
-
-    def __init__(self, max_retained: int = MAX_RETAINED) -> None:
-        self._max_retained = max_retained
-        self._suspensions: dict[UUID, _Suspension] = {}
-
-    def __len__(self) -> int:
-        return len(self._suspensions)
-
-    def __contains__(self, response: UUID) -> bool:
-        return response in self._suspensions
-
-    def add(self, update: RunUpdate) -> None:
-        """Suspends the update's run until `resume`."""
-        self._suspensions[update.run.facts.id] = _Suspension(update.run.facts.background)
-
-    def resume(self, response: UUID) -> list[RecorderMessage]:
-        """Ends the suspension; returns the messages retained meanwhile, none for a run that is not
-        suspended.
-        """
-        suspension = self._suspensions.pop(response, None)
-        return suspension.retained if suspension else []
-
-    def give_up(self, response: UUID) -> bool:
-        """Drops the messages of a run that does not continue here, also future ones; False if done before."""
-        suspension = self._suspensions.get(response)
-        if suspension is None or suspension.given_up:
-            return False
-        suspension.given_up = True
-        suspension.retained.clear()
-        return True
-
-    def divert(self, messages: Sequence[RecorderMessage]) -> list[RecorderMessage]:
-        """Retains messages to suspended runs; returns the others."""
-        if not self._suspensions:
-            return list(messages)
-        return [rest for message in messages for rest in self._diverted(message)]
-
-    def over_limit(self) -> list[UUID]:
-        """Runs with more retained messages than allowed, which have to be given up."""
-        return [
-            response
-            for response, suspension in self._suspensions.items()
-            if len(suspension.retained) > self._max_retained
-        ]
-
-    def _diverted(self, message: RecorderMessage) -> Iterable[RecorderMessage]:
-        """The part of a message that is for runs which are not suspended; the rest is retained."""
-        if isinstance(message, ReleaseRuns):
-            return self._diverted_release(message)
-        if isinstance(message, BuildRun | StartRun) or not (key := response_hex_of(message)):
-            return (message,)
-        response = UUID(hex=key)
-        if response not in self._suspensions:
-            return (message,)
-        self._retain(response, message)
-        return ()
-
-    def _diverted_release(self, message: ReleaseRuns) -> Iterable[RecorderMessage]:
-        for response, suspension in self._suspensions.items():
-            wanted = message.response_ids
-            if suspension.background if wanted is None else response in wanted:
-                self._retain(response, ReleaseRuns(frozenset({response})))
-        if message.response_ids is None:
-            return (message,)
-        others = message.response_ids - self._suspensions.keys()
-        return (ReleaseRuns(others),) if others else ()
-
-    def _retain(self, response: UUID, message: RecorderMessage) -> None:
-        suspension = self._suspensions[response]
-        if not suspension.given_up:
-            suspension.retained.append(message)

@@ -6,8 +6,9 @@ that are to be ended: a fleet without workers can still cancel what is queued, a
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from uuid import UUID
@@ -19,14 +20,11 @@ from server.prompting.loaded_model import LoadedModel
 from server.protocol.ids import response_id
 from server.recording.messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recording.recorder import Recorder
-from server.recovery.claim_counts import ClaimCounts
-from server.recovery.claim_pauses import ClaimPauses
 from server.recovery.rebuild import Rebuilt, rebuild
-from server.recovery.unserved_queue import UnservedQueue
 from server.store.cluster import claims, leases
 from server.store.content.responses import ResponseKey, StoredResponse
 from server.store.database import Connection, Database
-from server.store.database_errors import DatabaseError, classify_read, first_line, is_unavailable
+from server.store.database_errors import DatabaseError, ReadFailure, classify_read, first_line, is_unavailable
 from server.supervised_thread import SupervisedThread
 
 log = logging.getLogger("holdfast.claimer")
@@ -36,10 +34,104 @@ POLL_SECONDS = 1.0
 THOROUGH_POLLS = 5
 """Every so many polls a replica looks for responses that are to be ended, even if another one should."""
 MAX_BATCH = 64
+MOST_FAILURES = 3
+"""Rows in a row that cannot be read, from which on a wrong release or environment must be the cause."""
+FIRST_PAUSE_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 30.0
+CHECK_SECONDS = 60.0
+"""Between two looks for models that nobody serves."""
+MAX_COUNTED = 1000
+"""Responses that such a look reads, so that a long queue does not make it slow."""
+MAX_MODELS = 5
+"""Models that it names."""
 STOPPED = "The server stopped while it was generating this response."
 GIVEN_UP = "The server stopped several times while it was generating this response; it was given up."
 CHANGED = "The server's model has changed since this response began, so it cannot be finished."
 CANNOT_GO_ON = "The server could not go on with this response."
+
+
+@dataclass(slots=True)
+class ClaimCounts:
+    """Responses that this replica has claimed. The claimer's thread writes."""
+
+    new: int = 0
+    """That no replica had begun."""
+    after_death: int = 0
+    """That another replica, or an engine, had begun before it died."""
+    handed_over: int = 0
+    """That another replica had begun and released."""
+    given_up: Counter[bool] = field(default_factory=Counter)
+    """That ended as failed because their replica died, by whether they were background responses."""
+
+    def count_start(self, stored: StoredResponse) -> None:
+        """Counts one that goes on here."""
+        if stored.deaths:
+            self.after_death += 1
+        elif stored.attempt > 1:
+            self.handed_over += 1
+        else:
+            self.new += 1
+
+
+class ClaimPauses:
+    """Growing pauses while nothing can be read. Times are the caller's, in monotonic seconds.
+
+    One thread writes; any thread reads `trouble`.
+    """
+
+    def __init__(self) -> None:
+        self.trouble: str | None = None
+        """Why claiming pauses, or has paused without a row that could be read since."""
+        self._failures = 0
+        self._seconds = 0.0
+        self._until = 0.0
+
+    def is_on(self, now: float) -> bool:
+        """Whether nothing is to be claimed at this time."""
+        return now < self._until
+
+    def failed(self, failure: ReadFailure, reason: str, now: float) -> bool:
+        """Counts a row that could not be read; returns whether a pause begins.
+
+        A fault of the environment is no row's: it begins one at once.
+        """
+        self._failures += 1
+        if failure != "environment" and self._failures < MOST_FAILURES:
+            return False
+        self._seconds = min(max(FIRST_PAUSE_SECONDS, 2 * self._seconds), MAX_PAUSE_SECONDS)
+        self._until = now + self._seconds
+        self.trouble = f"what is queued cannot be read: {reason}"
+        return True
+
+    def succeeded(self) -> None:
+        """A row was read, or none waits."""
+        if self._failures:
+            self._failures, self._seconds, self._until, self.trouble = 0, 0.0, 0.0, None
+
+
+class UnservedQueue:
+    """Checks once a minute, on the claimer's thread of every replica, whatever its role."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = monotonic) -> None:
+        self._database = database
+        self._clock = clock
+        self._next_check = clock() + CHECK_SECONDS
+
+    def check(self) -> None:
+        """Logs a warning for each model without a worker, if a check is due. Raises DatabaseError."""
+        now = self._clock()
+        if now < self._next_check:
+            return
+        self._next_check = now + CHECK_SECONDS
+        with self._database.begin() as connection:
+            unserved = claims.count_unserved(connection, MAX_COUNTED)
+        for model, count in unserved[:MAX_MODELS]:
+            log.warning(
+                "%d background responses stay queued: no living replica with the role all or worker serves "
+                "their model %r",
+                count,
+                model,
+            )
 
 
 class _NoRoom(Exception):

@@ -5,14 +5,18 @@ came): it is released. A response with a cancel request is cancelled.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
+from typing import Protocol
 from uuid import UUID
 
 from server.crashpoints import crashpoint
-from server.delivery.hub import Abandonment
+from server.delivery.hub import Abandonment, Hub
 from server.protocol.responses.response import CancelReason
+from server.recording.recorder import Recorder
 from server.store.cluster import claims, leases
+from server.store.cluster.heartbeat_watch import HeartbeatWatch
 from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
@@ -24,9 +28,34 @@ ORPHAN_BEATS = 5
 """Every so many beats a replica looks for responses of others that are gone, even if an older one should."""
 MOST_LEASES_WITHOUT_STORING = 3
 """For so many leases a replica renews its lease although nothing that it records is stored."""
-_OBSERVATIONS_PER_LEASE = 4
-"""A gap between two observations counts for at most this part of a lease, so that a replica has had several
-turns to beat before it is declared dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The state of the fleet as a heartbeat has found it."""
+
+    other_replicas: int
+    """Other replicas that are alive."""
+    is_first: bool
+    """This replica is the oldest of them, which does at every beat what one can do for all."""
+    claimable: bool
+    """The heartbeat has released responses, for any replica to claim."""
+
+
+class BeatListener(Protocol):
+    """What happens on the heartbeat's thread."""
+
+    def on_beat(self, beat: Beat) -> None:
+        """The lease is renewed. May raise DatabaseError."""
+
+    def on_beat_failed(self) -> None:
+        """The lease could not be renewed, or something after that failed."""
+
+    def on_cancel(self, response: UUID, reason: CancelReason | None) -> None:
+        """A response that runs here has to be cancelled."""
+
+    def on_fenced(self) -> None:
+        """This process must end: it was declared dead, or the thread has given up."""
 
 
 class Heartbeat:
@@ -36,46 +65,22 @@ class Heartbeat:
         self,
         database: Database,
         replica: UUID,
-        *,
-        produces: Callable[[UUID], bool],
-        cancel: Callable[[UUID, CancelReason | None], None],
-        lease_seconds: float,
-        read_here: Callable[[], Sequence[UUID]],
+        recorder: Recorder,
+        hub: Hub,
         abandonment: Abandonment,
-        on_claimable: Callable[[], None],
-        on_fenced: Callable[[], None],
-        on_other_replicas: Callable[[int], None],
-        on_database_gone: Callable[[], None],
-        on_beat_done: Callable[[], None] = lambda: None,
-        on_database_here: Callable[[], None] = lambda: None,
-        on_first: Callable[[bool], None] = lambda _is_first: None,
-        stores: Callable[[], bool] = lambda: True,
+        listener: BeatListener,
+        *,
+        lease_seconds: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`produces` returns whether a response runs here; `cancel` ends one that does.
-
-        `read_here` returns foreground responses that run elsewhere and have readers here. `abandonment` gets
-        those that run here and have readers elsewhere. `on_claimable` is called when responses were
-        released, `on_other_replicas` with every beat and how many other replicas are alive, `on_first` with
-        every beat and whether this is the oldest of them, which does at every beat what one replica can do
-        for all, `on_fenced` when this process must end, and `on_beat_done` after every turn, also after a
-        failed one. `on_database_here` ends every beat that did not fail; it may raise DatabaseError. `stores`
-        returns whether what this replica records is stored, or it records nothing.
-        """
+        """`abandonment` gets the foreground responses that run here and have readers on other replicas."""
         self._database = database
         self._replica = replica
-        self._produces = produces
-        self._cancel = cancel
-        self._lease_seconds = lease_seconds
-        self._read_here = read_here
+        self._recorder = recorder
+        self._hub = hub
         self._abandonment = abandonment
-        self._on_claimable = on_claimable
-        self._on_other_replicas = on_other_replicas
-        self._on_database_gone = on_database_gone
-        self._on_beat_done = on_beat_done
-        self._on_database_here = on_database_here
-        self._on_first = on_first
-        self._stores = stores
+        self._listener = listener
+        self._lease_seconds = lease_seconds
         self._storing = StoringWatch(lease_seconds)
         self._beats = 0
         self._clock = clock
@@ -87,7 +92,7 @@ class Heartbeat:
             "heartbeat",
             self._turn,
             fatal=(leases.Fenced,),
-            on_fatal=on_fenced,
+            on_fatal=listener.on_fenced,
             retry=Retry(max_pause=leases.HEARTBEAT_SECONDS),
         )
 
@@ -110,21 +115,22 @@ class Heartbeat:
         except leases.Fenced:
             log.critical("this replica was declared dead: its heartbeat came too late")
             raise
-        except DatabaseError as error:
+        except Exception as error:
+            self._listener.on_beat_failed()
+            if not isinstance(error, DatabaseError):
+                raise
             log.warning("heartbeat failed, trying again: %s", type(error).__name__)
-            self._on_database_gone()
-        finally:
-            self._on_beat_done()
 
     def beat(self) -> None:
         """One turn. Raises leases.Fenced if this replica was declared dead, or DatabaseError."""
-        stores = self._stores()
+        stores = self._recorder.trouble() is None
         if not self._storing.may_beat(self._clock(), stores=stores):
             log.error(
                 "this replica could store nothing for %d leases: others may take its work",
                 MOST_LEASES_WITHOUT_STORING,
             )
             self._watch.failed()
+            self._listener.on_beat_failed()
             return
         heartbeats = self._heartbeats()
         if not stores:  # the others may be in the same trouble, and their silence no death
@@ -135,17 +141,11 @@ class Heartbeat:
                 expired = leases.expire_replicas(connection, silent, self._lease_seconds)
             self.declared_dead += expired
         is_first = all(self._replica < other for other in heartbeats)
-        self._on_first(is_first)
         looks = bool(silent) or is_first or self._beats % ORPHAN_BEATS == 0
         self._beats += 1
         orphans = self._release_orphans() if looks else {}
-        owned, cancelled = self._database.autocommit(self._read_owned)
-        lost = self._release_lost(owned)
-        for response, reason in cancelled:
-            self._cancel(response, reason)
-        if orphans or lost:
-            self._on_claimable()
-        self._on_database_here()
+        lost = self._reconcile()
+        self._listener.on_beat(Beat(len(heartbeats), is_first, claimable=bool(orphans or lost)))
 
     def _release_orphans(self) -> dict[UUID, int]:
         with self._database.begin() as connection:
@@ -158,6 +158,20 @@ class Heartbeat:
             log.warning("released %d unfinished responses of replica %s, which is gone", count, replica)
         return orphans
 
+    def _reconcile(self) -> int:
+        """Has rows and runs of this replica agree, and cancels what was asked for; returns how many responses
+        were released.
+        """
+        running = [run for run in self._recorder.active_runs() if run.stored]  # before their rows are read
+        owned, cancelled = self._database.autocommit(self._read_owned)
+        ids = {key.id for key in owned}
+        if disowned := [run for run in running if run.facts.id not in ids]:
+            self._recorder.check_ownership(disowned)
+        released = self._release_lost(owned)
+        for response, reason in cancelled:
+            self._listener.on_cancel(response, reason)
+        return released
+
     def _read_owned(
         self, connection: Connection
     ) -> tuple[list[ResponseKey], list[tuple[UUID, CancelReason | None]]]:
@@ -168,16 +182,16 @@ class Heartbeat:
 
     def _heartbeats(self) -> dict[UUID, leases.HeartbeatTime]:
         """Commits this replica's heartbeat; returns the other replicas'."""
+        remote = [response for response in self._hub.read_here() if not self._recorder.produces(response)]
         try:
             with self._database.begin() as connection:
-                leases.write_heartbeat(connection, self._replica, self._read_here())
+                leases.write_heartbeat(connection, self._replica, remote)
                 read = leases.remotely_read(connection, self._replica, self._abandonment.pending())
                 heartbeats = leases.other_heartbeats(connection, self._replica)
         except Exception:
             self._watch.failed()
             raise
         self._beat_at = self._clock()
-        self._on_other_replicas(len(heartbeats))
         self._abandonment.settle(read, alone=not heartbeats)
         return heartbeats
 
@@ -187,7 +201,7 @@ class Heartbeat:
         Skips locked rows, because waiting for a lock would delay the next heartbeat. The next turn tries
         them again.
         """
-        lost = [key for key in owned if not self._produces(key.id)]
+        lost = [key for key in owned if not self._recorder.answers_for(key.id)]
         if not lost:
             return 0
         with self._database.begin() as connection:
@@ -216,49 +230,3 @@ class StoringWatch:
         if self._since is None:
             self._since = now
         return now - self._since < self._patience
-
-
-class HeartbeatWatch:
-    """Decides which other replicas were silent for a whole lease, from this replica's observations. Pure.
-
-    A replica counts as silent while its heartbeat does not change although this replica's own heartbeats are
-    all written. So a database outage, a suspended machine or a changed clock count against nobody: nothing is
-    observed meanwhile, and afterwards every replica has time to beat again.
-
-    `observe` is called with all heartbeats after each of this replica's own, `failed` if that failed.
-    """
-
-    def __init__(self, lease_seconds: float) -> None:
-        self._lease = lease_seconds
-        self._max_step = lease_seconds / _OBSERVATIONS_PER_LEASE
-        self._observed_at: float | None = None
-        self._silent: dict[UUID, tuple[leases.HeartbeatTime, float]] = {}
-        """By replica: its last heartbeat, and the seconds for which it has not changed."""
-
-    def failed(self) -> None:
-        """This replica could not write its own heartbeat: earlier observations prove nothing."""
-        self._observed_at = None
-        self._silent.clear()
-
-    def observe(
-        self, now: float, heartbeats: Mapping[UUID, leases.HeartbeatTime]
-    ) -> dict[UUID, leases.HeartbeatTime]:
-        """The replicas that have been silent for a lease, with their last heartbeats.
-
-        `now` is in seconds of this replica's monotonic clock. After a gap longer than a lease the observation
-        starts over: this replica was suspended, or as good as that.
-        """
-        gap = now - self._observed_at if self._observed_at is not None else 0.0
-        if gap > self._lease:
-            self._silent.clear()
-        elapsed = min(gap, self._max_step)
-        self._observed_at = now
-        before, self._silent = self._silent, {}
-        for replica, heartbeat in heartbeats.items():
-            seen, silence = before.get(replica, (heartbeat, -elapsed))
-            self._silent[replica] = (heartbeat, silence + elapsed if heartbeat == seen else 0.0)
-        return {
-            replica: heartbeat
-            for replica, (heartbeat, silence) in self._silent.items()
-            if silence >= self._lease
-        }

@@ -1,8 +1,8 @@
-"""Whether acknowledged commits are still stored: the fence with its probes, and a look at single responses.
+"""Whether acknowledged commits are still stored: the fence with its probe, and a look at single responses.
 
 A crash of Postgres loses commits that did not wait for the disk; a failover to a standby that lags, or a
 restore in place, loses any. Postgres writes its log in order, so a commit that is there proves all before it.
-The fence with which every commit of the recorder begins therefore also looks for rows of the commits before:
+The fence with which every commit of the recorder begins therefore also looks for a row of the commit before:
 no lost connection has to be noticed, which behind a pooler it may not be.
 """
 
@@ -43,13 +43,14 @@ class Acknowledged(NamedTuple):
     """It has a row; of others only the ledger's entry is written."""
 
 
-def fence_query(replica: UUID, probes: Sequence[Probe]) -> str:
-    """SQL that share-locks the replica's row; selects the time in microseconds and whether all probes match.
+def fence_query(replica: UUID, probe: Probe | None) -> str:
+    """SQL that share-locks the replica's row; selects the time in microseconds and whether the probe matches.
 
     Without a row the replica is not alive. It has no parameters, for an exchange of several statements.
     """
+    match = "true" if probe is None else f"exists ({_select(probe)})"
     return (
-        f"select (extract(epoch from clock_timestamp()) * 1000000)::bigint, {_all_match(probes)}"  # noqa: S608
+        f"select (extract(epoch from clock_timestamp()) * 1000000)::bigint, {match}"  # noqa: S608
         f" from replicas where id = '{replica}' and state = 'alive' for key share"
     )
 
@@ -59,18 +60,14 @@ def read_time(microseconds: int | bytes) -> datetime:
     return _EPOCH + timedelta(microseconds=int(microseconds))
 
 
-def fence(connection: Connection, replica: UUID, probes: Sequence[Probe]) -> tuple[datetime, bool]:
+def fence(connection: Connection, replica: UUID, probe: Probe | None) -> tuple[datetime, bool]:
     """Locks the replica against being declared dead before commit; returns the database's time and whether
-    all probes match. Raises Fenced if the replica is not alive.
+    the probe matches. Raises Fenced if the replica is not alive.
     """
-    row = connection.exec_driver_sql(fence_query(replica, probes)).first()
+    row = connection.exec_driver_sql(fence_query(replica, probe)).first()
     if row is None:
         raise Fenced
     return read_time(row[0]), row[1]
-
-
-def _all_match(probes: Sequence[Probe]) -> str:
-    return " and ".join(f"exists ({_select(probe)})" for probe in probes) or "true"
 
 
 def _select(probe: Probe) -> str:

@@ -91,7 +91,7 @@ def is_disk_full(error: DatabaseError) -> bool:
     return _sqlstate(error) == "53100"
 
 
-def is_statement_timeout(error: DatabaseError) -> bool:
+def is_statement_timeout(error: Exception) -> bool:
     """Whether the statement exceeded `statement_timeout`, which Postgres reports as `query_canceled`."""
     return _sqlstate(error) == "57014"
 

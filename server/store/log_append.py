@@ -9,8 +9,8 @@ with Postgres. After each exchange the thread must acquire the GIL again, so the
 are one query, and the end of COPY and the commit have one answer. Its fence is the replica's. The ownership
 of each response is not checked at every step: a new owner continues at the same sequence number, so the log's
 primary key rejects the second writer and never holds rows of both. A replica that has lost a response without
-meeting another writer learns of it within seconds (`recording/side_writer.py`), and cannot end the response,
-because `finish` checks the owner.
+meeting another writer learns of it with its next heartbeat, and cannot end the response, because `finish`
+checks the owner.
 """
 
 import logging
@@ -138,20 +138,20 @@ def append_and_commit(
     replica: UUID,
     make_rows: Callable[[datetime], Iterable[NewLogRow] | None],
     *,
-    probes: Sequence[Probe] = (),
+    probe: Probe | None = None,
     synchronous: bool = False,
 ) -> bool:
     """Commits the rows that `make_rows` returns for the database's time, which is read after the fence.
 
-    False, without a change, if it returns None, or if a probe does not match, in which case it is not called.
-    A `synchronous` commit waits for the disk whatever the session's setting. The connection must not be in a
+    False, without a change, if it returns None, or, without a call, if the probe does not match. A
+    `synchronous` commit waits for the disk whatever the session's setting. The connection must not be in a
     transaction. Raises Fenced or DatabaseError; after these, or an exception of `make_rows`, the connection
     must be closed.
     """
     with psycopg_connection(connection) as raw:
         flush = "set local synchronous_commit = on; " if synchronous else ""
         begin = raw.begin_command().decode()
-        query = f"{begin}; {flush}{fence_query(replica, probes)}; {_COPY}; commit"
+        query = f"{begin}; {flush}{fence_query(replica, probe)}; {_COPY}; commit"
         raw.pgconn.send_query(query.encode())
         *_, fence, _ = raw.read_results()
         microseconds = fence.get_value(0, 0)

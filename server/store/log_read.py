@@ -2,7 +2,7 @@
 
 import logging
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -116,7 +116,7 @@ def read_ended(connection: Connection, tenant: str, response_id: UUID) -> str:
 
 def decode_compacted(packed: str, first: int) -> list[LoggedEvent]:
     """The events of a compacted stream from sequence number `first` on."""
-    return list(decode_rows(parse_compacted(packed), first))
+    return list(CompactedStream(packed).read(first))
 
 
 class LogProgress(NamedTuple):
@@ -167,15 +167,32 @@ def parse_compacted(body: str | bytes) -> list[LogRow]:
     return decode_as(body, list[LogRow])
 
 
-def decode_rows(rows: Sequence[LogRow], first: int) -> Iterator[LoggedEvent]:
-    """The events of a compacted stream's rows from sequence number `first` on, decoded lazily."""
-    start = bisect_left(rows, first, key=lambda row: row.first_seq + row.n - 1)
-    for row in rows[start:]:
-        for event in decode_row(
-            row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body)
-        ):
-            if event.sequence_number >= first:
-                yield LoggedEvent(event, row.attempt)
+class CompactedStream:
+    """The rows of a compacted stream. They are decoded when they are read, since that takes more memory."""
+
+    def __init__(self, packed: str) -> None:
+        """Raises msgspec.DecodeError."""
+        self._rows = decode_as(packed, list[msgspec.Raw])
+        self.end = _end_of(self._rows[-1]) if self._rows else 0
+        """The sequence number after the last event."""
+
+    def rows(self, first: int) -> Iterator[LogRow]:
+        """The rows from the one with the sequence number `first` on."""
+        start = bisect_right(self._rows, first, key=_end_of)
+        return (decode_as(row, LogRow) for row in self._rows[start:])
+
+    def read(self, first: int) -> Iterator[LoggedEvent]:
+        """The events from sequence number `first` on."""
+        for row in self.rows(first):
+            place = (row.first_seq, row.kind, row.output_index, row.content_index)
+            for event in decode_row(*place, bytes(row.body)):
+                if event.sequence_number >= first:
+                    yield LoggedEvent(event, row.attempt)
+
+
+def _end_of(packed: msgspec.Raw) -> int:
+    row = decode_as(packed, LogRow)
+    return row.first_seq + row.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,30 +293,3 @@ def _decode_hot(columns: Sequence[Any]) -> list[LoggedEvent]:
         return []
     events = decode_row(first_seq, kind, output_index, content_index, body.encode())
     return [LoggedEvent(event, attempt) for event in events]
-
-
-SEGMENT_ROWS = 256
-"""Rows per segment. Decoded rows take several times the memory of their JSON."""
-
-
-class CachedStream:
-    """The events of a compacted stream, decoded a segment of rows at a time."""
-
-    def __init__(self, folded: str) -> None:
-        """Raises msgspec.DecodeError."""
-        rows = decode_as(folded, list[msgspec.Raw])
-        pieces = [rows[start : start + SEGMENT_ROWS] for start in range(0, len(rows), SEGMENT_ROWS)]
-        self._starts = [_row(piece[0]).first_seq for piece in pieces]
-        self._pieces = [msgspec.json.encode(piece) for piece in pieces]
-        last = _row(rows[-1]) if rows else None
-        self.end = last.first_seq + last.n if last else 0
-        """The sequence number after the last event."""
-
-    def read(self, first: int) -> Iterator[LoggedEvent]:
-        """The events from sequence number `first` on, decoded lazily."""
-        for piece in self._pieces[max(0, bisect_right(self._starts, first) - 1) :]:
-            yield from decode_rows(parse_compacted(piece), first)
-
-
-def _row(folded: msgspec.Raw) -> LogRow:
-    return decode_as(folded, LogRow)

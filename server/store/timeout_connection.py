@@ -20,9 +20,8 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg import IsolationLevel, generators
 from psycopg.abc import Buffer, PQGen
-from psycopg.adapt import PyFormat, Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
@@ -94,11 +93,6 @@ class TimeoutConnection(psycopg.Connection[Any]):
     """Settings with which every transaction begins, since its session may be another client's before and
     after. Statements in autocommit mode run without them."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._statements: dict[str, bytes] = {}
-        """The names of statements that `scalar` has prepared."""
-
     def begin_command(self) -> bytes:
         """BEGIN and the settings of the transaction, for one exchange with the server."""
         settings = [f"SET LOCAL {name} = '{value}'" for name, value in self.transaction_settings.items()]
@@ -116,50 +110,19 @@ class TimeoutConnection(psycopg.Connection[Any]):
                 raise psycopg.errors.error_from_result(result)
 
     def scalar(self, query: str, values: Sequence[object] = ()) -> Any:
-        """The value in the one row of a statement with parameters $1, $2, …; Postgres infers their types.
+        """The value in the one row of a statement with parameters $1, $2, …: a transaction of its own.
 
-        The statement is a transaction of its own and takes one exchange with the server; three where a
-        transaction begins with settings. It takes half of the CPU time of psycopg's `execute`.
+        It takes one exchange with the server; three where a transaction begins with settings.
         """
-        if self.transaction_settings:
-            found = psycopg.RawCursor(self).execute(query, values).fetchone()
+        self.autocommit = not self.transaction_settings
+        try:
+            row = psycopg.RawCursor(self).execute(query, values, prepare=self.autocommit).fetchone()
             self.commit()
-            assert found is not None
-            return found[0]
-        adapter = Transformer(self)
-        parameters = adapter.dump_sequence(values, [PyFormat.TEXT] * len(values))
-        name = self._statements.get(query) or self._prepare(query)
-        result = self._execute_prepared(name, parameters)
-        if (
-            result.error_field(DiagnosticField.SQLSTATE) == b"26000"
-        ):  # psycopg deallocates all, after a rollback
-            result = self._execute_prepared(self._prepare(query), parameters)
-        if result.status == ExecStatus.FATAL_ERROR:
-            raise psycopg.errors.error_from_result(result)
-        adapter.set_pgresult(result)
-        (row,) = adapter.load_rows(0, result.ntuples, tuple)
+        finally:
+            if not self.closed and self.pgconn.transaction_status == TransactionStatus.IDLE:
+                self.autocommit = False
+        assert row is not None
         return row[0]
-
-    def _prepare(self, query: str) -> bytes:
-        name = self._statements.get(query) or b"holdfast_%d" % len(self._statements)
-        self.pgconn.send_prepare(name, query.encode())
-        result = self._error_or_result()
-        if result.status == ExecStatus.FATAL_ERROR:
-            raise psycopg.errors.error_from_result(result)
-        self._statements[query] = name
-        return name
-
-    def _execute_prepared(self, name: bytes, parameters: Sequence[Buffer | None]) -> PGresult:
-        self.pgconn.send_query_prepared(name, parameters)
-        return self._error_or_result()
-
-    def _error_or_result(self) -> PGresult:
-        """What one statement came to. Its commit is a part of it, whose error follows the statement's result.
-
-        All is read up to the server's readiness for the next statement, so that the connection stays usable.
-        """
-        results = self.read_results(allow_errors=True)
-        return next((result for result in results if result.status == ExecStatus.FATAL_ERROR), results[0])
 
     def rollback(self) -> None:
         """Rolls back the transaction, if there is one: the pool asks for it whenever it gets one back."""

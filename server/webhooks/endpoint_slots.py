@@ -6,7 +6,8 @@ attempts, longer each time. So endpoints that hang cannot use the other half, ho
 that is not known yet waits behind them only if it has failed before.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from uuid import UUID
@@ -17,7 +18,6 @@ FAILURES = 3
 """Failures in a row from which on an endpoint is tried less often."""
 MAX_PAUSE_SECONDS = 300.0
 """Between attempts at an endpoint that only fails."""
-_FORGOTTEN_SECONDS = 3600.0
 _MAX_DOUBLINGS = 32
 
 
@@ -27,8 +27,6 @@ class _Endpoint:
     failures: int = 0
     """In a row."""
     is_trusted: bool = False
-    used_at: float = -inf
-    """When its last attempt began or ended."""
     paused_until: float = -inf
 
 
@@ -38,56 +36,39 @@ class EndpointSlots:
     def __init__(self, senders: int, first_pause: float) -> None:
         self._senders = senders
         self._first_pause = first_pause
-        self._endpoints: dict[UUID, _Endpoint] = {}
+        self._endpoints: defaultdict[UUID, _Endpoint] = defaultdict(_Endpoint)
 
     def free(self) -> int:
         """Senders without an attempt."""
         return self._senders - sum(endpoint.under_way for endpoint in self._endpoints.values())
 
-    def room(self, waiting: Mapping[UUID, bool], now: float) -> dict[UUID, int]:
+    def room(self, due: Iterable[UUID], now: float) -> dict[UUID, int]:
         """How many further attempts may begin at those of the endpoints at which one may.
 
-        `waiting` says of each whether a repetition waits for it. Of the endpoints that are not trusted those
-        come first for which none does, and then those that were not used for longest.
+        Of the endpoints that are not trusted those come first that have failed least here, in the order of
+        `due`.
         """
-        known = {key: self._endpoints.get(key, _Endpoint()) for key in waiting}
-        open_now = {key: one for key, one in known.items() if one.paused_until <= now}
-        room = {key: PER_ENDPOINT - one.under_way for key, one in open_now.items() if one.is_trusted}
-        idle = [key for key, one in open_now.items() if not (one.is_trusted or one.under_way)]
-        shared = self._senders // 2 - sum(
-            one.under_way for one in self._endpoints.values() if not one.is_trusted
-        )
-        idle.sort(key=lambda key: (waiting[key], open_now[key].used_at))
-        room |= dict.fromkeys(idle[: max(shared, 0)], 1)
+        states = {key: self._endpoints[key] for key in due}
+        states = {key: state for key, state in states.items() if state.paused_until <= now}
+        room = {key: PER_ENDPOINT - state.under_way for key, state in states.items() if state.is_trusted}
+        idle = [key for key, state in states.items() if not (state.is_trusted or state.under_way)]
+        used = sum(state.under_way for state in self._endpoints.values() if not state.is_trusted)
+        idle.sort(key=lambda key: states[key].failures)
+        room |= dict.fromkeys(idle[: max(self._senders // 2 - used, 0)], 1)
         return {key: number for key, number in room.items() if number > 0}
 
-    def begin(self, endpoint: UUID, now: float) -> None:
+    def begin(self, endpoint: UUID) -> None:
         """An attempt begins."""
-        state = self._endpoints.setdefault(endpoint, _Endpoint())
-        state.under_way += 1
-        state.used_at = now
+        self._endpoints[endpoint].under_way += 1
 
     def end(self, endpoint: UUID, now: float, *, received: bool, throttle_seconds: float = 0.0) -> None:
         """An attempt ends. `throttle_seconds` is for how long the receiver asked for nothing."""
         state = self._endpoints[endpoint]
         state.under_way -= 1
-        state.used_at = now
         state.is_trusted = received
         state.failures = 0 if received else state.failures + 1
         pause = throttle_seconds
         if state.failures >= FAILURES:
             doublings = min(state.failures - FAILURES, _MAX_DOUBLINGS)
             pause = max(pause, min(self._first_pause * 2.0**doublings, MAX_PAUSE_SECONDS))
-        if pause:
-            state.paused_until = max(state.paused_until, now + pause)
-        self._forget_unused(now)
-
-    def _forget_unused(self, now: float) -> None:
-        """Endpoints that were not used for an hour are tried as new ones."""
-        unused = [
-            key
-            for key, one in self._endpoints.items()
-            if not one.under_way and max(one.used_at, one.paused_until) + _FORGOTTEN_SECONDS < now
-        ]
-        for key in unused:
-            del self._endpoints[key]
+        state.paused_until = max(state.paused_until, now + pause)

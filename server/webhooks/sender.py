@@ -75,7 +75,6 @@ class WebhookSender:
         self._senders: list[SupervisedThread] = []
         self._are_endpoints = False
         self._housekeeping_at = -inf
-        self._deleted_after = outbox.LONG_AGO
 
     def start(self) -> None:
         self.thread.start()
@@ -131,7 +130,7 @@ class WebhookSender:
         if claimed:
             crashpoint("webhook.claimed")
         for delivery in claimed:
-            self._slots.begin(delivery.endpoint_id, monotonic())
+            self._slots.begin(delivery.endpoint_id)
             self._claimed.put(delivery)
         self.stats.under_way = SENDERS - self._slots.free()
         while len(self._senders) < self.stats.under_way:
@@ -212,9 +211,7 @@ class WebhookSender:
                 return False
             more = self._give_up_unwanted()
             with self._database.begin() as connection:
-                deleted = outbox.delete_ended(connection, self._deleted_after)
-            self._deleted_after = deleted.after
-            more = more or deleted.more
+                more |= outbox.delete_ended(connection)
         return True
 
     def _give_up_unwanted(self) -> bool:

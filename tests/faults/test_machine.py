@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from server.protocol.ids import parse_response_id
-from server.protocol.responses.response import TERMINAL_STATUSES, TRANSITIONS
+from server.protocol.responses.response import TERMINAL_STATUSES
 from server.store.content import deletion
 from server.store.database import Database
 from tests.fix_server import StartServer
@@ -29,6 +29,7 @@ from tests.fix_tally import Tally
 from tests.support import sse
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
+from tests.support.states import TRANSITIONS
 
 TOKENS = 40
 MOST_KILLS = 1

@@ -31,8 +31,9 @@ from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import CancelReason
 from server.recovery.claimer import Claimer
-from server.recovery.heartbeat import Heartbeat
+from server.recovery.heartbeat import Beat, Heartbeat
 from server.store.content import response_insert
 from server.store.database import Connection
 from server.store.database_errors import DatabaseError
@@ -42,6 +43,7 @@ from tests.fix_tally import Tally
 from tests.integration.recording.recorded import Bench, recording
 from tests.support.builders import TENANT, SpelledFormat
 from tests.support.invariants import check, watch_statuses
+from tests.support.listeners import Listener
 from tests.support.rounds import faults_only
 
 TOKENS = 5
@@ -166,24 +168,26 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
             on_queued=nothing,
             abandonment=unread,
         )
-        heartbeat = Heartbeat(
-            bench.database,
-            bench.replica,
-            produces=bench.recorder.produces,
-            cancel=lambda response, _reason: engine.cancel(response.hex),
-            lease_seconds=10,
-            read_here=list,
-            abandonment=unread,
-            on_claimable=nothing,
-            on_fenced=nothing,
-            on_other_replicas=nothing,
-            on_database_gone=nothing,
-            on_database_here=admission.key_claims.free,
-        )
+        listener = BeatsHere(admission, engine)
+        heartbeat = Heartbeat(*at, bench.recorder, bench.hub, unread, listener, lease_seconds=10)
         try:
             yield Server(bench, engine, told, admission, claimer, heartbeat, taken)
         finally:
             engine.close(drain=False)
+
+
+class BeatsHere(Listener):
+    """As a server process hears its heartbeat."""
+
+    def __init__(self, admission: Admission, engine: ScriptedEngine) -> None:
+        super().__init__()
+        self._admission, self._engine = admission, engine
+
+    def on_beat(self, beat: Beat) -> None:  # noqa: ARG002
+        self._admission.key_claims.free()
+
+    def on_cancel(self, response: UUID, reason: CancelReason | None) -> None:  # noqa: ARG002
+        self._engine.cancel(response.hex)
 
 
 @contextmanager

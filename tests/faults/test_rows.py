@@ -25,8 +25,9 @@ BESIDE = 32
 PAUSE_S = 1.0
 """What a locked row may add to the longest pause of any stream beside it."""
 QUIET_S = 3.0
-LOCKED_S = 6.0
-LONG_S = 25.0
+LOCKED_S = 3.5
+"""The response ends after 2 s, and its end is tried for 3 s."""
+LONG_S = 8.0
 """Longer than a locked response is retried before it is given up."""
 PACE = {"scripted_tokens": 5000, "scripted_step_seconds": 0.02}
 

@@ -23,10 +23,10 @@ from pydantic import TypeAdapter
 
 from engine.request import TokenUsage
 from server.delivery.hub import Hub, Published
-from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import RunFacts, first_events
+from server.generation.run_log import RunLog
 from server.model_formats.interface import (
     Delta,
     Prompt,

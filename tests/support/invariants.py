@@ -11,9 +11,9 @@ import psycopg
 
 from server.maintenance.audit_responses import Limits, Violation
 from server.maintenance.audit_run import Tally, audit_connection, violations
-from server.protocol.responses import response as states
 from server.store.audit_snapshot import Scope
 from server.store.database import Database
+from tests.support import states
 
 AT_REST = Limits(grace_seconds=30, waiting_seconds=60, key_seconds=0)
 """Promise P2, and no request that is still under way."""

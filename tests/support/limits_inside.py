@@ -24,9 +24,8 @@ from server.oidc import signing_keys
 from server.outbound_http import guarded_http
 from server.protocol import list_pages
 from server.protocol.administration import requests
-from server.recording import run_registry, side_writer
+from server.recording import committer
 from server.store.administration import usage
-from server.store.cluster import watches
 from server.store.console import history as stored_history
 from server.store.console import (
     live,
@@ -91,11 +90,8 @@ def tables() -> Mapping[str, Rows]:
             "stored pictures that a compaction gives back": f"{size(list_pages.MAX_BYTES)} a request",
         },
         "Steps, readers and labels": {
-            "tries to store a step whose row is locked": f"{side_writer.MAX_TRIES}; then the response fails, "
+            "tries to store a step whose row is locked": f"{committer.MAX_TRIES}; then the response fails, "
             "or goes back to the queue",
-            "messages retained while it is tried": f"{run_registry.MAX_RETAINED:,} a response",
-            "readers of other replicas' responses that are announced": f"{watches.MAX_WATCHES:,}; the rest "
-            "poll, up to 2 s late",
             "values of the labels `tenant`; `tool`": f"{events.MAX_TENANTS}; {events.MAX_TOOLS}; the rest is "
             "`other`",
             "connections of the metrics listener": (

@@ -250,8 +250,7 @@ def _server() -> Mapping[str, Rows]:
             "time of one attempt": default("webhook_seconds", "s"),
             "attempts of a webhook": f"for {outbox.RETRIED_FOR.total_seconds() / 3600:g} hours, "
             f"{retries.MAX_PAUSE_SECONDS / 3600:g} hours apart at most",
-            "webhooks that are kept": f"delivered {outbox.DELIVERED_KEPT.days} days, given up "
-            f"{outbox.GIVEN_UP_KEPT.days} days",
+            "webhooks that are kept, delivered or given up": f"{outbox.ENDED_KEPT.days} days",
             "samples of webhooks being sent": f"{webhook_client.MAX_SAMPLES}",
         },
     }

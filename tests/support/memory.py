@@ -17,13 +17,13 @@ from uuid import UUID
 import psycopg
 from sqlalchemy.exc import OperationalError
 
-from server.protocol.responses import response as states
 from server.protocol.responses.response import Ending
 from server.store.content.idempotency_keys import FirstUse
 from server.store.content.images import StoredImage
 from server.store.content.responses import StoredResponse
 from server.store.database_errors import is_read_only
 from server.store.log_append import NewLogRow
+from tests.support import states
 from tests.support.memory_environment import Environment, Table
 from tests.support.memory_journal import Change, Commit, Journal
 

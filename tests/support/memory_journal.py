@@ -35,8 +35,9 @@ class Journal:
 
     def __init__(self) -> None:
         self._commits: deque[Commit] = deque(maxlen=_MOST)
-        self.written: defaultdict[UUID, list[NewLogRow]] = defaultdict(list)
-        """All rows of a response's log that were ever committed, those that were lost among them."""
+        self.written: defaultdict[UUID, list[tuple[NewLogRow, object]]] = defaultdict(list)
+        """All rows of a response's log that were ever committed, those that were lost among them, and who
+        made them."""
         self._lost: dict[NewLogRow, object] = {}
         """Rows that were lost, with who had committed them."""
         self.made_again = 0
@@ -56,7 +57,7 @@ class Journal:
             return
         self._commits.append(commit)
         for row in commit.rows:
-            self.written[row.response_id].append(row)
+            self.written[row.response_id].append((row, commit.actor))
             if self._lost.pop(row, None) is not None:
                 self.made_again += 1
 

@@ -53,19 +53,19 @@ def append_and_commit(
     replica: UUID,
     make: Callable[[datetime], Iterable[NewLogRow] | None],
     *,
-    probes: Sequence[Probe],
+    probe: Probe | None,
     synchronous: bool,
 ) -> bool:
     with at.begin(synchronous=synchronous):
-        now, match = fence_with_probes(at.memory, replica, probes)
+        now, match = fence_with_probes(at.memory, replica, probe)
         rows = make(now) if match else None
         if rows is not None:
             append(at.memory, rows)
         return rows is not None
 
 
-def fence_with_probes(at: Memory, replica: UUID, probes: Sequence[Probe]) -> tuple[datetime, bool]:
-    return fence(at, replica), all(_matches(at, probe) for probe in probes)
+def fence_with_probes(at: Memory, replica: UUID, probe: Probe | None) -> tuple[datetime, bool]:
+    return fence(at, replica), probe is None or _matches(at, probe)
 
 
 def _matches(at: Memory, probe: Probe) -> bool:

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from server.recording import committer, persist, side_writer
+from server.recording import committer, lone_commit, persist
 from server.store import commit_probe, log_append, log_read
 from server.store.administration import metering
 from server.store.cluster import claims, leases
@@ -88,8 +88,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "commit_synchronously": memory_store.commit_synchronously,
     },
     commit_probe: {"fence": memory_log.fence_with_probes, "lost": memory_log.lost},
-    side_writer: {
-        "set_timeouts": memory_store.set_timeouts,
+    lone_commit: {
         "commit_synchronously": memory_store.commit_synchronously,
         "database_clock": lambda at: at.now,
     },

@@ -58,18 +58,21 @@ def _check_client(world: World, row: Row, frames: list[bytes], client: Client) -
     if status == "failed" and b"response.completed" in client.frames[-1]:
         return
     seen, stored = client.frames[differs], [chunk for chunk, _ in row.log]
+    written = world.memory.journal.written[client.response]
     writers = {
-        chunk.attempt
-        for chunk in world.memory.journal.written[client.response]
+        (chunk.attempt, writer)
+        for chunk, writer in written
         if chunk.first_seq <= differs < chunk.first_seq + chunk.n
         for event in log_read.decode_row(*chunk[2:3], *_place(chunk), chunk.body)
-        if frame(client.response, event) == seen
+        if frame(client.response, event, chunk.attempt) == seen
     }
     assert writers, "a client saw what was never committed"
     now = next(
         (chunk for chunk in stored if chunk.first_seq <= differs < chunk.first_seq + chunk.n), stored[-1]
     )
-    assert writers != {now.attempt}, "a client saw other content of the same attempt"
+    # Where a claim was lost with its replica, another one makes the same attempt.
+    now_writers = {(chunk.attempt, writer) for chunk, writer in written if chunk == now}
+    assert writers != now_writers, "a client saw other content of the same attempt"
 
 
 def _place(chunk: log_append.NewLogRow) -> tuple[int, int, int]:

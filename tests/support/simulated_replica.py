@@ -1,7 +1,8 @@
 """A server process of a simulated world: everything of one but its threads and its HTTP."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
@@ -13,9 +14,10 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
+from server.recording.messages import ReleaseRuns, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
-from server.recovery.heartbeat import Heartbeat
+from server.recovery.heartbeat import Beat, Heartbeat
 from server.store import log_read
 from server.store.cluster.leases import Fenced
 from server.store.database import Database
@@ -55,8 +57,7 @@ class Replica:
             self.database,
             self.id,
             self.hub,
-            on_fenced=self.die,
-            cancel=lambda response: self.engine.cancel(response.hex),
+            self,
             clock=lambda: world.memory.seconds,
         )
         self.engine = PlayedEngine(world.dice, self.recorder.deliver)
@@ -77,21 +78,28 @@ class Replica:
             on_queued=lambda: None,
             abandonment=unread,
         )
+        self.on_cancel = tool_loop.cancel
+        clock = lambda: world.memory.seconds  # noqa: E731
         self.keeper = Heartbeat(
-            self.database,
-            self.id,
-            produces=self.recorder.answers_for,
-            cancel=tool_loop.cancel,
-            lease_seconds=LEASE_S,
-            read_here=lambda: [one for one in self.hub.read_here() if not self.recorder.produces(one)],
-            abandonment=unread,
-            on_claimable=lambda: None,
-            on_fenced=self.die,
-            on_other_replicas=lambda _alive: None,
-            on_database_gone=lambda: None,
-            on_database_here=self.admission.key_claims.free,
-            clock=lambda: world.memory.seconds,
+            *at, self.recorder, self.hub, unread, self, lease_seconds=LEASE_S, clock=clock
         )
+
+    def on_commit(self, updates: Sequence[RunUpdate]) -> None: ...
+
+    def on_cut_short(self, response: UUID) -> None:
+        self.engine.cancel(response.hex)
+
+    def on_output_complete(self, engine_request: str) -> None: ...
+
+    def on_backlog(self, is_behind: bool) -> None: ...
+
+    def on_fenced(self) -> None:
+        self.die()
+
+    def on_beat(self, beat: Beat) -> None:  # noqa: ARG002
+        self.admission.key_claims.free()
+
+    def on_beat_failed(self) -> None: ...
 
     def die(self) -> None:
         self.gone = True
@@ -115,16 +123,12 @@ class Replica:
             self.world.acting = before
 
     def record(self) -> None:
-        """A turn of the recorder's thread, and one of the thread beside it."""
+        """A turn of the recorder's thread."""
         if self.is_recording:
-            return
-        self.recorder._side.retry_due()
-        self.recorder._side.check_ownership()
-        if not self.recorder._inbox:
             return
         self.is_recording = True
         try:
-            self.recorder.process(self.recorder._inbox.gather())
+            self.recorder.process(self.recorder._inbox.drain())
         except (OperationalError, ProgrammingError) as error:
             self.world.memory.must(False, f"a recorder's thread ends: {error}")
         finally:
@@ -139,7 +143,7 @@ class Replica:
         self.draining = True
         self.admission.gate.close()
         background = [run.facts.id for run in self.recorder.active_runs() if run.facts.echo.background]
-        self.recorder.release_background_runs()
+        self.recorder.deliver([ReleaseRuns()])
         for response in background:
             self.engine.cancel(response.hex)
 

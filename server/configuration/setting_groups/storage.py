@@ -44,7 +44,8 @@ class DatabaseSettings:
     )
     delivery: Literal["notify", "poll"] = setting(
         "notify",
-        "how replicas learn of each other's events: `notify` uses LISTEN and NOTIFY, `poll` only queries",
+        "how replicas learn of queued responses and cancellations: `notify` uses LISTEN and NOTIFY, `poll` "
+        "only queries",
     )
 
 

@@ -15,7 +15,7 @@ from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
 from server.http.asgi.thread_pools import ThreadPool, ThreadPools
 from server.http.services import Services
-from server.recording.recorder_stats import RecorderStats
+from server.recording.recorder import RecorderStats
 from server.store.console import live
 from server.store.database import PoolStats
 from server.store.disk_space import Space

@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -28,19 +28,7 @@ EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
 CancelReason = Literal["client_request", "client_disconnect", "deleted", "key_ended", "erased", "operator"]
 """Why a response is cancelled: its client asked for it, or left; it was deleted; its key was revoked or has
 expired; its tenant or user was erased; an operator asked for it."""
-TRANSITIONS: dict[Status, frozenset[Status]] = {
-    "queued": frozenset({"in_progress", "cancelled", "failed"}),
-    "in_progress": frozenset({"completed", "incomplete", "failed", "cancelled"}),
-    "completed": frozenset(),
-    "incomplete": frozenset(),
-    "failed": frozenset(),
-    "cancelled": frozenset(),
-}
-TERMINAL_STATUSES = frozenset(status for status, ways in TRANSITIONS.items() if not ways)
-
-
-def is_transition(old: Status, new: Status) -> bool:
-    return new in TRANSITIONS[old]
+TERMINAL_STATUSES: frozenset[Status] = frozenset(get_args(EndStatus))
 
 
 class ResponseError(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ class StandbySettings:
     silence: float
     """Seconds without a signal after which heartbeats are written."""
     longest_stall: float
-    """Seconds without a signal after which they no longer are."""
+    """Seconds without a signal after which the process ends."""
 
 
 class StandbyHeartbeat:
@@ -132,38 +132,6 @@ def make_standby(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartb
     )
 
 
-class HeartbeatSchedule:
-    """When to write a heartbeat. Pure; times are seconds of a monotonic clock."""
-
-    def __init__(self, settings: StandbySettings, now: float) -> None:
-        self._settings = settings
-        self._sign_at = now
-        self._beat_at = now
-
-    def signal_alive(self, now: float) -> None:
-        """The server has signalled."""
-        self._sign_at = now
-
-    def is_due(self, now: float) -> bool:
-        """Whether a heartbeat is to be written now."""
-        return self._is_silent(now) and now - self._beat_at >= self._settings.every
-
-    def record_attempt(self, now: float) -> None:
-        """A heartbeat was tried."""
-        self._beat_at = now
-
-    def next_check(self, now: float) -> float:
-        """Seconds until a heartbeat may be due, if no signal comes before."""
-        if self._is_silent(now):
-            return max(0.0, self._beat_at + self._settings.every - now)
-        if now < self._sign_at + self._settings.silence:
-            return self._sign_at + self._settings.silence - now
-        return self._settings.every
-
-    def _is_silent(self, now: float) -> bool:
-        return self._settings.silence <= now - self._sign_at <= self._settings.longest_stall
-
-
 def is_stopped(pid: int) -> bool:
     """Whether a signal (SIGSTOP, Ctrl-Z) has stopped that process, which then loses its lease."""
     try:
@@ -212,24 +180,27 @@ def _raise_timeout(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Runs until the pipe ends or the replica is declared dead."""
+    """Runs until the pipe ends, the replica is declared dead, or the server has been silent for too long."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the server handles them and closes the pipe
     signal.signal(signal.SIGALRM, _raise_timeout)
     pipe = sys.stdin.fileno()
     settings = StandbySettings(**json.loads(_read_line(pipe)))
-    standby, writer = HeartbeatSchedule(settings, monotonic()), _HeartbeatWriter(settings)
+    writer = _HeartbeatWriter(settings)
+    heard_at, wait = monotonic(), settings.silence
     while True:
-        ready, _, _ = select.select([pipe], [], [], standby.next_check(monotonic()))
+        ready, _, _ = select.select([pipe], [], [], wait)
         if ready:
             if not os.read(pipe, 4096):
                 return 0
-            standby.signal_alive(monotonic())
+            heard_at, wait = monotonic(), settings.silence
             writer.close()
-        elif standby.is_due(now := monotonic()):
-            standby.record_attempt(now)
-            if not is_stopped(settings.server_pid) and not writer.write():
-                return 0
+            continue
+        wait = settings.every
+        if monotonic() - heard_at > settings.longest_stall:
+            return 0
+        if not is_stopped(settings.server_pid) and not writer.write():
+            return 0
 
 
 def _read_line(pipe: int) -> bytes:

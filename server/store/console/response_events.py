@@ -1,15 +1,14 @@
 """The log of one response of any tenant with times and attempts: a page of its rows, running or ended."""
 
-from bisect import bisect_right
+from itertools import islice
 from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection, text
 
-from server.protocol.decode import decode_as
 from server.store.console.time_limit import TIME_LIMIT_MS
-from server.store.log_read import STREAM_BODY, LogRow, parse_compacted
+from server.store.log_read import STREAM_BODY, CompactedStream, LogRow
 
 MAX_STREAM_BYTES: Final = 64 * 1024 * 1024
 """Of a compacted stream that is shown; one of 100,000 events has about 10 MB."""
@@ -66,17 +65,4 @@ def read_log(
     end, body = stream
     if body is None:
         return None
-    return LogPage(_rows_from(body, first, limit), end)
-
-
-def _rows_from(body: str, first: int, limit: int) -> list[LogRow]:
-    """At most `limit` rows of a compacted stream; the others are not decoded."""
-    if first == 0 and limit >= MAX_ROWS:
-        return parse_compacted(body)[:limit]
-    rows = decode_as(body, list[msgspec.Raw])
-    start = bisect_right(rows, first, key=lambda row: _end_of(decode_as(row, LogRow)))
-    return [decode_as(row, LogRow) for row in rows[start : start + limit]]
-
-
-def _end_of(row: LogRow) -> int:
-    return row.first_seq + row.n
+    return LogPage(list(islice(CompactedStream(body).rows(first), limit)), end)

@@ -7,7 +7,7 @@ after another replica has claimed the delivery changes nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -17,14 +17,12 @@ from server.store.content.responses import ResponseKey
 
 RETRIED_FOR = timedelta(hours=72)
 """After a response's end, or a redelivery; OpenAI's value."""
-DELIVERED_KEPT = timedelta(days=3)
-GIVEN_UP_KEPT = timedelta(days=7)
+ENDED_KEPT = timedelta(days=7)
+"""Of what was delivered or given up."""
 MAX_PENDING = 10_000
 """Deliveries of one endpoint that wait; of more the oldest are given up."""
 _BATCH = 1000
 """Rows that one statement gives up or deletes."""
-_PAGE = 5000
-"""Rows that one statement looks at."""
 
 _ENQUEUE = text(
     f"""
@@ -88,20 +86,20 @@ _WAITING = """
 _DUE_ENDPOINTS = text(
     f"""
     with recursive {_WAITING}
-    select w.id, exists (
-        select from webhook_deliveries d
-        where d.endpoint_id = w.id and d.next_attempt_at is not null and d.attempts > 0) as repeats
-    from waiting join webhook_endpoints w on w.id = waiting.endpoint_id
+    select w.id from waiting join webhook_endpoints w on w.id = waiting.endpoint_id
     where w.disabled_at is null and exists (
         select from webhook_deliveries d
         where d.endpoint_id = w.id and d.next_attempt_at <= clock_timestamp())
+    order by exists (
+        select from webhook_deliveries d
+        where d.endpoint_id = w.id and d.next_attempt_at is not null and d.attempts > 0)
     """  # noqa: S608 - constants of ours
 )
 
 
-def due_endpoints(connection: Connection) -> dict[UUID, bool]:
-    """The endpoints that are not disabled and have due deliveries, and whether some wait for a repetition."""
-    return {row.id: row.repeats for row in connection.execute(_DUE_ENDPOINTS)}
+def due_endpoints(connection: Connection) -> list[UUID]:
+    """The endpoints that are not disabled and have due deliveries; last those that wait for a repetition."""
+    return list(connection.scalars(_DUE_ENDPOINTS))
 
 
 _CLAIM = text(
@@ -237,45 +235,15 @@ _DELETE_OLD = text(
     delete from webhook_deliveries where (tenant, id) in (
         select tenant, id from webhook_deliveries
         where next_attempt_at is null
-          and coalesce(delivered_at, given_up_at) < clock_timestamp() - interval '{GIVEN_UP_KEPT.days} days'
+          and coalesce(delivered_at, given_up_at) < clock_timestamp() - interval '{ENDED_KEPT.days} days'
         limit {_BATCH} for update skip locked)
     """  # noqa: S608 - constants of ours
 )
-_DELETE_DELIVERED = text(
-    f"""
-    with page as materialized (
-        select tenant, id, delivered_at, coalesce(delivered_at, given_up_at) as ended_at
-        from webhook_deliveries
-        where next_attempt_at is null and coalesce(delivered_at, given_up_at) > :after
-          and coalesce(delivered_at, given_up_at) < clock_timestamp() - interval '{DELIVERED_KEPT.days} days'
-        order by coalesce(delivered_at, given_up_at) limit {_PAGE}),
-    gone as (
-        delete from webhook_deliveries where (tenant, id) in (
-            select d.tenant, d.id from page p join webhook_deliveries d on d.tenant = p.tenant and d.id = p.id
-            where p.delivered_at is not null and d.next_attempt_at is null for update of d skip locked))
-    select max(ended_at), count(*) from page
-    """  # noqa: S608 - constants of ours
-)
-LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Deleted(NamedTuple):
-    """The result of one batch."""
-
-    after: datetime
-    """Of what ended until then, deliveries that were given up are left alone; where the next batch begins."""
-    more: bool
-    """Whether there may be others."""
-
-
-def delete_ended(connection: Connection, after: datetime = LONG_AGO) -> Deleted:
-    """Deletes a batch of old deliveries that wait no more.
-
-    `after` is that of the batch before: what was given up is kept longer, and is passed over once only.
-    """
-    old = connection.execute(_DELETE_OLD).rowcount
-    last, rows = connection.execute(_DELETE_DELIVERED, {"after": after}).one()
-    return Deleted(last or after, old == _BATCH or rows == _PAGE)
+def delete_ended(connection: Connection) -> bool:
+    """Deletes a batch of old deliveries that wait no more; returns whether there may be others."""
+    return connection.execute(_DELETE_OLD).rowcount == _BATCH
 
 
 class Pending(NamedTuple):

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import UUID
 
 import psycopg
@@ -15,7 +15,6 @@ from server.delivery.follower import Follower
 from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader
 from server.http.asgi.answers import EventStream, FinalResponse, StreamPosition
-from server.store.cluster.notifications import QUEUE, Notifier
 from server.store.database import Database
 from tests.support.builders import TENANT
 from tests.support.sse import parse, text_of
@@ -32,9 +31,7 @@ class Elsewhere:
     loop: asyncio.AbstractEventLoop
     hub: Hub
     follower: Follower
-    here: set[UUID] = field(default_factory=set)
-    queued: list[bool] = field(default_factory=list)
-    cancelled: list[UUID] = field(default_factory=list)
+    here: set[UUID]
 
     def stream(self, response: UUID, position: int = 0) -> "Reading":
         """A reader that has joined."""
@@ -77,27 +74,18 @@ class Reading:
 
 
 @contextmanager
-def elsewhere(url: str, *, notifier: Notifier | None = None) -> Iterator[Elsewhere]:
-    """Another replica, which listens if it has a notifier."""
+def elsewhere(url: str) -> Iterator[Elsewhere]:
+    """Another replica."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     database = Database(url, pool_size=4)
     hub = Hub(loop)
     here: set[UUID] = set()
-    queued: list[bool] = []
-    cancelled: list[UUID] = []
-    follower = Follower(
-        database,
-        hub,
-        is_here=here.__contains__,
-        on_queue=lambda: queued.append(True),
-        on_cancel=cancelled.extend,
-        notifier=notifier,
-    )
+    follower = Follower(database, hub, here.__contains__, lambda: None)
     thread.start()
     follower.start()
     try:
-        yield Elsewhere(database, loop, hub, follower, here, queued, cancelled)
+        yield Elsewhere(database, loop, hub, follower, here)
     finally:
         follower.stop()
         asyncio.run_coroutine_threadsafe(_end_all(), loop).result(30)
@@ -113,17 +101,6 @@ async def _end_all() -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
-
-
-def listens(url: str) -> bool:
-    """Whether the follower has subscribed to everything."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        found = connection.execute(
-            "select 1 from pg_stat_activity where application_name = 'holdfast follower'"
-            " and datname = current_database() and query = %s and state = 'idle'",
-            (f"listen {QUEUE}",),
-        )
-        return found.fetchone() is not None
 
 
 def sessions(url: str, name: str, *, ended: bool = False) -> int:

@@ -11,13 +11,14 @@ import psycopg
 from engine.request import Finished, FinishReason, Tokens, TokenUsage
 from server.generation.run import Run
 from server.protocol.responses.events import Event, frame
-from server.recording.commit_pace import Pause
+from server.recording.inbox import Pause
 from server.recording.messages import RecorderMessage
 from server.recording.recorder import Recorder
 from server.store import log_read
 from server.store.database import Database
 from tests.support.builders import TENANT, SpyHub, accept, register
 from tests.support.eventually import eventually
+from tests.support.listeners import Listener
 
 TABLES = ("responses", "items", "response_events_hot", "response_streams", "usage_ledger")
 
@@ -38,15 +39,23 @@ class Bench:
     replica: UUID
     hub: SpyHub
     recorder: Recorder
-    fenced: list[bool]
-    hinted: list[UUID]
-    """The responses of which other replicas are to be told."""
-    cancelled: list[UUID]
-    """Those whose engine requests the engine is to end."""
+    listener: Listener
     handled: list[RecorderMessage]
     """What the recorder has brought forward, in order."""
-    ended_requests: list[str]
-    """The engine requests whose output is complete, as the engine is told."""
+
+    @property
+    def fenced(self) -> list[bool]:
+        return self.listener.fenced
+
+    @property
+    def hinted(self) -> list[UUID]:
+        """The responses of which other replicas are to be told."""
+        return self.listener.hinted
+
+    @property
+    def cancelled(self) -> list[UUID]:
+        """Responses whose engine requests the engine is to end."""
+        return self.listener.cut_short
 
     def accept(self, **about: Any) -> Run:
         return accept(self.database, self.replica, **about)
@@ -89,20 +98,8 @@ def recording(url: str) -> Iterator[Bench]:
     """A started recorder, stopped at the end."""
     database = Database(url, pool_size=4)
     replica = register(database)
-    hub = SpyHub()
-    fenced: list[bool] = []
-    hinted: list[UUID] = []
-    cancelled: list[UUID] = []
-    ended_requests: list[str] = []
-    recorder = Recorder(
-        database,
-        replica,
-        hub,
-        on_fenced=lambda: fenced.append(True),
-        on_events=hinted.extend,
-        cancel=cancelled.append,
-        end_request=ended_requests.append,
-    )
+    hub, listener = SpyHub(), Listener()
+    recorder = Recorder(database, replica, hub, listener)
     handled: list[RecorderMessage] = []
     process = recorder.process
 
@@ -114,7 +111,7 @@ def recording(url: str) -> Iterator[Bench]:
     recorder.process = process_and_note  # type: ignore[method-assign]
     recorder.start()
     try:
-        yield Bench(database, replica, hub, recorder, fenced, hinted, cancelled, handled, ended_requests)
+        yield Bench(database, replica, hub, recorder, listener, handled)
     finally:
         recorder.stop()
         database.close()

@@ -5,9 +5,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.request import Finished, Tokens, TokenUsage
-from server.generation.event_log import texts
+from server.generation.run_log import texts
 from server.protocol.responses.events import event_type
-from server.recording.messages import SERVER_ERROR
+from server.recording.messages import SERVER_ERROR, ReleaseRuns
 from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED
 from server.store.cluster import claims
 from server.store.content import deletion
@@ -264,4 +264,4 @@ def test_two_replicas_take_each_response_once(database_url: str) -> None:
         taken = [request.request_id for request in [*first.engine.requests, *second.engine.requests]]
         assert sorted(taken) == sorted(run.engine_request_id for run in runs)
         for at in (first, second):
-            at.bench.recorder.release_background_runs()
+            at.bench.recorder.deliver([ReleaseRuns()])

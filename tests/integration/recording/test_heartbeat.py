@@ -1,9 +1,8 @@
 """Whom a replica declares dead, by its own clock and its own heartbeats."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,8 +13,9 @@ from server.store.cluster import claims, leases
 from server.store.cluster.leases import HEARTBEAT_SECONDS, heartbeat_interval
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
-from tests.support.builders import accept, register
+from tests.support.builders import SpyHub, accept, register
 from tests.support.eventually import eventually
+from tests.support.listeners import Listener, StillRecorder
 
 LEASE = 10.0
 
@@ -34,24 +34,24 @@ class Clock:
         return self.now
 
 
-def heartbeat_of(database: Database, me: UUID, clock: Clock, **about: Any) -> Heartbeat:
-    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+def heartbeat_of(
+    database: Database,
+    me: UUID,
+    clock: Clock,
+    *,
+    recorder: StillRecorder | None = None,
+    listener: Listener | None = None,
+    lease_seconds: float = LEASE,
+) -> Heartbeat:
     return Heartbeat(
         database,
         me,
-        **{
-            "produces": lambda _response: True,
-            "cancel": nothing,
-            "lease_seconds": LEASE,
-            "read_here": list,
-            "abandonment": Abandonment(is_unread=lambda _response: False, cancel=nothing),
-            "on_claimable": nothing,
-            "on_fenced": nothing,
-            "on_other_replicas": nothing,
-            "on_database_gone": nothing,
-            "clock": clock,
-            **about,
-        },
+        recorder or StillRecorder(),  # type: ignore[arg-type]
+        SpyHub(),
+        Abandonment(is_unread=lambda _response: False, cancel=lambda _response: None),
+        listener or Listener(),
+        lease_seconds=lease_seconds,
+        clock=clock,
     )
 
 
@@ -89,7 +89,7 @@ def test_a_replica_that_has_just_started_judges_nobody_for_a_lease(database: Dat
 
 def test_a_replica_that_stores_nothing_judges_nobody_and_is_judged_itself(database: Database) -> None:
     me, other, clock = register(database), register(database), Clock()
-    troubled = heartbeat_of(database, me, clock, stores=lambda: False)
+    troubled = heartbeat_of(database, me, clock, recorder=StillRecorder(stores=lambda: False))
     assert judged_at(database, troubled, clock, other, int(10 * LEASE)) is None
     sound = heartbeat_of(database, other, clock)
     started = int(clock.now)
@@ -103,7 +103,8 @@ def test_a_replica_that_stores_nothing_judges_nobody_and_is_judged_itself(databa
 def test_a_fleet_that_stores_nothing_dies_of_it_on_no_replica(database: Database) -> None:
     clock = Clock()
     replicas, stores = [register(database) for _ in range(3)], [False]
-    fleet = [heartbeat_of(database, each, clock, stores=lambda: stores[0]) for each in replicas]
+    recorder = StillRecorder(stores=lambda: stores[0])
+    fleet = [heartbeat_of(database, each, clock, recorder=recorder) for each in replicas]
     while clock.now < 10 * LEASE:
         stores[0] = clock.now > 8 * LEASE
         for heartbeat in fleet:
@@ -134,7 +135,7 @@ def test_after_an_outage_of_many_leases_nobody_is_declared_dead_who_beats_again_
 def test_a_locked_response_that_is_to_be_handed_back_keeps_no_round_waiting(database: Database) -> None:
     me, clock = register(database), Clock()
     locked, _free = accept(database, me), accept(database, me)
-    heartbeat = heartbeat_of(database, me, clock, produces=lambda _response: False)
+    heartbeat = heartbeat_of(database, me, clock, recorder=StillRecorder(lambda _response: False))
     with database.begin() as other:
         other.exec_driver_sql("select 1 from responses where id = %s for update", (locked.facts.id,))
         heartbeat.beat()
@@ -164,22 +165,15 @@ def test_a_replica_that_was_suspended_judges_nobody_when_it_goes_on(database: Da
 def test_a_replica_that_was_declared_dead_ends_its_process_and_shows_no_sign_of_life_after(
     database: Database,
 ) -> None:
-    me, fenced, signs = register(database), list[bool](), list[bool]()
+    me, listener = register(database), Listener()
     with database.begin() as connection:
         leases.mark_stopped(connection, me)
-    heartbeat = heartbeat_of(
-        database,
-        me,
-        Clock(),
-        lease_seconds=2.0,
-        on_fenced=lambda: fenced.append(True),
-        on_beat_done=lambda: signs.append(True),
-    )
+    heartbeat = heartbeat_of(database, me, Clock(), listener=listener, lease_seconds=2.0)
     heartbeat.start()
-    eventually(lambda: fenced)
+    eventually(lambda: listener.fenced)
     assert "has died" in str(eventually(heartbeat.thread.trouble))
     heartbeat.stop()
-    assert (len(fenced), len(signs)) == (1, 1)
+    assert (len(listener.fenced), listener.beats, listener.failed_beats) == (1, [], 0)
 
 
 def test_heartbeats_come_several_times_in_a_lease_and_once_a_second_in_a_long_one() -> None:
@@ -203,12 +197,12 @@ def test_the_oldest_replica_looks_at_every_beat_for_what_others_left_and_a_young
     database: Database,
 ) -> None:
     oldest, younger = register(database), register(database)
-    first: list[bool] = []
-    one = heartbeat_of(database, oldest, Clock(), on_first=first.append)
-    two = heartbeat_of(database, younger, Clock(), on_first=first.append)
+    listener = Listener()
+    one = heartbeat_of(database, oldest, Clock(), listener=listener)
+    two = heartbeat_of(database, younger, Clock(), listener=listener)
     one.beat()
     two.beat()
-    assert first == [True, False]
+    assert [beat.is_first for beat in listener.beats] == [True, False]
     leave(database)
     one.beat()
     assert unowned(database) == 1

@@ -108,7 +108,7 @@ def test_what_waits_beside_the_others_is_stored_after_the_forgotten_commits_befo
     with psycopg.connect(bench.database.url) as holder:
         holder.execute("select from responses where id = %s for update", [run.facts.id])
         bench.recorder.deliver([tokens(run, say(WORDS[3])), finished(run)])
-        eventually(lambda: bench.recorder.stats.suspended == 1)
+        eventually(lambda: bench.recorder.stats.isolated == 1)
         forget(bench.database.url, 2)
     bench.recorder.deliver([tokens(other, say(WORDS[3])), finished(other)])
     check(bench, run, "Hello there!")

@@ -10,7 +10,7 @@ from server.delivery.hub import Published
 from server.delivery.stored_responses import read_response
 from server.generation.run import Run
 from server.protocol.responses.events import event_type, is_terminal
-from server.recording import commit_pace, inbox
+from server.recording import inbox
 from server.recording.messages import FailRun, RecorderMessage, StartRun
 from server.recording.recorder import Recorder
 from server.store.content import deletion
@@ -86,8 +86,8 @@ def test_messages_that_gather_during_a_commit_are_the_next_commit(bench: Bench) 
 def test_a_commit_that_follows_another_rests_and_begins_with_a_delivery(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_pace, "PAUSE_FACTOR", 1e6)
-    monkeypatch.setattr(commit_pace, "MAX_PAUSE", 0.05)
+    monkeypatch.setattr(inbox, "PAUSE_FACTOR", 1e6)
+    monkeypatch.setattr(inbox, "MAX_PAUSE", 0.05)
     monkeypatch.setattr(inbox, "_MAX_WAIT", 30.0)
     run = bench.begin()
     bench.recorder.deliver([tokens(run, say("a"))])
@@ -179,9 +179,9 @@ def test_after_a_stop_string_the_engine_is_told_to_end_and_what_it_still_sends_i
 ) -> None:
     run = bench.begin(stops=["END"])
     bench.feed(tokens(run, say("a EN")))
-    assert bench.ended_requests == []
+    assert bench.listener.ended_requests == []
     bench.recorder.deliver([tokens(run, say("D and"))])
-    eventually(lambda: run.engine_request_id in bench.ended_requests)
+    eventually(lambda: run.engine_request_id in bench.listener.ended_requests)
     bench.recorder.deliver([tokens(run, say(" more"))])
     bench.feed(finished(run, output=14))
     final = msgspec.json.decode(bench.hub.final(run.facts.id))

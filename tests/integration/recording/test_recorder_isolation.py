@@ -9,14 +9,17 @@ import msgspec
 import psycopg
 import pytest
 
+from server.delivery.hub import Abandonment
 from server.generation.run import Run
 from server.protocol.responses.events import Event, Kind, is_terminal
-from server.recording import committer, persist, side_writer
+from server.recording import committer, persist
 from server.recording.messages import ReleaseRuns
+from server.recovery.heartbeat import Heartbeat
 from server.store import log_append
 from server.store.content import item_rows, responses
 from server.store.content.item_rows import NewItem
 from server.store.database import Database
+from tests.integration.recording.claiming import taking
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.integration.recording.test_recorder_faults import check
 from tests.support.builders import BREAK_PARSER, TENANT, accept, register, say
@@ -100,7 +103,7 @@ def test_what_comes_for_a_run_whose_tokens_cannot_be_stored_yet_is_stored_behind
     check(bench, other, "abbb")
 
 
-def test_a_slow_statement_of_one_response_has_its_time_and_takes_nobody_elses(bench: Bench) -> None:
+def test_a_slow_statement_of_one_response_has_its_time(bench: Bench) -> None:
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("long")))
     with psycopg.connect(bench.database.url, autocommit=True) as connection:
@@ -111,57 +114,56 @@ def test_a_slow_statement_of_one_response_has_its_time_and_takes_nobody_elses(be
             " create trigger slow before insert on response_streams for each row execute function slow()"
         )
     bench.recorder.deliver([finished(hit)])
+    assert b'"completed"' in bench.hub.final(hit.facts.id)
     goes_on(bench, other)
-    assert status(bench, hit)[0] == "in_progress"
     check(bench, hit, "long")
 
 
-def test_a_response_that_stays_locked_is_given_up_and_ends_as_failed_once_it_can(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+def test_a_foreground_response_that_stays_locked_is_given_up_and_others_end_it_as_failed(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_writer, "MAX_TRIES", 2)
-    monkeypatch.setattr(side_writer, "FIRST_PAUSE_SECONDS", 0.3)
-    hit, other = bench.begin(), bench.begin()
-    bench.feed(tokens(hit, say("stored")))
-    with locked(bench, hit):
-        bench.recorder.deliver([finished(hit)])
-        eventually(lambda: bench.cancelled)
-        goes_on(bench, other)
-        await_pause_before(bench, "fail")
-    assert final(bench, hit)["error"]["code"] == "server_error"
-    assert status(bench, hit)[0] == "failed"
-    assert text(bench, hit) == "stored"
-    assert whole(bench.stored(hit.facts.id))
-    assert bench.hub.frames(hit.facts.id) == bench.frames(hit.facts.id)[2:]
-    assert bench.cancelled == [hit.facts.id]
-    assert bench.recorder.wait_idle(10)
+    monkeypatch.setattr(committer, "MAX_TRIES", 2)
+    with taking(database_url) as at:
+        bench = at.bench
+        hit, other = bench.begin(), bench.begin()
+        bench.feed(tokens(hit, say("stored")))
+        with locked(bench, hit):
+            bench.recorder.deliver([finished(hit)])
+            eventually(lambda: bench.cancelled)
+            goes_on(bench, other)
+        assert not bench.recorder.produces(hit.facts.id)
+        assert status(bench, hit)[0] == "in_progress"
+        heartbeat_of(bench).beat()
+        at.claimer.claim_all()
+        assert final(bench, hit)["error"]["code"] == "server_error"
+        assert status(bench, hit)[0] == "failed"
+        assert text(bench, hit) == "stored"
+        assert whole(bench.stored(hit.facts.id))
+        assert bench.hub.frames(hit.facts.id) == bench.frames(hit.facts.id)[2:]
+        assert bench.cancelled == [hit.facts.id]
+        assert bench.recorder.wait_idle(10)
 
 
-def test_a_background_response_that_stays_locked_is_handed_back(
+def test_a_background_response_that_stays_locked_is_left_for_any_replica_to_claim(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_writer, "MAX_TRIES", 1)
-    monkeypatch.setattr(side_writer, "FIRST_PAUSE_SECONDS", 0.3)
+    monkeypatch.setattr(committer, "MAX_TRIES", 1)
     hit = in_background(bench)
     bench.feed(tokens(hit, say("stored")))
     with locked(bench, hit):
         bench.recorder.deliver([finished(hit)])
         eventually(lambda: bench.cancelled)
-        await_pause_before(bench, "hand back")
-    eventually(lambda: not bench.recorder.produces(hit.facts.id))
+        eventually(lambda: not bench.recorder.produces(hit.facts.id))
+    heartbeat_of(bench).beat()
     assert status(bench, hit) == ("in_progress", None, 0)
     assert text(bench, hit) == "stored"
     assert bench.recorder.wait_idle(10)
 
 
-def await_pause_before(bench: Bench, way: side_writer.Way) -> None:
-    """Waits for a pause of a second or more, behind which the step that is given up is tried in that way."""
-
-    def next_is_far() -> bool:
-        found = [(retry.way, retry.tries) for retry in bench.recorder._side._retries._pending]
-        return any(next_way == way and tries >= 3 for next_way, tries in found)
-
-    eventually(next_is_far)
+def heartbeat_of(bench: Bench) -> Heartbeat:
+    unread = Abandonment(is_unread=lambda _response: False, cancel=lambda _response: None)
+    at = (bench.database, bench.replica, bench.recorder, bench.hub, unread, bench.listener)
+    return Heartbeat(*at, lease_seconds=10.0)
 
 
 def in_background(bench: Bench) -> Run:
@@ -276,6 +278,8 @@ def test_a_deleted_row_drops_its_own_run(bench: Bench, ends: bool) -> None:
     bench.feed(tokens(hit, say("b")), tokens(other, say("b")))
     if ends:
         bench.recorder.deliver([finished(hit), finished(other)])
+    else:
+        heartbeat_of(bench).beat()
     eventually(lambda: not bench.recorder.produces(hit.facts.id))
     if not ends:
         bench.recorder.deliver([finished(other)])
@@ -328,7 +332,7 @@ def test_a_recorder_that_stops_stores_what_becomes_free_in_time(bench: Bench) ->
     bench.feed(tokens(run, say("a")))
     with locked(bench, run):
         bench.recorder.deliver([finished(run)])
-        eventually(lambda: run.facts.id in bench.recorder._registry.suspended)
+        eventually(lambda: bench.recorder.stats.isolated)
     bench.recorder.stop(30.0)
     check(bench, run, "a")
 

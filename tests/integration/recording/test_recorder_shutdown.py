@@ -38,7 +38,7 @@ def test_tools_that_are_closed_before_the_recorder_end_nothing_but_themselves(
 ) -> None:
     with recording(database_url) as bench:
         loop = ToolLoop(NoEngine(), McpServers({}, 1), bench.recorder.deliver)  # type: ignore[arg-type]
-        bench.recorder._on_committed = loop.on_committed
+        bench.listener.on_commit = loop.on_committed  # type: ignore[method-assign]
         run, other = calling(bench.database, bench.replica), bench.begin()
         loop.register(
             TurnBuilder(

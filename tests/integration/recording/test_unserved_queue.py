@@ -3,7 +3,7 @@
 import pytest
 
 from server.protocol.ids import new_uuid
-from server.recovery.unserved_queue import CHECK_SECONDS, UnservedQueue
+from server.recovery.claimer import CHECK_SECONDS, UnservedQueue
 from server.store.database import Database
 from tests.support.builders import accept, kill, register
 

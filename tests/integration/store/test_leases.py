@@ -17,6 +17,7 @@ from server.store.log_append import append_and_commit
 from server.store.timeout_connection import psycopg_connection
 from tests.support.builders import TENANT, SpyHub, accept, kill, register
 from tests.support.eventually import eventually
+from tests.support.listeners import Listener
 
 
 def state(database: Database, replica: UUID) -> str:
@@ -204,18 +205,9 @@ def _copies(database: Database) -> bool:
 
 def test_a_buried_replicas_recorder_is_fenced_while_another_replicas_goes_on(database: Database) -> None:
     zombie, living = register(database), register(database)
-    told: dict[UUID, list[bool]] = {zombie: [], living: []}
+    listeners = {zombie: Listener(), living: Listener()}
     hub = SpyHub()
-    recorders = [
-        Recorder(
-            database,
-            replica,
-            hub,
-            on_fenced=lambda replica=replica: told[replica].append(True),  # type: ignore[misc]
-            on_events=lambda _responses: None,
-        )
-        for replica in (zombie, living)
-    ]
+    recorders = [Recorder(database, replica, hub, listener) for replica, listener in listeners.items()]
     for recorder in recorders:
         recorder.start()
     kill(database, zombie)
@@ -223,10 +215,10 @@ def test_a_buried_replicas_recorder_is_fenced_while_another_replicas_goes_on(dat
         run = accept(database, replica)
         recorder.start_run(run)
         recorder.fail_run(run.facts.id, "Ended.")
-    eventually(lambda: told[zombie] and recorders[1].wait_idle(0))
+    eventually(lambda: listeners[zombie].fenced and recorders[1].wait_idle(0))
     for recorder in recorders:
         recorder.stop()
-    assert told == {zombie: [True], living: []}
+    assert [listener.fenced for listener in listeners.values()] == [[True], []]
 
 
 def _waits(database: Database) -> bool:

@@ -7,19 +7,22 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.store.cluster import leases, notifications
-from server.store.cluster.notifications import MOST_NOTIFIED, Hints, Notifier, Outgoing, short_id
-from server.store.cluster.watches import Watches
+from server.store.cluster.notifications import Hints, Notifier
 from server.store.database import Connection, Database
 from tests.integration.delivery.following import sessions
 from tests.support.builders import examples, kill, register
 from tests.support.eventually import eventually
-
-ME, OTHER = new_uuid(), new_uuid()
+from tests.support.listeners import Listener
 
 
 @pytest.fixture
-def notifier(database: Database) -> Iterator[Notifier]:
-    made = Notifier(database, ME)
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def notifier(database: Database, listener: Listener) -> Iterator[Notifier]:
+    made = Notifier(database, listener)
     made.start()
     yield made
     made.stop()
@@ -29,14 +32,9 @@ def notifier(database: Database) -> Iterator[Notifier]:
 def ear(database: Database) -> Iterator[Connection]:
     """Another replica's."""
     connection = database.dedicated_connection("ear", autocommit=True)
-    notifications.listen(connection, OTHER)
+    notifications.listen(connection)
     yield connection
     connection.close()
-
-
-def follow(notifier: Notifier, *responses: UUID) -> None:
-    """As if the other replica had announced it."""
-    notifier.add_watches(OTHER, responses, runs_here=lambda _response: False)
 
 
 def listen_until(ear: Connection, expected: Hints) -> None:
@@ -44,34 +42,23 @@ def listen_until(ear: Connection, expected: Hints) -> None:
 
     def all_heard() -> bool:
         more = notifications.receive(ear)
-        heard.events |= more.events
-        heard.queue |= more.queue
-        heard.cancels |= more.cancels
-        for replica, responses in more.watches.items():
-            heard.watches.setdefault(replica, set()).update(responses)
+        heard.add(more)
         return heard == expected
 
     eventually(all_heard)
 
 
-some = st.sets(st.uuids(), max_size=3)
-
-
-@given(some, st.booleans(), some, some)
+@given(st.booleans(), st.sets(st.uuids(), max_size=3))
 @examples(25)
-def test_hints_are_read_as_they_were_written(
-    responses: set[UUID], queue: bool, cancels: set[UUID], watched: set[UUID]
-) -> None:
-    names = set(map(short_id, responses))
-    given = Outgoing({OTHER: names} if names else {}, queue, cancels, watched)
-    read = Hints()
-    for channel, payload in given.to_notifications(ME):
+def test_hints_are_read_as_they_were_written(queue: bool, cancels: set[UUID]) -> None:
+    given, read = Hints(queue, cancels), Hints()
+    for channel, payload in given.to_notifications():
         read.parse(channel, payload)
-    assert read == Hints(names, queue, cancels, {ME: watched} if watched else {})
-    assert bool(given) == bool(given.to_notifications(ME))
+    assert read == given
+    assert bool(given) == bool(given.to_notifications())
 
 
-@given(st.sampled_from(["holdfast_events", "holdfast_cancel", "holdfast_watch"]), st.text())
+@given(st.sampled_from(["holdfast_cancel", "holdfast_queue"]), st.text())
 @examples(25)
 def test_a_notification_of_any_other_program_is_read_without_an_error(channel: str, payload: str) -> None:
     Hints().parse(channel, payload)
@@ -80,79 +67,72 @@ def test_a_notification_of_any_other_program_is_read_without_an_error(channel: s
 def test_hints_of_thousands_of_responses_fit_into_what_postgres_takes(
     notifier: Notifier, ear: Connection
 ) -> None:
-    responses = [new_uuid() for _ in range(5000)]
-    names = set(map(short_id, responses))
-    given = Outgoing({OTHER: names}, queue=True, cancels=set(responses), watches=set(responses))
-    assert max(len(payload) for _, payload in given.to_notifications(ME)) < 8000
-    notifier.add_watches(OTHER, responses, runs_here=lambda _response: False)
-    notifier.notify_events(responses)
+    responses = {new_uuid() for _ in range(5000)}
+    given = Hints(queue=True, cancels=set(responses))
+    assert max(len(payload) for _, payload in given.to_notifications()) < 8000
     notifier.notify_queue()
     for response in responses:
         notifier.notify_cancel(response)
-    notifier.watch(responses)
-    listen_until(ear, Hints(names, queue=True, cancels=set(responses), watches={ME: set(responses)}))
+    listen_until(ear, Hints(queue=True, cancels=responses))
 
 
-def test_only_the_replica_that_follows_a_response_is_notified_of_it(
-    notifier: Notifier, ear: Connection
+def test_hints_are_handed_on(notifier: Notifier, listener: Listener, database: Database) -> None:
+    """Those of this replica among them, which come back to it."""
+    wanted = [new_uuid() for _ in range(3)]
+    for response in wanted:
+        notifier.notify_cancel(response)
+    eventually(lambda: set(listener.cancelled) == set(wanted))
+    assert listener.queue_hints == 0
+    notifier.notify_queue()
+    eventually(lambda: listener.queue_hints == 1)
+
+
+def test_what_is_not_ours_on_the_channels_is_passed_over(
+    notifier: Notifier, listener: Listener, database: Database
 ) -> None:
-    followed, followed_by_a_third, of_nobody = new_uuid(), new_uuid(), new_uuid()
-    notifier.add_watches(OTHER, [followed], runs_here=lambda _response: False)
-    notifier.add_watches(new_uuid(), [followed_by_a_third], runs_here=lambda _response: False)
-    notifier.notify_events([followed, followed_by_a_third, of_nobody])
     notifier.notify_queue()
-    listen_until(ear, Hints({short_id(followed)}, queue=True))
+    eventually(lambda: listener.queue_hints == 1)  # it listens
+    with database.begin() as connection:
+        for channel in ("holdfast_cancel", "holdfast_queue"):
+            connection.exec_driver_sql("select pg_notify(%s, 'é, nonsense')", (channel,))
+    eventually(lambda: listener.queue_hints == 2)
+    assert listener.cancelled == []
+    wanted = new_uuid()
+    notifier.notify_cancel(wanted)
+    eventually(lambda: listener.cancelled == [wanted])
 
 
-def test_a_new_follower_is_notified_at_once_of_what_runs_here(notifier: Notifier, ear: Connection) -> None:
-    here, elsewhere = new_uuid(), new_uuid()
-    notifier.add_watches(OTHER, [here, elsewhere], runs_here=lambda response: response == here)
-    listen_until(ear, Hints({short_id(here)}))
-    notifier.add_watches(OTHER, [here, elsewhere], runs_here=lambda response: response == here)
-    notifier.notify_queue()
-    listen_until(ear, Hints(queue=True))  # and not again of what it followed before
-
-
-def test_many_replicas_are_notified_only_of_events_after_a_silence(
-    notifier: Notifier, ear: Connection
+def test_a_mistake_in_a_callback_does_not_end_the_thread(
+    notifier: Notifier, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    busy, starts = new_uuid(), new_uuid()
-    follow(notifier, busy, starts)
-    notifier.set_other_replicas_alive(MOST_NOTIFIED + 1)
-    notifier.notify_events([busy])
-    listen_until(ear, Hints({short_id(busy)}))
-    notifier._clock = lambda: 0.0  # no time passes from here on
-    notifier._watches = Watches()
-    follow(notifier, busy, starts)
-    notifier._watches.was_silent(busy, 0.0)
-    notifier.notify_events([busy, starts])
-    listen_until(ear, Hints({short_id(starts)}))
+    tries: list[bool] = []
 
+    def fail() -> None:
+        tries.append(True)
+        raise RuntimeError("A mistake of ours.")
 
-def test_ones_own_announcements_are_nothing(notifier: Notifier, ear: Connection) -> None:
-    response = new_uuid()
-    notifier.add_watches(ME, [response], runs_here=lambda _response: True)
-    notifier.notify_events([response])
+    with monkeypatch.context() as patch:
+        patch.setattr(listener, "on_queue_hint", fail)
+        notifier.notify_queue()
+        eventually(lambda: tries)
     notifier.notify_queue()
-    listen_until(ear, Hints(queue=True))
+    eventually(lambda: listener.queue_hints == 1)
 
 
 def test_nothing_is_said_while_nobody_else_is_alive(
     database: Database, database_url: str, notifier: Notifier, ear: Connection
 ) -> None:
     response, later = new_uuid(), new_uuid()
-    follow(notifier, response, later)
-    notifier.set_other_replicas_alive(0)
-    notifier.notify_events([response])
+    notifier.other_replicas = 0
     notifier.notify_queue()
     notifier.notify_cancel(response)
-    notifier.set_other_replicas_alive(1)
-    notifier.notify_events([later])
-    listen_until(ear, Hints({short_id(later)}))
+    notifier.other_replicas = 1
+    notifier.notify_cancel(later)
+    listen_until(ear, Hints(cancels={later}))
 
 
 def test_a_muted_notifier_says_nothing(database: Database, database_url: str) -> None:
-    notifier = Notifier(database, ME, enabled=False)
+    notifier = Notifier(database, Listener(), enabled=False)
     notifier.start()
     notifier.notify_queue()
     notifier.stop()
@@ -169,9 +149,8 @@ def test_what_could_not_be_said_is_said_later_and_logged_once(
 ) -> None:
     monkeypatch.setattr(notifications, "_RETRY_SECONDS", 0.0)
     first, second = new_uuid(), new_uuid()
-    follow(notifier, first, second)
-    notifier.notify_events([first])
-    listen_until(ear, Hints({short_id(first)}))
+    notifier.notify_cancel(first)
+    listen_until(ear, Hints(cancels={first}))
     fails = iter([True, True, True])
     say = notifications.notify
 
@@ -181,14 +160,14 @@ def test_what_could_not_be_said_is_said_later_and_logged_once(
         say(connection, sent)
 
     monkeypatch.setattr(notifications, "notify", sometimes)
-    notifier.notify_events([second])
-    listen_until(ear, Hints({short_id(second)}))
+    notifier.notify_cancel(second)
+    listen_until(ear, Hints(cancels={second}))
     assert [record.levelname for record in caplog.records if record.name == "holdfast.notify"] == ["WARNING"]
 
 
 def test_its_commits_do_not_wait_for_the_disk_even_when_all_others_do(database_url: str) -> None:
     database = Database(database_url, pool_size=1, strict=True)
-    notifier = Notifier(database, ME)
+    notifier = Notifier(database, Listener())
     try:
         connection = notifier._connect()
         setting = connection.exec_driver_sql("show synchronous_commit").scalar()

@@ -9,7 +9,7 @@ from server.console.pages.live import (
     process_facts,
     quantile,
 )
-from server.recording.recorder_stats import RecorderStats
+from server.recording.recorder import RecorderStats
 from server.store.database import PoolStats
 from server.store.disk_space import Space
 from server.supervised_thread import Stalls

@@ -256,22 +256,6 @@ def test_a_watched_response_has_one_channel_until_nobody_has_it() -> None:
     run(main)
 
 
-def test_who_has_joined_is_told_once_and_watched_ones_are_found_by_their_places() -> None:
-    async def main() -> None:
-        hub = Hub(asyncio.get_running_loop())
-        places = [("acme", uuid4()) for _ in range(3)]
-        channels = [hub.watch(*place) for place in places]
-        for channel in channels[:2]:
-            channel.join()
-        assert hub.take_new_subscriptions() == set(places[:2])
-        channels[0].join()
-        assert (hub.take_new_subscriptions(), hub.take_new_subscriptions()) == ({places[0]}, set())
-        assert hub.subscriptions(places[1:]) == [Subscription(*places[1], None)]
-        assert hub.subscriptions([("rival", places[0][1]), ("acme", uuid4())]) == []
-
-    run(main)
-
-
 def test_a_reader_that_joins_when_the_last_one_has_left_is_not_forgotten() -> None:
     async def main() -> None:
         hub = Hub(asyncio.get_running_loop())

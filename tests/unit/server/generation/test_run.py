@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import FinishReason, TokenUsage
-from server.generation.event_log import RunLog
 from server.generation.run import Run
 from server.generation.run_facts import first_events
+from server.generation.run_log import RunLog
 from server.protocol.responses.events import Event, event_type, render
 from server.protocol.responses.items import Item, Message, Reasoning
 from tests.support.builders import (

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.generation.event_log import RunLog
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import first_events
+from server.generation.run_log import RunLog
 from server.protocol.responses.events import Event, event_type, render
 from tests.support.builders import (
     LATER,

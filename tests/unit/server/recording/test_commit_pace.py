@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from server.recording.commit_pace import CommitPace
+from server.recording.inbox import CommitPace
 
 COMMIT_S = 0.002
 COMPUTED_S = 0.0005

@@ -5,8 +5,7 @@ import pytest
 
 from engine.request import Failed, Finished, Tokens, TokenUsage
 from server.recording import inbox
-from server.recording.commit_pace import NO_PAUSE, Pause
-from server.recording.inbox import Inbox
+from server.recording.inbox import NO_PAUSE, Inbox, Pause
 from server.recording.messages import RecorderMessage
 
 HOUR = 3600.0

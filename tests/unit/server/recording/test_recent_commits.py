@@ -105,15 +105,11 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= len(recent.take({run.facts.id})[run.facts.id].earlier_rows) < 10
 
 
-def test_probes_are_of_the_last_commit_and_of_what_others_committed_since() -> None:
-    recent, run, beside = RecentCommits(Clock()), new(), new()
+def test_the_probe_is_a_row_of_the_last_commit_that_has_one() -> None:
+    recent, run, other = RecentCommits(Clock()), new(), new()
     first = spoken(run, "a")
-    of_first = Probe(TENANT, run.facts.id, first.events[-1].sequence_number)
-    of_end = Probe(TENANT, beside.facts.id, None)
     recent.committed([first], synchronous=True)
-    recent.add([ended(beside)])
     recent.committed([], synchronous=True)
-    assert list(recent.probes) == [of_first, of_end]
-    second = spoken(run, "b")
-    recent.committed([second], synchronous=True)
-    assert [probe.first_seq for probe in recent.probes] == [second.events[-1].sequence_number]
+    assert recent.probe == Probe(TENANT, run.facts.id, first.events[-1].sequence_number)
+    recent.committed([spoken(run, "b"), ended(other)], synchronous=True)
+    assert recent.probe == Probe(TENANT, other.facts.id, None)

@@ -1,11 +1,11 @@
-"""Messages of runs whose last update is not committed yet."""
+"""Messages of runs whose last update is committed alone."""
 
-from uuid import UUID, uuid4
+from uuid import uuid4
 
-from engine.request import Tokens
+from engine.request import Finished, Tokens, TokenUsage
 from server.generation.run import Run
-from server.recording.messages import FailRun, RecorderMessage, ReleaseRuns, RunUpdate, StartRun, StopRecorder
-from server.recording.run_registry import RunRegistry, SuspendedRuns
+from server.recording.messages import ReleaseRuns, RunUpdate, StartRun
+from server.recording.run_registry import RunRegistry
 from tests.support.builders import LATER, make_echo, make_run, say
 
 
@@ -19,62 +19,45 @@ def tokens(run: Run, text: str) -> Tokens:
     return Tokens(run.engine_request_id, say(text))
 
 
-def test_messages_to_a_suspended_run_are_retained_in_order_and_all_others_pass() -> None:
-    hit, other = new(), new()
-    suspended = SuspendedRuns()
-    suspended.add(RunUpdate(hit))
-    late: list[RecorderMessage] = [
-        tokens(hit, "a"),
-        FailRun(hit.facts.id, "server_error", "Why."),
-        tokens(hit, "b"),
-    ]
-    passing: list[RecorderMessage] = [tokens(other, "x"), StartRun(new()), StopRecorder()]
-    given = [message for pair in zip(late, passing, strict=True) for message in pair]
-    assert suspended.divert(given) == passing
-    assert hit.facts.id in suspended
-    assert suspended.resume(hit.facts.id) == late
-    assert not suspended
-    assert suspended.divert(given) == given
-
-
-def test_a_hand_back_of_all_waits_for_the_suspended_ones_of_the_background_only() -> None:
-    behind, before, other = new(background=True), new(), new(background=True)
-    suspended = SuspendedRuns()
-    for run in (behind, before):
-        suspended.add(RunUpdate(run))
-    assert suspended.divert([ReleaseRuns()]) == [ReleaseRuns()]
-    assert suspended.divert([ReleaseRuns(frozenset({before.facts.id, other.facts.id}))]) == [
-        ReleaseRuns(frozenset({other.facts.id}))
-    ]
-    assert suspended.resume(behind.facts.id) == [ReleaseRuns(frozenset({behind.facts.id}))]
-    assert suspended.resume(before.facts.id) == [ReleaseRuns(frozenset({before.facts.id}))]
-
-
-def test_a_hand_back_of_all_passes_by_runs_that_are_paused() -> None:
-    hit, other = new(background=True), new(background=True)
+def isolating(hit: Run, other: Run) -> tuple[RunRegistry, RunUpdate]:
+    """A registry of two runs, and the update of the first, which is isolated."""
     registry = RunRegistry()
-    registry.apply([StartRun(hit), StartRun(other)], LATER)
-    registry.suspended.add(RunUpdate(hit))
-    assert [update.run for update in registry.apply([ReleaseRuns()], LATER)] == [other]
-    assert registry.get(hit.facts.id) is hit
+    registry.apply([StartRun(hit, starts=False), StartRun(other, starts=False)], LATER)
+    (update,) = registry.apply([tokens(hit, "a")], LATER)
+    registry.isolated[hit.facts.id.hex] = update
+    return registry, update
 
 
-def test_a_run_that_is_given_up_retains_nothing_and_is_given_up_once() -> None:
-    run = new()
-    suspended = SuspendedRuns(max_retained=2)
-    suspended.add(RunUpdate(run))
-    suspended.divert([tokens(run, "a"), tokens(run, "b")])
-    assert suspended.over_limit() == []
-    suspended.divert([tokens(run, "c")])
-    assert suspended.over_limit() == [run.facts.id]
-    assert suspended.give_up(run.facts.id)
-    assert not suspended.give_up(run.facts.id)
-    assert suspended.divert([tokens(run, "d")]) == []
-    assert suspended.over_limit() == []
-    assert suspended.resume(run.facts.id) == []
+def text(update: RunUpdate) -> str:
+    return "".join(event.body for event in update.events if event.kind == 1)
 
 
-def test_nothing_is_known_of_runs_that_are_not_suspended() -> None:
-    suspended = SuspendedRuns()
-    assert suspended.resume(UUID(int=1)) == []
-    assert not suspended.give_up(UUID(int=1))
+def test_messages_of_an_isolated_run_extend_its_update_and_all_others_pass() -> None:
+    hit, other = new(), new()
+    registry, update = isolating(hit, other)
+    update.log_rows = []
+    passing = registry.apply([tokens(hit, "b"), tokens(other, "x"), tokens(hit, "c")], LATER)
+    assert [passed.run for passed in passing] == [other]
+    assert text(update) == "abc"
+    assert bytes(update.token_ids) == b"abc"
+    assert not update.log_rows
+    assert registry.apply([Finished(hit.engine_request_id, "stop", TokenUsage(1, 0, 3))], LATER) == []
+    assert update.run.ending is not None
+    assert registry.runs == [other]
+
+
+def test_a_release_of_all_background_runs_releases_an_isolated_one_with_its_update() -> None:
+    hit, other = new(background=True), new(background=True)
+    registry, update = isolating(hit, other)
+    assert [passed.run for passed in registry.apply([ReleaseRuns()], LATER)] == [other]
+    assert update.released
+    assert not registry
+
+
+def test_a_later_run_of_the_response_does_not_extend_the_isolated_update_of_an_earlier_one() -> None:
+    hit, other = new(), new()
+    registry, update = isolating(hit, other)
+    again = make_run(id=hit.facts.id)
+    (started,) = registry.apply([StartRun(again)], LATER)
+    assert started is not update
+    assert text(update) == "a"

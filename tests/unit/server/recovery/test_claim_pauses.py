@@ -1,6 +1,6 @@
 """When the claimer pauses, because what is queued cannot be read."""
 
-from server.recovery.claim_pauses import MAX_PAUSE_SECONDS, ClaimPauses
+from server.recovery.claimer import MAX_PAUSE_SECONDS, ClaimPauses
 
 NO_RIGHT = "permission denied for table items"
 

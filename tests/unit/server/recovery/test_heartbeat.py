@@ -2,7 +2,8 @@
 
 from uuid import UUID
 
-from server.recovery.heartbeat import HeartbeatWatch, StoringWatch
+from server.recovery.heartbeat import StoringWatch
+from server.store.cluster.heartbeat_watch import HeartbeatWatch
 
 LEASE = 10.0
 ONE, OTHER = UUID(int=1), UUID(int=2)

@@ -12,10 +12,10 @@ from tests.support.builders import RESPONSE, TENANT, examples
 commits = st.lists(st.lists(st.sampled_from(["a", "b", None]), min_size=1, max_size=6), max_size=8)
 
 
-def folded(commits: list[list[str | None]]) -> tuple[list[log_read.LogRow], list[Event]]:
+def folded(commits: list[list[str | None]]) -> tuple[log_read.CompactedStream, list[Event]]:
     """Commits of deltas, and of whole events where there is None, as they are stored when all is over."""
     made: list[Event] = []
-    rows = []
+    rows: list[log_append.NewLogRow] = []
     for commit in commits:
         new = [
             Event(number, Kind.OUTPUT_TEXT_DELTA, 0, 0, said)
@@ -38,19 +38,20 @@ def folded(commits: list[list[str | None]]) -> tuple[list[log_read.LogRow], list
         )
         for row in rows
     ]
-    return log_read.parse_compacted(msgspec.json.encode(body).decode()), made
+    return log_read.CompactedStream(msgspec.json.encode(body).decode()), made
 
 
 @given(commits)
 @examples(100)
 def test_rows_give_every_end_of_a_stream(commits: list[list[str | None]]) -> None:
-    rows, made = folded(commits)
+    stream, made = folded(commits)
+    assert stream.end == len(made)
     for first in range(len(made) + 2):
-        assert [event for event, _ in log_read.decode_rows(rows, first)] == made[first:]
+        assert [event for event, _ in stream.read(first)] == made[first:]
 
 
 def test_a_long_stream_that_is_read_in_pages_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, made = folded([["a"] * 3] * 500)
+    stream, made = folded([["a"] * 3] * 500)
     decoded = 0
 
     def unpack(*row: object) -> list[Event]:
@@ -62,8 +63,8 @@ def test_a_long_stream_that_is_read_in_pages_is_decoded_once(monkeypatch: pytest
     monkeypatch.setattr(log_read, "decode_row", unpack)
     read: list[Event] = []
     pages = 0
-    while page := list(islice(log_read.decode_rows(rows, len(read)), 50)):
+    while page := list(islice(stream.read(len(read)), 50)):
         read += [event for event, _ in page]
         pages += 1
     assert read == made
-    assert decoded <= len(rows) + pages
+    assert decoded <= 500 + pages

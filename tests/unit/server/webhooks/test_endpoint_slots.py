@@ -1,4 +1,3 @@
-from collections.abc import Iterable
 from uuid import UUID
 
 from hypothesis import given
@@ -15,92 +14,72 @@ def slots() -> EndpointSlots:
     return EndpointSlots(16, 5.0)
 
 
-def room(made: EndpointSlots, waiting: Iterable[UUID], now: float) -> dict[UUID, int]:
-    return made.room(dict.fromkeys(waiting, False), now)
-
-
 def fail(made: EndpointSlots, endpoint: UUID, now: float = 0.0) -> None:
-    made.begin(endpoint, now)
+    made.begin(endpoint)
     made.end(endpoint, now, received=False)
 
 
 def test_an_endpoint_has_one_attempt_until_the_first_success_and_then_several() -> None:
     made = slots()
-    assert room(made, [A], 0) == {A: 1}
-    made.begin(A, 0)
-    assert room(made, [A], 0) == {}
+    assert made.room([A], 0) == {A: 1}
+    made.begin(A)
+    assert made.room([A], 0) == {}
     made.end(A, 0, received=True)
-    assert room(made, [A], 0) == {A: PER_ENDPOINT}
-    made.begin(A, 0)
-    assert room(made, [A], 0) == {A: PER_ENDPOINT - 1}
+    assert made.room([A], 0) == {A: PER_ENDPOINT}
+    made.begin(A)
+    assert made.room([A], 0) == {A: PER_ENDPOINT - 1}
 
 
 def test_endpoints_that_are_not_trusted_share_half_of_the_senders() -> None:
     made = slots()
-    made.begin(A, 0)
+    made.begin(A)
     made.end(A, 0, received=True)
-    assert len(room(made, ENDPOINTS[1:], 0)) == 8
+    assert len(made.room(ENDPOINTS[1:], 0)) == 8
     for endpoint in ENDPOINTS[1:9]:
-        made.begin(endpoint, 0)
-    assert room(made, ENDPOINTS, 1) == {A: PER_ENDPOINT}
+        made.begin(endpoint)
+    assert made.room(ENDPOINTS, 1) == {A: PER_ENDPOINT}
     assert made.free() == 8
 
 
-def test_those_come_first_that_were_not_used_for_longest() -> None:
+def test_those_come_first_that_have_failed_least() -> None:
     made = EndpointSlots(2, 5.0)
     fail(made, A, 1)
+    assert list(made.room([A, B], 2)) == [B]
     fail(made, B, 2)
-    assert list(room(made, [B, A], 3)) == [A]
-    fail(made, A, 3)
-    assert list(room(made, [B, A], 4)) == [B]
-
-
-def test_those_for_which_a_repetition_waits_come_last() -> None:
-    made = EndpointSlots(2, 5.0)
-    fail(made, A, 1)
-    assert list(made.room({B: True, A: False}, 2)) == [A]
-    assert list(made.room({B: False, A: True}, 2)) == [B]
+    fail(made, B, 3)
+    assert list(made.room([B, A], 4)) == [A]
 
 
 def test_an_endpoint_that_only_fails_is_tried_less_and_less_often() -> None:
     made, now = slots(), 0.0
     for _ in range(FAILURES):
-        assert room(made, [A], now) == {A: 1}
+        assert made.room([A], now) == {A: 1}
         fail(made, A, now)
-    assert room(made, [A], now + 4.9) == {}
-    assert room(made, [A], now + 5.0) == {A: 1}
+    assert made.room([A], now + 4.9) == {}
+    assert made.room([A], now + 5.0) == {A: 1}
     for _ in range(40):
         now += 1000
         fail(made, A, now)
-    assert room(made, [A], now + MAX_PAUSE_SECONDS - 1) == {}
-    assert room(made, [A], now + MAX_PAUSE_SECONDS) == {A: 1}
+    assert made.room([A], now + MAX_PAUSE_SECONDS - 1) == {}
+    assert made.room([A], now + MAX_PAUSE_SECONDS) == {A: 1}
 
 
 def test_one_success_ends_the_pauses() -> None:
     made = slots()
     for _ in range(FAILURES):
         fail(made, A)
-    made.begin(A, 10)
+    made.begin(A)
     made.end(A, 10, received=True)
     fail(made, A, 11)
-    assert room(made, [A], 11) == {A: 1}
+    assert made.room([A], 11) == {A: 1}
 
 
 def test_a_receiver_that_asks_for_a_pause_gets_it_and_others_go_on() -> None:
     made = slots()
-    made.begin(A, 0)
+    made.begin(A)
     made.end(A, 0, received=False, throttle_seconds=60)
-    assert room(made, [A, B], 59) == {B: 1}
-    assert room(made, [A, B], 60) == {A: 1, B: 1}
-
-
-def test_what_was_not_used_for_an_hour_is_forgotten() -> None:
-    made = slots()
-    for endpoint in ENDPOINTS:
-        fail(made, endpoint, 0)
-    made.begin(A, 4000)
-    made.end(A, 4000, received=True)
-    assert list(made._endpoints) == [A]
+    assert made.room([A, B], 59) == {B: 1}
+    assert made.room([A, B], 60) == {A: 1, B: 1}
 
 
 @given(st.lists(st.tuples(st.sampled_from(ENDPOINTS), st.booleans(), st.floats(0, 100)), max_size=200))
@@ -111,10 +90,10 @@ def test_no_more_attempts_are_under_way_than_senders_whatever_happens(
     made, now, under_way = slots(), 0.0, list[UUID]()
     for endpoint, received, later in steps:
         now += later
-        for key, number in room(made, ENDPOINTS, now).items():
+        for key, number in made.room(ENDPOINTS, now).items():
             assert 1 <= number <= PER_ENDPOINT
             for _ in range(min(number, made.free())):
-                made.begin(key, now)
+                made.begin(key)
                 under_way.append(key)
         assert made.free() == 16 - len(under_way) >= 0
         if endpoint in under_way:

@@ -9,49 +9,12 @@ import pytest
 
 from server.protocol.ids import new_uuid
 from server.store.cluster.standby_heartbeat import (
-    HeartbeatSchedule,
+    StandbyHeartbeat,
     StandbySettings,
     is_stopped,
     make_standby,
 )
 from tests.support.eventually import eventually
-
-SETTINGS = StandbySettings(url="", replica="", server_pid=1, every=1, silence=2, longest_stall=60)
-
-
-def beats(standby: HeartbeatSchedule, start: int, end: int) -> list[int]:
-    found = []
-    for now in range(start, end):
-        if standby.is_due(now):
-            standby.record_attempt(now)
-            found.append(now)
-    return found
-
-
-def test_nobody_is_beaten_for_who_gives_signs_of_life() -> None:
-    standby = HeartbeatSchedule(SETTINGS, 0)
-    for now in range(20):
-        standby.signal_alive(now)
-        assert not standby.is_due(now + 0.9)
-
-
-def test_a_silent_server_is_beaten_for_until_the_silence_is_too_long() -> None:
-    standby = HeartbeatSchedule(SETTINGS, 0)
-    standby.signal_alive(10)
-    assert beats(standby, 10, 100) == list(range(12, 71))
-    standby.signal_alive(100)
-    assert beats(standby, 100, 104) == [102, 103]
-
-
-@pytest.mark.parametrize(("now", "pause"), [(0, 2), (1.5, 0.5), (2, 0), (61, 1)])
-def test_it_sleeps_until_something_may_be_due(now: float, pause: float) -> None:
-    assert HeartbeatSchedule(SETTINGS, 0).next_check(now) == pause
-
-
-def test_it_sleeps_between_two_heartbeats() -> None:
-    standby = HeartbeatSchedule(SETTINGS, 0)
-    standby.record_attempt(5)
-    assert standby.next_check(5.25) == 0.75
 
 
 def test_a_process_that_a_signal_has_stopped_is_told_from_one_that_runs() -> None:
@@ -90,3 +53,14 @@ def test_a_process_that_was_killed_is_started_again(monkeypatch: pytest.MonkeyPa
         assert standby._process.pid != first.pid
     finally:
         standby.stop()
+
+
+def test_a_server_that_is_silent_for_too_long_is_not_beaten_for_any_more() -> None:
+    url = "postgresql://nobody@127.0.0.1:1/none"
+    silent = StandbyHeartbeat(
+        StandbySettings(url, str(new_uuid()), os.getpid(), every=0.01, silence=0.01, longest_stall=0.1)
+    )
+    silent.start()
+    assert silent._process is not None
+    assert silent._process.wait(30) == 0
+    silent.stop()

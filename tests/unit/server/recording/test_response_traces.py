@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from engine.request import TokenUsage
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run
-from server.tracing.response_traces import ResponseTraces
+from server.recording.response_traces import ResponseTraces
 from server.tracing.spans import Value
 from tests.support.builders import CREATED, RESPONSE, make_echo, make_facts
 

@@ -1,4 +1,4 @@
-"""Reads a response's event log as the state of its run: tokens, output items, model turns, texts. Pure.
+"""`RunLog`: a response's event log as the state of its run: tokens, output items, model turns, texts. Pure.
 
 The log has what earlier attempts committed. Recovery continues a run from it, or ends one.
 """
