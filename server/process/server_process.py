@@ -32,7 +32,7 @@ from server.http.asgi.tls import ServerCertificate
 from server.http.authentication import Authenticator
 from server.http.services import Services
 from server.limits.budgets import Budgets
-from server.limits.rate_limits import EndedResponse, RateLimits, reserved_tokens
+from server.limits.rate_limits import RateLimits, reserved_tokens
 from server.limits.shared_limit import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
@@ -53,6 +53,7 @@ from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
 from server.store.administration import audit_trail
+from server.store.administration.rate_buckets import Unused
 from server.store.cluster import claims, leases
 from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
@@ -126,7 +127,7 @@ class ServerProcess:
         self._door = Door(model.seal, allowed_receivers(config), config.webhook_seconds)
         self._webhooks = WebhookSender(database, self._replica, self._door, config.webhook_retry_seconds)
         self._refusals = RefusalWriter(database, self._events.refused)
-        of_keys = (self._rates, self._ended_keys, self._refusals)
+        of_keys = (self._ended_keys, self._refusals)
         of_responses = (self._retention, self._claimer, self._webhooks)
         workers = (self._notifier, self._follower, self._heartbeat, *of_responses, *of_keys)
         self._services = self._make_services(model, hub, opened, tuple(worker.thread for worker in workers))
@@ -244,6 +245,7 @@ class ServerProcess:
     def _database_here(self) -> None:
         self._admission.key_claims.free()
         self._budgets.release_refused()
+        self._rates.write_unused()
         self._admission.history.trim_memory()
 
     def _make_follower(self, hub: Hub) -> Follower:
@@ -298,7 +300,7 @@ class ServerProcess:
         self._ended_keys.stop()
         self._recorder.stop(FINAL_WRITE_SECONDS)
         self._webhooks.stop()
-        self._rates.stop()
+        self._rates.write_unused()
         self._refusals.stop()
         self._heartbeat.stop()
         self._standby.stop()
@@ -353,23 +355,16 @@ class ServerProcess:
             self._webhooks.response_ended()
 
     def _settle_rates(self, updates: Sequence[RunUpdate]) -> None:
+        """Has what responses used counted in place of what was taken for them before they were accepted."""
         for update in updates:
             facts, ending = update.run.facts, update.run.ending
-            if ending is None:
+            if ending is None or update.released:
                 continue
             reserved = reserved_tokens(
                 facts.prompt_tokens, facts.echo.max_output_tokens, wants_output=facts.wants_output
             )
-            ended = EndedResponse(
-                id=facts.id,
-                tenant=facts.tenant,
-                key_id=facts.key_id,
-                created_at=facts.created_at,
-                reserved=reserved,
-                used=ending.input_tokens + ending.output_tokens,
-                may_be_of_others=facts.echo.background or facts.attempt > 1,
-            )
-            self._rates.settle(ended)
+            tokens = reserved - ending.input_tokens - ending.output_tokens
+            self._rates.give_back(facts.tenant, facts.key_id, Unused(tokens=tokens))
 
     def _reserve_turn(self, facts: RunFacts, prompt_tokens: int) -> bool:
         """Reserves the prompt of a response's further turn; False if its budget has no room for it."""

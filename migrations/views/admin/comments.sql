@@ -124,8 +124,6 @@ comment on column prices.model is 'the model''s name';
 comment on column prices.valid_from is 'for responses that end from then on';
 comment on column prices.cached_input is 'of 1,000,000 tokens that were computed before';
 comment on column prices.output is 'of 1,000,000 tokens';
-comment on table rate_windows is 'what a key or a tenant with a rate limit has used in each of the last seconds';
-comment on column rate_windows.tenant is 'whose it is';
 comment on column spend.tenant is 'whose it is';
 comment on column spend.id is 'random';
 comment on column spend.tokens is 'of input and output';
