@@ -1,41 +1,55 @@
-"""`FairLimit`: a semaphore whose waiting callers are served round-robin by key. Any thread.
+"""`FairLimit`: a bounded number of holders at a time, for which waiting callers take turns by key.
 
-For short work that must not all run at once: tokenizing long texts, compiling grammars.
+Threads wait in `hold`, coroutines in `holding`. For work that must not all run at once: handlers, tool calls,
+tokenizing long texts, compiling grammars, reading pictures.
 """
 
+import asyncio
 import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
+class NoSlot(TimeoutError):
+    """No slot was free within the time."""
+
+
+@dataclass(eq=False, slots=True)
+class _Caller:
     key: str
-    granted: bool = False
+    limits: Mapping[Hashable, int]
+    wake: Callable[[], object]
+    """Called with the lock held when a caller that waits gets its slot."""
+    has_slot: bool = False
 
 
 class FairLimit:
-    """At most `total` holders at a time, and at most `per_key` of one key.
+    """`total` slots, of which a key has at most its own limit. Thread-safe.
 
-    A free place goes to the waiting key whose last grant is the oldest, and within a key to the first caller.
-    So a key with many waiting callers delays another key's caller by one place, not by its whole queue.
+    A free slot goes to the waiting key whose last one is the longest ago, and within a key to the first
+    caller that is within all limits. So neither a key with many waiting callers, nor something that all of
+    them wait for, delays other keys.
     """
 
     def __init__(self, total: int, per_key: int = 1) -> None:
-        self._total = total
+        self.total = total
         self._per_key = per_key
-        self._changed = threading.Condition()
-        self._waiting: list[_Waiting] = []
-        self._holding: Counter[str] = Counter()
-        self._granted: dict[str, int] = {}
-        """By key: the sequence number of its last grant."""
+        self._lock = threading.Lock()
+        self._used = 0
+        self._uses: Counter[Hashable] = Counter()
+        """Slots in use by each limited thing."""
+        self._waiting: dict[str, deque[_Caller]] = {}
+        """Callers by key. No queue is empty."""
+        self._turns: dict[str, int] = {}
+        """By key: the number of its last grant."""
         self._grants = 0
 
     @contextmanager
     def hold(self, key: str, seconds: float) -> Iterator[None]:
-        """Holds a place while the block runs. Raises TimeoutError if none is free for `seconds`."""
+        """A slot for as long as the block runs. Raises NoSlot if none is free within `seconds`."""
         self.acquire(key, seconds)
         try:
             yield
@@ -43,56 +57,120 @@ class FairLimit:
             self.release(key)
 
     def acquire(self, key: str, seconds: float) -> None:
-        """Takes a place until `release`. Raises TimeoutError if none is free for `seconds`."""
-        mine = _Waiting(key)
-        with self._changed:
-            self._waiting.append(mine)
-            self._grant()
-            try:
-                if not self._changed.wait_for(lambda: mine.granted, seconds):
-                    raise TimeoutError
-            except BaseException:
-                if mine.granted:  # granted as it gave up: the place goes to the next
-                    self._holding[key] -= 1
-                    self._grant()
-                else:
-                    self._waiting.remove(mine)
-                self._forget(key)
-                raise
+        """Takes a slot until `release`. Raises NoSlot if none is free within `seconds`."""
+        is_granted = threading.Event()
+        caller = self._ask(key, {}, is_granted.set)
+        try:
+            if not caller.has_slot and not is_granted.wait(seconds):
+                raise NoSlot
+        except BaseException:
+            self._leave(caller)
+            raise
 
     def release(self, key: str) -> None:
-        """Releases a place, which another thread may have taken."""
-        with self._changed:
-            self._holding[key] -= 1
+        """Releases a slot, which another thread may have taken."""
+        self._release(key, {key: self._per_key})
+
+    @asynccontextmanager
+    async def holding(
+        self, key: str, seconds: float, limits: Mapping[Hashable, int] | None = None
+    ) -> AsyncIterator[None]:
+        """A slot for as long as the block runs. Raises NoSlot if none is free within `seconds`.
+
+        `limits` are further ones: each caller with the same name in them takes one of that. With the key as
+        name it replaces the key's limit.
+        """
+        is_granted = asyncio.Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, is_granted.set)
+        caller = self._ask(key, limits or {}, wake)
+        try:
+            if not caller.has_slot:
+                try:
+                    async with asyncio.timeout(seconds):
+                        await is_granted.wait()
+                except TimeoutError:
+                    raise NoSlot from None
+            yield
+        finally:
+            self._leave(caller)
+
+    @property
+    def used(self) -> int:
+        """Slots in use."""
+        return self._used
+
+    def used_by(self, key: str) -> int:
+        """Slots in use by this key."""
+        with self._lock:
+            return self._uses.get(key, 0)
+
+    def waiting(self, key: str) -> int:
+        """The number of callers of this key that wait."""
+        with self._lock:
+            return len(self._waiting.get(key, ()))
+
+    def _ask(self, key: str, limits: Mapping[Hashable, int], wake: Callable[[], object]) -> _Caller:
+        caller = _Caller(key, {key: self._per_key, **limits}, wake)
+        with self._lock:
+            self._waiting.setdefault(key, deque()).append(caller)
+            self._grant(caller)
+        return caller
+
+    def _leave(self, caller: _Caller) -> None:
+        """Releases the caller's slot, or its place among those that wait."""
+        with self._lock:
+            has_slot = caller.has_slot
+            if not has_slot:
+                self._remove(caller)
+                self._forget(caller.key)
+        if has_slot:
+            self._release(caller.key, caller.limits)
+
+    def _release(self, key: str, limits: Mapping[Hashable, int]) -> None:
+        with self._lock:
+            self._count(limits, -1)
             self._grant()
             self._forget(key)
 
-    def holding(self, key: str) -> int:
-        """How many places this key has."""
-        with self._changed:
-            return self._holding.get(key, 0)
-
-    def waiting(self, key: str) -> int:
-        """How many callers of this key wait."""
-        with self._changed:
-            return sum(one.key == key for one in self._waiting)
-
-    def _grant(self) -> None:
-        while self._holding.total() < self._total:
-            free = [one for one in self._waiting if self._holding[one.key] < self._per_key]
-            if not free:
-                break
-            chosen = min(free, key=lambda one: self._granted.get(one.key, 0))
-            chosen.granted = True
-            self._waiting.remove(chosen)
-            self._holding[chosen.key] += 1
+    def _grant(self, asking: _Caller | None = None) -> None:
+        """Gives free slots to those that wait, while one is within all its limits; wakes all but `asking`."""
+        while self._waiting and self._used < self.total:
+            first_callers = [caller for queue in self._waiting.values() if (caller := self._next(queue))]
+            if not first_callers:
+                return
+            caller = min(first_callers, key=lambda caller: self._turns.get(caller.key, 0))
+            self._remove(caller)
+            self._count(caller.limits, 1)
             self._grants += 1
-            self._granted[chosen.key] = self._grants
-        self._changed.notify_all()
+            self._turns[caller.key] = self._grants
+            caller.has_slot = True
+            if caller is not asking:
+                caller.wake()
+
+    def _next(self, queue: deque[_Caller]) -> _Caller | None:
+        """The first of a key's callers that is within all limits."""
+        key = queue[0].key
+        if self._uses[key] >= queue[0].limits[key]:
+            return None
+        return next((caller for caller in queue if self._fits(caller)), None)
+
+    def _fits(self, caller: _Caller) -> bool:
+        return all(self._uses[name] < most for name, most in caller.limits.items())
+
+    def _count(self, limits: Mapping[Hashable, int], change: int) -> None:
+        self._used += change
+        for name in limits:
+            self._uses[name] += change
+            if not self._uses[name]:
+                del self._uses[name]
+
+    def _remove(self, caller: _Caller) -> None:
+        queue = self._waiting[caller.key]
+        queue.remove(caller)
+        if not queue:
+            del self._waiting[caller.key]
 
     def _forget(self, key: str) -> None:
-        """Drops the state of a key that neither holds a place nor waits."""
-        if not self._holding[key]:
-            del self._holding[key]
-            if not any(one.key == key for one in self._waiting):
-                self._granted.pop(key, None)
+        """Drops the turn of a key that neither has a slot nor waits."""
+        if key not in self._uses and key not in self._waiting:
+            self._turns.pop(key, None)

@@ -126,7 +126,7 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
         "tool_servers/browser/fetch.py",
         "server/hosted_tools/mcp_session.py",
         "server/outbound_http/guarded_http.py",
-        "server/limits/fair_slots.py",
+        "engine/fair_limit.py",
     }
     moves_bytes = ("server/http/asgi/", "server/http/websocket/", "engine/remote/")
     assert {name for name in found if not name.startswith(moves_bytes)} == mcp

@@ -234,7 +234,7 @@ class GrammarCompiler:
             try:
                 self._limit.acquire(fairness_key, QUEUE_SECONDS)
             except TimeoutError:
-                mine = self._limit.holding(fairness_key)
+                mine = self._limit.used_by(fairness_key)
                 raise RequestRefused(
                     "share_full" if mine else "overloaded", "Too many grammars are being compiled."
                 ) from None

@@ -190,12 +190,11 @@ comment on column refused_keys.status is 'of HTTP, 400 and above';
 comment on column refused_keys.error_code is 'of the error object; empty: it has none';
 comment on column refused_keys.requests is 'how many';
 
-comment on table rate_windows is 'what a key or a tenant with a rate limit has used in each of the last seconds';
-comment on column rate_windows.tenant is 'whose it is';
-comment on column rate_windows.key_id is 'empty: of the tenant';
-comment on column rate_windows.kind is 'requests or tokens';
-comment on column rate_windows.newest is 'Unix second of the last slot';
-comment on column rate_windows.slots is 'what was used in each of the seconds up to newest, the oldest first';
+comment on table rate_buckets is 'rate limits that are in use: a row for each bucket that is not full, or was not of late';
+comment on column rate_buckets.tenant is 'whose it is';
+comment on column rate_buckets.key_id is 'empty: of the tenant';
+comment on column rate_buckets.kind is 'requests or tokens';
+comment on column rate_buckets.full_at is 'when all of the limit is there again';
 
 comment on table spend is 'a row for each response; those of a key and day are folded into one';
 comment on column spend.tenant is 'whose it is';

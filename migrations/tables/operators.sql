@@ -38,14 +38,14 @@ create table refused_keys (
 ) with (fillfactor = 50);
 create index ix_refused_keys_hour on refused_keys (hour);
 
-create table rate_windows (
+create table rate_buckets (
     tenant text not null,
     key_id text not null,
     kind text not null,
-    newest bigint not null,
-    slots bigint[] not null,
-    constraint pk_rate_windows primary key (tenant, key_id, kind)
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
+    full_at timestamp with time zone default clock_timestamp() not null,
+    constraint pk_rate_buckets primary key (tenant, key_id, kind)
+)
+with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
 
 create table spend (
     tenant text not null,

@@ -29,7 +29,7 @@ lost_by_downgrade = (
     "storage_days",
     "refused_requests",
     "refused_keys",
-    "rate_windows",
+    "rate_buckets",
     "spend",
     "budget_reservations",
     "api_keys",

@@ -37,7 +37,7 @@ from server.errors import Conflict, ConversationLocked, StorageFull
 from server.hosted_tools.tool_loop import ToolLoop
 from server.limits.budgets import BudgetReservation, Budgets, Demand
 from server.limits.gate import Gate
-from server.limits.rate_limits import RateLimits, Reservation, reserved_tokens
+from server.limits.rate_limits import RateLimits, RateReservation, reserved_tokens
 from server.limits.tenant_limits import HistoryReads, QueueLimits, StorageQuota
 from server.logs.context import current_origin, note_responses
 from server.prompting.engine_request import refusal
@@ -129,7 +129,7 @@ class Admission:
             create = self._parse(
                 caller, requests, idempotency_key, input_items, prior_items, generate=generate
             )
-            rates, budget = Reservation(caller, ()), None
+            rates, budget = None, None
             if caller.has_limits:
                 rates = held.enter_context(self.rates.reserving(caller))
                 budget = held.enter_context(self.budgets.reserving(caller))
@@ -137,7 +137,7 @@ class Admission:
                 for _ in range(MAX_CONVERSATION_RETRIES):
                     runs = self._prepare(create, rates, budget)
                     try:
-                        with self._reserved(runs, rates) as channels:
+                        with self._reserved(runs) as channels:
                             accept = self._acceptance.accept if runs[0].stored else self._claim
                             accepted = accept(runs)
                     except ConversationChanged:
@@ -167,8 +167,7 @@ class Admission:
         )
         if responses is not None:
             if caller.has_limits:
-                with self.rates.reserving(caller):
-                    pass
+                self.rates.take(caller)
             note_responses([response.id for response in responses])
         return responses
 
@@ -191,8 +190,6 @@ class Admission:
             check_priority(caller, request)
             if request.store is not False or request.background:
                 self.storage.check(caller)
-        if caller.has_limits:
-            self.budgets.check(caller)
         if not choices[0].background:
             self._recorder.capacity.check(caller, len(choices))
         if input_items is None:
@@ -213,14 +210,14 @@ class Admission:
         )
 
     def _prepare(
-        self, create: ParsedCreate, rates: Reservation, budget: BudgetReservation | None
+        self, create: ParsedCreate, rates: RateReservation | None, budget: BudgetReservation | None
     ) -> Sequence[NewRun]:
         """The runs, within the caller's rates and budgets. Raises ApiError, DecodeFailure or NotReady."""
         runs: Sequence[NewRun] = self.preparation.prepare_runs(create)
         if budget is not None:
             runs = self._within_budget(budget, runs)
-        if rates.token_windows:
-            rates.take_tokens({new.response: _tokens_of(new) for new in runs})
+        if rates is not None:
+            rates.take(sum(_tokens_of(new) for new in runs))
         return runs
 
     def _within_budget(self, reservation: BudgetReservation, runs: Sequence[NewRun]) -> Sequence[NewRun]:
@@ -245,7 +242,7 @@ class Admission:
         ]
 
     @contextmanager
-    def _reserved(self, runs: Sequence[NewRun], rates: Reservation) -> Iterator[list[Channel]]:
+    def _reserved(self, runs: Sequence[NewRun]) -> Iterator[list[Channel]]:
         """Room for the responses while they are accepted; it stays theirs unless the block raises.
 
         Of foreground responses, which this replica runs, it is capacity, reserved before the commit: a stored
@@ -260,12 +257,9 @@ class Admission:
             image.digest: len(image.data) for new in runs for image in new.prepared.engine_request.images
         }
         self._recorder.capacity.reserve(caller, ids, sum(images.values()), runs[0].retained_input_bytes)
-        if rates.tokens:
-            self.rates.keep_until_end(rates)
         try:
             yield []
         except BaseException:
-            self.rates.drop(ids)
             for response in ids:
                 self._recorder.capacity.discard(response)
                 self._hub.discard(response)
@@ -363,7 +357,6 @@ class Admission:
         else:
             self._hub.discard(response)
             self.key_claims.give_up(new)
-        self.rates.drop([response])
         self._recorder.capacity.discard(response)
 
 

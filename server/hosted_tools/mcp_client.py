@@ -20,13 +20,13 @@ from uuid import UUID
 
 import msgspec
 
+from engine.fair_limit import FairLimit, NoSlot
 from server.errors import ApiError
 from server.generation.hosted_items import source_urls
 from server.generation.hosted_tools import McpCredentials, ToolResult
 from server.hosted_tools import mcp_session
 from server.hosted_tools.registered_servers import COMMAND, SESSION_HEADER, RegisteredServers
 from server.hosted_tools.tool_lists import ToolList, ToolListCache, ToolListKey, usable_tools
-from server.limits.fair_slots import FairSlots, NoSlot
 from server.limits.shared_limit import SharedLimit
 from server.outbound_http.allowed_addresses import (
     AllowedAddresses,
@@ -79,7 +79,7 @@ class McpServers:
         self._thread: threading.Thread | None = None
         self._pending_calls: dict[UUID, set[Future[Any]]] = {}
         self._listings = ToolListCache()
-        self._slots = FairSlots(mcp_session.MAX_CONCURRENT_CALLS)
+        self._slots = FairLimit(mcp_session.MAX_CONCURRENT_CALLS, mcp_session.MAX_PER_TENANT)
         self._calls = SharedLimit("tool calls", total=MAX_CALLS, per_tenant=MAX_CALLS_PER_TENANT)
 
     def check(self, url: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from server.limits.fair_slots import FairSlots
+from engine.fair_limit import FairLimit
 from server.outbound_http.allowed_addresses import AllowedAddresses
 from server.outbound_http.guarded_http import ResponseBudget, guarded_client
 
@@ -126,7 +126,7 @@ async def call_tool(
     name: str,
     arguments: dict[str, object],
     seconds: float,
-    slots: FairSlots,
+    slots: FairLimit,
     tenant: str,
     server: str,
 ) -> "CallToolResult":
@@ -134,9 +134,12 @@ async def call_tool(
 
     Raises NoSlot after `seconds` without one, and TimeoutError `seconds` after the call has begun.
     """
-    limits: dict[Hashable, int] = {server: MAX_PER_SERVER, (tenant, server): MAX_PER_TENANT_AND_SERVER}
+    limits: dict[Hashable, int] = {
+        ("server", server): MAX_PER_SERVER,
+        ("pair", tenant, server): MAX_PER_TENANT_AND_SERVER,
+    }
     async with (
-        slots.slot(tenant, MAX_PER_TENANT, seconds, limits),
+        slots.holding(tenant, seconds, limits),
         asyncio.timeout(seconds),
         _session(location, seconds, ResponseBudget()) as session,
     ):

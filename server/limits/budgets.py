@@ -6,9 +6,8 @@ rise while a response runs.
 """
 
 import logging
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Decimal
@@ -31,7 +30,6 @@ OUTPUT_TOKENS: Final = 4096
 """Reserved for its output even where they are more than that part."""
 Unit = Literal["tokens", "costs"]
 _MILLION: Final = Decimal(1_000_000)
-_MAX_UNRELEASED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +46,23 @@ class Demand:
     """Whether the request itself limits its output; if not, the budget may."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Budget:
     """A budget of a key or a tenant in one unit, and how it stands."""
 
-    whose: str
-    unit: Unit
+    owner: str
+    """As the refusal names it."""
     period: Period
+    today: date
+    unit: Unit
     amount: Decimal
     spent: Decimal
     reserved: Decimal
-    left: Decimal
-    today: date
+
+    @property
+    def left(self) -> Decimal:
+        """The part that is neither spent nor reserved."""
+        return max(Decimal(0), self.amount - self.spent - self.reserved)
 
     def output_room(self, prompt_tokens: int, price: ModelPrice) -> int | None:
         """The output tokens that fit beside a prompt, -1 if not even that fits; None for any number."""
@@ -81,24 +84,16 @@ class BudgetReservation:
 
 
 class Budgets:
-    """Reads what is spent, and reserves. Any thread."""
+    """Reserves of budgets, and gives back. Any thread."""
 
     def __init__(self, database: Database, replica: UUID) -> None:
         self._database = database
         self._replica = replica
-        self._unreleased: deque[tuple[str, Sequence[UUID]]] = deque(maxlen=_MAX_UNRELEASED)
-
-    def check(self, caller: Caller) -> None:
-        """Raises BudgetExceeded if nothing is left, or DatabaseError. Without a budget there is no query."""
-        owners = _owners_of(caller)
-        if owners:
-            for budget in self._database.autocommit(partial(_read, owners=owners)):
-                check_budget(budget)
+        self._unreleased: list[BudgetReservation] = []
 
     @contextmanager
     def reserving(self, caller: Caller) -> Iterator[BudgetReservation]:
         """Surrounds the acceptance of a request; if it raises, what has no row is given back."""
-        self.release_refused()
         reservation = BudgetReservation(caller.tenant)
         try:
             yield reservation
@@ -155,43 +150,37 @@ class Budgets:
         return self._database.retry(book)
 
     def _release(self, reservation: BudgetReservation) -> None:
-        if not reservation.responses:
-            return
-        self._unreleased.append((reservation.tenant, reservation.responses))
-        reservation.responses = []
-        self.release_refused()
+        if reservation.responses:
+            self._unreleased.append(BudgetReservation(reservation.tenant, reservation.responses))
+            reservation.responses = []
+            self.release_refused()
 
     def release_refused(self) -> None:
         """Gives back what requests had reserved that were not accepted, as soon as the database answers."""
-        while self._unreleased:
+        for refused in list(self._unreleased):
+            release = partial(budgets.release, tenant=refused.tenant, responses=refused.responses)
             try:
-                tenant, responses = self._unreleased.popleft()
-            except IndexError:  # another thread has it
-                return
-            try:
-                self._database.autocommit(partial(budgets.release, tenant=tenant, responses=responses))
+                self._database.autocommit(release)
             except DatabaseError as error:
-                self._unreleased.appendleft((tenant, responses))
                 log.warning("reservations of budgets are given back later: %s", type(error).__name__)
                 return
+            with suppress(ValueError):  # another thread gave it back, too
+                self._unreleased.remove(refused)
 
 
 _Owner = tuple[str, Limits, BudgetOwner]
-"""The words for whose budgets they are, their amounts, and how they are looked up."""
+"""The words for the owner of budgets, the amounts, and the key of the look-up."""
 
 
 def _owners(
     tenant: str, key_id: str | None, counted_as: str, of_key: Limits, of_tenant: Limits
 ) -> list[_Owner]:
-    """Whose budgets hold for a request: its tenant's and its key's. Pure."""
-    return [
-        (whose, limits, BudgetOwner(tenant, owner, limits.budget_period))
-        for whose, owner, limits in (
-            (f"tenant {tenant}", None, of_tenant),
-            (f"API key {key_id}", counted_as, of_key),
-        )
-        if limits.has_budget
+    """The owners of budgets that hold for a request: its tenant and its key. Pure."""
+    owners = [
+        (f"tenant {tenant}", of_tenant, BudgetOwner(tenant, None, of_tenant.budget_period)),
+        (f"API key {key_id}", of_key, BudgetOwner(tenant, counted_as, of_key.budget_period)),
     ]
+    return [owner for owner in owners if owner[1].has_budget]
 
 
 def _owners_of(caller: Caller) -> list[_Owner]:
@@ -208,33 +197,23 @@ def _read(connection: Connection, owners: Sequence[_Owner]) -> list[Budget]:
     found = budgets.standings(connection, [owner for _, _, owner in owners])
     return [
         budget
-        for (whose, limits, _), standing in zip(owners, found, strict=True)
-        for budget in budgets_of(whose, limits, standing)
+        for (owner, limits, _), standing in zip(owners, found, strict=True)
+        for budget in budgets_of(owner, limits, standing)
     ]
 
 
-def budgets_of(whose: str, limits: Limits, standing: Standing) -> list[Budget]:
-    """The budgets in tokens and in costs, as they stand. Pure."""
-    tokens_left, cost_left = standing.tokens_left(limits), standing.cost_left(limits)
-    spent_tokens, reserved_tokens = Decimal(standing.spent_tokens), Decimal(standing.reserved_tokens)
-    units: tuple[tuple[Unit, int | Decimal | None, int | Decimal | None, Decimal, Decimal], ...] = (
-        ("tokens", limits.budget_tokens, tokens_left, spent_tokens, reserved_tokens),
-        ("costs", limits.budget_cost, cost_left, standing.spent_cost, standing.reserved_cost),
-    )
-    return [
-        Budget(
-            whose=whose,
-            unit=unit,
-            period=limits.budget_period,
-            amount=Decimal(amount),
-            spent=spent,
-            reserved=reserved,
-            left=Decimal(left),
-            today=standing.today,
+def budgets_of(owner: str, limits: Limits, standing: Standing) -> list[Budget]:
+    """The owner's budgets in tokens and in costs, as they stand. Pure."""
+    of_owner = (owner, limits.budget_period, standing.today)
+    held: list[Budget] = []
+    if limits.budget_tokens is not None:
+        amounts = (limits.budget_tokens, standing.spent_tokens, standing.reserved_tokens)
+        held.append(Budget(*of_owner, "tokens", *map(Decimal, amounts)))
+    if limits.budget_cost is not None:
+        held.append(
+            Budget(*of_owner, "costs", limits.budget_cost, standing.spent_cost, standing.reserved_cost)
         )
-        for unit, amount, left, spent, reserved in units
-        if amount is not None and left is not None
-    ]
+    return held
 
 
 def _reservation(demand: Demand, output: int, price: ModelPrice) -> NewReservation:
@@ -284,7 +263,7 @@ def _exceeded(budget: Budget, tokens: int | None = None) -> BudgetExceeded:
         else f"a {budget.period}; it renews on {renewal.isoformat()} at 00:00 UTC"
     )
     message = (
-        f"You exceeded your current quota: {budget.whose} has a budget of {budget.amount:f} "
+        f"You exceeded your current quota: {budget.owner} has a budget of {budget.amount:f} "
         f"{'tokens' if budget.unit == 'tokens' else 'in costs'} {when}. "
         f"{budget.spent:f} are spent, {budget.reserved:f} are reserved by unfinished responses."
     )

@@ -5,11 +5,10 @@ Every kind of work that a client can start (handlers, streams, tokenizing, tool 
 answers 503. `docs/limits.md` lists every limit.
 """
 
-import ctypes
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -72,12 +71,6 @@ class SharedLimit:
     def _forget_if_unused(self, tenant: str) -> None:
         if self._by_tenant[tenant] <= 0:
             del self._by_tenant[tenant]
-
-
-def trim_free_memory() -> None:
-    """Has glibc return the free memory of its arenas to the system; nothing with another C library."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 UNBOUNDED = 2**31

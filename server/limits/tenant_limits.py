@@ -7,16 +7,17 @@ its row. Concurrent transactions do not see each other's rows, so that limit may
 rows as there are threads. Sizes of history are read from the database before contents.
 """
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from server.caller import Caller
 from server.errors import OVER_THE_LIMIT, InvalidRequest, Overloaded, StorageQuotaExceeded, TooManyRequests
-from server.limits.shared_limit import SharedLimit, trim_free_memory
+from server.limits.shared_limit import SharedLimit
 from server.store.cluster import claims
 from server.store.content import storage_usage
 from server.store.content.stored_items import HistorySize
@@ -146,7 +147,13 @@ class HistoryReads:
         """
         if self._trims_due:
             self._trims_due -= 1
-            trim_free_memory()
+            _trim_free_memory()
+
+
+def _trim_free_memory() -> None:
+    """Has glibc return the free memory of its arenas to the system; nothing with another C library."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class RequestReads:

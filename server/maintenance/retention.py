@@ -19,6 +19,7 @@ from server.maintenance.partition_drop import PartitionDrop
 from server.store.administration import (
     audit_trail,
     budgets,
+    rate_buckets,
     refused_requests,
     spend,
     usage_days,
@@ -216,6 +217,7 @@ def fold(database: Database, pause: Pause = _go_on) -> None:
         storage_usage.fold_changes,
         spend.fold,
         budgets.delete_over,
+        rate_buckets.delete_full,
         usage_days.fold,
     )
     for merge in steps:

@@ -27,7 +27,7 @@ from server.http.asgi.open_connections import OpenConnections
 from server.http.authentication import Authenticator
 from server.http.services import Services
 from server.limits.budgets import Budgets
-from server.limits.rate_limits import EndedResponse, RateLimits, reserved_tokens
+from server.limits.rate_limits import RateLimits, reserved_tokens
 from server.limits.shared_limit import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
@@ -47,6 +47,7 @@ from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Beat, Heartbeat
 from server.sealing.cipher import Seal
 from server.store.administration import audit_trail
+from server.store.administration.rate_buckets import Unused
 from server.store.cluster import claims, leases
 from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import make_standby
@@ -250,23 +251,16 @@ class Recording:
         self.loaded.stored.end.restart()
 
     def _settle_rates(self, updates: Sequence[RunUpdate]) -> None:
+        """Has what responses used counted in place of what was taken for them before they were accepted."""
         for update in updates:
             facts, ending = update.run.facts, update.run.ending
-            if ending is None:
+            if ending is None or update.released:
                 continue
             reserved = reserved_tokens(
                 facts.prompt_tokens, facts.echo.max_output_tokens, wants_output=facts.wants_output
             )
-            ended = EndedResponse(
-                id=facts.id,
-                tenant=facts.tenant,
-                key_id=facts.key_id,
-                created_at=facts.created_at,
-                reserved=reserved,
-                used=ending.input_tokens + ending.output_tokens,
-                may_be_of_others=facts.background or facts.attempt > 1,
-            )
-            self.rates.settle(ended)
+            tokens = reserved - ending.input_tokens - ending.output_tokens
+            self.rates.give_back(facts.tenant, facts.key_id, Unused(tokens=tokens))
 
     def _reserve_turn(self, facts: RunFacts, prompt_tokens: int) -> bool:
         """Reserves the prompt of a response's further turn; False if its budget has no room for it."""
@@ -320,6 +314,7 @@ class Serving:
             recording.claimer.wake()
         self.admission.key_claims.free()
         recording.budgets.release_refused()
+        recording.rates.write_unused()
         self.admission.history.trim_memory()
 
     def on_beat_failed(self) -> None:
@@ -355,7 +350,6 @@ class Operated:
             self.retention,
             recording.claimer,
             recording.webhooks,
-            recording.rates,
             self.ended_keys,
             self.refusals,
         )

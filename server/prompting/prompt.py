@@ -12,6 +12,7 @@ from uuid import UUID
 
 from server.errors import InvalidRequest
 from server.generation.hosted_items import items_for_model
+from server.limits.long_prompts import ITEM_CHARACTERS, LONG_CHARACTERS
 from server.model_formats.interface import (
     CallChoice,
     ModelFormat,
@@ -23,7 +24,7 @@ from server.model_formats.interface import (
     PromptTooLong,
 )
 from server.model_formats.tool_index import without_labels
-from server.prompting.loaded_model import ITEM_CHARACTERS, LONG_CHARACTERS, LoadedModel
+from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt_limits import (
     MAX_COUNTED_CONTEXTS,
     check_tools_and_format,

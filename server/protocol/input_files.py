@@ -172,7 +172,7 @@ def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:
     try:
         _limit.acquire(tenant, _WAIT_SECONDS)
     except TimeoutError:
-        if _limit.holding(tenant):
+        if _limit.used_by(tenant):
             raise ExtractionBusy("Your other PDFs are still being read; try again later.", own=True) from None
         raise ExtractionBusy("Too many PDFs are being read; try again later.") from None
     try:

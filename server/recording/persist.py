@@ -15,7 +15,7 @@ from server.protocol.responses.response import Echo, Ending
 from server.recording.messages import RunUpdate
 from server.store import log_append, log_read
 from server.store.administration import metering
-from server.store.administration.metering import Usage
+from server.store.administration.metering import LedgerEntry
 from server.store.cluster import claims
 from server.store.content import conversations, deletion, images, responses, stored_items
 from server.store.content.images import ImageUse
@@ -188,11 +188,11 @@ def _end(run: Run, ending: Ending) -> End:
     return End(_key(run), run.facts.attempt, ending, _lifetime_after_end(run.facts.echo))
 
 
-def _usage(run: Run, deleted: Collection[UUID]) -> Usage:
+def _usage(run: Run, deleted: Collection[UUID]) -> LedgerEntry:
     """The ledger's entry; without metadata where nothing of the content is to stay."""
     facts = run.facts
     has_tags = facts.echo.store and facts.id not in deleted
-    return Usage(
+    return LedgerEntry(
         facts=facts,
         stored=run.stored,
         attempt=facts.attempt,

@@ -146,7 +146,7 @@ def test_client_that_waits_as_it_is_told_gets_its_answer(
     client = connect(server, text)
     client.responses.create(model=MODEL, input="Hello")
     with psycopg.connect(database_url) as connection:  # nearly a minute ago
-        connection.execute("update rate_windows set newest = newest - 59")
+        connection.execute("update rate_buckets set full_at = full_at - interval '58 s'")
     assert client.with_options(max_retries=4).responses.create(model=MODEL, input="Hello").id
 
 

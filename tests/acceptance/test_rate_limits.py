@@ -3,6 +3,8 @@
 import base64
 import http.client
 import json
+import re
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
@@ -28,7 +30,6 @@ def bearer(key: str) -> dict[str, str]:
 def test_two_replicas_and_64_callers_get_the_limit_and_no_more(
     start_server: StartServer, database_url: str
 ) -> None:
-    """Within a minute; that it holds in any minute is shown with shorter windows."""
     run_command("tenants", "create", "default", "--rpm", str(LIMIT), database_url=database_url)
     keys = [make_key(database_url).text for _ in range(4)]
     urls = [start_server().api for _ in range(2)]
@@ -41,10 +42,12 @@ def test_two_replicas_and_64_callers_get_the_limit_and_no_more(
                 answers[client.post("/responses", json=SHORT).status_code] += 1
         return answers
 
+    began = time.monotonic()
     with ThreadPoolExecutor(CALLERS) as pool:
         answers = sum(pool.map(ask, range(CALLERS)), Counter[int]())
+    filled = (time.monotonic() - began) * LIMIT / 60
     assert set(answers) == {200, 429}
-    assert 0.95 * LIMIT <= answers[200] <= LIMIT
+    assert LIMIT <= answers[200] <= LIMIT + filled
 
 
 def test_every_api_is_counted_and_answers_with_the_headers(
@@ -103,14 +106,14 @@ def test_tokens_of_a_background_response_are_settled_where_it_ends(
     key = make_key(database_url, "--tpm", "10000").text
     accepts, generates = start_server(role="api"), start_server(role="worker")
     assert generates
-    large = {**HELLO, "max_output_tokens": 6000, "background": True}
+    large = {**HELLO, "max_output_tokens": 8000, "background": True}
 
     def ask() -> httpx.Response:
         return httpx.post(f"{accepts.api}/responses", json=large, headers=bearer(key), timeout=60)
 
     first = ask()
     assert first.status_code == 200
-    assert int(first.headers["x-ratelimit-remaining-tokens"]) < 4000
+    assert int(first.headers["x-ratelimit-remaining-tokens"]) < 6000
     path = f"{accepts.api}/responses/{first.json()['id']}"
     eventually(lambda: httpx.get(path, headers=bearer(key)).json()["status"] == "completed", within=30)
     eventually(lambda: ask().status_code == 200, within=10)
@@ -123,8 +126,8 @@ def test_a_refusal_for_tokens_says_which(start_server: StartServer, database_url
     answers = [httpx.post(f"{server.api}/responses", json=body, headers=bearer(key)) for _ in range(2)]
     assert answers[0].status_code == 200
     error = check_error(answers[1], 429, "tokens")
-    assert "on tokens per min: Limit 3000, Used 20" in error["message"]
-    assert json.loads(answers[1].headers["retry-after"]) <= 62
+    assert re.search(r"on tokens per min: Limit 3000, Used (1\d|20)\d\d,", error["message"])
+    assert json.loads(answers[1].headers["retry-after"]) <= 60
     too_large = httpx.post(
         f"{server.api}/responses", json={**body, "max_output_tokens": 3000}, headers=bearer(key)
     )

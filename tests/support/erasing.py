@@ -11,7 +11,7 @@ from tests.support.eventually import eventually
 from tests.support.server_process import MODEL
 
 Json = dict[str, Any]
-CHANGED_BY_SERVERS = ("rate_windows", "storage_changes", "spend", "usage_changes", "usage_days", "user_days")
+CHANGED_BY_SERVERS = ("rate_buckets", "storage_changes", "spend", "usage_changes", "usage_days", "user_days")
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
     "YPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
@@ -110,5 +110,5 @@ def rows_of(database_url: str, tenant: str) -> dict[str, list[tuple[Any, ...]]]:
             table: connection.execute(query.format(table=table).encode(), [tenant]).fetchall()
             for (table,) in tables
             if table
-            not in ("rate_windows", "storage_changes", "spend", "usage_changes", "usage_days", "user_days")
+            not in ("rate_buckets", "storage_changes", "spend", "usage_changes", "usage_days", "user_days")
         }

@@ -22,10 +22,10 @@ from server.http.asgi import endpoint, listener, thread_pools
 from server.http.handlers import responses
 from server.http.websocket import session
 from server.input_images import image_reader, image_worker
-from server.limits import rate_limits, shared_limit, tenant_limits
+from server.limits import long_prompts, rate_limits, shared_limit, tenant_limits
 from server.model_formats.chat_template import messages
 from server.oidc import access_tokens
-from server.prompting import loaded_model, prompt_limits, request_parameters, turns
+from server.prompting import prompt_limits, request_parameters, turns
 from server.protocol import bounded_process, decode, ids, input_files, list_pages
 from server.protocol import webhooks as webhook_requests
 from server.protocol.administration import requests
@@ -176,7 +176,7 @@ def _tenant() -> Mapping[str, Rows]:
         },
         "Preparation": {
             "history being prepared": size(tenant_limits.MAX_TENANT_BYTES),
-            "long prompts being tokenized": f"1, and {loaded_model.MAX_WAITING} that wait",
+            "long prompts being tokenized": "1",
             "grammars that wait to be compiled": f"{compiler.MAX_WAITING_PER_KEY}",
             "PDFs being read": "1",
         },
@@ -231,8 +231,8 @@ def _server() -> Mapping[str, Rows]:
             f"history being prepared; decoded {tenant_limits.DECODED_FACTOR} times that": size(
                 tenant_limits.MAX_TOTAL_BYTES
             ),
-            "long prompts being tokenized": f"{loaded_model.MAX_CONCURRENT}; after "
-            f"{loaded_model.MAX_WAIT_SECONDS:g} s 503",
+            "long prompts being tokenized": f"{long_prompts.MAX_CONCURRENT}; after "
+            f"{long_prompts.MAX_WAIT_SECONDS:g} s 503",
             "grammars being compiled": f"1 or 2, by cores; after {compiler.QUEUE_SECONDS:g} s 503",
             "PDFs being read": f"{input_files.MAX_CONCURRENT}; each {_worker(input_files)}",
             "pictures being read": f"half as many as cores, 2 at least; each {_worker(image_reader)}",

@@ -13,7 +13,7 @@ from uuid import UUID
 from server.protocol.responses.events import Event
 from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, columns_of
 from server.store import log_append
-from server.store.administration.metering import Usage
+from server.store.administration.metering import LedgerEntry
 from server.store.cluster import leases
 from server.store.content.idempotency_keys import FirstUse, KeyUse
 from server.store.content.item_rows import NewItem
@@ -279,7 +279,7 @@ def get_owner(at: Memory, tenant: str, response_id: UUID) -> Owner | None:
     return Owner(stored.replica_id, stored.attempt, stored.status in TERMINAL_STATUSES)
 
 
-def record_usage(at: Memory, entries: Sequence[tuple[Usage, Ending]]) -> None:
+def record_usage(at: Memory, entries: Sequence[tuple[LedgerEntry, Ending]]) -> None:
     at.uses("usage")
     for usage, ending in entries:
         at.must(usage.facts.id not in at.metered, "metered twice")

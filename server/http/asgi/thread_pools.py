@@ -9,7 +9,7 @@ import asyncio
 import atexit
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.types import Scope
 
+from engine.fair_limit import FairLimit, NoSlot
 from server.errors import Overloaded, TooManyRequests
-from server.limits.fair_slots import FairSlots, NoSlot
 from server.protocol import input_files
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class ThreadPool:
     def __init__(self, threads: int, wait_seconds: float = WAIT_S) -> None:
         self.size = threads
         self._wait_seconds = wait_seconds
-        self._slots = FairSlots(threads)
+        self._slots = FairLimit(threads, (threads + 1) // 2)
         self._threads = Threads()
 
     async def run(self, share: ThreadShare, function: Callable[..., T], *arguments: object) -> T:
@@ -161,9 +161,9 @@ class ThreadPool:
         Raises the function's exceptions; TooManyRequests when the tenant's share stayed in use for the whole
         waiting time, Overloaded when all threads did.
         """
-        most = self.size if share.unlimited else (self.size + 1) // 2
+        limits: dict[Hashable, int] | None = {share.tenant: self.size} if share.unlimited else None
         try:
-            async with self._slots.slot(share.tenant, most, self._wait_seconds):
+            async with self._slots.holding(share.tenant, self._wait_seconds, limits):
                 # The thread has a copy of this context.
                 input_files.TENANT.set(None if share.unlimited else share.tenant)
                 return await run_in_thread(self._threads, function, *arguments)

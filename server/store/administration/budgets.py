@@ -1,4 +1,4 @@
-"""What of budgets is spent, and what is reserved for responses that have not ended.
+"""Standings of budgets: the tokens and costs that are spent, and reserved for responses that have not ended.
 
 A row of `budget_reservations` is a reservation of one response. The statement that meters the response
 deletes it, in the transaction of its end, whichever replica that is on. It counts while its response is
@@ -7,7 +7,7 @@ to be cleared up after a crash before others may use the budget.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -22,7 +22,7 @@ from server.store.administration.tenants import StoredTenant
 
 
 class BudgetOwner(NamedTuple):
-    """Whose budget it is, and its period."""
+    """The key or the tenant that has a budget, and its period."""
 
     tenant: str
     key_id: str | None
@@ -39,7 +39,7 @@ class Standing:
     reserved_tokens: int
     reserved_cost: Decimal
     today: date
-    """The day in UTC on which that was asked."""
+    """The day of the question in UTC."""
 
     def tokens_left(self, limits: Limits) -> int | None:
         """Tokens that are neither spent nor reserved; None without a budget of tokens."""
@@ -162,7 +162,7 @@ _DELETE_OVER = text(
 
 
 def standings(connection: Connection, owners: Sequence[BudgetOwner]) -> list[Standing]:
-    """What each of the owners has spent in its current period and has reserved, in their order."""
+    """The standing of each of the owners in its current period, in their order."""
     if not owners:
         return []
     parameters: dict[str, Any] = arrays.columns([owner._asdict() for owner in owners])
@@ -170,19 +170,23 @@ def standings(connection: Connection, owners: Sequence[BudgetOwner]) -> list[Sta
 
 
 def of_keys(connection: Connection, keys: Sequence[StoredKey]) -> dict[str, Standing]:
-    """How the budgets of these keys stand, by the id of those that have one; rotated keys share theirs."""
-    held = [key for key in keys if key.properties.limits.has_budget]
-    owners = [
-        BudgetOwner(key.tenant, key.first_key or key.id, key.properties.limits.budget_period) for key in held
-    ]
-    return {key.id: one for key, one in zip(held, standings(connection, owners), strict=True)}
+    """The standings of these keys, by the id of those that have a budget; rotated keys share theirs."""
+    owners = {
+        key.id: BudgetOwner(key.tenant, key.first_key or key.id, key.properties.limits.budget_period)
+        for key in keys
+        if key.properties.limits.has_budget
+    }
+    return dict(zip(owners, standings(connection, list(owners.values())), strict=True))
 
 
 def of_tenants(connection: Connection, tenants: Collection[StoredTenant]) -> dict[str, Standing]:
-    """How the budgets of these tenants stand, by the name of those that have one."""
-    held = [tenant for tenant in tenants if tenant.settings.limits.has_budget]
-    owners = [BudgetOwner(one.tenant, None, one.settings.limits.budget_period) for one in held]
-    return {one.tenant: found for one, found in zip(held, standings(connection, owners), strict=True)}
+    """The standings of these tenants, by the name of those that have a budget."""
+    owners = {
+        stored.tenant: BudgetOwner(stored.tenant, None, stored.settings.limits.budget_period)
+        for stored in tenants
+        if stored.settings.limits.has_budget
+    }
+    return dict(zip(owners, standings(connection, list(owners.values())), strict=True))
 
 
 def lock(connection: Connection, tenant: str, key_id: str | None) -> None:
@@ -203,7 +207,7 @@ def reserve(
     connection: Connection, tenant: str, key_id: str, replica: UUID, new: Sequence[NewReservation]
 ) -> None:
     """Adds reservations of responses that this replica accepts; a response that has one gets more."""
-    rows = [{name: getattr(one, name) for name in _NEW_TYPES} for one in new]
+    rows = [asdict(reservation) for reservation in new]
     owner = {"tenant": tenant, "key_id": key_id, "replica_id": replica}
     connection.execute(_INSERT, {**owner, **arrays.columns(rows)})
 

@@ -16,7 +16,7 @@ from server.store.administration.prices import COST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class LedgerEntry:
     """What the ledger keeps of a response beside its end; no content."""
 
     facts: ResponseFacts
@@ -38,7 +38,7 @@ def tags_of(metadata: Mapping[str, str]) -> str | None:
     return json.dumps(tags) if tags else None
 
 
-def record_usage(connection: Connection, entries: Sequence[tuple[Usage, Ending]]) -> None:
+def record_usage(connection: Connection, entries: Sequence[tuple[LedgerEntry, Ending]]) -> None:
     """Inserts ledger entries of responses and what they cost, kept for ever; settles their reservations."""
     columns = [
         {

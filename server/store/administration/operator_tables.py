@@ -1,4 +1,4 @@
-"""Tables of operators: keys, tenants, prices, usage, the audit trail, webhooks."""
+"""Tables of operators: keys, tenants, what they use of limits, prices, usage, the audit trail, webhooks."""
 
 from sqlalchemy import (
     ARRAY,
@@ -21,7 +21,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from server.store.administration import counter_tables, limit_tables
 from server.store.schema.column_comments import describe
 from server.store.tables import NOW, cancel_reason, engine_times, metadata, origin_columns, time_column
 
@@ -352,8 +351,95 @@ saved_views = Table(
     comment="filters of the history and SQL queries that operators have saved in the console",
 )
 
+rate_buckets = Table(
+    "rate_buckets",
+    metadata,
+    Column("tenant", Text, primary_key=True, comment="whose it is"),
+    Column("key_id", Text, primary_key=True, comment="empty: of the tenant"),
+    Column("kind", Text, primary_key=True, comment="requests or tokens"),
+    time_column("full_at", required=True, comment="when all of the limit is there again"),
+    comment="rate limits that are in use: a row for each bucket that is not full, or was not of late",
+    postgresql_with={"fillfactor": "50", "autovacuum_vacuum_scale_factor": "0.02"},
+)
+
+spend = Table(
+    "spend",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("key_id", Text, primary_key=True, comment="empty while no key exists"),
+    Column("day", Date, primary_key=True, comment="in UTC"),
+    Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
+    Column("tokens", BigInteger, nullable=False),
+    Column("cost", Numeric, nullable=False),
+    Index("ix_spend_day", "day"),
+    comment="a row for each response; those of a key and day are folded into one",
+)
+
+budget_reservations = Table(
+    "budget_reservations",
+    metadata,
+    Column("tenant", Text, primary_key=True, comment="whose it is"),
+    Column("response_id", Uuid, primary_key=True, comment="the response that may use it"),
+    Column("key_id", Text, nullable=False, comment="empty while no key exists"),
+    Column("replica_id", Uuid, nullable=False, comment="the replica that accepted the response"),
+    Column("stored", Boolean, nullable=False, comment="the response gets a row in responses"),
+    Column("tokens", BigInteger, nullable=False, comment="of its prompt and its output at most"),
+    Column("cost", Numeric, nullable=False, comment="of these tokens at the prices then"),
+    time_column("created_at", required=True, comment="when it was made"),
+    comment="what unfinished responses may use of budgets; the end of a response deletes its row",
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
+)
+
+storage_changes = Table(
+    "storage_changes",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
+    Column("bytes", BigInteger, nullable=False, comment="less than 0 where something was removed"),
+    Column("day", Date, comment="in UTC; null: storage_days has it, or nobody knows"),
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
+)
+
+storage_days = Table(
+    "storage_days",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("day", Date, primary_key=True, comment="in UTC"),
+    Column("added", BigInteger, nullable=False, comment="bytes that were stored"),
+    Column("removed", BigInteger, nullable=False, comment="bytes that were removed"),
+    Index("ix_storage_days_day", "day"),
+    postgresql_with={"fillfactor": "80"},
+    comment="stored and removed bytes by day, as far as storage_changes has been folded",
+)
+
+refused_requests = Table(
+    "refused_requests",
+    metadata,
+    Column("tenant", Text, primary_key=True, comment="empty: not known, as with a wrong key"),
+    Column("hour", DateTime(timezone=True), primary_key=True),
+    Column("route", Text, primary_key=True, comment="the template of the address; empty: no such address"),
+    Column("status", Integer, primary_key=True, autoincrement=False, comment="of HTTP, 400 and above"),
+    Column("error_code", Text, primary_key=True, comment="of the error object; empty: it has none"),
+    Column("requests", BigInteger, nullable=False),
+    Index("ix_refused_requests_hour", "hour"),
+    postgresql_with={"fillfactor": "50"},
+    comment="requests that were answered with an error object, counted by hour",
+)
+
+refused_keys = Table(
+    "refused_keys",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("hour", DateTime(timezone=True), primary_key=True),
+    Column("key_id", Text, primary_key=True, comment="the API key of the requests"),
+    Column("status", Integer, primary_key=True, autoincrement=False, comment="of HTTP, 400 and above"),
+    Column("error_code", Text, primary_key=True, comment="of the error object; empty: it has none"),
+    Column("requests", BigInteger, nullable=False),
+    Index("ix_refused_keys_hour", "hour"),
+    postgresql_with={"fillfactor": "50"},
+    comment="those of refused_requests that came with an API key, counted by key",
+)
+
 describe(metadata)
-assert limit_tables.budget_reservations.metadata is metadata
-assert counter_tables.storage_days.metadata is metadata
 ALL_TABLES = metadata
-"""The metadata of these tables, and of those in `limit_tables.py`, `counter_tables.py` and `tables.py`."""
+"""The metadata of these tables, and of those in `tables.py`."""

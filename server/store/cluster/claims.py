@@ -264,7 +264,7 @@ def fail_undecodable(database: Database, me: UUID, claimed: StoredResponse) -> b
         except OwnershipLost:
             return False
         if not metering.is_metered(connection, tenant, id_):  # damaged rows may have an entry already
-            usage = metering.Usage(facts=claimed, stored=True, attempt=claimed.attempt)
+            usage = metering.LedgerEntry(facts=claimed, stored=True, attempt=claimed.attempt)
             metering.record_usage(connection, [(usage, ending)])
         _try_compact(connection, tenant, id_)
         if finished.deleted:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
-from server.store.administration.metering import Usage, record_usage
+from server.store.administration.metering import LedgerEntry, record_usage
 from server.store.content.image_removal import MARK_USES
 from server.store.content.storage_usage import ITEM_BYTES, count_removed
 from server.store.database import clock
@@ -149,7 +149,7 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
     place = {**subject.parameters, "ids": list(ids), "limit": limit}
     found = connection.execute(_LOCK_ABANDONED, place).all()
     now = clock(connection)
-    usage: list[tuple[Usage, Ending]] = []
+    usage: list[tuple[LedgerEntry, Ending]] = []
     for row in found:
         ending = Ending(
             status="cancelled",
@@ -169,7 +169,7 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
             background=row.background,
             created_at=row.created_at,
         )
-        usage.append((Usage(facts=facts, stored=True), ending))
+        usage.append((LedgerEntry(facts=facts, stored=True), ending))
     if usage:
         record_usage(connection, usage)
     own = [row.id for row in found if row.own or subject.user is None]

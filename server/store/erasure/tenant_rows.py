@@ -32,7 +32,7 @@ WAYS: Final[dict[str, Way]] = {
     "refused_keys": "removed",
     "spend": "removed",
     "budget_reservations": "removed",
-    "rate_windows": "removed",
+    "rate_buckets": "removed",
     "storage_changes": "removed",
     "storage_days": "removed",
     "audit_trail": "reduced",

@@ -22,7 +22,6 @@ TABLES: Final = {
     "storage_changes": "changes of each tenant's stored bytes, which the retention thread folds",
     "idempotency_keys": "keys of requests and the response that each began, for a day",
     "api_keys": "API keys: public ids and digests, with scopes, limits and expiry",
-    "rate_windows": "what a key or a tenant with a rate limit has used in each of the last seconds",
     "usage_ledger": "metering: one row for each ended response, stored or not, without its content",
     "seal_keys": "the key of sealed content, unless a setting gives it",
 }
@@ -158,7 +157,6 @@ _COLUMNS: Final = {
     "seal_keys": {"name": "which key it is"},
     "reader_tenants": {},
     "images": {},
-    "rate_windows": {},
 }
 
 

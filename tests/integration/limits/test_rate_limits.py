@@ -1,30 +1,27 @@
-"""Rate limits on a real Postgres: over two replicas and many threads, given back, settled, few queries."""
+"""Rate limits on a real Postgres: over replicas and threads, filled evenly, given back, in one statement."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, cast
-from uuid import UUID
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import text
 
 from server.admission.admit import Admission
 from server.caller import Caller, Limits, TenantSettings
 from server.configuration.settings import Config
 from server.errors import Overloaded, RateLimited, RequestTooLarge
-from server.limits.rate_limits import EndedResponse, RateLimits
-from server.limits.rate_window import HOLD_SECONDS
+from server.limits.rate_limits import RateLimits
 from server.limits.shared_limit import UnfinishedResponses
 from server.protocol.ids import new_uuid
+from server.store.administration import rate_buckets, stored_keys, tenants
+from server.store.administration.rate_buckets import Unused
+from server.store.administration.stored_keys import KeyProperties
 from server.store.database import Database
 from tests.support.eventually import eventually
-
-SECONDS = 3
-"""The length of the windows of these tests."""
 
 
 def caller(key: Limits = Limits(), tenant: Limits = Limits(), first_key: str | None = None) -> Caller:  # noqa: B008
@@ -34,21 +31,43 @@ def caller(key: Limits = Limits(), tenant: Limits = Limits(), first_key: str | N
 
 @pytest.fixture
 def make_limits(database_url: str) -> Iterator[Callable[[], RateLimits]]:
+    """Makes the rate limits of another replica."""
     with ExitStack() as stack:
 
         def make() -> RateLimits:
             database = Database(database_url, pool_size=8)
             stack.callback(database.close)
-            return RateLimits(database, seconds=SECONDS)
+            return RateLimits(database)
 
         yield make
 
 
+@pytest.fixture
+def limits(make_limits: Callable[[], RateLimits]) -> RateLimits:
+    return make_limits()
+
+
+def store(database: Database, who: Caller) -> Caller:
+    """The caller, whose key and tenant have rows with its limits."""
+    with database.begin() as connection:
+        tenants.insert_tenant(connection, who.tenant, "", who.settings)
+        properties = KeyProperties(limits=who.limits)
+        stored_keys.insert_key(connection, who.tenant, who.counted_as, bytes(32), properties)
+    return who
+
+
+def let_pass(database: Database, seconds: float) -> None:
+    """Fills the buckets as this time would."""
+    with database.begin() as connection:
+        past = text("update rate_buckets set full_at = full_at - make_interval(secs => :seconds)")
+        connection.execute(past, {"seconds": seconds})
+
+
 def accept(limits: RateLimits, who: Caller, tokens: int = 0) -> bool:
-    """Whether a request is accepted, of which so many tokens are reserved."""
+    """Whether a request with so many tokens is accepted."""
     try:
         with limits.reserving(who) as reservation:
-            reservation.take_tokens({new_uuid(): tokens})
+            reservation.take(tokens)
     except RateLimited:
         return False
     return True
@@ -65,161 +84,151 @@ def hammer(replicas: list[RateLimits], who: Caller, seconds: float, threads: int
 
     def ask(limits: RateLimits) -> None:
         while time.monotonic() < until:
-            began = time.monotonic()
             if accept(limits, who):
-                accepted.append(began)
+                accepted.append(time.monotonic())
             else:
                 time.sleep(0.005)
 
     callers = [
         threading.Thread(target=ask, args=(replicas[index % len(replicas)],)) for index in range(threads)
     ]
-    for one in callers:
-        one.start()
-    for one in callers:
-        one.join()
+    for thread in callers:
+        thread.start()
+    for thread in callers:
+        thread.join()
     return sorted(accepted)
 
 
-def test_limit_holds_over_two_replicas_in_any_window(make_limits: Callable[[], RateLimits]) -> None:
-    limit, who = 100, caller(Limits(requests_per_minute=100))
-    replicas = [make_limits(), make_limits()]
-    seconds = 2 * (SECONDS + HOLD_SECONDS)
-    accepted = hammer(replicas, who, seconds, 16)
-    for index, start in enumerate(accepted):
-        assert sum(at < start + SECONDS for at in accepted[index:]) <= limit
-    assert len(accepted) >= 0.95 * limit * 2
+def test_limit_holds_over_two_replicas_however_many_ask(make_limits: Callable[[], RateLimits]) -> None:
+    limit, who = 120, caller(Limits(requests_per_minute=120))
+    began = time.monotonic()
+    accepted = hammer([make_limits(), make_limits()], who, 3, 16)
+    for count, at in enumerate(accepted, start=1):
+        assert count <= limit + (at - began) * limit / 60 + 1
+    assert len(accepted) >= limit
 
 
-def test_of_key_and_tenant_the_smaller_limit_holds_and_nothing_is_lost(
-    make_limits: Callable[[], RateLimits],
-) -> None:
-    limits = make_limits()
-    assert (
-        count_accepted(limits, caller(Limits(requests_per_minute=5), Limits(requests_per_minute=9)), 20) == 5
-    )
+def test_a_bucket_fills_evenly(limits: RateLimits, database: Database) -> None:
+    who = caller(Limits(requests_per_minute=60))
+    assert 60 <= count_accepted(limits, who, 70) <= 65
+    let_pass(database, 10)
+    eventually(lambda: accept(limits, who), within=2)
+    assert 9 <= count_accepted(limits, who, 30) <= 15
+
+
+def test_of_key_and_tenant_the_smaller_limit_holds_and_nothing_is_lost(limits: RateLimits) -> None:
+    both = caller(Limits(requests_per_minute=5), Limits(requests_per_minute=9))
+    assert count_accepted(limits, both, 20) == 5
     other = Caller("acme", "k2", settings=TenantSettings(limits=Limits(requests_per_minute=9)))
     assert count_accepted(limits, other, 20) == 4
 
 
-def test_rotated_keys_share_a_window(make_limits: Callable[[], RateLimits]) -> None:
-    limits, five = make_limits(), Limits(requests_per_minute=5)
+def test_rotated_keys_share_a_bucket(limits: RateLimits) -> None:
+    five = Limits(requests_per_minute=5)
     assert count_accepted(limits, caller(five), 3) == 3
     successor = Caller("acme", "k2", limits=five, first_key="k1")
     assert count_accepted(limits, successor, 9) == 2
 
 
-def test_unused_units_are_given_back_to_the_other_replicas(make_limits: Callable[[], RateLimits]) -> None:
-    first, second = make_limits(), make_limits()
-    who = caller(Limits(requests_per_minute=1600))
-    assert count_accepted(first, who, 50) == 50
-    first.start()
-    try:
-        time.sleep(HOLD_SECONDS + 0.6)  # the seconds for which units may be used are the database's
-        assert count_accepted(second, who, 1600) == 1550
-    finally:
-        first.stop()
-
-
-def test_a_refused_request_says_when_there_is_room(make_limits: Callable[[], RateLimits]) -> None:
-    limits, who = make_limits(), caller(Limits(requests_per_minute=1))
+def test_a_refused_request_says_when_there_is_room(limits: RateLimits, database: Database) -> None:
+    who = caller(Limits(requests_per_minute=1))
     assert accept(limits, who)
-    with pytest.raises(RateLimited, match="Limit 1, Used 1, Requested 1") as refused, limits.reserving(who):
-        pass
-    assert 1 <= refused.value.retry_seconds <= SECONDS + HOLD_SECONDS
+    with pytest.raises(RateLimited, match="Limit 1, Used 1, Requested 1") as refused:
+        limits.take(who)
+    assert 30 <= refused.value.retry_seconds <= 60
     assert refused.value.type == "requests"
-    standing = limits.standings(who)["requests"]
-    assert (standing.limit, standing.remaining) == (1, 0)
-    assert 0 < standing.reset_seconds <= SECONDS + HOLD_SECONDS
-    eventually(lambda: accept(limits, who), within=30)
+    level = limits.levels(who)["requests"]
+    assert (level.per_minute, level.remaining) == (1, 0)
+    assert 30 <= level.seconds <= 60
+    let_pass(database, 60)
+    eventually(lambda: accept(limits, who), within=5)
 
 
-def fail_after_reserving(limits: RateLimits, who: Caller) -> None:
+def test_after_a_refusal_the_next_request_is_refused_before_its_prompt_is_prepared(
+    database: Database,
+) -> None:
+    limits, who = RateLimits(database, clock=lambda: 7.0), caller(Limits(requests_per_minute=1))
+    assert accept(limits, who)
+    assert not accept(limits, who)
+    with pytest.raises(RateLimited, match="Used 1"), limits.reserving(who):
+        pytest.fail("its prompt is prepared")
+
+
+def fail_after_taking(limits: RateLimits, who: Caller) -> None:
     with limits.reserving(who) as reservation:
-        reservation.take_tokens({new_uuid(): 100})
+        reservation.take(100)
         raise ZeroDivisionError
 
 
-def test_a_request_that_fails_is_not_counted(make_limits: Callable[[], RateLimits]) -> None:
-    limits, who = make_limits(), caller(Limits(requests_per_minute=2, tokens_per_minute=100))
+def test_a_request_that_fails_is_not_counted(limits: RateLimits, database: Database) -> None:
+    who = store(database, caller(Limits(requests_per_minute=2, tokens_per_minute=100)))
     for _ in range(10):
         with pytest.raises(ZeroDivisionError):
-            fail_after_reserving(limits, who)
+            fail_after_taking(limits, who)
     assert accept(limits, who, 60)
     assert not accept(limits, who, 60)
     assert accept(limits, who, 40)
     assert not accept(limits, who)
 
 
-def test_more_tokens_than_the_limit_never_fit(make_limits: Callable[[], RateLimits]) -> None:
-    limits, who = make_limits(), caller(Limits(tokens_per_minute=100))
+def test_a_request_that_is_prepared_again_takes_its_tokens_once(
+    limits: RateLimits, database: Database
+) -> None:
+    who = store(database, caller(tenant=Limits(requests_per_minute=3, tokens_per_minute=100)))
+    with limits.reserving(who) as reservation:
+        reservation.take(90)
+        reservation.take(50)
+    levels = limits.levels(who)
+    assert levels["requests"].remaining == 2
+    assert 50 <= levels["tokens"].remaining < 90
+
+
+def test_more_tokens_than_the_limit_never_fit(limits: RateLimits) -> None:
+    who = caller(Limits(tokens_per_minute=100))
     with pytest.raises(RequestTooLarge, match="can never fit") as refused:
         accept(limits, who, 101)
     assert (refused.value.type, refused.value.retry) == ("tokens", False)
     assert accept(limits, who, 100)
 
 
-def ended(response: UUID, used: int) -> EndedResponse:
-    return EndedResponse(
-        id=response,
-        tenant="acme",
-        key_id="k1",
-        created_at=datetime.now(UTC),
-        reserved=0,
-        used=used,
-        may_be_of_others=False,
-    )
-
-
-def test_what_a_response_did_not_use_is_given_back_at_its_end(make_limits: Callable[[], RateLimits]) -> None:
-    limits, who = make_limits(), caller(tenant=Limits(tokens_per_minute=100))
-    response = new_uuid()
-    with limits.reserving(who) as reservation:
-        reservation.take_tokens({response: 90})
-        limits.keep_until_end(reservation)
+def test_tokens_that_a_response_did_not_use_are_given_back(limits: RateLimits, database: Database) -> None:
+    who = store(database, caller(tenant=Limits(tokens_per_minute=100)))
+    assert accept(limits, who, 90)
     assert not accept(limits, who, 70)
-    limits.settle(ended(response, 30))
-    eventually(lambda: accept(limits, who, 70), within=2)
+    limits.give_back("acme", "k1", Unused(tokens=60))
+    limits.write_unused()
+    assert accept(limits, who, 70)
 
 
-def test_what_a_response_used_beyond_its_reservation_is_charged(
-    make_limits: Callable[[], RateLimits],
+def test_tokens_beyond_those_taken_are_charged_and_hold_no_longer_than_a_minute(
+    limits: RateLimits, database: Database
 ) -> None:
-    limits, who = make_limits(), caller(tenant=Limits(tokens_per_minute=100))
-    response = new_uuid()
-    with limits.reserving(who) as reservation:
-        reservation.take_tokens({response: 10})
-        limits.keep_until_end(reservation)
-    limits.settle(ended(response, 95))
-    limits.start()
-    try:
-        eventually(lambda: not accept(limits, who, 6), within=2)
-    finally:
-        limits.stop()
+    who = store(database, caller(Limits(tokens_per_minute=100), Limits(tokens_per_minute=10**6)))
+    limits.give_back("acme", "k1", Unused(tokens=-10_000))  # its bucket was full, and has no row
+    limits.write_unused()
+    with pytest.raises(RateLimited):
+        limits.take(who, 1)
+    assert limits.levels(who)["tokens"].remaining == 0
+    let_pass(database, 62)
+    assert accept(limits, who, 1)
 
 
-def test_what_a_long_response_used_is_charged_although_its_window_was_idle_meanwhile(
-    database: Database,
+def test_a_successor_gives_back_to_the_bucket_of_the_first_key(
+    limits: RateLimits, database: Database
 ) -> None:
-    seconds = [0.0]
-    limits = RateLimits(database, clock=lambda: seconds[0], seconds=SECONDS)
-    who = caller(tenant=Limits(tokens_per_minute=100))
-    response = new_uuid()
-    with limits.reserving(who) as reservation:
-        reservation.take_tokens({response: 10})
-        limits.keep_until_end(reservation)
-    seconds[0] += 10 * SECONDS
-    shares = limits._all_shares()
-    limits._flush(shares)
-    limits._drop_unused(shares)
-    assert limits._all_shares() == []
-    limits.settle(ended(response, 10_000))
-    limits.stop()  # writes what is to be settled
-    assert not accept(RateLimits(database, seconds=SECONDS), who, 1)
+    hundred = Limits(tokens_per_minute=100)
+    who = store(database, caller(hundred))
+    with database.begin() as connection:
+        properties = KeyProperties(limits=hundred)
+        stored_keys.insert_key(connection, "acme", "k2", bytes([1] * 32), properties, first_key="k1")
+    assert accept(limits, Caller("acme", "k2", limits=hundred, first_key="k1"), 100)
+    limits.give_back("acme", "k2", Unused(tokens=80))
+    limits.write_unused()
+    assert accept(limits, who, 80)
 
 
-def test_what_finds_no_capacity_gives_its_tokens_back(database: Database) -> None:
-    limits, who = RateLimits(database, seconds=60), caller(tenant=Limits(tokens_per_minute=100))
+def test_what_finds_no_capacity_gives_its_tokens_back(limits: RateLimits, database: Database) -> None:
+    who = store(database, caller(tenant=Limits(tokens_per_minute=100)))
     recorder = SimpleNamespace(capacity=UnfinishedResponses(total=0))
     nothing, loop = cast("Any", None), cast("Any", SimpleNamespace(servers=None))
     admission = Admission(
@@ -238,8 +247,8 @@ def test_what_finds_no_capacity_gives_its_tokens_back(database: Database) -> Non
 
     def start() -> None:
         with limits.reserving(who) as reservation:
-            reservation.take_tokens({new.response: 60})
-            with admission._reserved([new], reservation):
+            reservation.take(60)
+            with admission._reserved([new]):
                 pass
 
     for _ in range(3):
@@ -248,26 +257,19 @@ def test_what_finds_no_capacity_gives_its_tokens_back(database: Database) -> Non
     assert accept(limits, who, 60)
 
 
-@contextmanager
-def counted_statements(database: Database) -> Iterator[list[str]]:
-    statements: list[str] = []
-    engine = database._pool_engine
-
-    def note(*arguments: Any) -> None:
-        statements.append(arguments[2])
-
-    event.listen(engine, "before_cursor_execute", note)
-    yield statements
-    event.remove(engine, "before_cursor_execute", note)
+def test_without_a_limit_a_request_makes_no_query() -> None:
+    assert accept(RateLimits(cast("Any", None)), caller(), 10)
 
 
-def test_without_a_limit_there_is_no_query_and_at_plenty_few(database: Database) -> None:
-    limits = RateLimits(database, seconds=SECONDS)
-    with counted_statements(database) as statements:
-        for _ in range(100):
-            assert accept(limits, caller(), 10)
-        assert statements == []
-        plenty = caller(Limits(requests_per_minute=10**6, tokens_per_minute=10**9))
-        for _ in range(1000):
-            assert accept(limits, plenty, 1000)
-        assert len(statements) < 200
+def test_a_bucket_that_was_full_for_long_is_deleted(limits: RateLimits, database: Database) -> None:
+    who, other = (
+        caller(Limits(requests_per_minute=5)),
+        Caller("acme", "k2", limits=Limits(requests_per_minute=5)),
+    )
+    assert accept(limits, who)
+    let_pass(database, 700)
+    assert accept(limits, other)
+    with database.begin() as connection:
+        assert not rate_buckets.delete_full(connection)
+        assert list(connection.execute(text("select key_id from rate_buckets"))) == [("k2",)]
+    assert count_accepted(limits, who, 9) == 5

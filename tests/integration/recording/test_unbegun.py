@@ -14,6 +14,7 @@ from server.caller import Caller, Limits, TenantSettings
 from server.errors import ApiError, Conflict
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses.request import CreateResponse
+from server.store.administration import tenants
 from server.store.database_errors import DatabaseError
 from tests.faults.test_nth_call import TOKENS, Server, serving
 from tests.support.builders import TENANT, SpyHub
@@ -115,6 +116,8 @@ def test_a_response_that_could_not_begin_takes_no_capacity_no_tokens_and_no_key(
     server: Server, monkeypatch: pytest.MonkeyPatch, stored: bool, step: str
 ) -> None:
     enough_for_one = TenantSettings(limits=Limits(tokens_per_minute=2 * TOKENS))
+    with server.bench.database.begin() as connection:
+        tenants.insert_tenant(connection, TENANT, "", enough_for_one)
     caller = Caller(TENANT, None, settings=enough_for_one)
     where, name = step.split(".")
     with monkeypatch.context() as patch:

@@ -149,7 +149,7 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
             connection,
             [
                 (
-                    metering.Usage(
+                    metering.LedgerEntry(
                         facts=ResponseFacts(
                             tenant=TENANT,
                             id=response,

@@ -130,7 +130,7 @@ def test_only_expired_responses_that_ended_go_and_their_metering_stays(database:
             connection,
             [
                 (
-                    metering.Usage(
+                    metering.LedgerEntry(
                         facts=ResponseFacts(
                             tenant=TENANT,
                             id=gone,

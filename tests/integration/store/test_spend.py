@@ -49,7 +49,7 @@ def end(
         connection,
         [
             (
-                metering.Usage(
+                metering.LedgerEntry(
                     facts=ResponseFacts(
                         tenant="acme",
                         id=response or new_uuid(),

@@ -57,7 +57,7 @@ def end(connection: Connection, chance: random.Random) -> None:
         reasoning_tokens=chance.randrange(10),
         error_code="server_error" if status == "failed" else None,
     )
-    usage = metering.Usage(
+    usage = metering.LedgerEntry(
         facts=ResponseFacts(
             tenant=chance.choice(["acme", "other"]),
             id=new_uuid(),

@@ -10,7 +10,6 @@ from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.errors import Overloaded, TooManyRequests
-from server.limits.rate_limits import Reservation
 from server.limits.shared_limit import MAX_INPUT_BYTES, UnfinishedResponses
 from server.protocol.ids import new_uuid
 
@@ -69,7 +68,7 @@ def start(admission: Admission, tenant: str, retained_input_bytes: int, choices:
         )
         for _ in range(choices)
     ]
-    with admission._reserved(cast("Any", new), Reservation(caller, ())):
+    with admission._reserved(cast("Any", new)):
         admission._acceptance.accept(cast("Any", new))
 
 

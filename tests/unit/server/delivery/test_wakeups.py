@@ -138,7 +138,7 @@ def test_frames_of_who_claims_a_new_response_at_once_are_not_missed(monkeypatch:
         new = cast("Any", SimpleNamespace(caller=Caller(TENANT, None), response=response, prepared=prepared))
 
         def accept() -> list[AcceptedResponse]:
-            with admission._reserved([new], cast("Any", None)) as channels:
+            with admission._reserved([new]) as channels:
                 publish(hub, loop, claimed)  # another thread claims it as soon as it is committed
             return admission._begin([new], accepted, channels)
 

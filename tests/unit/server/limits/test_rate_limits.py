@@ -1,7 +1,10 @@
-import pytest
+from typing import Any, cast
 
-from server.limits.rate_limits import duration, rate_limit_headers
-from server.limits.window_share import Standing
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from server.limits.rate_limits import Level, RateLimits, duration, rate_limit_headers
+from server.store.administration.rate_buckets import Unused
 
 
 @pytest.mark.parametrize(
@@ -24,8 +27,44 @@ def test_a_duration_is_written_as_openai_does(seconds: float, shown: str) -> Non
 
 def test_only_what_is_limited_has_headers() -> None:
     assert rate_limit_headers({}) == {}
-    assert rate_limit_headers({"tokens": Standing(100, 40, 1.5)}) == {
+    assert rate_limit_headers({"tokens": Level(100, 1.5)}) == {
         "x-ratelimit-limit-tokens": "100",
-        "x-ratelimit-remaining-tokens": "40",
+        "x-ratelimit-remaining-tokens": "97",
         "x-ratelimit-reset-tokens": "1.5s",
     }
+
+
+def test_a_level_says_what_remains_and_when_more_does() -> None:
+    level = Level(100, 0).without(70)
+    assert (level.remaining, level.seconds) == (30, 42)
+    assert level.seconds_until(30) == 0
+    assert level.seconds_until(100) == 42
+    in_debt = Level(100, 90)
+    assert (in_debt.remaining, in_debt.seconds_until(10)) == (0, 36)
+
+
+class AwayDatabase:
+    """Counts what is tried, and fails until it is `here`."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.here = False
+
+    def autocommit(self, work: Any) -> None:
+        self.tries += 1
+        if not self.here:
+            raise OperationalError("away", None, Exception())
+        assert work.keywords == {"unused": {("acme", "k1"): Unused(tokens=70)}}
+
+
+def test_what_is_given_back_waits_for_the_database() -> None:
+    database = AwayDatabase()
+    limits = RateLimits(cast("Any", database))
+    limits.write_unused()
+    limits.give_back("acme", "k1", Unused(tokens=100))
+    limits.write_unused()
+    limits.give_back("acme", "k1", Unused(tokens=-30))
+    database.here = True
+    limits.write_unused()
+    limits.write_unused()
+    assert database.tries == 2
