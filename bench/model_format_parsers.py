@@ -4,7 +4,7 @@ import statistics
 import time
 
 from bench.rounds import tell
-from server.model_formats.interface import Prompt
+from server.model_formats.model_format import Prompt
 from tests.support.families import CALLERS, TOOLS, format_of, ids_of
 from tests.support.family_formats import FAMILIES
 

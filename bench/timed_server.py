@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.request import Tokens
 from server.cli import entry_point
-from server.recording.messages import RecorderMessage
+from server.recording.inbox_messages import RecorderMessage
 from server.recording.recorder import Recorder
 
 

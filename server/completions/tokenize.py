@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from engine.vocabulary import Vocabulary
 from server.completions.chat import as_response_request, validate_chat_request
 from server.errors import InvalidRequest
-from server.model_formats.interface import PromptError, PromptTooLong
+from server.model_formats.model_format import PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
 from server.prompting.prompt_images import prompt_images, with_prompt_images

@@ -15,7 +15,7 @@ from server.generation.run_facts import FIRST_EVENTS
 from server.generation.token_dump import TokenDump
 from server.generation.tool_call_events import ToolCallEvents
 from server.generation.written_item import EventNumbers, ItemStart, WrittenItem, delta_kind, item_start
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallDelta,
     CallEnd,
     CallStart,

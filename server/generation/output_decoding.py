@@ -17,7 +17,7 @@ from engine.vocabulary import Vocabulary
 from server.generation.hosted_tools import HostedTools
 from server.generation.stop_strings import StopStrings
 from server.generation.token_dump import MIN_LOGPROB, TokenDump
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallDelta,
     CallEnd,
     Delta,

@@ -16,7 +16,7 @@ from server.generation.output_decoding import DecodingSpec, OutputDecoder
 from server.generation.run_facts import FIRST_EVENTS, RunFacts
 from server.generation.run_log import RunLog
 from server.generation.token_dump import TokenDump
-from server.model_formats.interface import Delta, TextDelta
+from server.model_formats.model_format import Delta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Logprob, McpApprovalRequest
 from server.protocol.responses.response import CancelReason, Ending, EndStatus, Response, TurnUsage

@@ -11,7 +11,7 @@ import msgspec
 
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
-from server.model_formats.interface import Messages
+from server.model_formats.model_format import Messages
 from server.protocol.responses.response import (
     PromptLogprob,
     PromptLogprobs,

@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec
 
 from msgspec import UNSET
 
-from server.model_formats.interface import CallStart, MessageStart, ReasoningDelta
+from server.model_formats.model_format import CallStart, MessageStart, ReasoningDelta
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.items import (

@@ -5,7 +5,7 @@ from pathlib import Path
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.chat_template.template import ChatTemplate, read_json
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
-from server.model_formats.interface import ModelFormat
+from server.model_formats.model_format import ModelFormat
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS, detect_tool_call_format
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Literal, TypeVar
 
-from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
+from server.model_formats.model_format import Delta, ReasoningDelta, TextDelta
 
 T = TypeVar("T")
 Reader = Generator[None, None, T]

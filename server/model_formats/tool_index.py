@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from server.model_formats.interface import PromptError, PromptTool, qualified_name
+from server.model_formats.model_format import PromptError, PromptTool, qualified_name
 from server.model_formats.output_grammar.argument_schemas import CUSTOM_PARAMETERS
 
 SEPARATORS = ("__", "-", ".")

@@ -40,7 +40,7 @@ from server.process.ended_key_watch import EndedKeyWatch
 from server.process.load_model import load_model, log_engine
 from server.process.open_database import OpenDatabase, load_seal_keys
 from server.protocol.responses.response import CancelReason
-from server.recording.messages import RecorderMessage, RunUpdate
+from server.recording.inbox_messages import RecorderMessage, RunUpdate
 from server.recording.recorder import Recorder
 from server.recording.response_traces import ResponseTraces
 from server.recovery.claimer import Claimer

@@ -13,7 +13,7 @@ from engine.grammar.matcher import UNCOMPILED
 from engine.request import EngineRequest, RequestRefused
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.generation.output_decoding import CompactionSpec
-from server.model_formats.interface import Prompt
+from server.model_formats.model_format import Prompt
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import moment_of, write_prompt
 from server.prompting.prompt_limits import too_long

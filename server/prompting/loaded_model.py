@@ -6,7 +6,7 @@ from engine.request import Engine, ModelInfo
 from engine.vocabulary import Vocabulary
 from server.input_images.image_reader import ImageReader, TenantImages
 from server.limits.long_prompts import LongPromptLimit
-from server.model_formats.interface import ModelFormat
+from server.model_formats.model_format import ModelFormat
 from server.protocol.input_images import ImageSource
 from server.sealing.cipher import Seal
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from server.errors import InvalidRequest
 from server.generation.hosted_items import items_for_model
 from server.limits.long_prompts import ITEM_CHARACTERS, LONG_CHARACTERS
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallChoice,
     ModelFormat,
     OutputFormat,

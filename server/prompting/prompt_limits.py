@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.grammar.lark_source import MAX_RAW_DEPTH, is_nested_deeper
 from server.errors import OVER_THE_LIMIT, InvalidRequest
-from server.model_formats.interface import PromptConversation, PromptTool
+from server.model_formats.model_format import PromptConversation, PromptTool
 from server.model_formats.output_grammar.argument_schemas import types_of
 from server.protocol.responses import tools as wire
 

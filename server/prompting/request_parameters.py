@@ -11,7 +11,7 @@ import msgspec
 
 from engine.request import MAX_BAD_TOKENS, MAX_BAD_WORDS, Beams, ModelInfo, SamplingParams, ThinkingBudget
 from server.errors import InvalidRequest
-from server.model_formats.interface import ModelFormat, ReasoningMarks
+from server.model_formats.model_format import ModelFormat, ReasoningMarks
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses import tools
 from server.protocol.responses.request import (

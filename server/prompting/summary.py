@@ -13,7 +13,7 @@ from datetime import datetime
 
 from server.generation.hosted_items import items_for_model
 from server.limits.long_prompts import ITEM_CHARACTERS
-from server.model_formats.interface import Prompt, PromptConversation, PromptError, PromptTooLong
+from server.model_formats.model_format import Prompt, PromptConversation, PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import characters_of, write_prompt
 from server.prompting.prompt_limits import MAX_COUNTED_CONTEXTS

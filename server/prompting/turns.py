@@ -15,7 +15,7 @@ from server.generation.hosted_tools import HostedTools, McpCredentials, call_lim
 from server.generation.output_decoding import DecodingSpec, WithoutReasoning
 from server.generation.token_dump import TokenDump
 from server.model_formats.chat_template.output_parser import PlainParser
-from server.model_formats.interface import MessageFormat, OutputParser, Prompt
+from server.model_formats.model_format import MessageFormat, OutputParser, Prompt
 from server.prompting.compaction import prepare_with_compaction
 from server.prompting.engine_request import Prepared, ResolvedRequest, prepare
 from server.prompting.loaded_model import LoadedModel

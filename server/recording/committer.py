@@ -17,8 +17,8 @@ from uuid import UUID
 from engine.statistics import Histogram
 from server.crashpoints import crashpoint
 from server.protocol.ids import response_id
+from server.recording.inbox_messages import RecorderMessage, RunUpdate
 from server.recording.lone_commit import Way, commit_alone
-from server.recording.messages import RecorderMessage, RunUpdate
 from server.recording.persist import EventsLost, is_written, log_chunks, must_reach_disk, write
 from server.recording.recent_commits import RecentCommits
 from server.recording.run_registry import RunRegistry

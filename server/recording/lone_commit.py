@@ -13,7 +13,7 @@ from server.generation.run import Run
 from server.generation.run_facts import RunFacts
 from server.generation.run_log import RunLog
 from server.protocol.ids import response_id
-from server.recording.messages import EVENTS_LOST, SERVER_ERROR, RunUpdate
+from server.recording.inbox_messages import EVENTS_LOST, SERVER_ERROR, RunUpdate
 from server.recording.persist import is_owner, is_written, read_log, write, write_earlier_rows
 from server.store import log_append
 from server.store.cluster import claims

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from server.generation.run import Run
-from server.recording.messages import RunUpdate
+from server.recording.inbox_messages import RunUpdate
 from server.recording.persist import log_rows
 from server.store.commit_probe import Probe
 from server.store.log_append import NewLogRow

@@ -28,7 +28,7 @@ from server.protocol.ids import response_id
 from server.protocol.responses.events import frames
 from server.recording.committer import Committer
 from server.recording.inbox import NO_PAUSE, CommitPace, Inbox, Pause
-from server.recording.messages import (
+from server.recording.inbox_messages import (
     SERVER_ERROR,
     BuildRun,
     CheckOwnership,

@@ -18,7 +18,7 @@ from server.crashpoints import crashpoint
 from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.ids import response_id
-from server.recording.messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
+from server.recording.inbox_messages import SERVER_ERROR, CancelRun, FailRun, ReleaseRuns, StartRun
 from server.recording.recorder import Recorder
 from server.recovery.rebuild import Rebuilt, rebuild
 from server.store.cluster import claims, leases

@@ -26,7 +26,7 @@ from sqlalchemy import Table
 from server.errors import ConfigError
 from server.store.administration.operator_tables import ALL_TABLES
 from server.store.database_errors import DatabaseError, first_line
-from server.store.schema import session
+from server.store.schema import schema_session
 from server.store.timeout_connection import with_network_timeouts
 
 SERVER = "holdfast_server"
@@ -82,7 +82,7 @@ def create_roles(url: str) -> None:
 
     Of several processes one does at a time, and none while another migrates.
     """
-    with _owner(url) as connection, session.connect(url) as lock, session.migration_lock(lock):
+    with _owner(url) as connection, schema_session.connect(url) as lock, schema_session.migration_lock(lock):
         for _ in range(_MOST_DEADLOCKS):
             with suppress(DeadlockDetected):  # with a transaction of a server, which locks in another order
                 _create_roles(connection)

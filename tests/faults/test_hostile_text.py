@@ -18,7 +18,7 @@ from engine.grammar.matcher import BadGrammar
 from engine.request import StructuredOutput
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.model_formats.harmony.tools import encodable
-from server.model_formats.interface import PromptError
+from server.model_formats.model_format import PromptError
 from server.model_formats.output_grammar.lark_builder import (
     escaped_grammar,
 )

@@ -10,7 +10,7 @@ from alembic.runtime.migration import MigrationContext
 
 from server.store.database_errors import DatabaseError, is_contention
 from server.store.schema.concurrent_indexes import MAX_NAME, create_index, partition_index_name
-from server.store.schema.session import connect, migration_lock
+from server.store.schema.schema_session import connect, migration_lock
 from tests.support.eventually import eventually
 
 PLAIN = "create table plain (a integer, b text)"

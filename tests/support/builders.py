@@ -27,7 +27,7 @@ from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import RunFacts, first_events
 from server.generation.run_log import RunLog
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     Delta,
     Prompt,
     PromptConversation,

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallDelta,
     CallEnd,
     CallStart,

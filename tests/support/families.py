@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallDelta,
     CallEnd,
     CallStart,

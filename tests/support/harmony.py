@@ -15,7 +15,7 @@ from typing import Any
 from server.model_formats.harmony import vocabulary
 from server.model_formats.harmony.encoding import HarmonyEncoding
 from server.model_formats.harmony.harmony_format import HarmonyFormat
-from server.model_formats.interface import Delta, TextDelta
+from server.model_formats.model_format import Delta, TextDelta
 from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,

@@ -23,7 +23,7 @@ from server.http.handlers import responses
 from server.http.websocket import session
 from server.input_images import image_reader, image_worker
 from server.limits import long_prompts, rate_limits, shared_limit, tenant_limits
-from server.model_formats.chat_template import messages
+from server.model_formats.chat_template import template_messages
 from server.oidc import access_tokens
 from server.prompting import prompt_limits, request_parameters, turns
 from server.protocol import bounded_process, decode, ids, input_files, list_pages
@@ -64,7 +64,7 @@ def _input() -> Mapping[str, Rows]:
             "lists and objects in it": f"{decode.MAX_STRINGS:,}",
             "numbers with a fraction or an exponent": f"{decode.MAX_DECIMALS:,}",
             "digits in a row": f"{decode.MAX_DIGITS}",
-            "arguments of a call in the input": f"{messages._MAX_ARGUMENTS:,} characters",
+            "arguments of a call in the input": f"{template_messages._MAX_ARGUMENTS:,} characters",
             "`user`": f"{_CHARACTERS['user']} characters",
             "`safety_identifier`": f"{_CHARACTERS['safety_identifier']} characters",
             "`service_tier`": f"{_CHARACTERS['service_tier']} characters",

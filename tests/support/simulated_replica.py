@@ -14,7 +14,7 @@ from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
 from server.prompting.loaded_model import LoadedModel
-from server.recording.messages import ReleaseRuns, RunUpdate
+from server.recording.inbox_messages import ReleaseRuns, RunUpdate
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Beat, Heartbeat

@@ -92,8 +92,8 @@ REACH = {
     "server/model_formats/harmony/tools.py:_LONG_SPACE": TEXT,
     "server/model_formats/special_tokens.py:_ANY": TEXT,
     "server/model_formats/special_tokens.py:_any_of": TEXT,  # literals of a vocabulary
-    "server/model_formats/chat_template/messages.py:_IMAGE_PART": TEXT,
-    "server/model_formats/chat_template/messages.py:_NINE": TEXT,
+    "server/model_formats/chat_template/template_messages.py:_IMAGE_PART": TEXT,
+    "server/model_formats/chat_template/template_messages.py:_NINE": TEXT,
     "server/model_formats/text_scanner.py:SPACE": OUTPUT,
     "server/model_formats/text_scanner.py:self.search": OUTPUT,  # literals, of the family's format
     "server/model_formats/text_scanner.py:self.search_beginning": OUTPUT,  # of the last few characters

@@ -21,7 +21,7 @@ from server.store.database_errors import DatabaseError, in_one_line
 from server.store.schema import upgrade
 from server.store.schema.compatibility import SchemaState
 from server.store.schema.report import LivingReplica, SchemaReport, losses, needing, read_report
-from server.store.schema.session import connect
+from server.store.schema.schema_session import connect
 from server.store.schema.upgrade import Migration
 from server.version import VERSION
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from server.model_formats.interface import PromptTooLong
+from server.model_formats.model_format import PromptTooLong
 
 PIECE = 65_536
 """Characters counted in one call, at most 25 MB of memory; 1 million tokens take 380 MB and 1 s."""

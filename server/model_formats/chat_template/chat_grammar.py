@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.request import StructuredOutput
-from server.model_formats.interface import CallChoice, OutputFormat, PromptError, PromptTool
+from server.model_formats.model_format import CallChoice, OutputFormat, PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced

@@ -8,11 +8,11 @@ from typing import Any, Literal, Self
 
 from engine.request import PromptImage
 from server.model_formats.chat_template.chat_grammar import OutputConstraints, ReasoningStart, build_grammar
-from server.model_formats.chat_template.messages import write_messages
 from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import MISSING_TEMPLATE, ChatTemplate
+from server.model_formats.chat_template.template_messages import write_messages
 from server.model_formats.chat_template.template_probe import ALL_REASONING, probe_template
-from server.model_formats.interface import Prompt, PromptConversation, PromptError, ReasoningMarks
+from server.model_formats.model_format import Prompt, PromptConversation, PromptError, ReasoningMarks
 from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.special_tokens import markup_of
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat

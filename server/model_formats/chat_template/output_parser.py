@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from engine.vocabulary import Vocabulary
-from server.model_formats.interface import Delta, TextDelta, merge_deltas
+from server.model_formats.model_format import Delta, TextDelta, merge_deltas
 from server.model_formats.reasoning import ReasoningFormat, read_reasoning
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import SPACE, Reader, Scanner, StopTexts, TextEmitter, bounded

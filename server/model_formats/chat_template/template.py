@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from server.model_formats.chat_template.bounded_tokenizer import BoundedTokenizer
-from server.model_formats.interface import PromptError
+from server.model_formats.model_format import PromptError
 
 _MARKER = "\ufdd0"
 """A Unicode noncharacter: never valid in interchanged text, so removing it from input loses nothing."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.model_formats.chat_template.template import ChatTemplate, Message
-from server.model_formats.interface import PromptError
+from server.model_formats.model_format import PromptError
 
 _SYSTEM, _LATER, _ASKED, _AGAIN, _TEXT = "xsystemx", "xlaterx", "xaskedx", "xagainx", "xtextx"
 _FUNCTION, _OTHER, _VALUE, _OUTPUT, _THOUGHT = "xfunctionx", "xotherx", "xvaluex", "xoutputx", "xthoughtx"

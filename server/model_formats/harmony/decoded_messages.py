@@ -23,7 +23,7 @@ from server.model_formats.harmony.vocabulary import (
     RETURN,
     START,
 )
-from server.model_formats.interface import Messages
+from server.model_formats.model_format import Messages
 
 CHANNELS = ("analysis", "commentary", "final")
 _TO = re.compile(r"to=\s*([^\s<]*)")

@@ -15,7 +15,7 @@ from typing import Any
 import openai_harmony as harmony
 
 from server.model_formats.harmony.vocabulary import FILE, read_tokens
-from server.model_formats.interface import PromptError, PromptTooLong
+from server.model_formats.model_format import PromptError, PromptTooLong
 
 MAX_PIECE = 1000
 """Characters encoded in one call; the worst case, emoji without a break, takes 5 ms."""

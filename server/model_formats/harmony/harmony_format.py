@@ -36,7 +36,7 @@ from server.model_formats.harmony.vocabulary import (
     VocabularyPlaces,
     find_vocabulary,
 )
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     Messages,
     OutputFormat,
     Prompt,

@@ -11,7 +11,7 @@ from engine.grammar.lark_source import in_slashes
 from engine.request import StructuredOutput
 from server.model_formats.harmony.tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.model_formats.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
-from server.model_formats.interface import PromptConversation, PromptError, PromptTool
+from server.model_formats.model_format import PromptConversation, PromptError, PromptTool
 from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
 from server.model_formats.tool_index import choice_names
 

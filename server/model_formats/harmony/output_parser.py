@@ -21,7 +21,7 @@ from server.model_formats.harmony.vocabulary import (
     START,
     TEXT_TOKENS,
 )
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallDelta,
     CallEnd,
     CallStart,

@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.grammar.circles import reference_target
 from server.model_formats.harmony.encoding import clean
-from server.model_formats.interface import PromptError, PromptTool
+from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import listed, mapping
 from server.model_formats.tool_index import find_tool
 

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any
 
 from engine.grammar.circles import reference_target
-from server.model_formats.interface import PromptTool
+from server.model_formats.model_format import PromptTool
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 ALL_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.grammar.lark_source import TEXT, in_slashes
 from engine.request import StructuredOutput
-from server.model_formats.interface import PromptError, PromptTool
+from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import enforced_schema
 from server.model_formats.special_tokens import Markup
 

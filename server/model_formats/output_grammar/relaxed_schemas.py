@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.grammar.circles import reference_target
 from engine.request import StructuredOutput
-from server.model_formats.interface import PromptError, PromptTool
+from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     ANY_OBJECT,

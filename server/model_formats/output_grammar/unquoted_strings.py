@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.grammar.lark_source import in_slashes
-from server.model_formats.interface import PromptError
+from server.model_formats.model_format import PromptError
 from server.model_formats.output_grammar.argument_schemas import (
     MAX_COUNT,
     SchemaBudget,

@@ -7,7 +7,7 @@ Arguments are streamed if the name precedes them, otherwise they wait until the 
 import re
 from collections.abc import Sequence
 
-from server.model_formats.interface import PromptTool
+from server.model_formats.model_format import PromptTool
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner, TextSink

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.model_formats.interface import PromptError, PromptTool
+from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
     SchemaBudget,
     additional_of,

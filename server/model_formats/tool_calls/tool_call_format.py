@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from server.model_formats.interface import CallDelta, CallEnd, CallStart, PromptTool
+from server.model_formats.model_format import CallDelta, CallEnd, CallStart, PromptTool
 from server.model_formats.output_grammar.lark_builder import GrammarBuilder
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Reader, Scanner

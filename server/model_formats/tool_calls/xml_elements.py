@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.model_formats.interface import PromptTool
+from server.model_formats.model_format import PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
     ALL_TYPES,
     additional_of,

@@ -11,7 +11,7 @@ from server.protocol.responses.events import Event
 from server.protocol.responses.facts import FACTS, ResponseFacts
 from server.store import arrays
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
-from server.store.content.readable import READABLE
+from server.store.content.readable_responses import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, TODAY
 from server.store.content.stored_items import INPUT
 from server.store.database import Database

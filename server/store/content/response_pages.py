@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, lite
 from sqlalchemy.dialects.postgresql import JSONB
 
 from server.protocol.responses.response import Status
-from server.store.content.readable import READABLE
+from server.store.content.readable_responses import READABLE
 from server.store.content.responses import STORED_COLUMNS, StoredResponse, stored_response
 from server.store.content.stored_items import OUTPUT
 from server.store.tables import items, responses

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, select, text
 
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
-from server.store.content.readable import READABLE
+from server.store.content.readable_responses import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, count_added
 from server.store.tables import items, responses
 

@@ -9,7 +9,7 @@ valid are not built again; an invalid one, which an interrupted build has left, 
 from alembic import op
 from sqlalchemy import Connection, text
 
-from server.store.schema.session import TABLE_LOCK_TIMEOUT
+from server.store.schema.schema_session import TABLE_LOCK_TIMEOUT
 
 MAX_NAME = 63
 """Bytes of an identifier, beyond which Postgres cuts it."""

@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 from server.store.schema.concurrent_indexes import build
-from server.store.schema.session import TABLE_LOCK_TIMEOUT, try_for_locks
+from server.store.schema.schema_session import TABLE_LOCK_TIMEOUT, try_for_locks
 
 INDEX: Final = "ix_items_words"
 LOCK_SECONDS = 60.0

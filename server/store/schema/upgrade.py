@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from server.configuration.shipped_files import migrations_folder
 from server.store.schema.compatibility import SchemaState, compare, read_recorded
-from server.store.schema.session import connect, try_for_locks
+from server.store.schema.schema_session import connect, try_for_locks
 from server.store.session_check import accepts_connections
 
 UPGRADE_S = 60.0

@@ -17,7 +17,7 @@ from server.generation.run import Run
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_loop import ToolLoop
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     ModelFormat,
     OutputParser,
     Prompt,

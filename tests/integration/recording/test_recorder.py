@@ -11,7 +11,7 @@ from server.delivery.stored_responses import read_response
 from server.generation.run import Run
 from server.protocol.responses.events import event_type, is_terminal
 from server.recording import inbox
-from server.recording.messages import FailRun, RecorderMessage, StartRun
+from server.recording.inbox_messages import FailRun, RecorderMessage, StartRun
 from server.recording.recorder import Recorder
 from server.store.content import deletion
 from tests.integration.recording.recorded import Bench, finished, tokens

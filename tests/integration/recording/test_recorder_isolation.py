@@ -13,7 +13,7 @@ from server.delivery.hub import Abandonment
 from server.generation.run import Run
 from server.protocol.responses.events import Event, Kind, is_terminal
 from server.recording import committer, persist
-from server.recording.messages import ReleaseRuns
+from server.recording.inbox_messages import ReleaseRuns
 from server.recovery.heartbeat import Heartbeat
 from server.store import log_append
 from server.store.content import item_rows, responses

@@ -6,8 +6,8 @@ from engine.request import Finished, Tokens, TokenUsage
 from server.delivery.stored_responses import find_response, list_responses
 from server.generation.hosted_tools import HostedTools, ToolResult
 from server.generation.run import Run
-from server.model_formats.interface import TextDelta
-from server.recording.messages import StartTurn, ToolCallFinished
+from server.model_formats.model_format import TextDelta
+from server.recording.inbox_messages import StartTurn, ToolCallFinished
 from server.store.content.response_pages import Filters
 from tests.integration.recording.recorded import Bench
 from tests.support.builders import TENANT

@@ -8,7 +8,7 @@ from server.completions.chunk_stream import ChunkFormat, ChunkStream
 from server.completions.legacy import LegacyFormat
 from server.generation.event_emitter import EventEmitter
 from server.generation.run_facts import first_events
-from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, ReasoningDelta, TextDelta
+from server.model_formats.model_format import CallDelta, CallEnd, CallStart, Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import error_frame, frame
 from tests.support.builders import CREATED, RESPONSE, make_echo, make_ending, make_facts
 

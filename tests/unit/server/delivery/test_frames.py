@@ -3,7 +3,7 @@ from hypothesis import given
 from server.delivery.frames import OpenResponsesNames, to_open_responses
 from server.generation.event_emitter import EventEmitter
 from server.generation.run_facts import first_events
-from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
+from server.model_formats.model_format import Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, event_type, frame, render, split_frame
 from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending, make_facts
 from tests.support.event_order import deltas

@@ -11,7 +11,7 @@ from openai.types.responses import ResponseStreamEvent
 
 from server.generation.event_emitter import EventEmitter
 from server.generation.run_facts import first_events
-from server.model_formats.interface import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
+from server.model_formats.model_format import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, event_type, is_terminal, render
 from server.protocol.responses.items import Message, Reasoning
 from server.protocol.responses.response import Ending, EndStatus

@@ -14,7 +14,7 @@ from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import first_events
 from server.hosted_tools.mcp_discovery import check_approved_calls
-from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, TextDelta
+from server.model_formats.model_format import CallDelta, CallEnd, CallStart, Delta, TextDelta
 from server.prompting.summary import pending_calls
 from server.protocol.responses.events import Event, event_type, render
 from server.protocol.responses.items import (

@@ -10,7 +10,7 @@ from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.generation.output_decoding import Decoded, DecodingSpec, OutputDecoder
 from server.model_formats.chat_template.output_parser import PlainParser
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     Delta,
     MessageStart,
     Prompt,

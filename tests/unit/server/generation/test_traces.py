@@ -12,7 +12,7 @@ import pytest
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.generation.run_facts import first_events
-from server.model_formats.interface import ModelFormat, PromptConversation, PromptTool
+from server.model_formats.model_format import ModelFormat, PromptConversation, PromptTool
 from tests.support import families, harmony
 from tests.support.builders import LATER, RESPONSE, USAGE, make_facts, rendered
 

@@ -11,7 +11,7 @@ from server.generation.hosted_tools import ToolResult
 from server.metrics.events import MAX_TENANTS, MAX_TOOLS, Events
 from server.metrics.families import BoundedLabels
 from server.protocol.responses.items import McpCall, McpError
-from server.recording.messages import RunUpdate
+from server.recording.inbox_messages import RunUpdate
 
 MANY = 10_000
 

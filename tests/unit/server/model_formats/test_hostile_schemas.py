@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.interface import CallChoice, Prompt, PromptConversation, PromptError, PromptTool
+from server.model_formats.model_format import CallChoice, Prompt, PromptConversation, PromptError, PromptTool
 from server.protocol.responses.items import InputText, Message
 from tests.support.families import format_of, ids_of
 from tests.support.family_formats import FAMILIES

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.model_formats.chat_template.chat_template_format import CHAT_TEMPLATE_KWARGS
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallChoice,
     ModelFormat,
     Prompt,

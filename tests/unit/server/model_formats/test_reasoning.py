@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from server.model_formats.chat_template.output_parser import read_answer
 from server.model_formats.harmony.vocabulary import CHANNEL, END, MESSAGE
-from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
+from server.model_formats.model_format import Delta, ReasoningDelta, TextDelta
 from server.model_formats.reasoning import (
     REASONING_FORMATS,
     THINK,

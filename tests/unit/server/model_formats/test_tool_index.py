@@ -3,7 +3,7 @@
 import pytest
 
 from server.model_formats.harmony.tools import tool_of, tools_by_recipient
-from server.model_formats.interface import CallChoice, PromptConversation, PromptTool
+from server.model_formats.model_format import CallChoice, PromptConversation, PromptTool
 from server.model_formats.tool_index import (
     ToolIndex,
     find_tool,

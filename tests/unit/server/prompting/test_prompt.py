@@ -4,7 +4,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.model_formats.interface import Prompt
+from server.model_formats.model_format import Prompt
 from server.prompting.prompt import drop_before, truncate_turns
 from server.protocol.responses.items import FunctionCall, FunctionCallOutput, InputText, Item, Message
 from tests.support.builders import examples

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from server.errors import InvalidRequest
-from server.model_formats.interface import OutputFormat, Prompt, PromptConversation, PromptTool, PromptTooLong
+from server.model_formats.model_format import (
+    OutputFormat,
+    Prompt,
+    PromptConversation,
+    PromptTool,
+    PromptTooLong,
+)
 from server.prompting.prompt import characters_of, write_within
 from server.prompting.prompt_limits import (
     MAX_DEFINITION,

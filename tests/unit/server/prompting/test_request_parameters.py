@@ -12,7 +12,7 @@ from engine.scripted_engine import ScriptedConfig, ScriptedEngine
 from server.admission.request_validation import with_generation_config
 from server.configuration.shipped_files import demo_model_folder
 from server.errors import InvalidRequest
-from server.model_formats.interface import ModelFormat
+from server.model_formats.model_format import ModelFormat
 from server.model_formats.select_format import load_model_format
 from server.prompting.engine_request import ResolvedRequest, prepare
 from server.prompting.loaded_model import LoadedModel

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.limits.long_prompts import LongPromptLimit
-from server.model_formats.interface import Prompt, PromptConversation
+from server.model_formats.model_format import Prompt, PromptConversation
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.summary import (
     ELLIPSIS,

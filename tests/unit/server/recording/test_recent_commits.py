@@ -7,7 +7,7 @@ import pytest
 from engine.request import TokenUsage
 from server.generation.run import Run
 from server.recording import recent_commits
-from server.recording.messages import RunUpdate
+from server.recording.inbox_messages import RunUpdate
 from server.recording.recent_commits import RETAIN_SECONDS, RecentCommits
 from server.store.commit_probe import Probe
 from tests.support.builders import LATER, TENANT, make_echo, make_run, say

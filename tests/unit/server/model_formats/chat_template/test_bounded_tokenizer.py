@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.chat_template.bounded_tokenizer import PIECE, BoundedTokenizer
-from server.model_formats.interface import PromptTooLong
+from server.model_formats.model_format import PromptTooLong
 
 
 @pytest.fixture(scope="module")

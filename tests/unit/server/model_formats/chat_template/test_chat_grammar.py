@@ -12,7 +12,7 @@ import pytest
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
 from server.configuration.shipped_files import demo_model_folder
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallChoice,
     CallDelta,
     CallEnd,

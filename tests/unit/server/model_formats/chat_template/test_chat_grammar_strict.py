@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallChoice,
     CallDelta,
     CallEnd,

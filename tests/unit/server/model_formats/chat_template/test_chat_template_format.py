@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from server.configuration.shipped_files import demo_model_folder
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     Delta,
     ModelFormat,
     OutputParser,

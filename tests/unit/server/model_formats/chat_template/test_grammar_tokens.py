@@ -10,7 +10,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.shipped_files import demo_model_folder
-from server.model_formats.interface import CallChoice, PromptConversation, PromptTool
+from server.model_formats.model_format import CallChoice, PromptConversation, PromptTool
 from server.model_formats.select_format import load_model_format
 from server.protocol.responses.items import InputText, Message
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import Fuse
 
-from server.model_formats.interface import Prompt, PromptConversation, PromptError
+from server.model_formats.model_format import Prompt, PromptConversation, PromptError
 from server.model_formats.select_format import load_model_format
 from server.protocol.responses.items import (
     ContentPart,

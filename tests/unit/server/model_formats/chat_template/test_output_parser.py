@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.vocabulary import Vocabulary
 from server.model_formats.chat_template.output_parser import PlainParser
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallDelta,
     CallEnd,
     CallStart,

@@ -11,7 +11,7 @@ from tokenizers.decoders import Fuse
 
 from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.chat_template.template import ChatTemplate
-from server.model_formats.interface import PromptError
+from server.model_formats.model_format import PromptError
 from server.model_formats.select_format import load_model_format
 from tests.support.builders import examples
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from server.model_formats.harmony.encoding import MAX_PIECE, clean, pieces
-from server.model_formats.interface import PromptError
+from server.model_formats.model_format import PromptError
 from tests.support.harmony import encoding, oracle
 
 

@@ -8,7 +8,7 @@ import openai_harmony as harmony
 import pytest
 
 from server.model_formats.harmony.vocabulary import STOPS
-from server.model_formats.interface import OutputFormat, PromptConversation, PromptError, PromptTool
+from server.model_formats.model_format import OutputFormat, PromptConversation, PromptError, PromptTool
 from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,

@@ -9,7 +9,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
 from engine.vocabulary import Vocabulary
 from server.model_formats.harmony.vocabulary import TEXT_TOKENS, VOCABULARY
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallChoice,
     OutputFormat,
     PromptConversation,

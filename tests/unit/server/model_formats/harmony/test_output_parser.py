@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from server.model_formats.harmony.output_parser import MAX_HEADER, HarmonyParser
 from server.model_formats.harmony.vocabulary import CALL, CHANNEL, END, MESSAGE, RETURN, START, STOPS
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallDelta,
     CallEnd,
     CallStart,

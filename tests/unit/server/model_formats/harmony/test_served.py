@@ -8,7 +8,7 @@ import pytest
 
 from engine.request import Finished
 from server.model_formats.harmony.harmony_format import HarmonyFormat
-from server.model_formats.interface import (
+from server.model_formats.model_format import (
     CallChoice,
     CallDelta,
     CallEnd,

@@ -7,7 +7,7 @@ import pytest
 
 from server.generation.hosted_items import items_for_model
 from server.model_formats.harmony.tools import MAX_DEPTH, MAX_RUN, encodable, inlined_schema
-from server.model_formats.interface import PromptConversation, PromptError, PromptTool
+from server.model_formats.model_format import PromptConversation, PromptError, PromptTool
 from server.protocol.responses.items import CodeInterpreterCall, Item
 from tests.support.harmony import encoding, harmony_format, text_of, user
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
 from engine.vocabulary import Vocabulary
-from server.model_formats.interface import PromptError
+from server.model_formats.model_format import PromptError
 from server.model_formats.output_grammar.lark_builder import (
     escaped_grammar,
 )

@@ -12,7 +12,7 @@ from _pytest.mark.structures import ParameterSet
 
 from engine.grammar.compiler import check_grammar
 from engine.request import StructuredOutput
-from server.model_formats.interface import CallChoice, CallDelta, CallEnd, PromptConversation, PromptTool
+from server.model_formats.model_format import CallChoice, CallDelta, CallEnd, PromptConversation, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
 from server.model_formats.output_grammar.relaxed_schemas import (
     MAX_REFERENCES,

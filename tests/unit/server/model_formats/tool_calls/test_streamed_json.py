@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.model_formats.interface import Prompt
+from server.model_formats.model_format import Prompt
 from server.model_formats.output_grammar.argument_schemas import types_of
 from server.model_formats.tool_calls.streamed_json import CustomInput, StringDecoder
 from server.model_formats.tool_calls.xml_elements import as_json

@@ -7,7 +7,7 @@ import pytest
 
 from engine.request import StructuredOutput
 from server.model_formats.chat_template.output_parser import read_answer
-from server.model_formats.interface import CallStart, Delta, Prompt, PromptTool, TextDelta, merge_deltas
+from server.model_formats.model_format import CallStart, Delta, Prompt, PromptTool, TextDelta, merge_deltas
 from server.model_formats.select_format import load_model_format
 from server.model_formats.special_tokens import Markup
 from server.model_formats.text_scanner import Scanner, TextEmitter

@@ -15,7 +15,7 @@ from typing import Any
 
 from server.model_formats.chat_template.template import ChatTemplate, MarkupText, Message
 from server.model_formats.chat_template.template_probe import TemplateCapabilities
-from server.model_formats.interface import PromptConversation, PromptError, PromptTool, qualified_name
+from server.model_formats.model_format import PromptConversation, PromptError, PromptTool, qualified_name
 from server.model_formats.tool_calls.tool_call_format import ToolCallFormat
 from server.protocol.decode import check_size
 from server.protocol.error_object import DecodeFailure
