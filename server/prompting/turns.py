@@ -159,12 +159,11 @@ class TurnBuilder:
     """The caller's, by server label. They are not stored with the request."""
     model_writes_summary: bool = False
     """Whether the first turn is a compaction's summary."""
-    may_have_next_turn: bool = field(init=False)
-    """Whether a turn may follow the first: after a summary, or after calls that the server makes."""
 
-    def __post_init__(self) -> None:
-        calls = any(isinstance(tool, McpTool) for tool in self.resolved.tools)
-        object.__setattr__(self, "may_have_next_turn", self.model_writes_summary or calls)
+    @property
+    def may_have_next_turn(self) -> bool:
+        """Whether a turn may follow the first: after a summary, or after calls that the server makes."""
+        return self.model_writes_summary or any(isinstance(tool, McpTool) for tool in self.resolved.tools)
 
     @property
     def response(self) -> UUID:

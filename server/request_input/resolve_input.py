@@ -58,6 +58,8 @@ class ResolvedInput:
     """The new input. Items that were sent with an id have it still, others one of this response."""
     conversation: ConversationVersion | None = None
     images: PromptImages = field(default_factory=dict)
+    only_messages: bool = False
+    """Whether all items are messages, of which none has a setting, a call or a sealed part."""
     approves: bool = False
     """Whether there are answers to requests for approval."""
     read_bytes: int = 0
@@ -127,7 +129,7 @@ def resolve_input(
         lasting.difference_update(item.id for item in history)
     if all(isinstance(item, Message) for item in (*history, *items)):
         own = [with_own_id(item, response, "i", index, lasting) for index, item in enumerate(items)]
-        return ResolvedInput(stored.previous_id, history, own, stored.conversation)
+        return ResolvedInput(stored.previous_id, history, own, stored.conversation, only_messages=True)
     new = with_own_ids(given, items, response, "i", seal, tenant, lasting)
     approves = any(isinstance(item, McpApprovalResponse) for item in (*history, *new))
     if approves:
