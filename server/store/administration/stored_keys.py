@@ -84,8 +84,8 @@ _KEYS: Select[Any] = select(api_keys, *tenants.SETTINGS_COLUMNS).join_from(
     api_keys, tenants.TABLE, api_keys.c.tenant == tenants.TABLE.c.tenant, isouter=True
 )
 _GET_VALID = _KEYS.where(api_keys.c.id == bindparam("key_id"), _VALID)
-KEY_REQUIRED: Final = "select exists (select from key_requirement)"
-"""`key_required` as a statement for `Database.scalar`."""
+KEY_REQUIRED: Final = "select exists (select from key_requirement) or exists (select from api_keys)"
+"""`key_required` as a statement for `Database.scalar`. A key that came by SQL or by a restore counts, too."""
 _MINUTE = timedelta(minutes=1)
 _SHARED = "shared"
 
