@@ -44,7 +44,7 @@ class IdempotencyKey:
 
     key: str
     digest: bytes
-    """Of the request's body: the same key with another body is an error."""
+    """SHA-256 of the request's path and body: the same key with another body is an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

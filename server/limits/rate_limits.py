@@ -74,7 +74,7 @@ class _KnownLevel:
 
 
 class RateReservation:
-    """What one request has taken from its caller's buckets, until it is accepted."""
+    """The units that one request has taken from its caller's buckets, until it is accepted."""
 
     def __init__(self, rates: "RateLimits", caller: Caller) -> None:
         self._rates = rates

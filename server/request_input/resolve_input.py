@@ -109,7 +109,7 @@ def _required_input(request: CreateResponse) -> str | list[dict[str, Any]]:
 def input_alone(
     request: CreateResponse, given: Sequence[InputItem], prior_items: Sequence[Item] | None
 ) -> StoredInput | None:
-    """The same for a request that refers to nothing stored; None for any other. Pure."""
+    """The input of a request that refers to nothing stored; None for any other request. Pure."""
     refers = request.previous_response_id is not None and prior_items is None
     if refers or request.conversation is not None or any(isinstance(one, ItemReference) for one in given):
         return None
