@@ -47,7 +47,7 @@ INVARIANTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long unfinished responses and keys may stay unattended before they are violations."""
+    """The times for which unfinished responses and keys may stay unattended before they are violations."""
 
     grace_seconds: float = 30.0
     """After its replica's death, or, if that is later, after the first living replica started."""

@@ -27,7 +27,7 @@ from server.store.erasure.user_rows import UserRows, Walk
 SETTLE_SECONDS = 2.0
 """Servers end what runs with a revoked key within a second, and settle its limits half a second later."""
 BATCH_SECONDS = 0.1
-"""How long a transaction should take: others wait for its locks."""
+"""The time that a transaction should take: others wait for its locks."""
 MAX_BATCH = 500
 _FIRST_BATCH = 16
 _CHUNK = 500
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Outcome:
-    """What an erasure removed, or would."""
+    """The rows that an erasure removed, or would remove."""
 
     complete: bool = False
     """Whether nothing is left."""
@@ -91,7 +91,7 @@ class Erasure:
         self.outcome = Outcome()
 
     def count(self) -> Outcome:
-        """What would be removed. Raises DatabaseError."""
+        """Counts the rows that would be removed. Raises DatabaseError."""
         if self._user is None:
             self._count_tenant()
         else:

@@ -42,7 +42,7 @@ class Row:
     kind: str
     values: dict[str, Any]
     owner: UUID | None
-    """What it is a part of."""
+    """The response or conversation that the row belongs to."""
     pictures: Sequence[bytes] = ()
     """The digests of the pictures that an item names."""
 
@@ -52,7 +52,7 @@ class LineReader:
     """Takes the lines in order; `close` after the last one."""
 
     tenant: str = ""
-    """Whose export it is, after the first line."""
+    """The tenant whose export it is, after the first line."""
     number: int = 0
     """The number of the last line that was read."""
     counts: Counter[str] = field(default_factory=Counter)

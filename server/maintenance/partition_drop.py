@@ -26,9 +26,9 @@ log = logging.getLogger("holdfast.retention")
 STATEMENT_SECONDS = 900
 """For what reads a whole partition, which nobody waits for."""
 RECHECK_SECONDS = 3600.0
-"""How long a partition is purged row by row before it is looked at again."""
+"""The time for which a partition is purged row by row before it is looked at again."""
 BUSY_SECONDS = 600.0
-"""How long a partition is left alone that was in use."""
+"""The time for which a partition that was in use is left alone."""
 TRIES = 5
 PAUSE_S = 1.0
 """Between two tries to lock tables in use; the queries that queued behind the first one run meanwhile."""
@@ -49,13 +49,13 @@ class PartitionDrop:
         self._days = retention_days
         self._ledger_days = ledger_days
         self._entry_days = max(ledger_days, retention_days) if ledger_days else 0
-        """How old partitions of the ledger become: entries of stored responses stay."""
+        """The age that partitions of the ledger reach: entries of stored responses stay."""
         self._quiet = quiet_seconds
         self._sleep = sleep
         self._looked_at: dict[str, float] = {}
         """The partitions that were not worth dropping, and when that was found."""
         self._busy_at: dict[str, float] = {}
-        """Those that were in use."""
+        """The partitions that were in use, and when that was found."""
 
     def run(self) -> Counter[str]:
         """Removes what is due; returns how many responses readers have lost, by tenant. Raises DatabaseError.
@@ -71,7 +71,10 @@ class PartitionDrop:
         return done
 
     def run_ledger(self) -> None:
-        """The same for the ledger, whose entries stay while their response does. Raises DatabaseError."""
+        """Removes due partitions of the ledger, whose entries stay while their response does.
+
+        Raises DatabaseError.
+        """
         if not self._ledger_days:
             return
         days = self._entry_days
@@ -94,11 +97,11 @@ class PartitionDrop:
                 return not any(partition_removal.detached(connection, table) for table in tables)
 
     def row_by_row(self) -> tuple[ExpiredRange, ...]:
-        """Which responses are purged one by one, because their partition does not go soon."""
+        """The ranges of responses that are purged one by one, because their partition does not go soon."""
         return self._row_by_row_of("responses", self._days)
 
     def entries_row_by_row(self) -> tuple[ExpiredRange, ...]:
-        """The same of the ledger."""
+        """The ranges of the ledger's entries that are purged one by one."""
         return self._row_by_row_of("usage_ledger", self._entry_days)
 
     def _row_by_row_of(self, table: str, days: int) -> tuple[ExpiredRange, ...]:

@@ -45,13 +45,13 @@ from server.supervised_thread import Retry, SupervisedThread
 log = logging.getLogger("holdfast.retention")
 
 FOLD_SECONDS = 10.0
-"""How often the tenants' storage counters are folded."""
+"""The time between two folds of the tenants' storage counters."""
 PARTITION_SECONDS = 3600.0
-"""How often missing partitions are looked for; the next ones are made a day before they are needed."""
+"""The time between two looks for missing partitions, which are made a day before they are needed."""
 CONVERSATION_SECONDS = 3600.0
-"""How often conversations are looked through for expired ones."""
+"""The time between two looks for expired conversations."""
 STATISTICS_SECONDS = 600.0
-"""How often the statistics of partitioned tables are looked at."""
+"""The time between two looks at the statistics of partitioned tables."""
 ANALYZE_SECONDS = 900
 STOP_SECONDS = 5.0
 """For the statement under way when the process ends; a survey of a partition may take minutes."""
@@ -79,7 +79,7 @@ class DiskShort(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What a purge removed."""
+    """Counts of what a purge removed."""
 
     responses: int = 0
     keys: int = 0
@@ -116,7 +116,7 @@ class Purged:
 
 
 def quiet_seconds(config: Config) -> float:
-    """How long a response must have ended before it is purged, so that no reader of its stream is cut off.
+    """The time from a response's end to its purge, so that no reader of its stream is cut off.
 
     A reader keeps the whole stream from its first query after the end.
     """
@@ -304,7 +304,7 @@ class Retention:
         self._conversations_at = -math.inf
         self._purged_at = time.monotonic()
         self.purged = Purged()
-        """What this process has purged."""
+        """The sum of this process's purges."""
         self.thread = SupervisedThread("retention", self._turn, retry=Retry(max_failures=None))
 
     def start(self) -> None:

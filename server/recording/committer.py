@@ -43,7 +43,7 @@ _FRESH_SECONDS = 1.0
 """An idle connection older than this is probed before a commit: a vanished server is noticed by the probe
 within 2 s, by a commit only after 6 s."""
 _REPORT_AFTER_SECONDS = 2.0
-"""How long the database may be unreachable before /health/ready answers that this replica is not ready."""
+"""The time of an outage of the database after which /health/ready answers that this replica is not ready."""
 _ALONE_SECONDS = 0.5
 """For all commits of single updates between two joint commits. The joint commit gives up waiting for a lock
 after 0.25 s; together with that, other runs wait for less than a second."""
@@ -69,7 +69,7 @@ class _Transaction:
 
     updates: Sequence[RunUpdate] = ()
     messages: Sequence[RecorderMessage] = ()
-    """Those from which the updates come."""
+    """The messages from which the updates come."""
     state: Literal["unapplied", "applied", "in doubt"] = "unapplied"
     """`unapplied`: no try has come to the updates, so a failure is no run's fault. `applied`: it may be.
     `in doubt`: the connection was lost after that, and a try may have been committed."""
@@ -193,7 +193,7 @@ class Committer:
             self._registry.isolated[response.hex] = update
 
     def _try_alone(self, update: RunUpdate) -> RunUpdate | None:
-        """What is stored for an isolated update; None if it is to be tried again."""
+        """Tries an isolated update; returns the update that is stored for it, None if a later try follows."""
         name, fields = response_id(update.run.facts.id), update.run.facts.log_fields
         result = LogGap() if update.has_gap else self._write_alone(update, "write")
         if isinstance(result, RunUpdate):
@@ -216,9 +216,9 @@ class Committer:
         return None if update.has_gap else RunUpdate(update.run, released=True, cut_short=True)
 
     def _ways_out(self, update: RunUpdate, trouble: CommitFailure) -> Sequence[Way]:
-        """How a response is ended whose update cannot be stored.
+        """The ways to end a response whose update cannot be stored, in the order of trying.
 
-        One in the background whose row was only blocked may succeed on another replica. One that has lost
+        A background response whose row was only blocked may succeed on another replica. One that has lost
         events must not go on anywhere.
         """
         if update.has_gap:
@@ -228,7 +228,7 @@ class Committer:
         return ("fail", "release")
 
     def _write_alone(self, update: RunUpdate, way: Way) -> RunUpdate | Exception:
-        """What is stored in a transaction of its own, or the error for which nothing is."""
+        """Writes an update in a transaction of its own; returns the stored update, or the error."""
         results: list[RunUpdate] = []
 
         def write_it(connection: Connection, transaction: _Transaction) -> None:

@@ -123,7 +123,7 @@ RecorderMessage = (
 
 @dataclass(slots=True, eq=False)
 class RunUpdate:
-    """What one commit writes for one run."""
+    """One run's part of a commit."""
 
     run: Run
     events: list[Event] = field(default_factory=list)
@@ -131,7 +131,7 @@ class RunUpdate:
     released: bool = False
     """The response is given up without an end; another replica claims it."""
     engine_died: bool = False
-    """It is released because the engine died, which may be this run's fault. It counts as a death."""
+    """It is released because the engine died, which may be this run's fault. Counts as a death."""
     first_seq: int = field(init=False)
     """The sequence number of the first event."""
     unwritable: bool = False
@@ -161,7 +161,7 @@ class RunUpdate:
 
 
 def coalesce_tokens(messages: Sequence[RecorderMessage]) -> Iterator[RecorderMessage]:
-    """The same messages with consecutive tokens of an engine request merged into one message.
+    """Merges consecutive tokens of an engine request into one message; other messages stay as they are.
 
     Where a commit covers several steps of the engine, this makes fewer and longer deltas.
     """

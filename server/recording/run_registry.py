@@ -170,7 +170,7 @@ class RunRegistry:
                 update.released, update.engine_died = True, engine_died
 
     def _apply_tokens(self, updates: dict[str, RunUpdate], message: Tokens, now: datetime) -> None:
-        """As `_advance` with `Run.tokens`: this is the path of nearly all messages."""
+        """`_advance` with `Run.tokens`, written out because nearly all messages come this way."""
         key = message.request_id.partition(".")[0]
         update = self._update_of(updates, key)
         if update is None:
@@ -247,7 +247,7 @@ class RunRegistry:
 def _action(
     message: FailRun | CancelRun | ToolCallFinished | StartTurn | CancelRequested, now: datetime
 ) -> Callable[[Run], list[Event]]:
-    """What a message of a handler, a tool or the tool loop does to its run."""
+    """The action on a run that a message of a handler, a tool or the tool loop asks for."""
     match message:
         case FailRun(_, code, text):
             return partial(Run.fail, code=code, message=text, at=now)

@@ -37,13 +37,13 @@ class Beat:
     other_replicas: int
     """Other replicas that are alive."""
     is_first: bool
-    """This replica is the oldest of them, which does at every beat what one can do for all."""
+    """Whether this replica is the oldest, which does at every beat what one can do for all."""
     claimable: bool
     """The heartbeat has released responses, for any replica to claim."""
 
 
 class BeatListener(Protocol):
-    """What happens on the heartbeat's thread."""
+    """Is called on the heartbeat's thread."""
 
     def on_beat(self, beat: Beat) -> None:
         """The lease is renewed. May raise DatabaseError."""
@@ -55,7 +55,7 @@ class BeatListener(Protocol):
         """A response that runs here has to be cancelled."""
 
     def on_fenced(self) -> None:
-        """This process must end: it was declared dead, or the thread has given up."""
+        """Ends the process: it was declared dead, or the thread has given up."""
 
 
 class Heartbeat:

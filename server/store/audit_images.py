@@ -1,4 +1,4 @@
-"""What `holdfast audit` reads of pictures: uses by owner, conversations with pictures, unsound pictures.
+"""Reads pictures for `holdfast audit`: uses by owner, conversations with pictures, unsound pictures.
 
 As in `audit_snapshot`, every page is a read-only transaction of its own on one snapshot.
 """

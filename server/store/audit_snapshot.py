@@ -1,4 +1,4 @@
-"""What `holdfast audit` reads: responses with items, log and ledger entry, orphaned rows, idempotency keys.
+"""Reads for `holdfast audit`: responses with items, log and ledger entry, orphaned rows, idempotency keys.
 
 Every page is a read-only transaction of its own on one snapshot, so what is compared belongs together, and a
 long audit keeps no old row versions alive. Bodies are streamed: of a page's logs and items, few are in memory
@@ -32,7 +32,7 @@ _MAX_CLOCK_SKEW = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which responses are audited: of each tenant the newest `limit`, created at or after `since`."""
+    """Selects the audited responses: of each tenant the newest `limit`, created at or after `since`."""
 
     tenant: str | None = None
     since: datetime | None = None
@@ -105,7 +105,7 @@ class CompactedStream:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a reader gets who asks for the events from `first` on."""
+    """The events that a reader gets who asks for those from `first` on."""
 
     first: int
     events: Sequence[Event]

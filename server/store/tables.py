@@ -51,7 +51,7 @@ def time_column(name: str, *, required: bool = False, comment: str | None = None
 
 
 def _sizes() -> list[Column[object]]:
-    """What is asked of items before they are read."""
+    """Columns of items that are asked before the items are read."""
     return [
         Column("size", Integer, nullable=False, comment="bytes of the payload"),
         Column(

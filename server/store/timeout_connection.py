@@ -71,7 +71,7 @@ _SERVER_KEEPALIVES: SessionSettings = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "6000",
 }
-"""The same for the server's end; otherwise a session outlives its vanished client by hours."""
+"""Keepalives of the server's end; without them a session outlives its vanished client by hours."""
 
 _FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 """A year within `datetime`'s range, so that time zones and intervals can be added."""

@@ -1,4 +1,4 @@
-"""What follows from an attempt: received or not, when again, whether the endpoint wants no more. Pure."""
+"""Judges attempts: received or not, the time of the next one, whether the endpoint wants no more. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from email.utils import parsedate_to_datetime
 from typing import Literal
 
 MAX_PAUSE_SECONDS = 8 * 3600.0
-"""Between two attempts."""
+"""The longest pause between two attempts."""
 MAX_RETRY_AFTER_SECONDS = 3600.0
-"""Of a receiver's `Retry-After`; a longer one counts as this."""
+"""The longest `Retry-After` of a receiver that counts; a longer one counts as this."""
 _GONE = 410
 _THROTTLING = frozenset({429, 502, 503, 504})
 _MAX_DOUBLINGS = 32
@@ -19,7 +19,7 @@ Cause = Literal["status", "refused", "unreachable", "timeout", "secret"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back of an attempt: an HTTP status, or why there is none."""
+    """The receiver's answer to an attempt: an HTTP status, or why there is none."""
 
     status: int | None
     retry_after: str | None = None
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows from an answer."""
+    """The consequences of a receiver's answer."""
 
     error: str | None
     """Why the attempt failed; None if the event was received."""

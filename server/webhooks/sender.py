@@ -33,10 +33,10 @@ SENDERS = 16
 LEASE_MARGIN_SECONDS = 5.0
 """A claim ends so long after the longest attempt."""
 POLL_SECONDS, IDLE_POLL_SECONDS = 1.0, 5.0
-"""How often is looked for due deliveries, and for the first endpoint while there is none."""
+"""The time between two looks for due deliveries, and for the first endpoint while there is none."""
 HOUSEKEEPING_SECONDS = 10.0
 HOUSEKEEPING_TURN_SECONDS = 1.0
-"""After which deliveries are sent again before the rest is done."""
+"""The longest turn of housekeeping; the rest waits until due deliveries are sent."""
 STOP_SECONDS = 5.0
 """For the attempts under way when the process ends."""
 _GONE = "The receiver answered 410 Gone."

@@ -103,11 +103,11 @@ def record(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFilter:
-    """Which entries are listed; None is any."""
+    """Conditions on the listed entries; None is any."""
 
     actor: str | None = None
     action: str | None = None
-    """What the action begins with."""
+    """The beginning of the action's name."""
     tenant: str | None = None
     target: str | None = None
     since: datetime | None = None

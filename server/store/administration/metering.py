@@ -17,7 +17,7 @@ from server.store.administration.prices import COST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """What the ledger keeps of a response beside its end; no content."""
+    """A response's line in the ledger, without its end; it has no content."""
 
     facts: ResponseFacts
     stored: bool

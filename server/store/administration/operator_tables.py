@@ -138,7 +138,7 @@ usage_ledger = Table(
 
 
 def _usage_groups() -> list[Column[object]]:
-    """What the sums of a day are grouped by, besides the tenant; empty strings stand for nulls."""
+    """Columns by which the sums of a day are grouped, besides the tenant; empty strings stand for nulls."""
     return [
         Column("day", Date, nullable=False, comment="in UTC"),
         Column("key_id", Text, nullable=False, comment="empty: without a key"),

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, text
 
 
 class Refusal(NamedTuple):
-    """What refused requests are counted by. All but the tenant are values of ours."""
+    """The values by which refused requests are counted. All but the tenant are the server's own."""
 
     tenant: str
     """Empty if it is not known."""
@@ -15,7 +15,7 @@ class Refusal(NamedTuple):
     status: int
     error_code: str
     key_id: str = ""
-    """Of the API key by which the tenant is known; empty if it is known otherwise."""
+    """The API key by which the tenant is known; empty if it is known otherwise."""
 
 
 _ADD = text(

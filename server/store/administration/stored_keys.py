@@ -30,7 +30,7 @@ from server.store.keyset_page import page
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyProperties:
-    """What an operator chooses of a key."""
+    """The properties of a key that an operator chooses."""
 
     name: str = ""
     priority_floor: int = 0
@@ -275,7 +275,7 @@ def ended_keys(connection: Connection, age: timedelta, in_use: Collection[str]) 
 
 
 def valid_keys_of(connection: Connection, tenant: str) -> int:
-    """How many valid keys a tenant has."""
+    """The number of a tenant's valid keys."""
     return connection.execute(
         select(func.count()).select_from(api_keys).where(api_keys.c.tenant == tenant, _VALID)
     ).scalar_one()

@@ -94,7 +94,7 @@ def has_keys(connection: Connection, tenant: str) -> bool:
 
 
 def of_names(connection: Connection, names: Collection[str]) -> dict[str, StoredTenant]:
-    """Those of the tenants that have settings, by name."""
+    """Settings of the named tenants by name; tenants without settings are left out."""
     rows = connection.execute(select(TABLE).where(TABLE.c.tenant.in_(names)))
     return {row.tenant: _tenant(row) for row in rows}
 

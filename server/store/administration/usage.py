@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 from server.store.console.time_limit import limit_time
 
 MAX_GROUPS: Final = 50
-"""Of a list of the largest."""
+"""The length of a list of the largest groups."""
 MAX_CHARTED: Final = 7
 """Groups that a chart shows by themselves."""
 MAX_CSV_ROWS: Final = 50_000
@@ -59,7 +59,7 @@ class UsageFilter:
     start: datetime
     end: datetime = NEVER
     by: Grouping = "tenant"
-    """What is charted, and written as CSV."""
+    """The grouping of the chart and of the CSV."""
     tenant: str | None = None
     model: str | None = None
     key_id: str | None = None
@@ -114,7 +114,7 @@ class UsageRow(NamedTuple):
     unpriced: int
 
     def name(self, by: Grouping) -> str:
-        """Of its group; empty for responses without a key."""
+        """The name of its group; empty for responses without a key."""
         return {"tenant": self.tenant, "model": self.model, "key": self.key_id, "user": self.end_user}[
             by
         ] or ""
@@ -143,7 +143,7 @@ class Latency(NamedTuple):
     """Percentiles in seconds over completed responses, p50, p95 and p99; None without any."""
 
     name: str | None
-    """Of the model, tenant, key or user; None: of all."""
+    """The model's, tenant's, key's or user's name; None for the percentiles of all."""
     responses: int
     first_token: Sequence[float] | None
     total: Sequence[float] | None
@@ -307,7 +307,7 @@ def _sums(
 
 
 def _conditions(wanted: UsageFilter) -> tuple[str, dict[str, Any]]:
-    """What follows a condition on the time, and the parameters of all conditions."""
+    """The SQL after a condition on the time, and the parameters of all conditions."""
     given = {name: getattr(wanted, name) for name in ("tenant", "model", "key_id", "end_user")}
     chosen = {name: value for name, value in given.items() if value is not None}
     conditions = " ".join(f"and {name} = :{name}" for name in chosen)

@@ -111,7 +111,7 @@ def forget_user(connection: Connection, tenant: str, user: str) -> int:
 
 
 def forget_names(connection: Connection, tenant: str) -> int:
-    """The same for all end users of a tenant."""
+    """Removes the names of all end users of a tenant from the sums; returns the number of rows."""
     connection.execute(_LOCK_SUMS, {"lock": _LOCK})
     place = {"tenant": tenant}
     blanked = connection.execute(_BLANK_ALL, place).rowcount

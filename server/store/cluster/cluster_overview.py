@@ -47,16 +47,16 @@ _DATABASE = text(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOverview:
-    """What the database shows at one moment."""
+    """Unfinished responses, replicas and connections at one moment."""
 
     unfinished: Mapping[tuple[str, bool], int]
     """Responses by status and by whether they are background responses."""
     oldest_queued_seconds: float
-    """How long the oldest response has waited that no replica runs; 0 without any."""
+    """The longest wait of a response that no replica runs; 0 without any."""
     replicas: Mapping[tuple[str, str], int]
-    """By state and role: those that are alive, and those whose last heartbeat is of the last day."""
+    """Replicas that are alive or whose last heartbeat is of the last day, by state and role."""
     purge_lag_seconds: float
-    """How long ago the response expired that has been waiting for its purge for longest; 0 without any."""
+    """The time since the expiry of the response that has waited for its purge for longest; 0 without any."""
     connections: int
     """Open connections to the database's server, those of other programs included."""
     max_connections: int

@@ -28,7 +28,7 @@ class HeartbeatWatch:
         """By replica: its last heartbeat, and the seconds for which it has not changed."""
 
     def failed(self) -> None:
-        """This replica could not write its own heartbeat: earlier observations prove nothing."""
+        """Forgets all observations: they prove nothing once this replica's own heartbeat has failed."""
         self._observed_at = None
         self._silent.clear()
 

@@ -25,7 +25,7 @@ def heartbeat_interval(lease_seconds: float) -> float:
 
 
 class Fenced(Exception):
-    """This replica was declared dead; its responses belong to other replicas."""
+    """Raised where this replica was declared dead: its responses belong to other replicas."""
 
 
 _REGISTER = text(
@@ -87,7 +87,7 @@ def write_heartbeat(connection: Connection, replica: UUID, reading: Sequence[UUI
 
 
 def remotely_read(connection: Connection, replica: UUID, responses: Sequence[UUID]) -> list[UUID]:
-    """Those of `responses` with readers on another living replica, as of its last heartbeat."""
+    """The `responses` that have readers on another living replica, as of its last heartbeat."""
     if not responses:
         return []
     return list(connection.scalars(_REMOTELY_READ, {"id": replica, "responses": list(responses)}))

@@ -41,7 +41,7 @@ class HistoryFilter:
     conversation: UUID | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
-    """Of an input or output item, as in web searches."""
+    """Words of an input or output item, written as for a web search."""
     died: bool = False
     """Only those that a replica's death has interrupted."""
 
@@ -95,7 +95,7 @@ _TENANTS = """
         from tenants t where t.tenant is not null
     )
 """
-"""Those that have responses, by as many probes of an index as there are."""
+"""The tenants that have responses, by as many probes of an index as there are tenants."""
 _OF_CONVERSATION = """r.conversation_id = :conversation and r.id in (
     select c.response_id from conversation_items c
     where c.tenant = r.tenant and c.conversation_id = :conversation
@@ -175,7 +175,7 @@ def _with_tenant_of_key(connection: Connection, wanted: HistoryFilter) -> Histor
 
 
 def _conditions(wanted: HistoryFilter, before: Cursor | None) -> tuple[list[str], dict[str, Any]]:
-    """What stands after `where`. Bounds of the id beside those of the time leave partitions out."""
+    """Conditions for `where` and their parameters. Bounds of the id beside the time's leave partitions out."""
     conditions = ["r.deleted_at is null"]
     parameters: dict[str, Any] = {}
     if wanted.since is not None:
@@ -208,7 +208,7 @@ def _has_word_index(connection: Connection) -> bool:
 
 
 def known_values(connection: Connection) -> dict[str, Sequence[str]]:
-    """What the filters offer: tenants and models of the last 7 days, the last used first, 200 each."""
+    """The filters' suggestions: tenants and models of the last 7 days, the last used first, 200 each."""
     query = f"""
         select tenant, model from admin.usage_daily where day > current_date - 7
         group by grouping sets ((tenant), (model))

@@ -27,7 +27,7 @@ from server.store.timeout_connection import SessionSettings, TimeoutConnection, 
 SECONDS: Final = 5
 MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 10_000_000
-"""Of all values."""
+"""Bytes of all values of a result."""
 MAX_COLUMNS: Final = 100
 MAX_VALUE_CHARS: Final = 100_000
 """Longer values are cut."""
@@ -56,7 +56,7 @@ _MAY_MORE = """
 """
 _NAME = re.compile(r"[a-z_][a-z0-9_$]*")
 _ESCAPED_NAME: Final = 'u&"'
-"""How an identifier begins that is written with escapes, which hide its name."""
+"""The beginning of an identifier that is written with escapes, which hide its name."""
 HARMLESS: Final = (
     "random",
     "random_normal",
@@ -118,7 +118,7 @@ class QueryResult:
     columns: Sequence[Column]
     rows: Sequence[Sequence[str | None]]
     cut: str
-    """Which limit has cut it, in a sentence; empty if it is whole."""
+    """A sentence about the limit that has cut it; empty if it is whole."""
     seconds: float
 
 
@@ -190,7 +190,7 @@ def _limit_memory(pid: int) -> None:
 
 
 def _columns(connection: TimeoutConnection, query: str) -> list[Column]:
-    """What the query gives, which is not run. Raises QueryFailed for one that gives no rows."""
+    """The columns of a query's result, without running it. Raises QueryFailed for one that gives no rows."""
     connection.pgconn.send_prepare(b"", query.encode())
     connection.read_results()
     connection.pgconn.send_describe_prepared(b"")
@@ -239,7 +239,7 @@ def _stream(
 
 
 def _sentence(error: psycopg.Error) -> str:
-    """What the database says of a query, in one line."""
+    """The database's message about a query, in one line."""
     known = _SENTENCES.get(error.sqlstate or "")
     said = error.diag.message_primary or str(error).strip().partition("\n")[0]
     if "multiple commands" in said:

@@ -12,9 +12,9 @@ from server.store.console.history import LAST_INPUT
 
 MAX_ITEMS: Final = 200
 MAX_ITEM_CHARS: Final = 200_000
-"""Of an item's JSON on a page; longer ones are shown by their beginning, and are whole in the raw JSON."""
+"""Characters of an item's JSON on a page; of longer ones the beginning is shown. The raw JSON is whole."""
 MAX_CHARS: Final = 2_000_000
-"""Of all items of a list; items behind them are cut to `SHORT_ITEM_CHARS`."""
+"""Characters of all items of a list; items behind them are cut to `SHORT_ITEM_CHARS`."""
 SHORT_ITEM_CHARS: Final = 500
 MAX_RELATIVES: Final = 50
 
@@ -126,9 +126,9 @@ class ResponseDetail:
     chain: list[Relative]
     """From the first known ancestor to this one."""
     branches: list[Relative]
-    """Those that go on from it."""
+    """Responses that go on from this one."""
     conversation: list[Relative]
-    """Those of its conversation."""
+    """Responses of its conversation."""
 
 
 def find_facts(connection: Connection, response: UUID) -> Mapping[str, Any] | None:

@@ -11,9 +11,9 @@ from server.store.console.time_limit import TIME_LIMIT_MS
 from server.store.log_read import STREAM_BODY, CompactedStream, LogRow
 
 MAX_STREAM_BYTES: Final = 64 * 1024 * 1024
-"""Of a compacted stream that is shown; one of 100,000 events has about 10 MB."""
+"""The largest compacted stream that is shown; one of 100,000 events has about 10 MB."""
 MAX_ROWS: Final = 200_000
-"""Of a running response; a row has at least one event."""
+"""Rows of a running response that are shown; a row has at least one event."""
 
 
 class LogPage(NamedTuple):

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 from server.store.content import stored_items
 
 MAX_ITEMS: Final = 4096
-"""As many as `input` may have."""
+"""The most items that `input` may have."""
 
 _CONVERSATION_BEFORE = text(f"""
     select payload::text from conversation_items c

@@ -53,7 +53,7 @@ _LOCK_EXPIRED = text(
 
 
 class ExpiredPage(NamedTuple):
-    """What a page of conversations has."""
+    """The expired conversations of a page, and where the next page begins."""
 
     expired: list[ConversationKey]
     last: ConversationKey | None

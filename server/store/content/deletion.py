@@ -357,13 +357,13 @@ def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:
 
 
 def count_due(connection: Connection, quiet_seconds: float) -> int:
-    """How many responses a purge would delete now."""
+    """The number of responses that a purge would delete now."""
     found: int = connection.execute(_COUNT_DUE, {"quiet": quiet_seconds}).scalar_one()
     return found
 
 
 def count_older(connection: Connection, tenant: str, quiet_seconds: float, age: timedelta) -> int:
-    """How many more it would delete after `expire_older` with this age."""
+    """The number of further responses that a purge would delete after `expire_older` with this age."""
     place = {"tenant": tenant, "age": age, "quiet": quiet_seconds}
     found: int = connection.execute(_COUNT_OLDER, place).scalar_one()
     return found

@@ -67,7 +67,7 @@ def put(connection: Connection, tenant: str, prompt: str, content: str, version:
 
 
 def get(connection: Connection, tenant: str, prompt: str, version: int | None) -> StoredPrompt | None:
-    """That version, or the highest."""
+    """The version of a template, or its highest one; None if there is none."""
     row = connection.execute(_GET, {"tenant": tenant, "id": prompt, "version": version}).first()
     return StoredPrompt(*row) if row else None
 

@@ -78,7 +78,7 @@ def bounded_page(
     *,
     newest_first: bool,
 ) -> BoundedPage:
-    """The same; the page ends with the response that, with its output, reaches `most_bytes`."""
+    """`response_page`, which ends with the response that, with its output, reaches `most_bytes`."""
     listed = select(_SIZE)
     query = _page_query(listed, tenant, filters, after, limit + 1, newest_first=newest_first)
     sizes = list(connection.execute(query).scalars())

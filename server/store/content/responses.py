@@ -238,12 +238,12 @@ _UPDATE_METADATA = text(
 
 
 def get_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
-    """Those of `candidates` that are undeleted choices, ordered by choice."""
+    """The undeleted choices among `candidates`, ordered by choice."""
     return _select_choices(connection, tenant, candidates, locked=False)
 
 
 def lock_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
-    """The same, locked FOR UPDATE until the transaction ends."""
+    """`get_choices`, locked FOR UPDATE until the transaction ends."""
     return _select_choices(connection, tenant, candidates, locked=True)
 
 

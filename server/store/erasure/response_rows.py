@@ -106,7 +106,7 @@ def unfinished(connection: Connection, tenant: str, limit: int) -> list[UUID]:
 
 
 def unfinished_of(connection: Connection, tenant: str, ids: Sequence[UUID]) -> list[UUID]:
-    """Those of the responses that have not ended."""
+    """The responses among `ids` that have not ended."""
     return list(connection.scalars(_UNFINISHED_OF, {"tenant": tenant, "ids": list(ids)}))
 
 

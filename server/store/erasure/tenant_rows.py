@@ -1,4 +1,4 @@
-"""What is stored of a tenant, table by table: how each is erased, in batches; counts of what is there."""
+"""A tenant's rows, table by table: erases them in batches, and counts them."""
 
 from collections import Counter
 from typing import Final, Literal

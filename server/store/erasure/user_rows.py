@@ -1,4 +1,4 @@
-"""What is stored of an end user: ids, page by page; conversations, idempotency keys, the ledger."""
+"""An end user's rows: ids of responses, page by page; conversations, idempotency keys, the ledger."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Which code may serve on which revision of the schema: the table `schema_compatibility`, and its rows.
+"""The table `schema_compatibility`: the code that may serve on each revision of the schema.
 
 Every migration has two attributes beside Alembic's:
 

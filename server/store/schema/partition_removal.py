@@ -33,14 +33,14 @@ MAX_DEFAULT_ROWS: Final = 100_000
 
 
 class Survey(NamedTuple):
-    """What there is in a partition that is due; counting ends shortly after what `is_dropped` needs."""
+    """Counts of a partition that is due; counting ends shortly after what `is_dropped` needs."""
 
     rows: int
     """Responses, or entries of the ledger."""
     kept: int
-    """Those of them that stay."""
+    """The rows that stay."""
     kept_items: int
-    """The items of those."""
+    """The items of the rows that stay."""
     default_rows: int
     """Rows of the default partitions to which these would go, as Postgres estimates."""
 
@@ -67,7 +67,7 @@ def due_ranges(partitions: Sequence[Partition], now: datetime, days: int) -> lis
 def row_by_row(
     partitions: Sequence[Partition], now: datetime, days: int, decided: frozenset[str] = frozenset()
 ) -> tuple[ExpiredRange, ...]:
-    """What a purge deletes row by row, the newest first; the rest goes with its partition. Pure.
+    """The ranges that a purge deletes row by row, the newest first; the rest goes with its partition. Pure.
 
     `days` is the retention. Left are rows of the next partition to go, and of those that are due, if they
     expire within `width_of` the retention before that. None are left of the `decided` partitions, which are
@@ -133,7 +133,7 @@ def surviving_responses(
 
 
 def surviving_entries(connection: Connection, partition: Partition, days: int) -> list[ResponseKey]:
-    """The same of a partition of the ledger, whose entries are kept for so many days."""
+    """The entries of a partition of the ledger that stay when it goes, being younger than `days` days."""
     place = {"part": partition.name, "days": days, "most": MAX_MOVED + 1}
     return [ResponseKey(*row) for row in connection.execute(_KEPT_ENTRIES, place)]
 

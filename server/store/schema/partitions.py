@@ -37,7 +37,7 @@ class Partition(NamedTuple):
     name: str
     range: TimeRange
     rows: int
-    """As Postgres estimates; -1 if it has not been analyzed."""
+    """Postgres' estimate; -1 if the partition has not been analyzed."""
 
 
 def width_of(retention_days: int) -> timedelta:

@@ -1,4 +1,4 @@
-"""What `holdfast db status` shows and `db downgrade` asks: replicas, indexes, open transactions, losses."""
+"""Reads for `holdfast db status` and `db downgrade`: replicas, indexes, open transactions, losses."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def needing(replicas: Sequence[LivingReplica], migration: Migration) -> list[Liv
 
 
 def losses(connection: Connection, migration: Migration) -> Iterator[str]:
-    """Which of the tables and columns that its downgrade deletes have anything in them."""
+    """The tables and columns with anything in them that the migration's downgrade deletes."""
     connection.execute(text(f"set local statement_timeout = '{LOSS_CHECK}'"))
     for name in migration.lost:
         table, _, column = name.partition(".")

@@ -1,4 +1,4 @@
-"""Which tables are exported, by what name, and the values of their columns as JSON and back. Pure.
+"""The exported tables, their names in an export, and the values of their columns as JSON and back. Pure.
 
 A column's type decides its form: UUIDs and times are text, bytes are base64, JSON stands as it is stored.
 """
@@ -178,7 +178,7 @@ _PARSERS: Final[tuple[tuple[type, Callable[[object], Any]], ...]] = (
     (LargeBinary, _bytes),
     (Text, _text),
 )
-"""Of these types of columns, in this order: a Double is a Numeric, too."""
+"""Types of columns, with the function that reads a value; in this order, since a Double is a Numeric, too."""
 
 
 def row_of(kind: str, fields: Mapping[str, msgspec.Raw]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from server.store.keyset_page import page
 
 @dataclass(frozen=True, slots=True)
 class EndpointProperties:
-    """What is chosen of an endpoint."""
+    """The properties of an endpoint that its owner or an operator chooses."""
 
     name: str = ""
     url: str = ""
@@ -64,7 +64,7 @@ def lock_tenant(connection: Connection, tenant: str) -> None:
 
 
 def count(connection: Connection, tenant: str) -> int:
-    """How many endpoints a tenant has."""
+    """The number of a tenant's endpoints."""
     query = select(func.count()).select_from(webhook_endpoints).where(_COLUMNS.tenant == tenant)
     return connection.execute(query).scalar_one()
 
