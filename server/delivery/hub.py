@@ -37,7 +37,7 @@ heartbeats have arrived."""
 
 
 class Published(NamedTuple):
-    """Frames that one commit added to one response. A tuple, since there is one for each commit and response."""
+    """Frames that one commit added to one response. A tuple: there is one for each commit and response."""
 
     response_id: UUID
     first: int

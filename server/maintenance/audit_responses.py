@@ -46,7 +46,7 @@ INVARIANTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AuditLimits:
     """The times for which unfinished responses and keys may stay unattended before they are violations."""
 
     grace_seconds: float = 30.0
@@ -68,7 +68,7 @@ class Violation:
     sentence: str
 
 
-def check(response: AuditedResponse, moment: PageTime, limits: Limits) -> list[Violation]:
+def check(response: AuditedResponse, moment: PageTime, limits: AuditLimits) -> list[Violation]:
     """All violations of one response."""
     findings: list[Finding] = [
         *_check_end(response, moment, limits),
@@ -121,7 +121,7 @@ def is_unfinished(response: AuditedResponse) -> bool:
     return response.stored.status not in TERMINAL_STATUSES
 
 
-def _check_end(response: AuditedResponse, moment: PageTime, limits: Limits) -> Iterator[Finding]:
+def _check_end(response: AuditedResponse, moment: PageTime, limits: AuditLimits) -> Iterator[Finding]:
     """Without a living server nothing is overdue: the next one to start claims everything."""
     stored, standing = response.stored, response.audit_columns
     if not is_unfinished(response):

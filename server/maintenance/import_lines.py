@@ -36,7 +36,7 @@ class BadLine(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ImportedRow:
     """One object to insert."""
 
     kind: str
@@ -59,7 +59,7 @@ class LineReader:
     _ended: bool = False
     _owner: tuple[str, UUID | None] = ("", None)
 
-    def read(self, line: bytes) -> Row | None:
+    def read(self, line: bytes) -> ImportedRow | None:
         """The object of a line; None for the first and the last. Raises BadLine."""
         self.number += 1
         try:
@@ -74,7 +74,7 @@ class LineReader:
         if not self._ended:
             raise BadLine(self.number + 1, "the export ends before its last line, so some of it is missing")
 
-    def _read(self, line: bytes) -> Row | None:
+    def _read(self, line: bytes) -> ImportedRow | None:
         if len(line) > MAX_LINE:
             raise BadValue(f"it has more than {MAX_LINE >> 20} MiB")
         if self._ended:
@@ -108,7 +108,7 @@ class LineReader:
             raise BadValue("the export has other objects than its last line counts, so some are missing")
         self._ended = True
 
-    def _row(self, kind: str, fields: dict[str, msgspec.Raw]) -> Row:
+    def _row(self, kind: str, fields: dict[str, msgspec.Raw]) -> ImportedRow:
         pictures = _digests(fields.pop("pictures", None))
         values = row_of(kind, fields)
         if kind not in OWNER:
@@ -121,7 +121,7 @@ class LineReader:
         if pictures and not kind.endswith(".item"):
             raise BadValue("pictures belong to items")
         _CHECKS.get(kind, _no_check)(values)
-        return Row(kind, values, owner, pictures)
+        return ImportedRow(kind, values, owner, pictures)
 
 
 def _decode(line: bytes) -> dict[str, msgspec.Raw]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
-from server.maintenance.import_lines import BadLine, LineReader, Row
+from server.maintenance.import_lines import BadLine, ImportedRow, LineReader
 from server.protocol import ids
 from server.store.database import Connection, Database, commit_synchronously
 from server.store.database_errors import DatabaseError, TransientError, first_line
@@ -31,7 +31,7 @@ class _Import:
         self._unchecked: dict[UUID, int] = {}
         self._skips_parts = False
 
-    def add(self, row: Row, number: int) -> None:
+    def add(self, row: ImportedRow, number: int) -> None:
         """Inserts a row, unless it, or what it is a part of, was there before. Raises BadLine."""
         if row.owner is not None and self._skips_parts:
             return
@@ -48,7 +48,7 @@ class _Import:
         if len(self._unchecked) >= _CHECKED_AT_ONCE:
             self.check_others()
 
-    def _add_pictures(self, row: Row, owner: UUID, number: int) -> None:
+    def _add_pictures(self, row: ImportedRow, owner: UUID, number: int) -> None:
         for digest in row.pictures:
             place = (self._connection, self._tenant, owner, row.values["id"], digest)
             if not insert_rows.insert_use(*place):
@@ -90,7 +90,7 @@ def import_lines(database: Database, lines: Iterable[bytes], tenant: str | None)
     return tenant or reader.tenant, done.added
 
 
-def _add(done: _Import, row: Row, number: int) -> None:
+def _add(done: _Import, row: ImportedRow, number: int) -> None:
     try:
         done.add(row, number)
     except TransientError:

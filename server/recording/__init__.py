@@ -1,1 +1,1 @@
-"""The recorder applies messages to runs and commits their updates, together or, where that fails, one by one."""
+"""The recorder applies messages to runs and commits their updates, together or one by one."""

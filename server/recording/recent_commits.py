@@ -19,7 +19,7 @@ RETAIN_SECONDS = 10.0
 """The least time for which a commit is retained: longer than a standby should lag, and longer than Postgres
 takes to flush it (three times `wal_writer_delay`, 0.6 s by default)."""
 MAX_BYTES = 64 * 1024 * 1024
-"""Bytes of retained rows, above which the oldest are dropped: 10 s of 256 streams of 100 tokens/s are 40 MiB."""
+"""The most bytes of retained rows; the oldest are dropped. 10 s of 256 streams of 100 tokens/s are 40 MiB."""
 _ROW_BYTES = 400
 """Memory of a row besides its contents."""
 

@@ -193,7 +193,7 @@ class Claimer:
         self.thread.start()
 
     def wake(self) -> None:
-        """Starts a round for responses that this replica has queued, some perhaps only to be ended. Any thread."""
+        """Starts a round for responses that this replica has queued, some only to be ended. Any thread."""
         self._has_ends = True
         self.queued()
 

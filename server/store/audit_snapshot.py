@@ -69,7 +69,7 @@ class PreviousResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerEntry:
+class AuditedLedgerEntry:
     """A response's line in the ledger."""
 
     key_id: str | None
@@ -95,7 +95,7 @@ class AuditedItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompactedStream:
+class AuditedStream:
     """An ended response's log."""
 
     last_seq: int
@@ -118,10 +118,10 @@ class AuditedResponse:
     stored: StoredResponse
     audit_columns: AuditColumns
     previous: PreviousResponse
-    ledger_entry: LedgerEntry | None
+    ledger_entry: AuditedLedgerEntry | None
     items: Sequence[AuditedItem]
     hot: Sequence[LogRow]
-    compacted: CompactedStream | None
+    compacted: AuditedStream | None
     replays: Sequence[Replay]
     image_uses: Collection[tuple[str, bytes]] = ()
     """Ids of items, each with the digest of a picture that is kept for it."""
@@ -148,7 +148,7 @@ def snapshot(connection: Connection) -> Iterator[None]:
         yield
 
 
-_LEDGER_COLUMNS = ", ".join(f"u.{name} as u_{name}" for name in LedgerEntry.__dataclass_fields__)
+_LEDGER_COLUMNS = ", ".join(f"u.{name} as u_{name}" for name in AuditedLedgerEntry.__dataclass_fields__)
 _PAGE = text(
     f"""
     select {", ".join(f"r.{name}" for name in StoredResponse.__dataclass_fields__)},
@@ -241,13 +241,13 @@ def _audited_responses(
     items, hot, compacted, uses = (_GroupedRows(connection, query, place) for query in _OF_RESPONSES)
     for row in rows:
         log = [_log_row(part) for part in hot.of(row.id)]
-        stream = next((_from_row(CompactedStream, part) for part in compacted.of(row.id)), None)
+        stream = next((_from_row(AuditedStream, part) for part in compacted.of(row.id)), None)
         metered = row.u_response_id is not None
         yield AuditedResponse(
             stored=_from_row(StoredResponse, row),
             audit_columns=_from_row(AuditColumns, row, "x_"),
             previous=_from_row(PreviousResponse, row, "b_"),
-            ledger_entry=_from_row(LedgerEntry, row, "u_") if metered else None,
+            ledger_entry=_from_row(AuditedLedgerEntry, row, "u_") if metered else None,
             items=[_from_row(AuditedItem, item) for item in items.of(row.id)],
             hot=log,
             compacted=stream,
@@ -287,7 +287,7 @@ def _replays(
     tenant: str,
     response: UUID,
     hot: Sequence[LogRow],
-    compacted: CompactedStream | None,
+    compacted: AuditedStream | None,
 ) -> list[Replay]:
     """The log as read from the start, just after it, the middle and the last event.
 

@@ -131,7 +131,7 @@ class UsageRow(NamedTuple):
 _ROW: Final = ", ".join(UsageRow._fields)
 
 
-class Refused(NamedTuple):
+class RefusedCount(NamedTuple):
     """Requests that were answered with an error object."""
 
     http_status: int
@@ -221,15 +221,15 @@ def read_top_users(connection: Connection, wanted: UsageFilter) -> list[UsageRow
     return _rows(connection, query, wanted)
 
 
-def read_refused(connection: Connection, wanted: UsageFilter) -> list[Refused]:
-    """Refused requests by status and code, the most frequent first. They know the tenant alone."""
+def read_refused(connection: Connection, wanted: UsageFilter) -> list[RefusedCount]:
+    """RefusedCount requests by status and code, the most frequent first. They know the tenant alone."""
     condition = "" if wanted.tenant is None else "and tenant = :tenant"
     query = f"""
         select status, nullif(error_code, ''), sum(requests)::bigint as requests from refused_requests
         where hour >= :begins and hour < :ends {condition}
         group by 1, 2 order by 3 desc, 1, 2 limit {MAX_GROUPS}
     """
-    return [Refused(*row) for row in _execute(connection, query, wanted)]
+    return [RefusedCount(*row) for row in _execute(connection, query, wanted)]
 
 
 def read_latencies(connection: Connection, wanted: UsageFilter) -> list[Latency]:

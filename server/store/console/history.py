@@ -175,7 +175,7 @@ def _with_tenant_of_key(connection: Connection, wanted: HistoryFilter) -> Histor
 
 
 def _conditions(wanted: HistoryFilter, before: Cursor | None) -> tuple[list[str], dict[str, Any]]:
-    """Conditions for `where` and their parameters. Bounds of the id beside the time's leave partitions out."""
+    """Conditions for `where`, and parameters. Bounds of ids beside those of times leave partitions out."""
     conditions = ["r.deleted_at is null"]
     parameters: dict[str, Any] = {}
     if wanted.since is not None:

@@ -18,7 +18,7 @@ from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_adde
 
 
 @dataclass(frozen=True, slots=True)
-class StoredConversation:
+class ConversationRow:
     """A conversation's row."""
 
     id: UUID
@@ -119,7 +119,7 @@ _APPEND_RESPONSE = text(
 class ListedConversation:
     """A conversation in a list."""
 
-    conversation: StoredConversation
+    conversation: ConversationRow
     items: int
 
 
@@ -144,7 +144,7 @@ def list_page(
     start = after or (_HIGHEST if newest_first else _LOWEST)
     place = {"tenant": tenant, "after": start, "limit": limit + 1}
     rows = connection.execute(_NEWEST_FIRST if newest_first else _OLDEST_FIRST, place)
-    return [ListedConversation(StoredConversation(*row[:-1]), row.items) for row in rows]
+    return [ListedConversation(ConversationRow(*row[:-1]), row.items) for row in rows]
 
 
 def create(connection: Connection, tenant: str, conversation: UUID, metadata: str) -> None:
@@ -152,15 +152,15 @@ def create(connection: Connection, tenant: str, conversation: UUID, metadata: st
     connection.execute(_CREATE, {"tenant": tenant, "id": conversation, "metadata": metadata})
 
 
-def get(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation | None:
+def get(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow | None:
     row = connection.execute(_GET, {"tenant": tenant, "id": conversation}).first()
-    return StoredConversation(*row) if row else None
+    return ConversationRow(*row) if row else None
 
 
-def lock_for_update(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation | None:
+def lock_for_update(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow | None:
     """The conversation, locked FOR UPDATE until the transaction ends; None if it does not exist."""
     row = connection.execute(_LOCK, {"tenant": tenant, "id": conversation}).first()
-    return StoredConversation(*row) if row else None
+    return ConversationRow(*row) if row else None
 
 
 def has_unfinished_response(connection: Connection, tenant: str, conversation: UUID) -> bool:
@@ -170,13 +170,13 @@ def has_unfinished_response(connection: Connection, tenant: str, conversation: U
 
 def update_metadata(
     connection: Connection, tenant: str, conversation: UUID, metadata: str
-) -> StoredConversation | None:
+) -> ConversationRow | None:
     place = {"tenant": tenant, "id": conversation, "metadata": metadata}
     row = connection.execute(_UPDATE, place).first()
-    return StoredConversation(*row) if row else None
+    return ConversationRow(*row) if row else None
 
 
-def append(connection: Connection, tenant: str, held: StoredConversation, new: Sequence[NewItem]) -> None:
+def append(connection: Connection, tenant: str, held: ConversationRow, new: Sequence[NewItem]) -> None:
     """Appends items, with their pictures, to a locked conversation. Raises ImageRemoved."""
     place = {"tenant": tenant, "id": held.id, "next": held.next_position}
     connection.execute(_APPEND, {**place, **item_columns(new)})

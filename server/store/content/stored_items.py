@@ -143,7 +143,7 @@ def conversation_items(connection: Connection, tenant: str, conversation_id: UUI
     return list(connection.scalars(_CONVERSATION_ITEMS, {"tenant": tenant, "id": conversation_id}))
 
 
-class ItemPage(NamedTuple):
+class PayloadPage(NamedTuple):
     """The JSON of consecutive items, and whether there are more behind them."""
 
     payloads: list[str]
@@ -197,9 +197,9 @@ def item_page(
     *,
     newest_first: bool,
     most_bytes: int,
-) -> ItemPage:
+) -> PayloadPage:
     """At most `limit` items after a position; the page ends with the item that reaches `most_bytes`."""
     place = {"tenant": tenant, "id": owner, "after": after, "limit": limit + 1, "most_bytes": most_bytes}
     rows = connection.execute(of.newest_first if newest_first else of.oldest_first, place).all()
     payloads = [row.payload for row in rows[:limit]]
-    return ItemPage(payloads, bool(rows) and rows[0].total > len(payloads))
+    return PayloadPage(payloads, bool(rows) and rows[0].total > len(payloads))

@@ -133,7 +133,7 @@ def surviving_responses(
 
 
 def surviving_entries(connection: Connection, partition: Partition, days: int) -> list[ResponseKey]:
-    """The entries of a partition of the ledger that stay when it goes, being younger than `days` days."""
+    """The entries of a partition of the ledger that stay after `days`, a few more than MAX_MOVED at most."""
     place = {"part": partition.name, "days": days, "most": MAX_MOVED + 1}
     return [ResponseKey(*row) for row in connection.execute(_KEPT_ENTRIES, place)]
 
