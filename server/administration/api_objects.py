@@ -17,7 +17,7 @@ from server.store.administration.prices import StoredPrice
 from server.store.administration.stored_keys import KeyState, StoredKey
 from server.store.administration.tenants import StoredTenant
 from server.store.administration.usage import Group, UsageRow
-from server.store.cluster.replica_list import ListedReplica
+from server.store.cluster.cluster_overview import ListedReplica
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import StoredEndpoint
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from server.maintenance import audit_responses as invariants
-from server.maintenance.audit_images import check_conversation, check_image
-from server.maintenance.audit_responses import AuditLimits, Violation
+from server.maintenance.audit_responses import AuditLimits, Violation, check_conversation, check_image
 from server.store import audit_images
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope

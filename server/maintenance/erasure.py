@@ -18,7 +18,7 @@ from server.maintenance.partition_drop import PartitionDrop
 from server.maintenance.retention import remove_images
 from server.store.administration import stored_keys, usage_days
 from server.store.cluster import leases
-from server.store.cluster.heartbeat_watch import HeartbeatWatch
+from server.store.cluster.leases import HeartbeatWatch
 from server.store.database import Connection, Database
 from server.store.erasure import response_rows, tenant_rows, user_rows
 from server.store.erasure.subject import Subject, public_names
@@ -218,9 +218,9 @@ class Erasure:
                 self._add(
                     "audit_trail", partial(tenant_rows.reduce_targets, tenant=self._tenant, names=names)
                 )
-        for table in user_rows.tables_of_responses():
+        for table in response_rows.tables_of_responses():
             for ids in _chunks(known):
-                remove = partial(user_rows.remove_of_responses, table=table, tenant=self._tenant, ids=ids)
+                remove = partial(response_rows.remove_of_responses, table=table, tenant=self._tenant, ids=ids)
                 self._add(table, remove)
         remaining, size = sorted(doomed), _FIRST_BATCH
         while remaining and self._in_time():
@@ -229,7 +229,7 @@ class Erasure:
             del remaining[-size:]
             size = next_batch(size, self._clock() - began)
         for ids in _chunks(self._own):
-            self._add("usage_ledger", partial(user_rows.anonymise_lines, tenant=self._tenant, ids=ids))
+            self._add("usage_ledger", partial(response_rows.anonymise_lines, tenant=self._tenant, ids=ids))
 
     def _keeps_trail(self) -> bool:
         self.outcome.keeps_trail = not self._transaction(tenant_rows.may_change_trail)

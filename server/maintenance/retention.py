@@ -19,13 +19,13 @@ from server.maintenance.partition_drop import PartitionDrop
 from server.store.administration import (
     audit_trail,
     budgets,
+    metering,
     rate_buckets,
     refused_requests,
     spend,
     usage_days,
-    usage_ledger,
 )
-from server.store.cluster import replica_list
+from server.store.cluster import cluster_overview
 from server.store.content import (
     conversation_expiry,
     deletion,
@@ -275,15 +275,15 @@ def remove_old(
     for expired in ranges if ledger_days else ():
 
         def remove(connection: Connection, expired: ExpiredRange = expired) -> bool:
-            removed = usage_ledger.remove_older(connection, ledger_days, expired)
-            return removed == usage_ledger.MAX_REMOVED
+            removed = metering.remove_older(connection, ledger_days, expired)
+            return removed == metering.MAX_REMOVED
 
         if not _in_batches(database, remove, pause):
             return
     with database.begin() as connection:
         usage_days.forget_users(connection)
         refused_requests.forget(connection)
-        replica_list.remove_ended(connection)
+        cluster_overview.remove_ended(connection)
 
 
 class Retention:

@@ -208,24 +208,12 @@ class Committer:
             log.warning("an update of %s is not stored yet: %s", name, type(result).__name__, extra=fields)
             return None
         log.error("an update of %s cannot be stored: %s", name, type(result).__name__, extra=fields)
-        for way in self._ways_out(update, trouble):
+        for way in _ways_out(update, trouble):
             result = self._write_alone(update, way)
             if isinstance(result, RunUpdate):
                 return result
             log.error("%s cannot be ended (%s): %s", name, way, type(result).__name__, extra=fields)
         return None if update.has_gap else RunUpdate(update.run, released=True, cut_short=True)
-
-    def _ways_out(self, update: RunUpdate, trouble: CommitFailure) -> Sequence[Way]:
-        """The ways to end a response whose update cannot be stored, in the order of trying.
-
-        A background response whose row was only blocked may succeed on another replica. One that has lost
-        events must not go on anywhere.
-        """
-        if update.has_gap:
-            return ("fail",)
-        if trouble == "timed_out" and update.run.facts.background:
-            return ("release",)
-        return ("fail", "release")
 
     def _write_alone(self, update: RunUpdate, way: Way) -> RunUpdate | Exception:
         """Writes an update in a transaction of its own; returns the stored update, or the error."""
@@ -384,3 +372,15 @@ class Committer:
             self._connection.invalidate()
             self._connection.close()
             self._connection = None
+
+
+def _ways_out(update: RunUpdate, trouble: CommitFailure) -> Sequence[Way]:
+    """The ways to end a response whose update cannot be stored, in the order of trying.
+
+    A response whose row is blocked, or whose end is too slow, goes to another replica, or to the claimer's
+    thread, which ends it: an end written here would meet the same lock, or fold the same long log again.
+    A response that has lost events must not go on anywhere.
+    """
+    if update.has_gap:
+        return ("fail",)
+    return ("release",) if trouble == "timed_out" and update.run.stored else ("fail", "release")

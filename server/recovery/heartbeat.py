@@ -16,7 +16,7 @@ from server.delivery.hub import Abandonment, Hub
 from server.protocol.responses.response import CancelReason
 from server.recording.recorder import Recorder
 from server.store.cluster import claims, leases
-from server.store.cluster.heartbeat_watch import HeartbeatWatch
+from server.store.cluster.leases import HeartbeatWatch
 from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError

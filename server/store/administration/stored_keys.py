@@ -23,8 +23,13 @@ from sqlalchemy.dialects.postgresql import insert
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
 from server.store.administration import tenants
-from server.store.administration.limit_columns import limit_values, limits_of_row
-from server.store.administration.operator_tables import api_keys, key_requirement, seal_keys
+from server.store.administration.operator_tables import (
+    api_keys,
+    key_requirement,
+    limit_values,
+    limits_of_row,
+    seal_keys,
+)
 from server.store.keyset_page import page
 
 

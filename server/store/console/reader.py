@@ -6,7 +6,7 @@ bounded in time, rows, columns and bytes. It names no function that may do more 
 (`_require_reading`).
 
 Every value comes as text. The query runs inside another, which cuts long values and counts the rows, so that
-a value of 1 GB is not sent.
+a value of 1 GB is not sent. `admin_views` lists the views to query.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 import psycopg
+from sqlalchemy import Connection, text
 
 from server.errors import ConfigError
 from server.store import database_roles
@@ -248,3 +249,32 @@ def _sentence(error: psycopg.Error) -> str:
         return f"The database does not answer: {said or 'the connection was lost'}."
     hint = f" {error.diag.message_hint}" if error.diag.message_hint and known is None else ""
     return known or f"{said[:1].upper()}{said[1:].rstrip('.')}.{hint}"
+
+
+_COLUMNS = text("""
+    select c.relname, coalesce(obj_description(c.oid, 'pg_class'), '') as view_comment, a.attname,
+        format_type(a.atttypid, a.atttypmod), coalesce(col_description(c.oid, a.attnum), '')
+    from pg_class c join pg_attribute a on a.attrelid = c.oid
+    where c.relnamespace = 'admin'::regnamespace and c.relkind = 'v' and a.attnum > 0 and not a.attisdropped
+    order by c.relname, a.attnum limit 1000
+""")
+
+
+class ViewColumn(NamedTuple):
+    name: str
+    type: str
+    comment: str
+
+
+class AdminView(NamedTuple):
+    name: str
+    comment: str
+    columns: Sequence[ViewColumn]
+
+
+def admin_views(connection: Connection) -> list[AdminView]:
+    """All of them, by name."""
+    found: dict[str, tuple[str, list[ViewColumn]]] = {}
+    for view, about, name, kind, comment in connection.execute(_COLUMNS):
+        found.setdefault(view, (about, []))[1].append(ViewColumn(name, kind, comment))
+    return [AdminView(f"admin.{view}", about, columns) for view, (about, columns) in found.items()]

@@ -295,14 +295,23 @@ def _purge_slice(
     ]
     removed = {candidate.key for candidate in leaves}
     bereft = {candidate.previous for candidate in leaves if candidate.previous is not None}
-    rows = sum(_execute(connection, statement, live) for statement in _REMOVE_STREAMS)
-    rows += sum(_execute(connection, statement, removed) for statement in _REMOVE)
+    rows = remove_streams(connection, live) + remove_rows(connection, removed)
     tombstones = needed - bereft
     _execute(connection, _MARK_TOMBSTONE, tombstones)
     _execute(connection, _MARK_ALL_DELETED, live - removed - tombstones)
     _execute(connection, _EXPIRE_NOW, {key for key in bereft - keys if deleted_parents.get(key)})
     by_tenant = Counter(key.tenant for key in live)
     return PurgeBatch(len(live), rows, bool(live or removed or tombstones), by_tenant)
+
+
+def remove_streams(connection: Connection, keys: Collection[ResponseKey]) -> int:
+    """Removes the event logs of ended responses; returns the number of rows."""
+    return sum(_execute(connection, statement, keys) for statement in _REMOVE_STREAMS)
+
+
+def remove_rows(connection: Connection, keys: Collection[ResponseKey]) -> int:
+    """Removes locked responses and their items, which no longer use pictures; returns the number of rows."""
+    return sum(_execute(connection, statement, keys) for statement in _REMOVE)
 
 
 def _lock_due(connection: Connection, quiet_seconds: float, expired: ExpiredRange) -> list[ExpiredResponse]:

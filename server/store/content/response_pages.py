@@ -11,10 +11,9 @@ from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, lite
 from sqlalchemy.dialects.postgresql import JSONB
 
 from server.protocol.responses.response import Status
-from server.store.content.readable_responses import READABLE
 from server.store.content.responses import STORED_COLUMNS, StoredResponse, stored_response
 from server.store.content.stored_items import OUTPUT
-from server.store.tables import items, responses
+from server.store.tables import READABLE, items, responses
 
 ANSWERED_STATUSES: Final = ("completed", "incomplete")
 """Final statuses of responses that can be a choice of a chat completion."""

@@ -12,10 +12,9 @@ from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, Status, columns_of
 from server.store import arrays
-from server.store.content.readable_responses import READABLE
 from server.store.content.storage_usage import TODAY, count_added
 from server.store.database_errors import OwnershipLost
-from server.store.tables import responses
+from server.store.tables import READABLE, responses
 
 
 class ResponseKey(NamedTuple):

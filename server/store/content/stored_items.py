@@ -10,9 +10,8 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, select, text
 
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
-from server.store.content.readable_responses import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, count_added
-from server.store.tables import items, responses
+from server.store.tables import READABLE, items, responses
 
 INPUT: Final = 0
 OUTPUT: Final = 1

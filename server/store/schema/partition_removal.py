@@ -105,8 +105,10 @@ _SURVEY = """
 """
 _SURVEY_RESPONSES = text(_SURVEY.format(table="responses", key="id"))
 _SURVEY_ENTRIES = text(_SURVEY.format(table="usage_ledger", key="response_id"))
-_KEPT_RESPONSES = text("select tenant, id from holdfast_surviving_responses(:part, :quiet, :most)")
-_KEPT_ENTRIES = text("select tenant, id from holdfast_surviving_entries(:part, :days, :most)")
+_SURVIVORS = {
+    "responses": text("select tenant, id from holdfast_surviving_responses(:part, :term, :most)"),
+    "usage_ledger": text("select tenant, id from holdfast_surviving_entries(:part, :term, :most)"),
+}
 _DETACH = text(
     """
     select holdfast_detach(
@@ -120,22 +122,17 @@ _DETACHED = text(
       and relname ~ ('^' || :table || '_detached_[0-9]{10}$') order by 1
     """
 )
-_DROP_RESPONSES = text("select tenant, responses from holdfast_drop_responses(:ended, :quiet)")
-_DROP_ENTRIES = text("select holdfast_drop_entries(:ended, :days)")
+_DROP_RESPONSES = text("select tenant, responses from holdfast_drop_responses(:ended, :term)")
+_DROP_ENTRIES = text("select holdfast_drop_entries(:ended, :term)")
 
 
-def surviving_responses(
-    connection: Connection, partition: Partition, quiet_seconds: float
-) -> list[ResponseKey]:
-    """The responses of a partition that stay, a few more than MAX_MOVED at most; reads all of its rows."""
-    place = {"part": partition.name, "quiet": quiet_seconds, "most": MAX_MOVED + 1}
-    return [ResponseKey(*row) for row in connection.execute(_KEPT_RESPONSES, place)]
+def survivors(connection: Connection, table: str, partition: Partition, term: float) -> list[ResponseKey]:
+    """The rows of a partition that stay, a few more than MAX_MOVED at most; reads all of its rows.
 
-
-def surviving_entries(connection: Connection, partition: Partition, days: int) -> list[ResponseKey]:
-    """The entries of a partition of the ledger that stay after `days`, a few more than MAX_MOVED at most."""
-    place = {"part": partition.name, "days": days, "most": MAX_MOVED + 1}
-    return [ResponseKey(*row) for row in connection.execute(_KEPT_ENTRIES, place)]
+    `term` is the time after a response's end until it may go, in seconds; of the ledger's entries in days.
+    """
+    place = {"part": partition.name, "term": term, "most": MAX_MOVED + 1}
+    return [ResponseKey(*row) for row in connection.execute(_SURVIVORS[table], place)]
 
 
 def survey(connection: Connection, table: str, partition: Partition, kept: Sequence[ResponseKey]) -> Survey:
@@ -171,18 +168,16 @@ def first_kept_id(connection: Connection) -> UUID:
     return _bound(datetime.strptime(f"{max(ends)}Z", "%Y%m%d%H%z")) if ends else LOWEST
 
 
-def drop_responses(connection: Connection, ended: str, quiet_seconds: float) -> dict[str, int]:
-    """Does what is left to do for the responses of a detached partition, and drops it.
+def drop(connection: Connection, table: str, ended: str, term: float) -> dict[str, int]:
+    """Does what is left to do for the rows of a detached partition, and drops it; `term` as of `survivors`.
 
-    Returns how many responses readers have lost, by tenant.
+    Returns how many responses readers have lost, by tenant; nothing for the ledger.
     """
-    rows = connection.execute(_DROP_RESPONSES, {"ended": ended, "quiet": quiet_seconds})
-    return {row.tenant: row.responses for row in rows}
-
-
-def drop_entries(connection: Connection, ended: str, days: int) -> None:
-    """Drops a detached partition of the ledger."""
-    connection.execute(_DROP_ENTRIES, {"ended": ended, "days": days})
+    place = {"ended": ended, "term": term}
+    if table == "usage_ledger":
+        connection.execute(_DROP_ENTRIES, place)
+        return {}
+    return {row.tenant: row.responses for row in connection.execute(_DROP_RESPONSES, place)}
 
 
 def _arrays(keys: Sequence[ResponseKey]) -> dict[str, list[str] | list[UUID]]:
