@@ -63,8 +63,8 @@ class Outcome:
 
 def next_batch(size: int, seconds: float) -> int:
     """The size of the next batch after one of `size` rows that took so long. Pure."""
-    wanted = size * 2 if seconds <= 0 else int(size * BATCH_SECONDS / seconds)
-    return max(1, min(wanted, size * 2, MAX_BATCH))
+    fitting = size * 2 if seconds <= 0 else int(size * BATCH_SECONDS / seconds)
+    return max(1, min(fitting, size * 2, MAX_BATCH))
 
 
 class Erasure:

@@ -232,8 +232,8 @@ class _Import:
 
     def _add_pictures(self, row: ImportedRow, owner: UUID, number: int) -> None:
         for digest in row.pictures:
-            place = (self._connection, self._tenant, owner, row.values["id"], digest)
-            if not insert_rows.insert_use(*place):
+            use = (self._connection, self._tenant, owner, row.values["id"], digest)
+            if not insert_rows.insert_use(*use):
                 raise BadLine(number, f"it names the picture {digest.hex()}, which is not there")
 
     def check_others(self) -> None:

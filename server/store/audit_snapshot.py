@@ -210,7 +210,7 @@ def responses(
     lowest = _lowest(scope.since)
     while left is None or left > 0:
         size = PAGE if left is None else min(left, PAGE)
-        place = {
+        parameters = {
             "tenant": tenant,
             "highest": highest,
             "lowest": lowest,
@@ -219,7 +219,7 @@ def responses(
         }
         with snapshot(connection):
             moment = PageTime(*connection.execute(_PAGE_TIME, {"grace": grace_seconds}).one())
-            rows = connection.execute(_PAGE, place).all()
+            rows = connection.execute(_PAGE, parameters).all()
             for response in _audited_responses(connection, tenant, rows, replays=scope.replays):
                 yield response, moment
         if len(rows) < size:
@@ -237,8 +237,8 @@ def _lowest(since: datetime | None) -> UUID:
 def _audited_responses(
     connection: Connection, tenant: str, rows: Sequence[Row[Any]], *, replays: bool
 ) -> Iterator[AuditedResponse]:
-    place: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
-    items, hot, compacted, uses = (_GroupedRows(connection, query, place) for query in _OF_RESPONSES)
+    parameters: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
+    items, hot, compacted, uses = (_GroupedRows(connection, query, parameters) for query in _OF_RESPONSES)
     for row in rows:
         log = [_log_row(part) for part in hot.of(row.id)]
         stream = next((_from_row(AuditedStream, part) for part in compacted.of(row.id)), None)
@@ -259,8 +259,8 @@ def _audited_responses(
 class _GroupedRows:
     """Rows of another table, streamed in the order of a page's responses and given out one by one."""
 
-    def __init__(self, connection: Connection, query: TextClause, place: dict[str, object]) -> None:
-        rows = connection.execute(query, place, execution_options=_STREAMED)
+    def __init__(self, connection: Connection, query: TextClause, parameters: dict[str, object]) -> None:
+        rows = connection.execute(query, parameters, execution_options=_STREAMED)
         self._groups = groupby(rows, key=lambda row: row.response_id)
         self._next = next(self._groups, None)
 
@@ -294,9 +294,9 @@ def _replays(
     None of a log that cannot be read at all: whoever looks at its rows finds that.
     """
     last = compacted.last_seq if compacted else sum(part.n for part in hot) - 1
-    places = sorted({place for place in (0, 1, last // 2, last) if 0 <= place <= last})
+    firsts = sorted({first for first in (0, 1, last // 2, last) if 0 <= first <= last})
     try:
-        return [Replay(place, log_read.read(connection, tenant, response, place)) for place in places]
+        return [Replay(first, log_read.read(connection, tenant, response, first)) for first in firsts]
     except (msgspec.MsgspecError, ValueError):
         return []
 

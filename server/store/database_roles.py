@@ -254,8 +254,8 @@ def _grant(connection: psycopg.Connection, table: Table) -> None:
 def _grant_on(
     connection: psycopg.Connection, what: sql.Composable, table: str, role: str, schema: str = "public"
 ) -> None:
-    place = sql.Identifier(schema, table)
-    connection.execute(sql.SQL("grant {} on {} to {}").format(what, place, sql.Identifier(role)))
+    name_in_schema = sql.Identifier(schema, table)
+    connection.execute(sql.SQL("grant {} on {} to {}").format(what, name_in_schema, sql.Identifier(role)))
 
 
 def _secure_rows(connection: psycopg.Connection, table: str) -> None:

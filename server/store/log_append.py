@@ -284,8 +284,8 @@ _DELETE_ORPHANED_LOG = text(
 
 def is_logged(connection: Connection, tenant: str, response_id: UUID, seq: int, attempt: int) -> bool:
     """Whether the log has a row that begins with that sequence number and was written by that attempt."""
-    place = {"tenant": tenant, "id": response_id, "seq": seq, "attempt": attempt}
-    return connection.execute(_LOGGED, place).first() is not None
+    parameters = {"tenant": tenant, "id": response_id, "seq": seq, "attempt": attempt}
+    return connection.execute(_LOGGED, parameters).first() is not None
 
 
 def delete_orphaned_log(connection: Connection, tenant: str, response_id: UUID) -> None:

@@ -66,12 +66,12 @@ def require_session(setting: str, url: str) -> None:
 
     A pooler in transaction mode gives the process of an idle session to the next transaction of another.
     """
-    given = with_network_timeouts(url)
+    with_timeouts = with_network_timeouts(url)
     try:
-        with closing(psycopg.connect(given, autocommit=True)) as idle:
+        with closing(psycopg.connect(with_timeouts, autocommit=True)) as idle:
             for _ in range(_ROUNDS):
                 own = _backend_of(idle)
-                with closing(psycopg.connect(given)) as other:
+                with closing(psycopg.connect(with_timeouts)) as other:
                     if _backend_of(other) == own or _backend_of(idle) != own:
                         raise ConfigError(
                             f"{setting} leads to a pooler that pools transactions, and the schema changes in"
@@ -104,10 +104,10 @@ def accepts_connections(url: str) -> bool:
     Postgres is asked as `pg_isready` does: without a login.
     """
     try:
-        given = with_network_timeouts(url)
+        with_timeouts = with_network_timeouts(url)
     except psycopg.Error:
         return True
-    answer = psycopg.pq.PGconn.ping(given.encode())
+    answer = psycopg.pq.PGconn.ping(with_timeouts.encode())
     return answer not in (psycopg.pq.Ping.REJECT, psycopg.pq.Ping.NO_RESPONSE)
 
 

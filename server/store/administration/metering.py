@@ -85,8 +85,8 @@ place of what was reserved, and the changes of the days' sums."""
 
 def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:
     """Whether the response has a ledger entry, which is committed with its end."""
-    place = (usage_ledger.c.tenant == tenant, usage_ledger.c.response_id == response_id)
-    return connection.execute(select(usage_ledger.c.model).where(*place)).first() is not None
+    of_response = (usage_ledger.c.tenant == tenant, usage_ledger.c.response_id == response_id)
+    return connection.execute(select(usage_ledger.c.model).where(*of_response)).first() is not None
 
 
 MAX_REMOVED = 1000

@@ -450,7 +450,7 @@ ALL_TABLES = metadata
 """The metadata of these tables, and of those in `tables.py`."""
 
 
-LIMIT_NAMES = tuple(one.name for one in fields(Limits))
+LIMIT_NAMES = tuple(field.name for field in fields(Limits))
 
 
 def limit_values(limits: Limits) -> dict[str, Any]:

@@ -54,12 +54,12 @@ def add(connection: Connection, counts: Mapping[RefusedRequest, int]) -> None:
     """Adds these counts to those of the current hour, but those of keys that have been removed."""
     refusals = sorted(counts)
     parameters = {
-        "tenants": [one.tenant for one in refusals],
-        "routes": [one.route for one in refusals],
-        "statuses": [one.status for one in refusals],
-        "codes": [one.error_code for one in refusals],
-        "key_ids": [one.key_id for one in refusals],
-        "counts": [counts[one] for one in refusals],
+        "tenants": [refusal.tenant for refusal in refusals],
+        "routes": [refusal.route for refusal in refusals],
+        "statuses": [refusal.status for refusal in refusals],
+        "codes": [refusal.error_code for refusal in refusals],
+        "key_ids": [refusal.key_id for refusal in refusals],
+        "counts": [counts[refusal] for refusal in refusals],
     }
     connection.execute(_ADD, parameters)
 

@@ -25,7 +25,7 @@ class StoredTenant:
 
 
 TABLE = operator_tables.tenants
-_OWN = tuple(one.name for one in fields(TenantSettings) if one.name != "limits")
+_OWN = tuple(field.name for field in fields(TenantSettings) if field.name != "limits")
 _PREFIX = "tenant_"
 SETTINGS_COLUMNS = [
     *(TABLE.c[name].label(_PREFIX + name) for name in (*_OWN, *LIMIT_NAMES)),

@@ -77,7 +77,7 @@ def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOve
     unfinished = list(connection.execute(_UNFINISHED, {"most": MAX_COUNTED}))
     replicas = {(state, role): count for state, role, count in connection.execute(_REPLICAS)}
     ranges = row_by_row(ranged_partitions(connection, "responses"), clock(connection), retention_days)
-    conditions = [one.condition("id", "expires_at") for one in ranges]
+    conditions = [range_.condition("id", "expires_at") for range_ in ranges]
     overdue = [connection.scalar(text(_OVERDUE + condition)) or 0.0 for condition in conditions]
     connections, max_connections, size = connection.execute(_DATABASE).one()
     return ClusterOverview(

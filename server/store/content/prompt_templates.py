@@ -61,8 +61,8 @@ def put(connection: Connection, tenant: str, prompt: str, content: str, version:
 
     None if a concurrent transaction has created the next one.
     """
-    place = {"tenant": tenant, "id": prompt, "content": content, "version": version}
-    stored: int | None = connection.execute(_PUT_NEXT if version is None else _PUT, place).scalar()
+    parameters = {"tenant": tenant, "id": prompt, "content": content, "version": version}
+    stored: int | None = connection.execute(_PUT_NEXT if version is None else _PUT, parameters).scalar()
     return stored
 
 

@@ -114,19 +114,19 @@ def _page_query(
     newest_first: bool,
 ) -> Select[Any]:
     place = (responses.c.created_at, responses.c.id)
-    wanted: list[ColumnElement[bool]] = [responses.c.tenant == tenant, READABLE]
+    conditions: list[ColumnElement[bool]] = [responses.c.tenant == tenant, READABLE]
     if filters.model is not None:
-        wanted.append(responses.c.model == filters.model)
+        conditions.append(responses.c.model == filters.model)
     if filters.status is not None:
-        wanted.append(responses.c.status == filters.status)
+        conditions.append(responses.c.status == filters.status)
     if filters.completions:
-        wanted += [responses.c.choice == 0, responses.c.status.in_(ANSWERED_STATUSES)]
+        conditions += [responses.c.choice == 0, responses.c.status.in_(ANSWERED_STATUSES)]
     if filters.metadata:
         asked = msgspec.json.encode(filters.metadata).decode()
-        wanted.append(responses.c.metadata.contains(cast(literal(asked), JSONB)))
+        conditions.append(responses.c.metadata.contains(cast(literal(asked), JSONB)))
     if after is not None:
         passed = tuple_(*place)
         here = tuple_(literal(after.created_at), literal(after.id))
-        wanted.append(passed < here if newest_first else passed > here)
+        conditions.append(passed < here if newest_first else passed > here)
     order = [column.desc() if newest_first else column.asc() for column in place]
-    return listed.where(*wanted).order_by(*order).limit(limit)
+    return listed.where(*conditions).order_by(*order).limit(limit)

@@ -249,7 +249,7 @@ def lock_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]
 def _select_choices(
     connection: Connection, tenant: str, candidates: Sequence[UUID], *, locked: bool
 ) -> list[StoredResponse]:
-    wanted = (
+    query = (
         select(*STORED_COLUMNS)
         .where(
             responses.c.tenant == tenant,
@@ -259,19 +259,17 @@ def _select_choices(
         )
         .order_by(responses.c.choice)
     )
-    return [
-        stored_response(row) for row in connection.execute(wanted.with_for_update() if locked else wanted)
-    ]
+    return [stored_response(row) for row in connection.execute(query.with_for_update() if locked else query)]
 
 
 def update_choice_metadata(
     connection: Connection, stored: StoredResponse, request: str, metadata: str
 ) -> None:
     """Replaces the metadata of a locked response, in both columns that contain it."""
-    place = {"tenant": stored.tenant, "id": stored.id}
+    parameters = {"tenant": stored.tenant, "id": stored.id}
     growth = 2 * (len(request.encode()) - len(stored.request.encode()))
     connection.execute(
-        _UPDATE_METADATA, {**place, "request": request, "metadata": metadata, "growth": growth}
+        _UPDATE_METADATA, {**parameters, "request": request, "metadata": metadata, "growth": growth}
     )
 
 

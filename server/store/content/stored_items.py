@@ -198,7 +198,7 @@ def item_page(
     most_bytes: int,
 ) -> PayloadPage:
     """At most `limit` items after a position; the page ends with the item that reaches `most_bytes`."""
-    place = {"tenant": tenant, "id": owner, "after": after, "limit": limit + 1, "most_bytes": most_bytes}
-    rows = connection.execute(of.newest_first if newest_first else of.oldest_first, place).all()
+    parameters = {"tenant": tenant, "id": owner, "after": after, "limit": limit + 1, "most_bytes": most_bytes}
+    rows = connection.execute(of.newest_first if newest_first else of.oldest_first, parameters).all()
     payloads = [row.payload for row in rows[:limit]]
     return PayloadPage(payloads, bool(rows) and rows[0].total > len(payloads))

@@ -107,10 +107,10 @@ def mark(connection: Connection, tenant: str, ids: Sequence[UUID]) -> int:
     No response can go on from a marked one. What remains of it is a tombstone that has expired, which any
     purge removes, too.
     """
-    place = {"tenant": tenant, "ids": list(ids)}
-    ended = [row.id for row in connection.execute(_MARK, place) if not row.running]
+    parameters = {"tenant": tenant, "ids": list(ids)}
+    ended = [row.id for row in connection.execute(_MARK, parameters) if not row.running]
     _remove_logs(connection, tenant, ended)
-    left: int = connection.execute(_COUNT_NOT_MARKED, place).scalar_one()
+    left: int = connection.execute(_COUNT_NOT_MARKED, parameters).scalar_one()
     return left
 
 
@@ -131,8 +131,8 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
 
     They are metered as cancelled, with the tokens that their logs have. Their prompts were counted by no one.
     """
-    place = {**subject.parameters, "ids": list(ids), "limit": limit}
-    found = connection.execute(_LOCK_ABANDONED, place).all()
+    parameters = {**subject.parameters, "ids": list(ids), "limit": limit}
+    found = connection.execute(_LOCK_ABANDONED, parameters).all()
     now = clock(connection)
     usage: list[tuple[LedgerEntry, Ending]] = []
     for row in found:

@@ -81,8 +81,8 @@ class Walk:
         elif self._lines.after is not None:
             self._next(connection, _LINES, self._lines, self.found.lines)
         elif self._items.after is not None:
-            place = {"after": self._items.after, "position": self._items.position}
-            row = connection.execute(_CONVERSATIONS, {**self._subject.parameters, **place}).one()
+            parameters = {"after": self._items.after, "position": self._items.position}
+            row = connection.execute(_CONVERSATIONS, {**self._subject.parameters, **parameters}).one()
             self._items.after, self._items.position = row.last, row.position
             self.found.conversations.update(row.found or ())
         else:
@@ -149,11 +149,11 @@ def take_out_of_conversation(
     if something is to be removed and it is locked or a response runs in it. What names the user must stay
     until it is neither: nothing else tells whose the items are.
     """
-    place = {**subject.parameters, "id": conversation}
-    if connection.execute(_LOCK, place).first() is None:
-        return (0, 0) if connection.execute(_EXISTS, place).first() is None else None
-    is_whole = connection.execute(_OTHERS, place).first() is None
-    items = [] if is_whole else connection.execute(_OWN_ITEMS, place).all()
+    parameters = {**subject.parameters, "id": conversation}
+    if connection.execute(_LOCK, parameters).first() is None:
+        return (0, 0) if connection.execute(_EXISTS, parameters).first() is None else None
+    is_whole = connection.execute(_OTHERS, parameters).first() is None
+    items = [] if is_whole else connection.execute(_OWN_ITEMS, parameters).all()
     if not (is_whole or items):
         return 0, 0
     if conversations.has_unfinished_response(connection, subject.tenant, conversation):
@@ -161,9 +161,9 @@ def take_out_of_conversation(
     if is_whole:
         conversations.delete(connection, subject.tenant, conversation)
         return 1, 0
-    chosen = {**place, "items": [row.id for row in items]}
+    chosen = {**parameters, "items": [row.id for row in items]}
     removed: int = connection.execute(_REMOVE_ITEMS, chosen).scalar_one()
-    connection.execute(_ADVANCE, place)
+    connection.execute(_ADVANCE, parameters)
     if items[0].began:
         conversations.update_metadata(connection, subject.tenant, conversation, "{}")
     return 0, removed

@@ -131,21 +131,23 @@ def survivors(connection: Connection, table: str, partition: Partition, term: fl
 
     `term` is the time after a response's end until it may go, in seconds; of the ledger's entries in days.
     """
-    place = {"part": partition.name, "term": term, "most": MAX_MOVED + 1}
-    return [ResponseKey(*row) for row in connection.execute(_SURVIVORS[table], place)]
+    parameters = {"part": partition.name, "term": term, "most": MAX_MOVED + 1}
+    return [ResponseKey(*row) for row in connection.execute(_SURVIVORS[table], parameters)]
 
 
 def survey(connection: Connection, table: str, partition: Partition, kept: Sequence[ResponseKey]) -> Survey:
     """Counts what `is_dropped` needs, of a partition of `responses` or `usage_ledger`."""
     of_responses = table == "responses"
-    place = {
+    parameters = {
         "low": _bound(partition.range.start),
         "high": _bound(partition.range.end),
         "most": len(kept) + MIN_DUE,
         "defaults": [f"{one}_default" for one in (CONTENT if of_responses else [table])],
     }
     keys = _arrays(kept if of_responses else ())
-    row = connection.execute(_SURVEY_RESPONSES if of_responses else _SURVEY_ENTRIES, {**place, **keys}).one()
+    row = connection.execute(
+        _SURVEY_RESPONSES if of_responses else _SURVEY_ENTRIES, {**parameters, **keys}
+    ).one()
     return Survey(row.rows, len(kept), row.kept_items, row.default_rows)
 
 
@@ -173,11 +175,11 @@ def drop(connection: Connection, table: str, ended: str, term: float) -> dict[st
 
     Returns how many responses readers have lost, by tenant; nothing for the ledger.
     """
-    place = {"ended": ended, "term": term}
+    parameters = {"ended": ended, "term": term}
     if table == "usage_ledger":
-        connection.execute(_DROP_ENTRIES, place)
+        connection.execute(_DROP_ENTRIES, parameters)
         return {}
-    return {row.tenant: row.responses for row in connection.execute(_DROP_RESPONSES, place)}
+    return {row.tenant: row.responses for row in connection.execute(_DROP_RESPONSES, parameters)}
 
 
 def _arrays(keys: Sequence[ResponseKey]) -> dict[str, list[str] | list[UUID]]:

@@ -56,8 +56,8 @@ def _delivery(row: Row[Any]) -> StoredDelivery:
 
 def get(connection: Connection, tenant: str, endpoint: UUID, delivery: UUID) -> StoredDelivery | None:
     """A delivery to that endpoint."""
-    place = (_COLUMNS.tenant == tenant, _COLUMNS.endpoint_id == endpoint, _COLUMNS.id == delivery)
-    row = connection.execute(_SELECT.where(*place)).first()
+    conditions = (_COLUMNS.tenant == tenant, _COLUMNS.endpoint_id == endpoint, _COLUMNS.id == delivery)
+    row = connection.execute(_SELECT.where(*conditions)).first()
     return _delivery(row) if row else None
 
 

@@ -118,12 +118,12 @@ def set_disabled(connection: Connection, endpoint: UUID, reason: str | None) -> 
 
 def rotate_secret(connection: Connection, endpoint: UUID, secret: str, overlap: timedelta) -> None:
     """Replaces the secret by a sealed one; the old one signs, too, for `overlap`, unless that is 0."""
-    kept = (
+    old_secret_columns = (
         {"old_secret": _COLUMNS.secret, "old_secret_until": func.clock_timestamp() + overlap}
         if overlap
         else {"old_secret": None, "old_secret_until": None}
     )
-    _update(connection, endpoint, secret=secret, **kept)
+    _update(connection, endpoint, secret=secret, **old_secret_columns)
 
 
 def _update(connection: Connection, endpoint: UUID, **values: object) -> None:
