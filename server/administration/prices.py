@@ -15,9 +15,8 @@ def set_price(connection: Connection, actor: Actor, request: SetPrice) -> Stored
     check_printable(request.model, "model")
     cached = request.input if request.cached_input is None else request.cached_input
     valid_from = clock(connection) if request.valid_from is None else time_of(request.valid_from)
-    price = StoredPrice(
-        request.model, valid_from, Decimal(request.input), Decimal(cached), Decimal(request.output)
-    )
+    rates = (Decimal(rate) for rate in (request.input, cached, request.output))
+    price = StoredPrice(request.model, valid_from, *rates)
     prices.set_price(connection, price)
     details = {
         name: as_json(getattr(price, name)) for name in ("input", "cached_input", "output", "valid_from")

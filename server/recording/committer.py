@@ -48,8 +48,9 @@ _ALONE_SECONDS = 0.5
 """For all commits of single updates between two joint commits. The joint commit gives up waiting for a lock
 after 0.25 s; together with that, other runs wait for less than a second."""
 _LOCK_MS, _STATEMENT_MS, _LAST_STATEMENT_MS = 50, 600, 5000
-"""`lock_timeout` and `statement_timeout` of the commit of a single update. A large end may take longer than
-the first of the latter: from the second try on it has the usual limit of a statement."""
+"""`lock_timeout` and `statement_timeout` of the commit of a single update. The end of a long response folds
+its log, 100,000 events in 1 to 2 s on a busy machine: from the second try on it has the usual limit of a
+statement. All other runs wait for that try; where it fails, no further one is made here."""
 MAX_TRIES = 6
 """Tries to commit an update alone, after which it is given up: with the pauses between them, some 3 s."""
 FIRST_PAUSE_SECONDS = 0.1
@@ -228,7 +229,7 @@ class Committer:
                 transaction.state = "applied"
                 results.append(commit_alone(connection, self._replica, update, way))
                 # A response that does not go on here is not remembered.
-                transaction.updates = [one for one in results[-1:] if one is update or not one.released]
+                transaction.updates = [last for last in results[-1:] if last is update or not last.released]
                 crashpoint("recorder.written")
 
         while True:
