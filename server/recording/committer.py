@@ -378,9 +378,9 @@ class Committer:
 def _ways_out(update: RunUpdate, trouble: CommitFailure) -> Sequence[Way]:
     """The ways to end a response whose update cannot be stored, in the order of trying.
 
-    A response whose row is blocked, or whose end is too slow, goes to another replica, or to the claimer's
-    thread, which ends it: an end written here would meet the same lock, or fold the same long log again.
-    A response that has lost events must not go on anywhere.
+    A response whose row is blocked or whose end is too slow is released, for any replica to go on with or to
+    end: to fail it now would meet the same lock, or fold the same long log again, while all others wait.
+    One that has lost events must not go on anywhere.
     """
     if update.has_gap:
         return ("fail",)

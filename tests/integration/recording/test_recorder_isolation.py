@@ -124,7 +124,7 @@ def test_a_slow_statement_of_one_response_has_its_time(bench: Bench) -> None:
     check(bench, hit, "long")
 
 
-def test_an_end_that_is_too_slow_holds_the_others_up_once_and_is_left_to_the_claimer(
+def test_an_end_that_is_too_slow_is_tried_once_with_the_longest_limit_and_released(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried with the others, alone, and alone with the longest limit; to fail it would take as long."""
