@@ -123,7 +123,7 @@ def delete_endpoint(connection: Connection, actor: Actor, endpoint: StoredEndpoi
 
 
 def redeliver(connection: Connection, actor: Actor, endpoint: StoredEndpoint, delivery: str | None) -> int:
-    """Has a delivery attempted again, or without one the newest that were given up; returns how many.
+    """Makes a delivery due again, or without one the newest that were given up; returns how many.
 
     Raises NotFound.
     """

@@ -51,11 +51,11 @@ class AuditLimits:
     """The times for which unfinished responses and keys may stay unattended before they are violations."""
 
     grace_seconds: float = 30.0
-    """After its replica's death, or, if that is later, after the first living replica started."""
+    """The time after its replica's death, or, if that is later, after the first living replica started."""
     waiting_seconds: float = 3600.0
-    """For a response that was started and waits to be claimed again, which a busy server may put off."""
+    """The time of a started response that waits to be claimed again, which a busy server may put off."""
     key_seconds: float = 3600.0
-    """For an idempotency key without a stored response: it may be running with `store: false`."""
+    """The time of an idempotency key without a stored response: it may be running with `store: false`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def is_unfinished(response: AuditedResponse) -> bool:
 
 
 def _check_end(response: AuditedResponse, moment: PageTime, limits: AuditLimits) -> Iterator[Finding]:
-    """Without a living server nothing is overdue: the next one to start claims everything."""
+    """Checks for an overdue end. Without a living server nothing is overdue: the next one claims it."""
     stored, standing = response.stored, response.audit_columns
     if not is_unfinished(response):
         return

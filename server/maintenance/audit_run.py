@@ -16,7 +16,7 @@ from server.store.database import Connection, Database
 from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
 
 STATEMENT_SECONDS: Final = 3600
-"""For a look through a whole table for rows of no response, which a request could not wait for."""
+"""The time of a search through a whole table for rows of no response, too long for a request."""
 
 
 @dataclass(slots=True)

@@ -23,14 +23,14 @@ from server.store.timeout_connection import psycopg_connection
 log = logging.getLogger("holdfast.retention")
 
 STATEMENT_SECONDS = 900
-"""For what reads a whole partition, which nobody waits for."""
+"""The time of a statement that reads a whole partition, which nobody waits for."""
 RECHECK_SECONDS = 3600.0
 """The time for which a partition is purged row by row before it is looked at again."""
 BUSY_SECONDS = 600.0
 """The time for which a partition that was in use is left alone."""
 TRIES = 5
 PAUSE_S = 1.0
-"""Between two tries to lock tables in use; the queries that queued behind the first one run meanwhile."""
+"""The pause between two tries to lock tables in use, for the queries that queued behind the first."""
 
 
 class PartitionDrop:

@@ -54,7 +54,7 @@ STATISTICS_SECONDS = 600.0
 """The time between two looks at the statistics of partitioned tables."""
 ANALYZE_SECONDS = 900
 STOP_SECONDS = 5.0
-"""For the statement under way when the process ends; a survey of a partition may take minutes."""
+"""The time for the statement under way when the process ends; a survey may take minutes."""
 SENDS = 10
 """The time-outs of sending for which a slow reader may take until it queries again and learns that its
 response has ended. Its page of frames is sent in fewer pieces than that."""
@@ -86,7 +86,7 @@ class Purged:
     by_tenant: Counter[str] = field(default_factory=Counter, compare=False)
     """`responses` by tenant."""
     conversations: Counter[str] = field(default_factory=Counter)
-    """By tenant."""
+    """Conversations by tenant."""
 
     def __add__(self, other: "Purged") -> "Purged":
         return Purged(

@@ -45,8 +45,8 @@ within 2 s, by a commit only after 6 s."""
 _REPORT_AFTER_SECONDS = 2.0
 """The time of an outage of the database after which /health/ready answers that this replica is not ready."""
 _ALONE_SECONDS = 0.5
-"""For all commits of single updates between two joint commits. The joint commit gives up waiting for a lock
-after 0.25 s; together with that, other runs wait for less than a second."""
+"""The time for commits of single updates between two joint commits. A joint commit gives up waiting for a
+lock after 0.25 s; together with that, other runs wait for less than a second."""
 _LOCK_MS, _STATEMENT_MS, _LAST_STATEMENT_MS = 50, 600, 5000
 """`lock_timeout` and `statement_timeout` of the commit of a single update. The end of a long response folds
 its log, 100,000 events in 1 to 2 s on a busy machine: from the second try on it has the usual limit of a
@@ -55,7 +55,7 @@ MAX_TRIES = 6
 """Tries to commit an update alone, after which it is given up: with the pauses between them, some 3 s."""
 FIRST_PAUSE_SECONDS = 0.1
 LIMIT_PAUSE_SECONDS = 5.0
-"""Before the next try of what exceeds a limit of the operator, however often: it may be raised."""
+"""The pause before the next try of an update that exceeds an operator's limit, which may be raised."""
 COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -140,7 +140,7 @@ class Committer:
         return []
 
     def isolate(self, updates: Sequence[RunUpdate]) -> None:
-        """Has these updates committed alone, each after what is retained of its response's last commits."""
+        """Puts updates aside, to be committed alone after the retained rows of their responses."""
         earlier = self.recent.take({update.run.facts.id for update in updates})
         for update in updates:
             if (before := earlier.get(update.run.facts.id)) is not None:
@@ -182,7 +182,7 @@ class Committer:
                     return None
 
     def _isolate_lost(self, responses: Sequence[UUID], updates: Sequence[RunUpdate] = ()) -> None:
-        """Has written again what the database has lost of responses, but for those of `updates`."""
+        """Isolates what the database has lost of responses, but for those of `updates`."""
         log.error(
             "the database has lost what was committed of %d responses; it is written again", len(responses)
         )

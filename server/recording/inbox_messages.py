@@ -68,12 +68,12 @@ class StopRecorder:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCommits:
-    """Has the next commit look whether all that was acknowledged of late is still stored."""
+    """Makes the next commit check that all that was acknowledged of late is still stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOwnership:
-    """Has runs whose rows seemed not to be this replica's committed alone, which finds out and drops them."""
+    """Isolates runs whose rows seemed not to be this replica's; the commit alone finds out and drops them."""
 
     runs: tuple[Run, ...]
 

@@ -46,12 +46,12 @@ class RunRegistry:
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
-        """By the response's id in hexadecimal, as engine requests name it: a string is looked up without a
-        call of Python code, which a UUID is not."""
+        """Runs by the response's id in hexadecimal, as engine requests name it: a string is looked up without
+        a call of Python code, which a UUID is not."""
         self._tokens_without_event: dict[str, list[int]] = {}
-        """Tokens that have produced no event yet, by the same. They are stored with the next event."""
+        """Tokens that have produced no event yet, by response. They are stored with the next event."""
         self.isolated: dict[str, RunUpdate] = {}
-        """Updates that are committed alone, because they could not be with the others, by the same. Later
+        """Updates that are committed alone, because they could not be with the others, by response. Later
         messages extend them. Changed by the recorder's thread; any thread may ask whether one is in it."""
 
     def __bool__(self) -> bool:

@@ -39,7 +39,7 @@ MOST_FAILURES = 3
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
 CHECK_SECONDS = 60.0
-"""Between two looks for models that nobody serves."""
+"""The time between two looks for models that nobody serves."""
 MAX_COUNTED = 1000
 """Responses that such a look reads, so that a long queue does not make it slow."""
 MAX_MODELS = 5

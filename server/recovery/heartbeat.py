@@ -27,7 +27,7 @@ log = logging.getLogger("holdfast.heartbeat")
 ORPHAN_BEATS = 5
 """Every so many beats a replica looks for responses of others that are gone, even if an older one should."""
 MOST_LEASES_WITHOUT_STORING = 3
-"""For so many leases a replica renews its lease although nothing that it records is stored."""
+"""Leases that a replica renews although nothing that it records is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,8 @@ class Heartbeat:
         return orphans
 
     def _reconcile(self) -> int:
-        """Has rows and runs of this replica agree, and cancels what was asked for; returns how many responses
-        were released.
+        """Makes rows and runs of this replica agree, and cancels what was asked for; returns the number
+        of released responses.
         """
         running = [run for run in self._recorder.active_runs() if run.stored]  # before their rows are read
         owned, cancelled = self._database.autocommit(self._read_owned)

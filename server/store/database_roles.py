@@ -60,7 +60,7 @@ READER_SETTINGS: dict[LiteralString, str] = {
 }
 MAX_READER_CONNECTIONS = 8
 _MOST_DEADLOCKS = 10
-"""After so many in a row the next one is raised."""
+"""Deadlocks in a row that are repeated; the next one is raised."""
 TEMPORARY_FILES_OF_READER = "1GB"
 """`temp_file_limit` of a session in an embedded database; elsewhere a superuser may set it."""
 

@@ -35,7 +35,7 @@ from server.store.timeout_connection import TimeoutConnection, psycopg_connectio
 log = logging.getLogger("holdfast.events")
 
 CODECS = (2, 3)
-"""How a compacted stream is stored. 2: a JSON array of the log's rows, with the attempt as each row's last
+"""Formats of compacted streams. 2: a JSON array of the log's rows, with the attempt as each row's last
 element. 3: as 2, without what its events repeat of the request, which the SQL functions
 `holdfast_without_echo` and `holdfast_with_echo` take out and put in."""
 

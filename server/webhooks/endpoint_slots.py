@@ -17,7 +17,7 @@ PER_ENDPOINT = 4
 FAILURES = 3
 """Failures in a row from which on an endpoint is tried less often."""
 MAX_PAUSE_SECONDS = 300.0
-"""Between attempts at an endpoint that only fails."""
+"""The pause between attempts at an endpoint that only fails."""
 _MAX_DOUBLINGS = 32
 
 

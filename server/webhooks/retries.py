@@ -37,7 +37,7 @@ class Verdict:
     pause_seconds: float = 0.0
     """Until the next attempt of this delivery."""
     throttle_seconds: float = 0.0
-    """For how long the receiver asked for nothing at all."""
+    """The time for which the receiver asked for nothing at all."""
     is_gone: bool = False
     """The endpoint wants no events any more."""
 

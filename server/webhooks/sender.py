@@ -38,7 +38,7 @@ HOUSEKEEPING_SECONDS = 10.0
 HOUSEKEEPING_TURN_SECONDS = 1.0
 """The longest turn of housekeeping; the rest waits until due deliveries are sent."""
 STOP_SECONDS = 5.0
-"""For the attempts under way when the process ends."""
+"""The time for the attempts under way when the process ends."""
 _GONE = "The receiver answered 410 Gone."
 
 

@@ -112,7 +112,7 @@ class EntryFilter:
     target: str | None = None
     since: datetime | None = None
     until: datetime | None = None
-    """Before this time."""
+    """The time before which the entries were made."""
 
 
 def entries_page(

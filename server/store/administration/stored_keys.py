@@ -256,7 +256,7 @@ def revoke(connection: Connection, key_id: str) -> bool:
 
 
 def end_streams(connection: Connection, key_id: str) -> None:
-    """Has what runs with a revoked key end on every replica."""
+    """Ends what runs with a revoked key, on every replica."""
     connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(ends_streams=True))
 
 

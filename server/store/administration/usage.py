@@ -30,7 +30,7 @@ GROUPS: Final[Mapping[Group, str]] = {
     "key_id": "coalesce(key_id, '')",
     "model": "model",
 }
-"""By what the admin API groups and sorts sums, in this order."""
+"""Columns by which the admin API groups and sorts sums, in this order."""
 Grouping = Literal["tenant", "model", "key", "user"]
 GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
 _COLUMNS: Final[Mapping[Grouping, tuple[str, ...]]] = {

@@ -124,7 +124,8 @@ def release(
     """Puts responses of this replica back into the queue; returns how many. Fenced by the caller.
 
     `died` counts one more death of each response whose attempt made no progress; `claim_to_end` allows a
-    limited number. Responses that this replica no longer owns stay unchanged, with `skip_locked` locked ones too.
+    limited number. Responses that this replica no longer owns stay as they are, and so do locked ones with
+    `skip_locked`.
     """
     if not keys:
         return 0

@@ -224,7 +224,7 @@ class HeartbeatWatch:
         self._max_step = lease_seconds / _OBSERVATIONS_PER_LEASE
         self._observed_at: float | None = None
         self._silent: dict[UUID, tuple[HeartbeatTime, float]] = {}
-        """By replica: its last heartbeat, and the seconds for which it has not changed."""
+        """The last heartbeat of each replica, and the seconds for which it has not changed."""
 
     def failed(self) -> None:
         """Forgets all observations: they prove nothing once this replica's own heartbeat has failed."""

@@ -27,7 +27,7 @@ QUEUE = "holdfast_queue"
 CANCEL = "holdfast_cancel"
 
 TURN_SECONDS = 0.05
-"""For which hints to send are gathered at most, while none come."""
+"""The longest time for which hints to send are gathered, while none come."""
 _RETRY_SECONDS = 1.0
 _ID_DIGITS = 32
 _IDS_PER_PAYLOAD = 7900 // _ID_DIGITS

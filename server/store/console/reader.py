@@ -100,7 +100,7 @@ _SENTENCES = {
     "53300": "All connections of the reader are in use; try again in a moment.",
     "57014": f"The query took longer than {SECONDS} s and was ended.",
 }
-"""By SQLSTATE; of others Postgres' own sentence is shown."""
+"""Sentences by SQLSTATE; of other errors Postgres' own sentence is shown."""
 
 
 class QueryFailed(Exception):

@@ -43,7 +43,7 @@ def find_view(connection: Connection, view: UUID) -> SavedView | None:
 
 
 def lock_views(connection: Connection) -> None:
-    """Has views saved one after the other, so that their number can be bounded."""
+    """Locks the saving of views, so that their number can be bounded."""
     connection.execute(text("select pg_advisory_xact_lock(hashtextextended('saved_views', 0))"))
 
 

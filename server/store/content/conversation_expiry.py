@@ -24,7 +24,7 @@ class ConversationKey(NamedTuple):
 
 
 FIRST = ConversationKey("", UUID(int=0))
-"""Before all others."""
+"""A key before all others."""
 
 _ANY = text("select cast(:days as integer) > 0 or exists (select from tenants where conversation_days > 0)")
 _DAYS = "coalesce(t.conversation_days, cast(:days as integer))"
@@ -57,7 +57,7 @@ class ExpiredPage(NamedTuple):
 
     expired: list[ConversationKey]
     last: ConversationKey | None
-    """After which the next page begins; None at the end."""
+    """The conversation after which the next page begins; None at the end."""
 
 
 def may_expire(connection: Connection, days: int) -> bool:

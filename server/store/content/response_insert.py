@@ -150,6 +150,6 @@ _INSERT = {
     for follows in (False, True)
     for runs in (False, True)
 }
-"""By whether it follows a response, and whether a replica runs it."""
+"""Statements by whether the response follows another, and whether a replica runs it."""
 
 _NUMBERED_INSERT = {key: arrays.with_numbers(statement) for key, statement in _INSERT.items()}

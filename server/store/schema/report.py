@@ -14,7 +14,7 @@ SILENT_SECONDS = 60
 OLD_TRANSACTION_SECONDS = 2
 """Shorter transactions are over before an upgrade would have to wait for them."""
 LOSS_CHECK = "5s"
-"""For the question whether a column has values; without an answer until then it counts as one that has."""
+"""The time for asking whether a column has values; without an answer until then it counts as one that has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ TABLES: Final[dict[str, Table]] = {
     "response.stream": response_streams,
     "usage": usage_ledger,
 }
-"""By the `object` of a line."""
+"""Tables by the `object` of a line."""
 _LEFT_OUT: Final = {"responses": {"replica_id"}}
 """Columns that mean nothing in another database, beside the tenant, which the first line names."""
 _MAY_HAVE_NUL: Final = {"payload"}

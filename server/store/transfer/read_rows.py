@@ -22,7 +22,7 @@ _LIMITS: Final = {
     "idle_in_transaction_session_timeout": "0",
 }
 _PATIENCE_S: Final = 3600.0
-"""For one part of a result: a user may have few rows among many."""
+"""The time for one part of a result: a user may have few rows among many."""
 _FETCHED: Final = {"image": 2, "response.stream": 10}
 _DEFAULT_FETCHED: Final = 50
 _ENDED: Final = "r.status not in ('queued', 'in_progress')"

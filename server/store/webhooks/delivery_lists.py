@@ -82,7 +82,7 @@ def list_page(
 
 
 def redeliver(connection: Connection, tenant: str, endpoint: UUID, delivery: UUID | None, limit: int) -> int:
-    """Has a delivery attempted again from now on, or without one the newest that were given up.
+    """Makes a delivery due again, or without one the newest that were given up.
 
     Returns how many. Those that wait already are attempted now.
     """

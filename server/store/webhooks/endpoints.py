@@ -56,7 +56,7 @@ def _values(properties: EndpointProperties) -> dict[str, Any]:
 
 
 def lock_tenant(connection: Connection, tenant: str) -> None:
-    """Has the tenant's endpoints made one after the other, so that their number can be bounded."""
+    """Locks the making of the tenant's endpoints, so that their number can be bounded."""
     connection.execute(
         text("select pg_advisory_xact_lock(hashtextextended('webhook_endpoints ' || :tenant, 0))"),
         {"tenant": tenant},

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 from server.store.content.responses import ResponseKey
 
 RETRIED_FOR = timedelta(hours=72)
-"""After a response's end, or a redelivery; OpenAI's value."""
+"""The time of attempts after a response's end or a redelivery; OpenAI's value."""
 ENDED_KEPT = timedelta(days=7)
 """The time for which a delivery is kept that was delivered or given up."""
 MAX_PENDING = 10_000
