@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Literal
 
 MAX_PAUSE_SECONDS = 8 * 3600.0
 """The longest pause between two attempts."""
@@ -13,8 +12,6 @@ MAX_RETRY_AFTER_SECONDS = 3600.0
 _GONE = 410
 _THROTTLING = frozenset({429, 502, 503, 504})
 _MAX_DOUBLINGS = 32
-
-Cause = Literal["status", "refused", "unreachable", "timeout", "secret"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,5 +50,5 @@ def fold(connection: Connection) -> bool:
     Skips locked rows; readers see either the rows or their sum.
     """
     parameters = {"rows": FOLD_ROWS, "days": _FOLDED_DAYS, "limit": _MAX_FOLDED}
-    found: int = connection.execute(_FOLD, parameters).scalar_one()
-    return found == _MAX_FOLDED
+    folded: int = connection.execute(_FOLD, parameters).scalar_one()
+    return folded == _MAX_FOLDED

@@ -85,8 +85,8 @@ def fold(connection: Connection) -> bool:
     """
     if not connection.execute(_MAY_FOLD, {"rows": FOLD_ROWS, "lock": _LOCK}).scalar_one():
         return False
-    found: int = connection.execute(_FOLD, {"limit": _MAX_FOLDED}).scalar_one()
-    return found == _MAX_FOLDED
+    folded: int = connection.execute(_FOLD, {"limit": _MAX_FOLDED}).scalar_one()
+    return folded == _MAX_FOLDED
 
 
 def forget_users(connection: Connection) -> None:

@@ -169,8 +169,8 @@ _WAITING_OF_TENANT = text(_WAITING.format(tenant="tenant = :tenant and"))
 
 def is_waiting(connection: Connection) -> bool:
     """Whether the queue has a response, whatever is to be done with it."""
-    found: bool = connection.execute(_IS_WAITING).scalar_one()
-    return found
+    is_any: bool = connection.execute(_IS_WAITING).scalar_one()
+    return is_any
 
 
 def owned_responses(connection: Connection, me: UUID) -> list[ResponseKey]:

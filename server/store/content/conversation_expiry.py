@@ -62,8 +62,8 @@ class ExpiredPage(NamedTuple):
 
 def may_expire(connection: Connection, days: int) -> bool:
     """Whether conversations of any tenant expire; `days` are the server's, 0 for never."""
-    found: bool = connection.execute(_ANY, {"days": days}).scalar_one()
-    return found
+    expires: bool = connection.execute(_ANY, {"days": days}).scalar_one()
+    return expires
 
 
 def expired_after(connection: Connection, days: int, after: ConversationKey) -> ExpiredPage:

@@ -225,10 +225,10 @@ def delete(connection: Connection, tenant: str, conversation: UUID) -> None:
 def delete_item(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> bool:
     """Deletes an item of a locked conversation; False if there is no such item."""
     parameters = {"tenant": tenant, "id": conversation, "item": item_id}
-    found: bool = connection.execute(_DELETE_ITEM, parameters).scalar_one() == 1
-    if found:
+    is_deleted: bool = connection.execute(_DELETE_ITEM, parameters).scalar_one() == 1
+    if is_deleted:
         _advance_position(connection, tenant, conversation, 1)
-    return found
+    return is_deleted
 
 
 _ITEM = text(

@@ -108,5 +108,5 @@ def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequen
 
 def count_unfinished(connection: Connection, subject: Subject) -> int:
     """The responses that have not ended and are left out."""
-    found: int = connection.execute(_UNFINISHED, subject.parameters).scalar_one()
-    return found
+    count: int = connection.execute(_UNFINISHED, subject.parameters).scalar_one()
+    return count
