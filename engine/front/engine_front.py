@@ -82,7 +82,10 @@ class EngineFront(ABC):
         """The digests of the prompt's full blocks."""
         chain: list[bytes] = []
         blocks = len(request.prompt) // self._block_size
-        extend_chain(chain, request, request.prompt, blocks, self._block_size)
+        try:
+            extend_chain(chain, request, request.prompt, blocks, self._block_size)
+        except (AttributeError, TypeError):
+            return []  # malformed; the engine thread runs into the same error and fails the request
         return chain
 
     def _accept(
