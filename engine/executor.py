@@ -12,7 +12,6 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.request import FailureCode, ImageText, ModelInfo, PromptLogprobs, TokenLogprobs
 from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
-from engine.vocabulary import Vocabulary
 
 
 class OutOfMemory(Exception):
@@ -97,10 +96,6 @@ class Executor(Protocol):
 
     @property
     def model_info(self) -> ModelInfo: ...
-
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        """The bytes of each token; None without a tokenizer."""
 
     @property
     def grammars(self) -> GrammarCompiler | None:

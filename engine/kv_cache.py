@@ -114,14 +114,14 @@ class ContiguousBuffer:
 
     def resize(self, rows: int, kv_cache: KVCache) -> None:
         """Reallocates with this number of rows, and copies those in use."""
-        kept = len(self.requests)
+        in_use = len(self.requests)
         for tensors, templates in ((self.keys, kv_cache.keys), (self.values, kv_cache.values)):
             old = list(tensors)
             tensors.clear()
             for layer, template in enumerate(templates):
                 fresh = template.new_empty(rows, self.capacity, *template.shape[1:])
-                if kept:
-                    fresh[:kept] = old[layer][:kept]
+                if in_use:
+                    fresh[:in_use] = old[layer][:in_use]
                 tensors.append(fresh)
 
     def add(self, chunk: ScheduledChunk, kv_cache: KVCache) -> None:
@@ -189,13 +189,13 @@ class ContiguousKVCache:
     def _add_rows(self, capacity: int, chunks: list[ScheduledChunk]) -> int:
         """Adds rows for as many of the chunks as there is room for; returns their number."""
         buffer = self._buffers.setdefault(capacity, ContiguousBuffer(capacity))
-        wanted = len(buffer.requests) + len(chunks)
-        if wanted > buffer.rows:
+        needed = len(buffer.requests) + len(chunks)
+        if needed > buffer.rows:
             others = sum(s.rows * s.capacity for s in self._buffers.values() if s is not buffer)
-            if others + _next_power_of_two(wanted) * capacity > self._max_tokens:
+            if others + _next_power_of_two(needed) * capacity > self._max_tokens:
                 self._buffers = {c: b for c, b in self._buffers.items() if b.requests or b is buffer}
                 others = sum(s.rows * s.capacity for s in self._buffers.values() if s is not buffer)
-            rows = min(_next_power_of_two(wanted), (self._max_tokens - others) // capacity)
+            rows = min(_next_power_of_two(needed), (self._max_tokens - others) // capacity)
             if rows > buffer.rows:
                 buffer.resize(rows, self._kv_cache)
         added = min(len(chunks), buffer.rows - len(buffer.requests))

@@ -41,7 +41,7 @@ MAX_IMAGE_PIXELS = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is sampled.
+    """Parameters of sampling the next token.
 
     Random numbers come from a counter-based generator keyed by (`seed`, position), which counts prompt and
     output tokens together. So a request that continues another one's output has the same random numbers.
@@ -117,7 +117,7 @@ class Beams:
 
 @dataclass(frozen=True, slots=True)
 class ImageText:
-    """How a picture is written in a prompt, from `Engine.image_text`."""
+    """The text of a picture in a prompt, from `Engine.image_text`."""
 
     text: str
     """The text that replaces `ModelInfo.image_placeholder` in the prompt."""
@@ -188,6 +188,11 @@ class EngineRequest:
     output_offset: int = 0
     """This many of the prompt's last tokens are earlier output of the same request. Penalties and
     `min_tokens` count them as output, so an interrupted request continues unchanged."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end the request, if it has no grammar."""
+        return self.stop_token_ids | (frozenset() if self.ignore_eos else self.stop_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +362,7 @@ class Engine(Protocol):
         """
 
     def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
-        """How this picture is written in a prompt. Takes up to 1 s; any thread.
+        """The text that stands for this picture in a prompt. Takes up to 1 s; any thread.
 
         Raises `RequestRefused` (`bad_image`) if the model reads no pictures or cannot read this one.
         """
@@ -375,7 +380,7 @@ class Engine(Protocol):
         """
 
     def stats(self) -> Stats:
-        """Any thread."""
+        """A snapshot. Any thread."""
 
     def close(self, *, drain: bool) -> None:
         """Ends the engine thread, after the requests (`drain`) or after cancelling them. Idempotent."""

@@ -149,7 +149,6 @@ class _ScriptedExecutor:
         self._resumed = threading.Event()
         self.hanging = threading.Event()
         self.ordered_faults: deque[Fault] = deque()
-        self.vocabulary = config.spelling
         self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
         self._grammar_matchers = GrammarMatchers(self.grammars)
         vocab_size = config.vocab_size if config.spelling is None else len(config.spelling.tokens)
@@ -286,15 +285,15 @@ def _logprobs_of(request: EngineRequest, token_id: int) -> TokenLogprobs | None:
         return None
     if request.logprob_token_ids:
         named = enumerate(request.logprob_token_ids, start=1)
-        return TokenLogprobs(-math.log(2), tuple((other, -math.log(2) * place) for place, other in named))
+        return TokenLogprobs(-math.log(2), tuple((other, -math.log(2) * rank) for rank, other in named))
     return _logprobs(token_id, request.logprobs)
 
 
-def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:
+def _logprobs(token_id: int, count: int) -> TokenLogprobs:
     """Made-up logprobs: the token first, each further id half as likely as the one before."""
-    others = [other for other in range(wanted + 1) if other != token_id][: max(0, wanted - 1)]
-    top = tuple((other, -math.log(2) * place) for place, other in enumerate([token_id, *others], start=1))
-    return TokenLogprobs(-math.log(2), top[:wanted])
+    others = [other for other in range(count + 1) if other != token_id][: max(0, count - 1)]
+    top = tuple((other, -math.log(2) * rank) for rank, other in enumerate([token_id, *others], start=1))
+    return TokenLogprobs(-math.log(2), top[:count])
 
 
 def _prompt_logprobs_of(chunk: ScheduledChunk) -> PromptLogprobs | None:

@@ -10,9 +10,9 @@ class RequestTimes(NamedTuple):
     """Seconds that one request took in the engine; None for what it did not come to."""
 
     queue: float | None = None
-    """From its acceptance to the first step that computes it."""
+    """Seconds from the acceptance to the first step that computes the request."""
     prefill: float | None = None
-    """From there to its first token."""
+    """Seconds from that step to the first token."""
 
 
 NOT_MEASURED = RequestTimes()

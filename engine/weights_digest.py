@@ -28,10 +28,9 @@ def digests_by_adapter(
 ) -> dict[str, str]:
     """`ModelInfo.weights` of the model in a folder and of its LoRA adapters. Raises OSError.
 
-    Weights that are computed with in another `dtype` give other tokens. Float32 adds nothing to a digest,
-    because it is what releases computed in that knew no other on a CPU.
+    Weights that are computed with in another `dtype` give other tokens.
     """
-    base = weights_digest(folder, base="" if dtype == "float32" else dtype)
+    base = weights_digest(folder, base=dtype)
     return {"": base, **{name: weights_digest(adapter, base=base) for name, adapter in adapters}}
 
 

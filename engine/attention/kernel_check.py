@@ -41,7 +41,7 @@ class Case:
     """One layer's attention in a random step."""
 
     call: LayerCall
-    """Its key and value are those of the step's tokens, which `keys` and `values` have, too."""
+    """The call's key and value are those of the step's tokens, which are in `keys` and `values`, too."""
     keys: Tensor
     """`[blocks, block size, heads, size]`, as are the values; block 0 is zero."""
     values: Tensor

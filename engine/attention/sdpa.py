@@ -229,7 +229,7 @@ class SdpaForward:
 
 
 def _queries_per_call(call: LayerCall, chunk: PromptChunk, window: int | None, two_way: bool) -> int:
-    """How many tokens of a prefill chunk one attention call has, which bounds its masks."""
+    """The most tokens of a prefill chunk in one attention call, which bounds the size of its masks."""
     count = chunk.end - chunk.begin
     if two_way:
         return count

@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """How attention is computed."""
+    """The attention that every step computes with, and the block size that it needs."""
 
     name: str = "sdpa"
     """For the log and `ModelInfo.attention`."""
@@ -56,20 +56,20 @@ class AttentionChoice:
     """None is torch's own attention over gathered blocks."""
 
 
-def candidates(device: torch.device, wanted: AttentionName, hub_kernel: str | None) -> list[Candidate]:
+def candidates(device: torch.device, requested: AttentionName, hub_kernel: str | None) -> list[Candidate]:
     """The kernels to try on this device, in order."""
-    if device.type != "cuda" or wanted == "sdpa":
+    if device.type != "cuda" or requested == "sdpa":
         return []
-    found = []
-    if wanted in ("auto", "flash"):
+    kernels = []
+    if requested in ("auto", "flash"):
         sources = kernel_sources(hub_kernel)
-        found += [Candidate(name, partial(load_flash, name, load)) for name, load in sources.items()]
-    if wanted in ("auto", "varlen"):
+        kernels += [Candidate(name, partial(load_flash, name, load)) for name, load in sources.items()]
+    if requested in ("auto", "varlen"):
         capability = torch.cuda.get_device_capability(device)
         for splits in (DECODE_SPLITS, 1):  # without splits where those are not right
             load = partial(VarlenAttentionBackend, capability, splits=splits)
-            found.append(Candidate("varlen", load, PAGE_SIZE))
-    return found
+            kernels.append(Candidate("varlen", load, PAGE_SIZE))
+    return kernels
 
 
 def load_flash(name: str, load: Callable[[], Function]) -> FlashAttentionBackend:
@@ -82,14 +82,14 @@ def choose_attention(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    wanted: AttentionName = "auto",
+    requested: AttentionName = "auto",
     block_size: int | None = None,
     kernels: Sequence[Candidate] = (),
 ) -> AttentionChoice:
     """The first of `kernels` that is right for all specs, else torch's own attention.
 
-    `block_size` is the operator's; None is what the kernel likes best. Raises `ModelRefused` if `wanted` is a
-    kernel and none is right, or if on a GPU nothing is.
+    `block_size` is the operator's; None is the best one of the kernel. Raises `ModelRefused` if `requested`
+    is a kernel and none is right, or if on a GPU nothing is.
     """
     rejected: list[str] = []
     for kernel in kernels:
@@ -107,9 +107,9 @@ def choose_attention(
                 return AttentionChoice(kernel.name, size, backend)
         rejected.append(f"the attention kernel {kernel.name} is not used: {reason}")
         log.warning("%s", rejected[-1])
-    if wanted in ("flash", "varlen"):
+    if requested in ("flash", "varlen"):
         because = "; ".join(rejected) or "there is no GPU here"
-        raise ModelRefused(f"attention {wanted} cannot be used: {because}")
+        raise ModelRefused(f"attention {requested} cannot be used: {because}")
     size = block_size or BLOCK_SIZE
     name = "sdpa" if device.type == "cpu" else _check_sdpa(specs, dtype, device, size)
     return AttentionChoice(name, size)

@@ -241,9 +241,7 @@ class EngineCore(InboxReader):
             self._finish(sequence, reason)
 
     def _handle_step_error(self, plan: SchedulerOutput, error: Exception) -> None:
-        """After a step failed: fails the request that the error names; retries smaller after `OutOfMemory`;
-        else fails all its requests.
-        """
+        """Fails the request that `error` names, retries smaller after `OutOfMemory`, else fails them all."""
         if isinstance(error, SequenceFailed):
             if self._is_live(error.sequence):
                 self._fail(error.sequence, error.code, str(error))

@@ -285,9 +285,8 @@ class BeamRequests:
             for index, beam in enumerate(shared.search.running):
                 step = next(self._ids)
                 request, chain = _step_request(shared, beam, step), list(shared.chains[beam.origin])
-                size, salt, adapter = self._block_size, request.cache_salt, request.adapter
-                blocks, images = len(request.prompt) // size, request.images
-                extend_chain(chain, salt, request.prompt, blocks, size, adapter, images)
+                blocks = len(request.prompt) // self._block_size
+                extend_chain(chain, request, request.prompt, blocks, self._block_size)
                 chains.append(chain)
                 self._submit(request, chain)
                 shared.steps[step] = index
@@ -345,7 +344,7 @@ def _new_search(request: EngineRequest) -> _SharedSearch:
         prompt_length=len(request.prompt),
         max_tokens=request.max_tokens,
         min_tokens=request.min_tokens,
-        ends=request.stop_token_ids | (frozenset() if request.ignore_eos else request.stop_ids),
+        ends=request.ends,
         logprobs=request.logprobs,
     )
     return _SharedSearch(request, search, [[]])

@@ -58,7 +58,7 @@ class EngineFront(ABC):
         """Raises `RequestRefused` for a valid request that this engine can never run."""
 
     def image_text(self, data: bytes, cache_salt: str = "") -> ImageText:
-        """How a picture is written in a prompt. Raises `RequestRefused`; any thread, up to 1 s of CPU."""
+        """Implements `request.Engine.image_text`."""
         return self._image_text(data, hashlib.sha256(data).digest(), cache_salt)
 
     @abstractmethod
@@ -83,17 +83,9 @@ class EngineFront(ABC):
     def _digests(self, request: EngineRequest) -> list[bytes]:
         """The digests of the prompt's full blocks."""
         chain: list[bytes] = []
-        count = len(request.prompt) // self._block_size
+        blocks = len(request.prompt) // self._block_size
         try:
-            extend_chain(
-                chain,
-                request.cache_salt,
-                request.prompt,
-                count,
-                self._block_size,
-                request.adapter,
-                request.images,
-            )
+            extend_chain(chain, request, request.prompt, blocks, self._block_size)
         except (AttributeError, TypeError):
             return []  # malformed; the engine thread runs into the same error and fails the request
         return chain

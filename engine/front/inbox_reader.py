@@ -33,7 +33,6 @@ class InboxReader(ABC):
         self._registry = registry
         self._deliver = deliver
         self._request_metrics = metrics
-        self._arrivals = 0
         self._closing: Close | None = None
         self._outbox: list[Outbound] = []
         self._ended: list[str] = []
@@ -74,9 +73,8 @@ class InboxReader(ABC):
 
     def _admit(self, accepted: AcceptedRequest) -> None:
         request = accepted.request
-        self._arrivals += 1
         try:
-            sequence = TokenSequence(request, self._arrivals, accepted.digests, accepted.grammar)
+            sequence = TokenSequence(request, accepted.digests, accepted.grammar)
             self._begin(sequence)
         except Exception as error:
             log.exception("request %s cannot be handled", request.request_id)

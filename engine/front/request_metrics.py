@@ -83,8 +83,8 @@ class RequestMetrics:
         """A step has computed so many tokens, of prompts and outputs."""
         self._step_tokens.observe(tokens)
 
-    def tokens(self, rows: frozenset[TokenSequence], now: float, count: int = 1) -> None:
-        """Each of these got so many tokens now. Tokens that come together share the time since the last.
+    def tokens(self, rows: frozenset[TokenSequence], now: float) -> None:
+        """Counts a token of each of `rows`.
 
         Nearly all rows of a step are those of the last one: they are observed together.
         """
@@ -93,13 +93,15 @@ class RequestMetrics:
         again = len(rows)
         if rows != self._last_rows:
             again = len(rows & self._last_rows)
-            self._change_rows(rows, now, count)
+            self._change_rows(rows, now)
         if again:
-            self._inter_token_latency.observe((now - self._last_at) / count, again * count)
+            self._inter_token_latency.observe(now - self._last_at, again)
         self._last_at = now
 
     def received(self, sequence: TokenSequence, count: int, now: float) -> None:
-        """One request got so many tokens now; in place of `tokens`, for an engine without own steps."""
+        """Counts `count` tokens of one request, which share the time since the last: `tokens` for an engine
+        without steps of its own.
+        """
         if sequence.last_token_at is not None:
             self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
         else:
@@ -107,7 +109,7 @@ class RequestMetrics:
             self._time_to_first_token.observe(now - sequence.accepted_at)
         sequence.last_token_at = now
 
-    def _change_rows(self, rows: frozenset[TokenSequence], now: float, count: int) -> None:
+    def _change_rows(self, rows: frozenset[TokenSequence], now: float) -> None:
         """Observes those that did not get the last tokens, and notes when the others got theirs."""
         before, self._last_rows = self._last_rows, rows
         for sequence in before - rows:
@@ -117,7 +119,7 @@ class RequestMetrics:
                 sequence.first_token_at = now
                 self._time_to_first_token.observe(now - sequence.accepted_at)
             elif sequence.last_token_at is not None:
-                self._inter_token_latency.observe((now - sequence.last_token_at) / count, count)
+                self._inter_token_latency.observe(now - sequence.last_token_at)
 
     def ended(self, sequence: TokenSequence, reason: EndReason, now: float) -> RequestTimes:
         """The request ended; returns its times."""

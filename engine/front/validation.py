@@ -1,6 +1,6 @@
 """Validation of requests: prompt, limits, sampling, output, beams, adapter, pictures. Pure; any thread.
 
-Whether a request fits into the KV cache is checked in `engine`.
+Whether a request fits into the KV cache is checked in `core.local_engine`.
 """
 
 import hashlib
@@ -130,8 +130,8 @@ def refuse_bad_output(request: EngineRequest, *, vocab_size: int) -> None:
     if not _is_count(request.min_tokens, request.max_tokens + request.output_offset):
         raise RequestRefused("bad_limit", "min_tokens must be at least 0 and at most the tokens to generate.")
     for name in ("logprobs", "prompt_logprobs"):
-        wanted = getattr(request, name)
-        if wanted is not None and not _is_count(wanted, MAX_LOGPROBS):
+        count = getattr(request, name)
+        if count is not None and not _is_count(count, MAX_LOGPROBS):
             raise RequestRefused("bad_limit", f"{name} must be 0 to {MAX_LOGPROBS}.")
 
 
@@ -248,7 +248,7 @@ def _refuse_bad_bias(biases: Sequence[tuple[int, float]], vocab_size: int) -> No
             )
         if not _is_number(pair[1], -MAX_BIAS, MAX_BIAS):
             raise RequestRefused("bad_sampling", f"A logit_bias must be from {-MAX_BIAS:g} to {MAX_BIAS:g}.")
-    if any(one[0] >= other[0] for one, other in pairwise(biases)):
+    if any(first[0] >= second[0] for first, second in pairwise(biases)):
         raise RequestRefused("bad_sampling", "logit_bias must name each token id once, in rising order.")
 
 

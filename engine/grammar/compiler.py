@@ -1,6 +1,6 @@
 """`GrammarCompiler`: compiles grammars in a small thread pool and caches them. Any thread.
 
-A grammar that is not cached is compiled in a bounded process first; see `trial`.
+A grammar that is not cached is compiled in a bounded process first; see `trial_process`.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ from typing import Any
 from engine.fair_limit import FairLimit
 from engine.grammar.lark_source import MAX_TEXT
 from engine.grammar.matcher import MAX_STATES, BadGrammar, check_first_mask, make_matcher, make_tokenizer
-from engine.grammar.trial import STACK_BYTES as TRIAL_STACK_BYTES
-from engine.grammar.trial import TrialProcess
+from engine.grammar.trial_process import STACK_BYTES as TRIAL_STACK_BYTES
+from engine.grammar.trial_process import TrialProcess
 from engine.request import EngineRequest, RequestRefused, StructuredOutput, one_line
 from engine.vocabulary import Vocabulary
 
 CACHE_BYTES = 256 * 2**20
 COMPILE_SECONDS = 5.0
-"""How long a grammar is waited for on a busy machine; the bounds of `trial` limit the work."""
+"""Timeout of a compile on a busy machine; the bounds of `trial_process` limit the work."""
 QUEUE_SECONDS = 2.0
 """How long a grammar waits for a free compiling thread."""
 MAX_WAITING_PER_KEY = 8
@@ -48,13 +48,13 @@ class CompiledGrammar:
 
     def __init__(self, start: Any, source: str, digest: bytes, grammar: StructuredOutput) -> None:
         self.digest = digest
-        """Of the grammar and the fairness key."""
+        """SHA-256 of the grammar and the fairness key; the key of the cache."""
         self.source = source
         """Llguidance's Lark source."""
         self.grammar = grammar
         self.is_recompiling = False
         self.successor: CompiledGrammar | None = None
-        """The same grammar compiled anew, without lexer states."""
+        """A fresh compile of this grammar, without lexer states; new requests use it."""
         self._start = start
         self._base_bytes = BASE_BYTES + BYTES_PER_CHARACTER * len(source)
         self._growth_bytes = 0.0
@@ -74,7 +74,7 @@ class CompiledGrammar:
 
     @property
     def is_large(self) -> bool:
-        """It should be compiled again, because it may reach `MAX_STATES`."""
+        """Whether the grammar should be compiled again, because its lexer states may reach `MAX_STATES`."""
         return self._growth_bytes > RECOMPILE_BYTES
 
 
@@ -137,7 +137,7 @@ class GrammarCompiler:
         self._limit = FairLimit(THREADS)
         self._pool: ThreadPoolExecutor | None = None
         self._trials = [TrialProcess(vocabulary) for _ in range(THREADS)]
-        """Those that no thread uses."""
+        """Idle processes; a compiling thread takes one."""
         self._tokenizer: Any = None
         self._closed = False
 

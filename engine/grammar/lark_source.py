@@ -1,8 +1,8 @@
 """Translates a request's `StructuredOutput` into one Lark grammar, the input of llguidance.
 
-Pure functions, which run in `trial`. Kinds: a JSON schema (local references only); any JSON object; a regular
-expression for the whole output; a grammar in Lark or EBNF; a structural form (parts in sequence, choice or
-repetition); or structural tags: free text until a trigger, then a tag.
+Pure functions, which run in `trial_process`. Kinds: a JSON schema (local references only); any JSON object; a
+regular expression for the whole output; a grammar in Lark or EBNF; a structural form (parts in sequence,
+choice or repetition); or structural tags: free text until a trigger, then a tag.
 
     {"triggers": ["<call"],
      "tags": [{"begin": "<call name=a>", "schema": {...}, "end": "</call>"}, ...],
@@ -25,9 +25,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from engine.grammar.circles import has_circle
 from engine.grammar.ebnf_to_lark import ebnf_to_lark, is_ebnf
 from engine.grammar.matcher import BadGrammar
+from engine.grammar.schema_references import has_circle
 from engine.request import StructuredOutput
 
 HEADER = '%llguidance {"no_forcing": true}\n'

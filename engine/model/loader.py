@@ -354,7 +354,7 @@ def _context_length(hf_config: PretrainedConfig) -> int:
 
 
 _MISLEADING = ("trust_remote_code", "http", "upgrade", "huggingface", "Hugging Face", "`from_")
-"""In sentences of transformers that advise what this server does not do: run code, fetch files, upgrade."""
+"""Parts of transformers' sentences that advise to run code, fetch files or upgrade: not done here."""
 
 
 def _say(error: Exception) -> str:

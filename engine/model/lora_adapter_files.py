@@ -48,7 +48,7 @@ UNSUPPORTED_KEYS = {
     "lora_embedding_": "changes of embeddings, which are not served",
     ".bias": "biases, which are not served",
 }
-"""By part of a weight's key: what the adapter has that cannot be served."""
+"""Parts of adapters that are not served, in words, by the part of a weight's key that shows them."""
 
 FLOAT_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 

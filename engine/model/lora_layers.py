@@ -43,7 +43,7 @@ class Adapters:
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
-        self.indexes: Mapping[str, int] = {name: place for place, name in enumerate(names)}
+        self.indexes: Mapping[str, int] = {name: index for index, name in enumerate(names)}
         self.step: StepRows | None = None
         """Set before each forward pass; None computes with the base model alone."""
 

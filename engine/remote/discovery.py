@@ -30,7 +30,7 @@ RESOLVE_SECONDS = 5.0
 RESOLVE_TIMEOUT_SECONDS = 10.0
 """A resolver with several servers that are down takes longer than one interval."""
 FILE_SECONDS = 1.0
-"""Between two looks at a file."""
+"""Seconds between two looks at a file."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host and port, IPv4 or IPv6. Raises OSError."""

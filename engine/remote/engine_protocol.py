@@ -180,7 +180,7 @@ class ExpectedModel(Protocol):
 
 
 class ImageProtocol(Protocol):
-    """How a kind of server is asked about the pictures of prompts."""
+    """Questions to a kind of server about the pictures of prompts."""
 
     def image_request(self, image: ImageFile, model: str) -> HttpRequest:
         """Asks which tokens the server makes of a picture."""
@@ -200,8 +200,12 @@ class EngineProtocol(Protocol):
     def features(self) -> EngineFeatures: ...
 
     @property
+    def load_metrics(self) -> tuple[bytes, ...]:
+        """Beginnings of the lines of `/metrics` that count the requests that run or wait at the server."""
+
+    @property
     def images(self) -> ImageProtocol | None:
-        """How it is asked about pictures; None if it takes none in prompts."""
+        """The questions about pictures; None if the server takes no pictures in prompts."""
 
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
         """Asks the server who it is. Raises `CallFault` if it does not answer, `EngineMismatch` if it
@@ -212,7 +216,7 @@ class EngineProtocol(Protocol):
         """`model` is `EngineDescription.model`."""
 
     def read_event(self, data: bytes, call: GenerateCall) -> AnswerChunk | None:
-        """One server-sent event's data; None if it has nothing for us or is the end mark.
+        """Reads one server-sent event's data; None if it has nothing of use or is the end mark.
 
         Raises `CallFault` for an error event, and for data that is not what this server sends.
         """
@@ -220,14 +224,5 @@ class EngineProtocol(Protocol):
     def read_answer(self, body: bytes, call: GenerateCall) -> AnswerChunk:
         """The whole answer of a call that is not streamed. Raises `CallFault`."""
 
-    def read_error(self, status: int, body: bytes) -> CallFault:
-        """For an answer whose status is not 200."""
-
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
         """Ends these calls at the server; None if that is done by closing their connections."""
-
-    def load_request(self) -> HttpRequest:
-        """Asks for the server's metrics."""
-
-    def read_load(self, body: bytes) -> int | None:
-        """How many requests run or wait there, by its metrics; None if they do not say. Never raises."""

@@ -27,20 +27,21 @@ from engine.remote.engine_protocol import (
 )
 from engine.remote.http_client import EngineClient
 from engine.remote.router import EngineServer, Router
+from engine.remote.server_answers import status_fault, sum_metrics
 from engine.request import describe
 from engine.statistics import ServerStats
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.25
-"""How often servers are looked at: which of them a probe is due for."""
+"""Seconds between two looks for servers whose probe is due."""
 ABORT_SECONDS = 2.0
-"""How long a continued request waits until its former calls are ended everywhere."""
+"""Seconds that a continued request waits until its former calls are ended at every server."""
 MAX_ABANDONED = 4096
 """Calls of one unreachable server that are ended there when it is back."""
 REPORT_SECONDS = 10.0
 IMAGE_SECONDS = 20.0
-"""For the answer to how many tokens a picture has: a server decodes and scales it."""
+"""Seconds for the answer to how many tokens a picture has: a server decodes and scales it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class RemoteConfig:
     """Settings of a `RemoteEngine`."""
 
     urls: str
-    """Where the servers are, as `discovery` reads it."""
+    """The servers: a setting that `discovery` reads."""
     api_key: str | None = None
     ca_file: Path | None = None
     """Certificates that a server's own must be signed by; None is the machine's authorities."""
@@ -59,9 +60,9 @@ class RemoteConfig:
     silence_timeout: float = 300.0
     """Seconds after which a call that has given nothing goes on at another server."""
     outage_seconds: float = 300.0
-    """How long a request waits while no server can take it; then it fails."""
+    """Seconds that a request waits while no server can take it; then it fails."""
     start_seconds: float = 1800.0
-    """How long the start waits for a first server, which may be loading its model."""
+    """Seconds that the start waits for a first server, which may be loading its model."""
     trace_parent_of: Callable[[str], str | None] = lambda _request_id: None
     """The header `traceparent` of calls for a request, by its id; None without a trace."""
 
@@ -82,7 +83,7 @@ class Fleet:
         self._changed = asyncio.Event()
         """Set when a server may have become usable."""
         self._faults: dict[str, list[str]] = {}
-        """By URL: why calls failed since the last report."""
+        """Reasons of failed calls since the last report, by URL."""
         self._first = threading.Event()
         self._mismatch: EngineMismatch | None = None
 
@@ -178,7 +179,7 @@ class Fleet:
                     await self._changed.wait()
 
     async def image_tokens(self, image: ImageFile) -> tuple[int, ...]:
-        """Which tokens a server makes of a picture. Raises `CallFault`."""
+        """Asks a server for the tokens that it makes of a picture. Raises `CallFault`."""
         assert self._protocol.images is not None
         server = self._router.choose((), "", monotonic())
         if server is None or server.description is None:
@@ -187,7 +188,7 @@ class Fleet:
         request = await asyncio.to_thread(make, image, model)  # takes 0.2 s for the largest
         status, body = await self._client.fetch(server.url, request, IMAGE_SECONDS)
         if status != 200:
-            raise self._protocol.read_error(status, body)
+            raise status_fault(status, body)
         return self._protocol.images.read_image_tokens(body)
 
     def release(self, server: EngineServer, call_id: str, fault: CallFault | None) -> None:
@@ -217,17 +218,12 @@ class Fleet:
         _abandon(server, call_ids)
 
     async def _probe(self, server: EngineServer) -> None:
-        try:
-            await self._probe_once(server)
-        except Exception as error:
-            log.exception("the probe of %s cannot be handled", server.url)
-            self._router.probe_failed(server, CallFault("failed", describe(error)), monotonic())
-
-    async def _probe_once(self, server: EngineServer) -> None:
         fetch = partial(self._client.fetch, server.url)
         try:
             description = await self._protocol.probe(fetch, self._expected)
             requests = await self._read_load(fetch)
+            await self._end_abandoned(server)  # before the server gets new calls
+            self._router.probed(server, description, requests, monotonic())
         except CallFault as fault:
             self._router.probe_failed(server, fault, monotonic())
             return
@@ -237,21 +233,25 @@ class Fleet:
             self._router.probe_failed(server, mismatch, monotonic())
             log.error("engine %s is not used: %s", server.url, mismatch)
             return
-        await self._end_abandoned(server)  # before the server gets new calls
-        self._router.probed(server, description, requests, monotonic())
+        except Exception as error:
+            log.exception("the probe of %s cannot be handled", server.url)
+            self._router.probe_failed(server, CallFault("failed", describe(error)), monotonic())
+            return
         if self._router.available:
             self._first.set()
             self._changed.set()
 
     async def _read_load(self, fetch: Fetch) -> int | None:
-        """None is unknown, and no fault: llama-server answers between two batches only, each of which may
-        take minutes without a GPU.
+        """The number of requests that run or wait at a server; None if it does not say.
+
+        No answer is no fault: llama-server answers between two batches only, each of which may take minutes
+        without a GPU.
         """
         try:
-            status, body = await fetch(self._protocol.load_request())
+            status, body = await fetch(HttpRequest("GET", "/metrics"))
         except CallFault:
             return None
-        return self._protocol.read_load(body) if status == 200 else None
+        return sum_metrics(body, self._protocol.load_metrics) if status == 200 else None
 
     async def _end_abandoned(self, server: EngineServer) -> None:
         call_ids = list(server.abandoned - server.calls)

@@ -40,7 +40,7 @@ from engine.request import (
     TokenLogprobs,
     Tokens,
 )
-from engine.sampling.token_masks import GrammarMatchers, Masks, SamplingRules
+from engine.sampling.token_masks import GrammarMatchers, Masks, SamplingRules, has_rules
 from engine.scheduling.sequence import TokenSequence
 
 MAX_BARREN_CALLS = 8
@@ -88,7 +88,7 @@ class Generation:
         self.done = False
         """The last message is in `messages`."""
         self.call_over = False
-        """Nothing more of the current call is wanted; it should be closed."""
+        """No further token of the current call is used; it should be closed."""
         self._features = features
         self._masks = masks
         self._vocab_size = vocab_size
@@ -313,7 +313,7 @@ class Generation:
         return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
     def _current_restriction(self) -> OutputRestriction:
-        """To the tokens of the current mask, without end tokens that `min_tokens` holds back."""
+        """Restricts a call to the current mask, without end tokens that `min_tokens` holds back."""
         request = self.sequence.request
         holds_back = self.sequence.must_not_stop and request.grammar is None
         most = self._features.max_biases
@@ -334,7 +334,8 @@ class Generation:
             if not self._restriction.permits(token_id):
                 raise CallFault("failed", "its answer has a token that the call does not allow")
             return True
-        if self.sequence.request.grammar is not None and not self._has_rules:
+        request = self.sequence.request
+        if request.grammar is not None and not has_rules(request):
             return self._masks.allows(self.sequence, token_id)
         if not self._checks_tokens():
             return True
@@ -361,13 +362,6 @@ class Generation:
             return True
         return len(request.sampling.allowed_token_ids) > self._features.max_allowed_token_ids
 
-    @property
-    def _has_rules(self) -> bool:
-        """The request has rules beside its grammar."""
-        request = self.sequence.request
-        sampling = request.sampling
-        return bool(sampling.allowed_token_ids or sampling.bad_words or request.thinking_budget)
-
     def _takes_native_grammar(self) -> bool:
         """The grammar is the only rule: servers weigh rules against each other otherwise than we do."""
         request = self.sequence.request
@@ -375,7 +369,7 @@ class Generation:
             request.grammar is not None
             and self._features.grammars
             and self.sequence.output_position == 0
-            and not self._has_rules
+            and not has_rules(request)
             and not request.stop_token_ids
             and not request.ignore_eos
         )

@@ -16,19 +16,21 @@ import aiohttp
 
 from engine.remote.answer_reader import AnswerReader
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineProtocol, GenerateCall, HttpRequest
-from engine.remote.silence_timeout import ServerProgress, SilenceTimeout
+from engine.remote.router import EngineServer
+from engine.remote.server_answers import status_fault
+from engine.remote.silence_timeout import SilenceTimeout
 from engine.request import describe
 
 CONNECT_SECONDS = 5.0
 KEEP_ALIVE_SECONDS = 3.0
-"""After which an idle connection is not used again: vLLM and llama-server close theirs after 5 s, and a call
-that is sent at that moment fails as if the server was lost."""
+"""Seconds after which an idle connection is not used again: vLLM and llama-server close theirs after 5 s, and
+a call that is sent at that moment fails as if the server was lost."""
 LIVENESS_SECONDS, LIVENESS_PROBES = 20, 3
-"""How often TCP asks whether the other end of a silent connection is there, and how many of these questions
-in a row without an answer end it. A call may wait in a server's queue for longer than firewalls remember a
-connection of which they see nothing, and one that they forget gets no answer any more."""
+"""TCP keepalive: seconds between probes of a silent connection, and unanswered probes in a row that end it. A
+call may wait in a server's queue for longer than firewalls remember a connection of which they see nothing,
+and one that they forget gets no answer any more."""
 PROBE_SECONDS = 5.0
-"""For the whole answer to a probe, an abort, or a question for the load."""
+"""Seconds for the whole answer to a probe, an abort, or a question for the load."""
 PROBE_BYTES = 4 * 2**20
 """/metrics of a server with many adapters has some hundred KiB."""
 ERROR_BYTES = 16 * 2**10
@@ -59,9 +61,9 @@ class EngineClient:
         self._session: aiohttp.ClientSession | None = None
         self._paused = False
         self._silences: set[SilenceTimeout] = set()
-        """One for each call that runs, whatever it waits for."""
+        """The timeout of each call that runs."""
         self._readers: set[AnswerReader] = set()
-        """One for each answer that is being read."""
+        """The reader of each answer that arrives."""
 
     def open(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -97,17 +99,17 @@ class EngineClient:
 
     async def generate(
         self,
-        url: str,
-        model: str,
+        server: EngineServer,
         call: GenerateCall,
         receive: Callable[[AnswerChunk], bool],
-        server: ServerProgress,
     ) -> None:
         """Makes the call and gives the parts of its answer to `receive`, until that returns False.
 
-        `server` is shared by all calls to this URL. Leaving the call early closes the connection. Raises
-        `CallFault`, and what `receive` raises.
+        `server` has been probed. Leaving the call early closes the connection. Raises `CallFault`, and what
+        `receive` raises.
         """
+        assert server.description is not None
+        url, model = server.url, server.description.model
         async with self._watched(server) as silence:
             if call.request.images:  # takes 0.2 s for the largest
                 request = await asyncio.to_thread(self._protocol.generate_request, call, model)
@@ -118,7 +120,7 @@ class EngineClient:
             async with self._send(url, request, timeout, trace_parent) as response:
                 if response.status != 200:
                     body = await _read(response, ERROR_BYTES, cut=True)
-                    raise self._protocol.read_error(response.status, body)
+                    raise status_fault(response.status, body)
                 if request.streamed:
                     await self._read_events(response, call, receive, silence)
                     return
@@ -144,8 +146,8 @@ class EngineClient:
             self._readers.remove(reader)
 
     @asynccontextmanager
-    async def _watched(self, server: ServerProgress) -> AsyncIterator[SilenceTimeout]:
-        """Around a call: pauses and silence concern it from its start."""
+    async def _watched(self, server: EngineServer) -> AsyncIterator[SilenceTimeout]:
+        """Has pauses and silence concern a call from its start."""
         silence = SilenceTimeout(server, self._silence_timeout, paused=self._paused)
         self._silences.add(silence)
         try:
@@ -186,7 +188,7 @@ class EngineClient:
 
 
 def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """One whose connection is lost when the other end is: a call may wait for hours."""
+    """A socket that notices the loss of the other end, because a call may wait for hours."""
     family, kind, protocol = address[:3]
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

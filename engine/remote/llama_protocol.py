@@ -15,7 +15,6 @@ Logprobs are of the raw logits, from float32 probabilities: a token below e-87 h
 within a character has none either. Both are `NO_LOGPROB`, as OpenAI writes it.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -36,14 +35,20 @@ from engine.remote.engine_protocol import (
     HttpRequest,
     ImageProtocol,
 )
+from engine.remote.server_answers import (
+    PROBED_TOKENS,
+    comparable_tokens,
+    fault_kind,
+    refuse_other_text,
+    status_fault,
+    text_digest,
+)
 from engine.request import MAX_ALLOWED_TOKENS, SamplingParams, TokenLogprobs, one_line
 
 OLDEST_BUILD = 10760
 """The first build that was tried."""
 NO_LOGPROB = -9999.0
 MAX_LOGPROBS = 20
-PROBED_TOKENS = 64
-"""Token ids whose text is compared with the folder's, evenly over the vocabulary."""
 MAX_MODELS = 64
 ALLOWED_BIAS = 1000.0
 """Added to the logits of allowed tokens; above the range of logits, below what costs them precision."""
@@ -125,7 +130,6 @@ class _Text(msgspec.Struct):
 
 _EVENT = msgspec.json.Decoder(_Event)
 _FINISH: dict[str, Literal["stop", "length", "abort"]] = {"eos": "stop", "limit": "length", "word": "stop"}
-_LOAD = (b"llamacpp:requests_processing ", b"llamacpp:requests_deferred ")
 
 
 class LlamaProtocol:
@@ -140,6 +144,8 @@ class LlamaProtocol:
         max_logprobs=MAX_LOGPROBS,
     )
     images: ImageProtocol | None = None
+    load_metrics = (b"llamacpp:requests_processing ", b"llamacpp:requests_deferred ")
+    """In the metrics of a server with `--metrics` only."""
 
     def __init__(self, vocab_size: int) -> None:
         """`vocab_size` is the number of token ids of the model."""
@@ -188,20 +194,8 @@ class LlamaProtocol:
     def read_answer(self, body: bytes, call: GenerateCall) -> AnswerChunk:
         return _chunk(_decode_event(body), call)
 
-    def read_error(self, status: int, body: bytes) -> CallFault:
-        return _fault(status, one_line(body[:1000].decode(errors="replace")))
-
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:  # noqa: ARG002
         return None
-
-    def load_request(self) -> HttpRequest:
-        """Answered by a server with `--metrics` only."""
-        return HttpRequest("GET", "/metrics")
-
-    def read_load(self, body: bytes) -> int | None:
-        figures = [line.rpartition(b" ")[2] for line in body.splitlines() if line.startswith(_LOAD)]
-        counts = [int(figure) for figure in figures if figure.isdigit() and len(figure) < 10]
-        return sum(counts) if counts else None
 
 
 # Requests
@@ -278,9 +272,7 @@ def _biases(call: GenerateCall, vocab_size: int) -> list[tuple[int, float | bool
         for token_id, count in Counter(call.tokens).items():
             undone = sampling.presence_penalty + sampling.frequency_penalty * count
             biases[token_id] = biases.get(token_id, 0.0) + undone
-    banned: set[int] = set()
-    if call.min_tokens:
-        banned |= request.stop_token_ids | (frozenset() if request.ignore_eos else request.stop_ids)
+    banned = set(request.ends) if call.min_tokens else set[int]()
     allowed = set(sampling.allowed_token_ids if call.allowed_token_ids is None else call.allowed_token_ids)
     # A repetition penalty would scale the large bias.
     if allowed and len(allowed) <= vocab_size // 2 and sampling.repetition_penalty == 1:
@@ -306,19 +298,11 @@ def _decode_event(data: bytes) -> _Event:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CallFault("failed", f"its answer is not understood: {one_line(str(error))}") from error
     if event.error is not None:
-        raise _fault(event.error.code, one_line(event.error.message))
+        code = event.error.code
+        raise CallFault(fault_kind(code), f"it answered {code}: {one_line(event.error.message)}")
     if event.stop is None:
         raise CallFault("failed", "its answer is not understood: it has neither tokens nor an error")
     return event
-
-
-def _fault(status: int, message: str) -> CallFault:
-    """503 is a server that loads its model."""
-    if status in (429, 503):
-        kind: Literal["refused", "overloaded", "failed"] = "overloaded"
-    else:
-        kind = "refused" if status in (400, 413, 422, 501) else "failed"
-    return CallFault(kind, f"it answered {status}: {message}")
 
 
 def _chunk(event: _Event, call: GenerateCall) -> AnswerChunk:
@@ -374,7 +358,7 @@ async def _ask(fetch: Fetch, request: HttpRequest, kind: type[_T]) -> _T:
     if status == 404:
         raise EngineMismatch(f"it has no {request.path}, so it is not llama-server")
     if status != 200:
-        raise _fault(status, f"to {request.path}: {one_line(body[:1000].decode(errors='replace'))}")
+        raise status_fault(status, body, request.path)
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -396,19 +380,12 @@ def _build_number(info: str) -> int:
 
 async def _compare_vocabulary(fetch: Fetch, size: int, expected: ExpectedModel) -> str:
     """A digest of the text of some tokens. Raises `EngineMismatch` if the folder's tokens have other text."""
-    tokens = expected.tokens
-    used = max((index for index, token in enumerate(tokens) if token), default=-1) + 1
+    used = max((index for index, token in enumerate(expected.tokens) if token), default=-1) + 1
     if size < used:
         raise EngineMismatch(f"its vocabulary has {size} tokens, that of the model's folder {used}")
-    whole = [index for index in range(used) if index not in expected.special and _is_text(tokens[index])]
-    sampled = whole[:: max(1, len(whole) // PROBED_TOKENS)] or list(range(min(size, PROBED_TOKENS)))
-    request = HttpRequest("POST", "/detokenize", msgspec.json.encode({"tokens": sampled}))
+    token_ids = comparable_tokens(expected)
+    asked = token_ids or list(range(min(size, PROBED_TOKENS)))
+    request = HttpRequest("POST", "/detokenize", msgspec.json.encode({"tokens": asked}))
     text = (await _ask(fetch, request, _Text)).content
-    if whole and text.strip() != b"".join(tokens[index] for index in sampled).decode().strip():
-        raise EngineMismatch("its vocabulary is not that of the model's folder")
-    return hashlib.sha256(f"{size}:{text}".encode(errors="surrogatepass")).hexdigest()
-
-
-def _is_text(token: bytes) -> bool:
-    """Whether a decoder leaves the token as it is: letters of one byte."""
-    return token.isalnum() and token.isascii()
+    refuse_other_text(text, token_ids, expected)
+    return text_digest(f"{size}:{text}")

@@ -23,7 +23,7 @@ class ModelFolder:
     """The model of a folder, which a server runs; implements `remote.engine_protocol.ExpectedModel`."""
 
     model_info: ModelInfo
-    """Its `context_length` is 0: the server's counts."""
+    """The facts of the folder; `context_length` is 0, because the server's counts."""
     vocabulary: Vocabulary | None
     """None without a tokenizer.json, or if its tokens have no bytes of their own."""
     name: str | None = None

@@ -20,8 +20,7 @@ from engine.remote.fleet import IMAGE_SECONDS, Fleet, RemoteConfig
 from engine.remote.generation import LocalMasks
 from engine.remote.http_client import EngineClient
 from engine.remote.model_folder import ModelFolder
-from engine.remote.remote_metrics import RemoteMetrics
-from engine.remote.request_loop import RequestLoop
+from engine.remote.request_loop import RemoteMetrics, RequestLoop
 from engine.request import (
     Deliver,
     EngineRequest,
@@ -39,8 +38,8 @@ log = logging.getLogger(__name__)
 BLOCK_SIZE = 16
 """Tokens of a block, whose digest stands for the prefix that ends with it."""
 IMAGE_ANSWER_SECONDS = IMAGE_SECONDS + 5.0
-"""For the answer to how many tokens a picture has: the server's time, and some of the event loop. A loop that
-is about to close drops the question without a word."""
+"""Seconds for the answer to how many tokens a picture has: the server's, and some of the event loop's. A loop
+that is about to close drops the question without a word."""
 MAX_IMAGE_COUNTS = 4096
 """Pictures whose number of tokens is remembered; a row has some hundred bytes."""
 
@@ -195,7 +194,7 @@ class RemoteEngine(EngineFront):
 
 
 class ServerImages:
-    """How many tokens a server makes of a picture; each is asked for once. Thread-safe."""
+    """The numbers of tokens that servers make of pictures; each is asked for once. Thread-safe."""
 
     def __init__(
         self, token_id: int | None, placeholder: str | None, tokens_of: Callable[[ImageFile], Sequence[int]]
@@ -208,7 +207,7 @@ class ServerImages:
         self._lock = Lock()
 
     def text(self, image: ImageFile) -> ImageText:
-        """How the picture is written in a prompt. Raises `RequestRefused`, and what `tokens_of` raises."""
+        """The text of the picture in a prompt. Raises `RequestRefused`, and what `tokens_of` raises."""
         if self._token_id is None:
             raise RequestRefused("bad_image", "The model reads no pictures.")
         count = self._count(image)

@@ -6,28 +6,36 @@ are handled where they arrive, in the callbacks of connections (`answer_reader`)
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from time import monotonic
 
 from engine.front.inbox_reader import InboxReader
-from engine.front.request_metrics import EndReason
+from engine.front.request_metrics import EndReason, RequestMetrics
 from engine.front.request_registry import RequestRegistry
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineFeatures, GenerateCall
 from engine.remote.fleet import Fleet
 from engine.remote.generation import Generation, LocalMasks, call_ids
 from engine.remote.http_client import EngineClient
-from engine.remote.remote_metrics import RemoteMetrics
 from engine.remote.router import EngineServer
-from engine.request import CancelReason, Deliver, Failed, Finished, Outbound, Tokens, describe
+from engine.request import CancelReason, Deliver, Failed, Finished, Outbound, Tokens, TokenUsage, describe
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.waiting_queue import FairWaitingQueue
+from engine.statistics import ServerStats, Stats
 
 log = logging.getLogger(__name__)
 
 DELIVERY_SECONDS = 0.002
 """Messages are delivered at most once in this interval: each delivery wakes the thread that commits them."""
+
+RECENT_SECONDS = 10.0
+"""Window of the rate of tokens, in intervals of `BUCKET_SECONDS`."""
+BUCKET_SECONDS = 0.5
+IDLE_SECONDS = 1.0
+"""After this time without a token the rate is 0."""
 
 MAX_FAILURES = 4
 """Faults of servers without a new token between them, after which a request fails: it may be the cause."""
@@ -38,15 +46,15 @@ class Attempts:
     """The calls of one request since its last token, and when it gives up."""
 
     since: float
-    """When it last had a server, or began to look for one: all that were asked since have turned it away. The
-    wait for a server is counted from here, so that the answer 503 does not begin it again."""
+    """Time when the request last had a server or began to look for one. The wait for a server is counted from
+    here, so that a 503 does not begin it again."""
     length: int
-    """Number of its tokens, the prompt included, after the last call."""
+    """Number of the request's tokens, the prompt included, after the last call."""
     avoid: set[str] = field(default_factory=set)
     """URLs of servers that failed or turned it away."""
     failures: int = 0
     turned_away: CallFault | None = None
-    """Why, the last time."""
+    """The fault of the last call, if a server turned it away."""
 
     def count(self, url: str, fault: CallFault | None, length: int, now: float) -> None:
         """A call ended, with this fault if it failed; the request has `length` tokens."""
@@ -79,6 +87,51 @@ class Attempts:
         return str(outage) if self.turned_away is None else f"{outage}; at last: {self.turned_away}"
 
 
+class RemoteMetrics:
+    """Counts tokens; blocks and steps are the servers' own and stay 0. Any thread reads `stats`."""
+
+    def __init__(self, context_length: int = 0) -> None:
+        self.requests = RequestMetrics(context_length)
+        self._tokens = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._buckets: deque[tuple[float, int]] = deque(maxlen=int(RECENT_SECONDS / BUCKET_SECONDS))
+        """(begin, tokens) of intervals of `BUCKET_SECONDS` in which tokens came."""
+
+    def count_tokens(self, count: int, now: float) -> None:
+        self._tokens += count
+        if self._buckets and now - self._buckets[-1][0] < BUCKET_SECONDS:
+            begin, tokens = self._buckets[-1]
+            self._buckets[-1] = (begin, tokens + count)
+        else:
+            self._buckets.append((now, count))
+
+    def count_request(self, usage: TokenUsage) -> None:
+        """Counts the tokens of a request that has ended."""
+        self._prompt_tokens += usage.prompt
+        self._cached_tokens += usage.cached
+
+    def stats(self, *, running: int, alive: bool, servers: Sequence[ServerStats]) -> Stats:
+        now = monotonic()
+        recent = [bucket for bucket in list(self._buckets) if now - bucket[0] < RECENT_SECONDS]
+        idle = not recent or now - recent[-1][0] > IDLE_SECONDS
+        return Stats(
+            running=running,
+            waiting=0,
+            kv_blocks_used=0,
+            kv_blocks_total=0,
+            steps=0,
+            tokens=self._tokens,
+            alive=alive,
+            requests=self.requests.stats,
+            servers=servers,
+            remote=True,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            tokens_per_second=0.0 if idle else sum(tokens for _, tokens in recent) / (now - recent[0][0]),
+        )
+
+
 class RequestLoop(InboxReader):
     """All methods run on the event loop, except `fail_all` after its end."""
 
@@ -109,7 +162,7 @@ class RequestLoop(InboxReader):
         self._resumed.set()
         self._idle = asyncio.Event()
         self._tokens_at: dict[str, int] = {}
-        """By request: the index in the outbox of its `Tokens`, to which further tokens are added."""
+        """Index in the outbox of a request's `Tokens`, to which further tokens are added, by request id."""
         self._undelivered_tokens = 0
         """Number of tokens in the outbox."""
         self._delivery: asyncio.Handle | None = None
@@ -121,7 +174,7 @@ class RequestLoop(InboxReader):
         return len(self._tasks)
 
     async def run(self) -> None:
-        """Until closed and idle."""
+        """Runs until the engine is closed and idle."""
         self.read_inbox()
         await self._idle.wait()
         self._deliver_now()
@@ -249,14 +302,12 @@ class RequestLoop(InboxReader):
         self, generation: Generation, server: EngineServer, call: GenerateCall
     ) -> CallFault | None:
         """Makes the call; returns why it failed."""
-        assert server.description is not None
         fault: CallFault | None = None
         try:
             if generation.done:  # while a server was waited for
                 return None
             self._request_metrics.started([generation.sequence], monotonic())
-            model, receive = server.description.model, partial(self._receive, generation)
-            await self._client.generate(server.url, model, call, receive, server.progress)
+            await self._client.generate(server, call, partial(self._receive, generation))
             if not generation.done:
                 generation.end_call()
                 self._collect_if_running(generation)

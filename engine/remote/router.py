@@ -21,17 +21,16 @@ from math import inf
 from typing import Literal
 
 from engine.remote.engine_protocol import CallFault, EngineDescription, EngineMismatch
-from engine.remote.silence_timeout import ServerProgress
 from engine.request import one_line
 
 PROBE_SECONDS = 5.0
-"""Between two probes of a server without faults."""
+"""Seconds between two probes of a server without faults."""
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 30.0
 """The most before a broken server is probed again. Loading a model takes longer than most reboots, so a
 longer pause would gain nothing."""
 OVERLOAD_PAUSE_SECONDS = 0.5
-"""How long a server that answered 429 or 503 gets no new calls. A server frees a place within a few steps."""
+"""Seconds without new calls for a server that answered 429 or 503; it frees a place within a few steps."""
 LOAD_FACTOR = 1.25
 LOAD_SLACK = 4
 """A server with the prefix is passed over if it would have more than LOAD_FACTOR times the mean work, and
@@ -50,31 +49,32 @@ ServerState = Literal["new", "up", "broken", "unfit", "draining"]
 
 @dataclass(slots=True, eq=False)
 class EngineServer:
-    """One server. `Router` alone changes it, but for `progress` and `abandoned`."""
+    """One server. `Router` alone changes it, but for `chunk_at` and `abandoned`."""
 
     url: str
     description: EngineDescription | None = None
     """None until a probe succeeded."""
     calls: set[str] = field(default_factory=set)
-    """Ids of our calls that run there."""
+    """Ids of this process's calls that run at the server."""
     abandoned: set[str] = field(default_factory=set)
-    """Ids of calls that failed and may go on there; ended when it answers a probe."""
+    """Ids of failed calls that may still run at the server; ended when it answers a probe."""
     others: int = 0
-    """Its requests at the last probe that were not ours."""
+    """Requests of other clients at the last probe."""
     trouble: str | None = None
     """Why its circuit is open: a sentence."""
     unfit: bool = False
-    """`trouble` is that it serves something else."""
+    """`trouble` says that the server has another model."""
     draining: bool = False
     """It gets no further calls, and is removed when its last call has ended."""
     failures: int = 0
     """Openings of the circuit, and failed probes while it was open, since a call or a second probe in a row
     succeeded."""
-    progress: ServerProgress = field(default_factory=ServerProgress)
+    chunk_at: float = -inf
+    """Time of the last chunk that the server sent to any of `calls`; kept by `silence_timeout`."""
     probing: bool = False
     probe_at: float = 0.0
     resume_at: float = 0.0
-    """Until then it gets no new calls, because it said that it is overloaded."""
+    """Time until which the server gets no new calls, because it said that it is overloaded."""
 
     @property
     def state(self) -> ServerState:
@@ -86,12 +86,12 @@ class EngineServer:
 
     @property
     def work(self) -> int:
-        """Requests that run or wait there."""
+        """Number of requests that run or wait at the server."""
         return len(self.calls) + self.others
 
 
 class Router:
-    """`jitter` returns a random number in [0, 1)."""
+    """Chooses servers, and counts their calls and faults. `jitter` returns a random number in [0, 1)."""
 
     def __init__(self, *, jitter: Callable[[], float] = random.random) -> None:
         self._jitter = jitter
@@ -111,12 +111,12 @@ class Router:
                 self._remove_if_drained(server)
 
     def servers(self) -> Sequence[EngineServer]:
-        """All of them, the draining ones included. Any thread."""
+        """All servers, the draining ones included. Any thread."""
         return tuple(self._servers.values())
 
     @property
     def description(self) -> EngineDescription | None:
-        """That of the first server that was accepted; all others have to fit it."""
+        """The description of the first server that was accepted; all others have to fit it."""
         return self._description
 
     def needs_probe(self, now: float) -> list[EngineServer]:
@@ -192,7 +192,7 @@ class Router:
         return _least_work(candidates, digests)
 
     def begin(self, server: EngineServer, call_id: str, digests: Sequence[bytes]) -> None:
-        """A call starts there."""
+        """Counts a call that starts, and remembers its prefixes."""
         server.calls.add(call_id)
         # The longest prefix first, so that the shortest is dropped last.
         for digest in (*digests[-1:], *reversed(digests[PREFIX_STRIDE - 1 :: PREFIX_STRIDE])):
@@ -214,9 +214,9 @@ class Router:
         self._remove_if_drained(server)
 
     def progress_at(self, adapter: str) -> float:
-        """When a server that may take such calls last sent a chunk to one of ours."""
+        """Time of the last chunk from a server that may take calls with this adapter."""
         takers = (server for server in self._servers.values() if not server.draining)
-        return max((server.progress.chunk_at for server in takers if _has(server, adapter)), default=-inf)
+        return max((server.chunk_at for server in takers if _has(server, adapter)), default=-inf)
 
     @property
     def available(self) -> bool:
@@ -250,7 +250,7 @@ class Router:
         server.probe_at = now + self._jitter() * min(longest, MAX_PAUSE_SECONDS)
 
     def _overload_pause(self) -> float:
-        """At least half of the longest, so that a server is not asked again at once."""
+        """Random seconds, at least half of the longest pause, so that a server is not asked again at once."""
         return OVERLOAD_PAUSE_SECONDS * (1 + self._jitter()) / 2
 
     def _remove_if_drained(self, server: EngineServer) -> None:

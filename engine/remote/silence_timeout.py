@@ -3,19 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from math import inf
 from time import monotonic
 
 from engine.remote.engine_protocol import CallFault
-
-
-@dataclass(slots=True, eq=False)
-class ServerProgress:
-    """Shared by the calls to one server."""
-
-    chunk_at: float = -inf
-    """When it last sent a chunk to any of them, in seconds of `time.monotonic`."""
+from engine.remote.router import EngineServer
 
 
 class SilenceTimeout:
@@ -26,7 +17,7 @@ class SilenceTimeout:
     sends them beside a computation, whether that goes on or not.
     """
 
-    def __init__(self, server: ServerProgress, seconds: float, *, paused: bool = False) -> None:
+    def __init__(self, server: EngineServer, seconds: float, *, paused: bool = False) -> None:
         self._server = server
         self._seconds = seconds
         self._paused = paused
@@ -37,7 +28,7 @@ class SilenceTimeout:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Around all of the call. Raises `CallFault` if it is silent for too long."""
+        """Encloses the whole call. Raises `CallFault` if it is silent for too long."""
         try:
             async with self._timeout:
                 self.check()

@@ -4,10 +4,8 @@ From vLLM 0.32: `entrypoints/scale_out/token_in_token_out`. Logprobs are of the 
 `raw_logprobs`, the default). The number of cached tokens comes with `--enable-prompt-tokens-details` only.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import groupby
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +25,7 @@ from engine.remote.engine_protocol import (
     HttpRequest,
     ImageProtocol,
 )
+from engine.remote.server_answers import comparable_tokens, fault_kind, refuse_other_text, text_digest
 from engine.request import TokenLogprobs, one_line
 
 GENERATE = "/inference/v1/generate"
@@ -37,8 +36,6 @@ OLDEST = (0, 32)
 MAX_ADAPTERS = 1024
 MAX_ORIGIN = 1000
 """Characters of a `root`, which is a path or the name of a repository."""
-PROBED_TOKENS = 64
-"""Token ids whose text is compared with the folder's, evenly over the vocabulary."""
 SERVER_LOGPROBS = 20
 """`--max-logprobs` of a server with its defaults."""
 MAX_IDS, MAX_MASKED_ENDS = 1024, 128
@@ -144,6 +141,7 @@ class VllmProtocol:
         max_masked_ends=MAX_MASKED_ENDS,
     )
     images: ImageProtocol | None = vllm_images
+    load_metrics = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
 
     async def probe(self, fetch: Fetch, expected: ExpectedModel) -> EngineDescription:
         version = (await _get(fetch, "/version", _VERSION)).version
@@ -200,7 +198,8 @@ class VllmProtocol:
             raise CallFault("failed", f"its answer is not understood: {one_line(str(error))}") from error
         if event.error is not None:
             # The server checks most of a streamed request after the head of its answer.
-            raise _fault(event.error.code, one_line(event.error.message))
+            code = event.error.code
+            raise CallFault(fault_kind(code), f"it answered {code}: {one_line(event.error.message)}")
         if not event.choices:
             details = event.usage.prompt_tokens_details if event.usage else None
             return AnswerChunk(cached_tokens=details.cached_tokens) if details else None
@@ -226,36 +225,9 @@ class VllmProtocol:
             raise CallFault("failed", f"its answer is not understood: {one_line(str(error))}") from error
         return AnswerChunk(prompt_logprobs=logprobs, finish_reason="length")
 
-    def read_error(self, status: int, body: bytes) -> CallFault:
-        return _fault(status, one_line(body[:1000].decode(errors="replace")))
-
     def abort_request(self, call_ids: Sequence[str]) -> HttpRequest | None:
         body = {"request_ids": [ID_PREFIX + call_id for call_id in call_ids]}
         return HttpRequest("POST", "/inference/v1/abort_requests", json.dumps(body).encode())
-
-    def load_request(self) -> HttpRequest:
-        return HttpRequest("GET", "/metrics")
-
-    def read_load(self, body: bytes) -> int | None:
-        counts: list[int] = []
-        for line in body.splitlines():
-            if line.startswith(_LOAD):
-                with suppress(ValueError, OverflowError):  # OverflowError: infinitely many
-                    count = int(float(line.rpartition(b" ")[2]))
-                    counts.append(min(max(count, 0), MAX_REPORTED))
-        return sum(counts) if counts else None
-
-
-def _fault(status: int, message: str) -> CallFault:
-    message = f"it answered {status}: {message}"
-    if status in (429, 503):
-        return CallFault("overloaded", message)
-    return CallFault("refused" if status in (400, 413, 422) else "failed", message)
-
-
-MAX_REPORTED = 10**9
-"""The most that is believed of a server's own figure, so that sums of them stay numbers."""
-_LOAD = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
 
 
 def _sampling_params(call: GenerateCall) -> dict[str, Any]:
@@ -264,7 +236,7 @@ def _sampling_params(call: GenerateCall) -> dict[str, Any]:
     End tokens are named, since the server's own may be others; it delivers the one that came.
     """
     request, sampling = call.request, call.request.sampling
-    ends = request.stop_token_ids | (frozenset() if request.ignore_eos else request.stop_ids)
+    ends = request.ends
     if request.grammar is not None:
         ends |= request.stop_ids
     params: dict[str, Any] = {
@@ -369,22 +341,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 async def _compare_vocabulary(fetch: Fetch, model: str, expected: ExpectedModel) -> str:
     """A digest of the text of some tokens. Raises `EngineMismatch` if the folder's tokens have other text."""
-    tokens = expected.tokens
-    plain = [index for index, token in enumerate(tokens) if token and index not in expected.special]
-    sampled = [index for index in plain if _is_text(tokens[index])]
-    sampled = sampled[:: max(1, len(sampled) // PROBED_TOKENS)]
-    body = msgspec.json.encode({"model": model, "tokens": sampled})
+    token_ids = comparable_tokens(expected)
+    body = msgspec.json.encode({"model": model, "tokens": token_ids})
     status, answer = await fetch(HttpRequest("POST", "/detokenize", body))
     if status >= 500 or status == 429:
         raise CallFault("failed", f"it answered {status} to /detokenize")
     if status != 200:
         return ""  # a server without a tokenizer
     text = _decode(answer, _DETOKENIZED, "/detokenize").prompt
-    if sampled and text.strip() != b"".join(tokens[index] for index in sampled).decode().strip():
-        raise EngineMismatch("its vocabulary is not that of the model's folder")
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-
-
-def _is_text(token: bytes) -> bool:
-    """Whether a decoder leaves the token as it is: letters of one byte."""
-    return token.isalnum() and token.isascii()
+    refuse_other_text(text, token_ids, expected)
+    return text_digest(text)

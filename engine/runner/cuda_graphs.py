@@ -140,7 +140,7 @@ def _fill_with_dummies(static_inputs: StaticInputs, salt: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DecodingChoice:
-    """How steps that only decode are computed; `name` as `decode` in `request.ModelInfo`."""
+    """The computation of steps that only decode; `name` is `ModelInfo.decode`."""
 
     name: str = "eager"
     static: StaticDecoder | None = None

@@ -155,7 +155,6 @@ class ModelRunner:
         """The tokens sampled last, which the next step may take as input before the host has read them."""
         self.pipelined = is_pipelined(config, model.device)
         self.model_info: ModelInfo = model.model_info
-        self.vocabulary = model.vocabulary
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
         self._grammar_matchers = GrammarMatchers(self.grammars)
         self._rules = SamplingRules(model.model_info.vocab_size)
@@ -172,7 +171,7 @@ class ModelRunner:
                 set(model.layers),
                 model.dtype,
                 model.device,
-                wanted=config.attention,
+                requested=config.attention,
                 block_size=config.block_size,
                 kernels=candidates(model.device, config.attention, config.hub_kernel),
             )
@@ -366,8 +365,8 @@ class ModelRunner:
         for rows, own in zip(forward.prompt_rows, logits, strict=True):
             if is_live(rows.sequence):
                 request, end = rows.sequence.request, rows.begin + len(rows.places)
-                wanted, token_ids = request.prompt_logprobs or 0, request.prompt[rows.begin : end]
-                logprobs = prompt_token_logprobs(own, token_ids, wanted)
+                count, token_ids = request.prompt_logprobs or 0, request.prompt[rows.begin : end]
+                logprobs = prompt_token_logprobs(own, token_ids, count)
                 parts.append(PromptLogprobs(request.request_id, rows.begin, tuple(logprobs)))
         return parts
 

@@ -55,7 +55,7 @@ def find_pipelining_fault(begin: Begin, vocab_size: int, block_size: int, blocks
 
 
 def difference_of(expected: Tensor, logits: Tensor) -> str | None:
-    """How far logits are from the expected ones, in words; None if by no more than their data type rounds."""
+    """The difference of logits from the expected ones, in words; None if it is within rounding."""
     tolerance = 1e-3 if expected.dtype == torch.float32 else 3e-2
     difference = (expected.float() - logits.float()).abs().max().item()
     scale = expected.float().abs().max().item()
@@ -64,17 +64,17 @@ def difference_of(expected: Tensor, logits: Tensor) -> str | None:
 
 
 def blocks_used(block_size: int) -> int:
-    """How many of the first blocks the check writes to."""
+    """The number of blocks, from the first one on, that the check writes to."""
     return sum(-(-(length + 1) // block_size) for length in PROMPT_LENGTHS)
 
 
 def _make_sequences(vocab_size: int, block_size: int) -> list[TokenSequence]:
     sequences, block = [], 1
     for number, length in enumerate(PROMPT_LENGTHS):
-        prompt = tuple((7 * number + 3 * place + 1) % vocab_size for place in range(length))
+        prompt = tuple((7 * number + 3 * position + 1) % vocab_size for position in range(length))
         greedy = SamplingParams(seed=0, temperature=0.0)
         request = EngineRequest(request_id=f"check {number}", prompt=prompt, max_tokens=4, sampling=greedy)
-        sequence = TokenSequence(request, number)
+        sequence = TokenSequence(request)
         last = block + -(-(length + 1) // block_size)
         sequence.blocks = list(range(block, last))
         block = last

@@ -136,7 +136,7 @@ class PromptImages:
 
     @property
     def two_way(self) -> TwoWayImages | None:
-        """How this model's pictures attend to themselves; None if like text."""
+        """The two-way attention within pictures of this model; None if they attend like text."""
         config = self._network.config
         if config.model_type == "gemma3":
             return TwoWayImages(self.image_token_id, windowed_layers_only=False)
@@ -145,7 +145,7 @@ class PromptImages:
         return None
 
     def text(self, data: bytes, digest: bytes, salt: str) -> ImageText:
-        """How a picture is written in a prompt. Raises `RequestRefused` if it cannot be read."""
+        """The text that stands for a picture in a prompt. Raises `RequestRefused` if it cannot be read."""
         key = (salt, digest)
         try:
             layout = self._layouts.get(key)

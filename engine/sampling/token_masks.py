@@ -248,7 +248,7 @@ class SamplingRules:
 
     def restrict(self, sequences: Sequence[TokenSequence], masks: Masks | None) -> Masks | None:
         """Combines the sequences' rules with their grammars' masks; None if all tokens are allowed."""
-        ruled = [row for row, sequence in enumerate(sequences) if _has_rules(sequence.request)]
+        ruled = [row for row, sequence in enumerate(sequences) if has_rules(sequence.request)]
         if not ruled:
             return masks
         masks = masks or Masks()
@@ -269,7 +269,8 @@ class SamplingRules:
         return rules
 
 
-def _has_rules(request: EngineRequest) -> bool:
+def has_rules(request: EngineRequest) -> bool:
+    """Whether the request has rules for `SamplingRules`, beside its grammar."""
     return bool(request.sampling.allowed_token_ids or request.sampling.bad_words or request.thinking_budget)
 
 
@@ -277,9 +278,9 @@ def _is_empty(bits: bytes | bytearray) -> bool:
     return bits == bytes(len(bits))
 
 
-def _and(one: bytes, other: bytes) -> bytes:
-    return (int.from_bytes(one, "little") & int.from_bytes(other, "little")).to_bytes(len(one), "little")
+def _and(left: bytes, right: bytes) -> bytes:
+    return (int.from_bytes(left, "little") & int.from_bytes(right, "little")).to_bytes(len(left), "little")
 
 
-def _or(one: bytes, other: bytes) -> bytes:
-    return (int.from_bytes(one, "little") | int.from_bytes(other, "little")).to_bytes(len(one), "little")
+def _or(left: bytes, right: bytes) -> bytes:
+    return (int.from_bytes(left, "little") | int.from_bytes(right, "little")).to_bytes(len(left), "little")

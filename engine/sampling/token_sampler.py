@@ -141,9 +141,9 @@ def _sample_full_vocabulary(
     logits: Tensor, highest: Tensor, group: RowGroup, positions: Sequence[int]
 ) -> Tensor:
     weights = _weights(logits, highest, group)
-    for place, count in group.large_top_k:
+    for row, count in group.large_top_k:
         if count < logits.shape[1]:
-            weights[place] *= _top_k_mask(logits[place], count)
+            weights[row] *= _top_k_mask(logits[row], count)
     allowed = weights
     if group.has_min_p:
         allowed = _zero_unless(torch.ge, weights, group.min_p)
@@ -231,7 +231,7 @@ def resample_without_reading(
 
 
 def _active(budgets: Sequence[int], attempt: int) -> int:
-    """How many of the falling `budgets` allow this attempt."""
+    """The number of `budgets`, which are in falling order, that allow this attempt."""
     return sum(budget >= attempt for budget in budgets)
 
 

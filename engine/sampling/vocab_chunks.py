@@ -118,10 +118,10 @@ def _column_of_key(keys: Tensor) -> Tensor:
 
 def kth_highest(row: Tensor, count: int) -> Tensor:
     """`[1]`: the `count`-th highest value of one row `[columns]`, without a sort."""
-    place = len(row) - count
+    index = len(row) - count
     if not device_copies.reads_are_free(row.device):
-        return row.kthvalue(place + 1).values
-    return torch.from_numpy(np.partition(row.numpy(), place)[place : place + 1])
+        return row.kthvalue(index + 1).values
+    return torch.from_numpy(np.partition(row.numpy(), index)[index : index + 1])
 
 
 def _split(rows: Tensor) -> tuple[Tensor, Tensor]:

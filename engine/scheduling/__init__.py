@@ -1,1 +1,1 @@
-"""Which requests run next, and which KV blocks they have. Knows no torch."""
+"""Scheduling: chooses the requests of the next step and allocates their KV blocks. Imports no torch."""

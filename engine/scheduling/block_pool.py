@@ -1,6 +1,6 @@
 """`BlockPool`: KV blocks with reference counts and a prefix cache keyed by chained content digests, LRU.
 
-Engine thread. Blocks are numbers here; `kv.kv_cache.KVCache` has the tensors.
+Engine thread. Blocks are numbers here; `engine.kv_cache.KVCache` has the tensors.
 
 A block with references (several where requests share a prefix) is in use, one without is free. A free block
 keeps its content until it is allocated again, so that a later request with the same prefix, such as the next
@@ -13,7 +13,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from engine.request import PromptImage
+from engine.request import EngineRequest
 
 BLANK_BLOCK = 0
 """Never allocated and never written. Padding of block tables points to it, so its content must stay
@@ -41,22 +41,18 @@ def chained_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def extend_chain(
-    chain: list[bytes],
-    salt: str,
-    token_ids: Sequence[int],
-    count: int,
-    block_size: int,
-    adapter: str = "",
-    images: Sequence[PromptImage] = (),
+    chain: list[bytes], request: EngineRequest, token_ids: Sequence[int], count: int, block_size: int
 ) -> None:
-    """Appends digests of a sequence's blocks to `chain` until it has `count`. Any thread.
+    """Appends digests of blocks of `token_ids` to `chain` until it has `count`. Any thread.
+
+    `token_ids` is the request's prompt with its output so far.
 
     All pictures have the same placeholder tokens. So the digest of a block with tokens of a picture covers
     the picture's own digest, and where in the picture the block begins.
     """
-    previous = chain[-1] if chain else root_digest(salt, adapter)
+    previous = chain[-1] if chain else root_digest(request.cache_salt, request.adapter)
     for begin in range(len(chain) * block_size, count * block_size, block_size):
-        for image in images:
+        for image in request.images:
             if image.start < begin + block_size and begin < image.end:
                 offset = (begin - image.start).to_bytes(8, "big", signed=True)
                 previous = hashlib.blake2b(previous + image.digest + offset, digest_size=32).digest()

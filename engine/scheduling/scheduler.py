@@ -79,7 +79,7 @@ class SchedulerCounters:
 
 
 class ImageTurn:
-    """Which picture a step computes: the first one that the order of requests comes to.
+    """Chooses the one picture that a step computes: the first in the order of requests.
 
     So the vision tower runs for one picture a step, and a request with pictures delays others by one picture
     at a time. The first request in the order is never the one that waits.
@@ -109,7 +109,7 @@ class ImageTurn:
 
 
 def blocks_outside_images(images: Sequence[PromptImage], blocks: int, block_size: int) -> int:
-    """How many of the leading `blocks` of a prompt end outside of pictures that must be computed whole."""
+    """The most leading blocks of a prompt, up to `blocks`, that do not end within a picture."""
     for image in reversed(images):
         if image.start < blocks * block_size < image.end:
             blocks = image.start // block_size

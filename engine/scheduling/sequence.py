@@ -14,23 +14,20 @@ class TokenSequence:
     def __init__(
         self,
         request: EngineRequest,
-        arrival: int,
         digests: Sequence[bytes] = (),
         compiled: CompiledGrammar | None = None,
     ) -> None:
         self.request = request
         self.compiled = compiled
         """The compiled grammar, if the request has one."""
-        self.ends = request.stop_token_ids | (frozenset() if request.ignore_eos else request.stop_ids)
+        self.ends = request.ends
         """The tokens that end a request without a grammar."""
-        self.arrival_order = arrival
-        """Place in the order of acceptance."""
         self.admission_order: int | None = None
         """Place in the order of first admission; None until then."""
         self.tokens: list[int] = list(request.prompt)
         self._longest = len(request.prompt) + request.max_tokens
         self.in_flight = False
-        """One more token has been sampled and not read: see `core.engine_core`."""
+        """A further token has been sampled and not read: see `core.engine_core`."""
         self.num_computed_tokens = 0
         """Number of leading tokens whose keys and values are in `blocks`."""
         self.num_finite_tokens = 0
@@ -115,7 +112,7 @@ class TokenSequence:
         return TokenUsage(prompt=len(self.request.prompt), cached=self.cached or 0, output=self.output_count)
 
     def times(self, now: float) -> RequestTimes:
-        """Its times by now; a request that waits still has been queued until now."""
+        """The request's times until `now`; a request that still waits has been queued until then."""
         if self.started_at is None:
             return RequestTimes(now - self.accepted_at)
         first = self.first_token_at
@@ -125,10 +122,7 @@ class TokenSequence:
 
     def block_digests(self, count: int, block_size: int) -> list[bytes]:
         """The digests of the first `count` blocks, all of which must be full."""
-        request = self.request
-        extend_chain(
-            self.digests, request.cache_salt, self.tokens, count, block_size, request.adapter, request.images
-        )
+        extend_chain(self.digests, self.request, self.tokens, count, block_size)
         return self.digests[:count]
 
     def append(self, token_id: int) -> FinishReason | None:

@@ -65,7 +65,7 @@ class FairWaitingQueue:
         """
         passed_over = set(keys)
         for _, level in sorted(self._levels.items()):
-            passed_over.update(one.request.fairness_key for one in level.preempted)
+            passed_over.update(sequence.request.fairness_key for sequence in level.preempted)
             sequence = level.peek_other_keys(passed_over)
             if sequence is not None:
                 return sequence
@@ -109,7 +109,7 @@ class _KeyAccount:
     """One fairness key within one priority."""
 
     queue: dict[TokenSequence, None] = field(default_factory=dict)
-    """Its requests that were never admitted, oldest first."""
+    """Requests that were never admitted, oldest first."""
     served_tokens: int = 0
     last_admission: int = 0
     unfinished: int = 0

@@ -243,7 +243,7 @@ class ModelFormat(Protocol):
 
     @property
     def reasoning_context(self) -> Literal["current_turn", "all_turns"]:
-        """Which turns' reasoning a prompt has where the conversation does not say."""
+        """The turns whose reasoning a prompt has where the conversation does not say."""
 
     def write(self, conversation: PromptConversation) -> Prompt:
         """The conversation as a prompt.

@@ -159,7 +159,7 @@ class Scanner:
         self._at = len(self._text)
 
     def drop_half_of(self, *texts: str) -> None:
-        """At the end, consumes a rest that is a proper prefix of one of `texts`."""
+        """Consumes a rest at the end that is a proper prefix of one of `texts`."""
         rest = self._text[self._at :]
         if self.ended and rest and any(text.startswith(rest) for text in texts):
             self._at = len(self._text)
@@ -273,12 +273,12 @@ class TextEmitter:
         return text
 
     def restart(self) -> None:
-        """After markup: drops the buffered white space and the white space that follows."""
+        """Drops the buffered white space and the white space that follows; called after markup."""
         self._space = []
         self._strips = True
 
     def flush(self) -> None:
-        """At the end: emits the buffered white space, unless there was no text."""
+        """Emits the buffered white space, unless there was no text; called at the end."""
         if self._space and not self._strips:
             self._emit("".join(self._space), self._scanner.offset)
         self._space = []

@@ -69,7 +69,7 @@ class ToolIndex:
         return self.tools.get(name) or find_tool(name, self.tools.values())
 
     def resolve(self, name: str) -> PromptTool | None:
-        """As `find`; with `accepts_unknown`, an unknown name returns a function without parameters."""
+        """The tool of `find`; with `accepts_unknown`, a function without parameters for other names."""
         known = self.find(name)
         if known is None and self.accepts_unknown and _UNKNOWN_NAME.fullmatch(name):
             return PromptTool(name=name)
@@ -87,14 +87,19 @@ class ToolIndex:
         return ToolIndex(tools)
 
 
+def description_of(tool: PromptTool) -> str:
+    """The description, with a custom tool's grammar, so that the model knows what is enforced."""
+    description = tool.description or ""
+    if tool.kind == "custom" and tool.syntax != "text":
+        kind = {"lark": "Lark grammar", "regex": "regular expression"}[tool.syntax]
+        description += f"\n\nThe input follows this {kind}:\n{tool.definition}"
+    return description
+
+
 def function_schema(name: str, tool: PromptTool) -> dict[str, Any]:
     """The tool as a function in transformers' `tools` format for chat templates."""
-    description = tool.description or ""
+    parameters = tool.parameters or {"type": "object", "properties": {}}
     if tool.kind == "custom":
-        if tool.syntax != "text":
-            description += f"\n\nThe input follows this {tool.syntax} grammar:\n{tool.definition}"
-        parameters = dict(CUSTOM_PARAMETERS)
-    else:
-        parameters = dict(tool.parameters or {"type": "object", "properties": {}})
-    function = {"name": name, "description": description.strip(), "parameters": parameters}
+        parameters = CUSTOM_PARAMETERS
+    function = {"name": name, "description": description_of(tool).strip(), "parameters": dict(parameters)}
     return {"type": "function", "function": function}

@@ -20,7 +20,6 @@ from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import load_model_format
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process.connect_engine import check_engine_settings, connect
-from server.process.open_database import data_dir
 from server.prompting.loaded_model import LoadedModel
 
 log = logging.getLogger("holdfast.serve")
@@ -49,7 +48,7 @@ def load_model(
         model_format = load_model_format(
             folder,
             model_info.stop_ids,
-            _vocabulary_paths(config),
+            VocabularyPlaces(*tiktoken_folders()),
             tool_parser=config.tool_parser,
             chat_template=config.chat_template,
             image_placeholder=model_info.image_placeholder,
@@ -88,17 +87,6 @@ def _vocabulary(folder: Path, size: int) -> Vocabulary | None:
         return read_vocabulary(folder, size)
     except ValueError:
         return None  # the tokenizer's tokens have no bytes of their own, so logprobs are unavailable
-
-
-def _vocabulary_paths(config: Config) -> VocabularyPlaces:
-    """Paths of harmony's vocabulary. Only the embedded database creates the data directory; without it,
-    nothing is cached there.
-    """
-    folder, cache = tiktoken_folders()
-    home = data_dir(config)
-    return VocabularyPlaces(
-        user_folder=folder, library_cache=cache, own_cache=home / "vocabulary" if home.is_dir() else None
-    )
 
 
 def model_name(config: Config) -> str:

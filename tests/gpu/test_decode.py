@@ -108,7 +108,7 @@ def test_attention_is_right_on_this_device(wanted: Any, change: dict[str, Any]) 
     needs = replace(LayerAttentionSpec(32, 8, 128, 128, None, sinks=False, softcap=None), **change)
     device = torch.device("cuda", torch.cuda.current_device())
     kernels = candidates(device, wanted, None)
-    choice = choose_attention([needs], torch.bfloat16, device, wanted=wanted, kernels=kernels)
+    choice = choose_attention([needs], torch.bfloat16, device, requested=wanted, kernels=kernels)
     if wanted == "auto":
         assert choice.backend is not None
     else:

@@ -18,6 +18,7 @@ from engine.remote.http_client import EngineClient
 from engine.remote.llama_protocol import LlamaProtocol
 from engine.remote.model_folder import ModelFolder, read_model_folder
 from engine.remote.remote_engine import RemoteEngine
+from engine.remote.server_answers import status_fault, sum_metrics
 from engine.request import EngineRequest, Finished, TokenLogprobs, Tokens
 from tests.support.engines import Listener, make_request, start_model
 from tests.support.llama_server import EXECUTABLE, MISSING, REPOSITORY, LlamaServer, llama_server
@@ -207,18 +208,15 @@ async def fetch(url: str, request: HttpRequest) -> tuple[int, bytes]:
 
 
 def test_its_load_is_read(server: LlamaServer) -> None:
-    protocol = LlamaProtocol(1280)
-    request = protocol.load_request()
-    status, body = asyncio.run(fetch(server.url, request))
+    status, body = asyncio.run(fetch(server.url, HttpRequest("GET", "/metrics")))
     assert status == 200
-    assert protocol.read_load(body) == 0
+    assert sum_metrics(body, LlamaProtocol.load_metrics) == 0
 
 
 def test_what_it_refuses_is_refused(server: LlamaServer) -> None:
-    protocol = LlamaProtocol(1280)
     request = HttpRequest("POST", "/completion", b'{"prompt": [99999], "n_predict": 1}')
     status, body = asyncio.run(fetch(server.url, request))
-    assert protocol.read_error(status, body).kind == "refused"
+    assert status_fault(status, body).kind == "refused"
 
 
 def test_the_gguf_is_named_after_its_folder(server: LlamaServer) -> None:

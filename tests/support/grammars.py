@@ -117,4 +117,4 @@ def fits(value: Any, wanted: dict[str, Any]) -> bool:
 def sequence_of(request: EngineRequest, compiler: GrammarCompiler) -> TokenSequence:
     """The sequence of a request that was accepted with its grammar compiled."""
     compiled = compiler.compiled(request.grammar, request.fairness_key) if request.grammar else None
-    return TokenSequence(request, 1, compiled=compiled)
+    return TokenSequence(request, compiled=compiled)

@@ -29,7 +29,7 @@ class Play:
     def add(self, prompt: int, output: int, salt: int = 0, **fields: Any) -> TokenSequence:
         self.arrivals += 1
         request = make_request(str(self.arrivals), make_prompt(prompt, salt), output, **fields)
-        sequence = TokenSequence(request, self.arrivals)
+        sequence = TokenSequence(request)
         self.scheduler.add(sequence)
         return sequence
 

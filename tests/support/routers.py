@@ -6,6 +6,7 @@ from itertools import count
 from engine.remote.engine_protocol import CallFault, EngineDescription
 from engine.remote.router import EngineServer, Router
 from engine.scheduling.block_pool import extend_chain
+from tests.support.engines import make_request
 
 MODEL = EngineDescription(version="1", model="m", context_length=4096, vocabulary="v", adapters=("sql",))
 FAILED = CallFault("failed", "The connection was lost.")
@@ -16,7 +17,8 @@ REFUSED = CallFault("refused", "400")
 
 def digests(name: str, blocks: int = 4) -> list[bytes]:
     chain: list[bytes] = []
-    extend_chain(chain, name, list(range(16 * blocks)), blocks, 16)
+    request = make_request(name, range(16 * blocks), cache_salt=name)
+    extend_chain(chain, request, request.prompt, blocks, 16)
     return chain
 
 

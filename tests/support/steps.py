@@ -12,6 +12,6 @@ def make_chunk(
 ) -> ScheduledChunk:
     """`count` tokens after `past` earlier ones, in these blocks; `more` tokens of the prompt come later."""
     prompt = make_prompt(past + count + more, salt)
-    sequence = TokenSequence(make_request(f"{past}+{count} of {blocks}", prompt, 8), arrival=1)
+    sequence = TokenSequence(make_request(f"{past}+{count} of {blocks}", prompt, 8))
     sequence.blocks = list(blocks)
     return ScheduledChunk(sequence, past, count)

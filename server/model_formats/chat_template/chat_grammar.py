@@ -12,7 +12,7 @@ from typing import Literal
 from engine.request import StructuredOutput
 from server.model_formats.model_format import CallChoice, OutputFormat, PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import alternatives
-from server.model_formats.output_grammar.lark_builder import GrammarBuilder
+from server.model_formats.output_grammar.lark_builder import GrammarBuilder, regex_of
 from server.model_formats.output_grammar.relaxed_schemas import forced_grammar, without_unenforced
 from server.model_formats.reasoning import ReasoningFormat
 from server.model_formats.special_tokens import Markup
@@ -102,7 +102,7 @@ def _text_or_calls(
 ) -> str:
     """Free text, optionally followed by calls."""
     if calls.bare_starts:
-        start = f"[^\\s{_in_class(calls.bare_starts + forbidden)}]"
+        start = f"[^\\s{regex_of(calls.bare_starts + forbidden)}]"
         text = lark.rule("FREE", f"/[ \\n\\t]*{start}(.|\\n)*/")
         return f"({text} | {_calls(lark, calls, constraints, calls.prefix)})?"
     opener = calls.openers[0]
@@ -110,7 +110,7 @@ def _text_or_calls(
     if calls.markup.is_sign(opener):
         text = lark.text_without(calls.openers)
         return f"({text} | {text} {lark.literal(opener)} {rest})?"
-    start = f"[^\\s{_in_class(forbidden)}]" if forbidden else ""
+    start = f"[^\\s{regex_of(forbidden)}]" if forbidden else ""
     if isinstance(calls.markup.grammar_pieces(opener)[0], int):
         text = lark.rule("FREE", lark.text_body(calls.openers, start, empty=True))
         return f"({text} | {text} {lark.literal(opener)} {rest})?"
@@ -150,7 +150,3 @@ def _with_reasoning(
     if thinking == "open":
         return f"{thought} {_SPACE} ({body})"
     return f"({lark.literal(reasoning.start_tags[0])} {thought} {_SPACE})? ({body})"
-
-
-def _in_class(characters: str) -> str:
-    return "".join(f"\\x{{{ord(character):x}}}" for character in characters)

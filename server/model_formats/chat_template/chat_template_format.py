@@ -49,7 +49,7 @@ _TEMPLATE_CACHE_SIZE = 8
 
 
 class ChatTemplateFormat:
-    """An `interface.ModelFormat` for one model folder. Thread-safe."""
+    """Implements `model_format.ModelFormat` for one model folder. Thread-safe."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ChatTemplateFormat:
             tuple(self._markup.restore(tag).rstrip() for tag in tags)
             for tags in ((form.start_tags, form.end_tags) if form else ((), ()))
         )
-        """What a prompt ends with that has begun the reasoning, or ended it."""
+        """Texts at the end of a prompt that has begun the reasoning, and of one that has ended it."""
         self._marks = self._find_marks()
         self._write_with(self._template)
         self._with_template = lru_cache(_TEMPLATE_CACHE_SIZE)(self._replaced)
@@ -148,7 +148,7 @@ class ChatTemplateFormat:
         )
 
     def _images(self, token_ids: Sequence[int], images: Sequence[PreparedImage]) -> tuple[PromptImage, ...]:
-        """Where the pictures are in the prompt. Raises PromptError."""
+        """The pictures with their positions in the prompt. Raises PromptError."""
         if not images:
             return ()
         indexes = [index for index, token in enumerate(token_ids) if token == self._image_token_id]

@@ -24,7 +24,7 @@ _MOST_OF_CHARACTER = 3
 
 
 class ChatParser:
-    """An `interface.OutputParser`. Tokens are processed one by one, so any split gives the same deltas."""
+    """Implements `model_format.OutputParser`. Reads token by token: any split gives the same deltas."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ def read_answer(
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
     stops = StopTexts([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
     depth = 0
-    """Of the braces around the text that is read; an object within another is no call."""
+    """Open braces around the text that is read; an object within another is no call."""
     if calls and calls.bare_starts:
         yield from scanner.copy_run(SPACE, answer.add)
         first = yield from scanner.peek()

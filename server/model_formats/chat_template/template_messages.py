@@ -50,7 +50,7 @@ class Call:
     arguments: str
     """JSON text."""
     call_id: str
-    """In the form that the template requires."""
+    """The id of the call, in the form that the template requires."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Turn:
     thought: str = ""
     calls: list[Call] = field(default_factory=list)
     call: Call | None = None
-    """For a tool output: its call."""
+    """The call of a tool output."""
     said: bool = False
     """Whether the turn has a message item, even an empty one."""
 

@@ -28,7 +28,7 @@ ALL_REASONING: Mapping[str, bool] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCapabilities:
-    """What a template can render, and in which form."""
+    """The parts of a conversation that a template can render, and their form."""
 
     first_system: bool
     """A first system message."""

@@ -25,7 +25,6 @@ from server.model_formats.harmony.vocabulary import (
 )
 from server.model_formats.model_format import Messages
 
-CHANNELS = ("analysis", "commentary", "final")
 _TO = re.compile(r"to=\s*([^\s<]*)")
 _ASSISTANT = re.compile(rb"\s*(assistant)\b")
 _AUTHOR = re.compile(rb"\s*(assistant|\S+)")
@@ -43,8 +42,6 @@ class Header:
     recipient: str | None = None
     content_type: str | None = None
     """The type after `<|constrain|>`, such as `json`."""
-    malformed: bool = False
-    """A part was missing, guessed or ignored."""
 
 
 def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_author: bool) -> Header:
@@ -54,7 +51,6 @@ def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_auth
     """
     sections = _split(token_ids, tokens)
     author = "assistant"
-    odd = sum(marker == CHANNEL for marker, _ in sections) != 1
     channel = recipient = data = None
     for marker, said in sections:
         text = said.decode(errors="replace")
@@ -74,11 +70,9 @@ def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_auth
                 data = word
             elif recipient is None and "." in word:
                 recipient = word
-            else:
-                odd = True
     if recipient in ("assistant", "all"):
         recipient = None if author == "assistant" else recipient
-    return Header(author, channel, recipient, data, odd or channel not in CHANNELS)
+    return Header(author, channel, recipient, data)
 
 
 def read_headerless(
@@ -99,7 +93,7 @@ def read_headerless(
         if marker == CONSTRAIN and (match := _TYPE.match(said)):
             said = said[match.end() :]
         content += said
-    return Header(author, channel, recipient, malformed=True), content.lstrip()
+    return Header(author, channel, recipient), content.lstrip()
 
 
 def last_tokens(content: bytes, token_ids: Sequence[int], tokens: Sequence[bytes]) -> int:

@@ -58,7 +58,7 @@ class HarmonyEncoding:
         return tokens
 
     def encode_with_control(self, text: str, limit: int | None = None) -> list[int]:
-        """As `encode`, but spelled control tokens become control tokens."""
+        """The tokens of a text whose spelled control tokens become control tokens; raises like `encode`."""
         if limit is not None and len(text) > limit * self.max_bytes_per_token:
             raise PromptTooLong(limit)
         tokens: list[int] = []
@@ -72,7 +72,7 @@ class HarmonyEncoding:
         return tokens + self.encode(text[start:], limit)
 
     def word(self, text: str) -> tuple[int, ...]:
-        """As `encode`, cached, for recurring texts such as roles."""
+        """The tokens of a recurring text such as a role, cached. Raises like `encode`."""
         return self._encode_word(text) if len(text) <= MAX_WORD else tuple(self.encode(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:

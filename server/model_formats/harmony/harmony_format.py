@@ -88,7 +88,7 @@ def _today() -> date:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """An `interface.ModelFormat` for gpt-oss."""
+    """Implements `model_format.ModelFormat` for gpt-oss."""
 
     encoding: HarmonyEncoding
     today: Callable[[], date] = _today

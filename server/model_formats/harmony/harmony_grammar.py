@@ -127,7 +127,7 @@ def _arguments(tool: PromptTool) -> str:
 
 
 def _builtin_calls(names: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """As `_calls` for the builtin tools, which are called on the analysis channel with code."""
+    """The tuples of `_calls` for builtin tools, which are called on the analysis channel with code."""
     callees = [f"{BROWSER}.{name}" for name in BROWSER_TOOLS] if BROWSER in names else []
     callees += [PYTHON] if PYTHON in names else []
     for callee in callees:

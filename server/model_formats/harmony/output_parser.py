@@ -1,7 +1,7 @@
 """Output parser of harmony: tokens to deltas, for any output.
 
 For well-formed output the deltas equal those of openai-harmony's parser, which raises for extra words
-in a header, a missing <|message|> or tokens after a message's end. Here these are repaired and counted. As
+in a header, a missing <|message|> or tokens after a message's end. Here these are repaired. As
 markup is control tokens, only headers and incomplete UTF-8 characters are buffered.
 """
 
@@ -43,13 +43,11 @@ _REASONING_SEPARATOR = "\n"
 
 
 class HarmonyParser:
-    """An `interface.OutputParser` for one engine request."""
+    """Implements `model_format.OutputParser` for one engine request."""
 
     def __init__(self, tokens: Sequence[bytes], prompt: Prompt) -> None:
         """`tokens` has the bytes of each token id; the end of the prompt is the parser's initial state."""
         self.reasoning_tokens = 0
-        self.repairs = 0
-        """The number of violations of the format."""
         self._tokens = tokens
         self._tools = tools_by_recipient(prompt.tools)
         self._must_call = prompt.must_call
@@ -117,8 +115,7 @@ class HarmonyParser:
                 self._finish()
             self._begin_header(names_author=True)
         elif self._header is None:
-            self.repairs += 1  # only <|start|> is valid between messages
-            self._begin_header(names_author=False)
+            self._begin_header(names_author=False)  # only <|start|> is valid between messages
             self._read_header(token)
         else:
             self._read_header(token)
@@ -131,7 +128,7 @@ class HarmonyParser:
             if self._text is ReasoningDelta:
                 self.reasoning_tokens += length + 1 + self._names_author
         elif token not in (CHANNEL, CONSTRAIN) and not 0 <= token < TEXT_TOKENS:
-            self.repairs += 1
+            return  # no part of a header
         elif length == MAX_HEADER or (length == MAX_BEFORE_CHANNEL and self._is_headerless(token)):
             self._add_to_header(token)
             self._open_headerless()
@@ -155,7 +152,6 @@ class HarmonyParser:
 
     def _break_into(self, token: int) -> None:
         """A control token within a message: starts a new message, or is ignored."""
-        self.repairs += 1
         if token in (START, CHANNEL):
             self._finish()
             self._begin_header(names_author=token == START)
@@ -182,13 +178,11 @@ class HarmonyParser:
 
     def _open(self, header: Header) -> None:
         """Begins a message."""
-        self.repairs += header.malformed
         self._header, self._in_content = None, True
         self._decoder.reset()
         self._indices.clear()
         if header.author != "assistant":
             self._text = None  # output in another role than assistant is dropped
-            self.repairs += 1
         elif header.recipient is not None:
             tool = tool_of(header.recipient, self._tools)
             self._start_item(CallStart(tool.name, kind=tool.kind, namespace=tool.namespace), CallDelta)

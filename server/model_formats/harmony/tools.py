@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.grammar.circles import reference_target
+from engine.grammar.schema_references import reference_target
 from server.model_formats.harmony.encoding import clean
 from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import listed, mapping
-from server.model_formats.tool_index import find_tool
+from server.model_formats.tool_index import description_of, find_tool
 
 FUNCTIONS = "functions"
 """The namespace of tools without one."""
@@ -60,7 +60,7 @@ def tools_by_namespace(tools: Sequence[PromptTool]) -> dict[str, list[dict[str, 
     for tool in tools:
         described = {
             "name": encodable(tool.name),
-            "description": encodable(_description(tool)),
+            "description": encodable(description_of(tool).strip("\n")),
             "parameters": _parameters(tool),
         }
         groups.setdefault(encodable(tool.namespace or FUNCTIONS), []).append(described)
@@ -73,15 +73,6 @@ def read_builtin(value: object) -> tuple[str, ...]:
     if not all(name in BUILTIN for name in names):
         raise PromptError("builtin_tools may name browser and python.", "chat_template_kwargs")
     return tuple(name for name in BUILTIN if name in names)
-
-
-def _description(tool: PromptTool) -> str:
-    """The description, with a custom tool's grammar, so that the model knows what is enforced."""
-    description = tool.description or ""
-    if tool.kind == "custom" and tool.syntax != "text":
-        kind = {"lark": "Lark grammar", "regex": "regular expression"}[tool.syntax]
-        description += f"\n\nThe input follows this {kind}:\n{tool.definition}"
-    return description.strip("\n")
 
 
 def _parameters(tool: PromptTool) -> dict[str, Any] | None:

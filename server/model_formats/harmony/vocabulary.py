@@ -5,9 +5,7 @@ wherever it comes from. A gpt-oss snapshot's tokenizer.json contains the same to
 """
 
 import base64
-import contextlib
 import hashlib
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +27,7 @@ STOPS = frozenset({RETURN, CALL, ENDOFTEXT})
 """Tokens that end generation; END only ends a message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class VocabularyPlaces:
     """Locations of the file beside the model folder."""
 
@@ -37,8 +35,6 @@ class VocabularyPlaces:
     """TIKTOKEN_ENCODINGS_BASE; if set, the file must be there."""
     library_cache: Path | None = None
     """openai-harmony's download cache."""
-    own_cache: Path | None = None
-    """Holdfast's cache of the derived file."""
 
 
 def find_vocabulary(folder: Path, places: VocabularyPlaces) -> bytes:
@@ -48,17 +44,12 @@ def find_vocabulary(folder: Path, places: VocabularyPlaces) -> bytes:
     """
     if places.user_folder is not None:
         return _read_from_user(places.user_folder / FILE)
-    cached = places.own_cache / FILE if places.own_cache else None
     downloaded = places.library_cache / _NAME_IN_CACHES if places.library_cache else None
-    for file in (downloaded, cached, folder / FILE):
+    for file in (downloaded, folder / FILE):
         content = _read(file) if file else None
         if content is not None and _is_right(content):
             return content
-    content = derive_vocabulary(folder)
-    if cached is not None:
-        with contextlib.suppress(OSError):  # without the cache the next start takes a second longer
-            _write(cached, content)
-    return content
+    return derive_vocabulary(folder)
 
 
 def derive_vocabulary(folder: Path) -> bytes:
@@ -103,11 +94,3 @@ def _read(file: Path) -> bytes | None:
 
 def _is_right(content: bytes) -> bool:
     return hashlib.sha256(content).hexdigest() == SHA256
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Writes the file atomically, because other processes may read it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as written:
-        written.write(content)
-    Path(written.name).replace(file)

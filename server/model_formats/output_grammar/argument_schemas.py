@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any
 
-from engine.grammar.circles import reference_target
+from engine.grammar.schema_references import reference_target
 from server.model_formats.model_format import PromptTool
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -23,7 +23,7 @@ CUSTOM_PARAMETERS: Mapping[str, Any] = {
 MAX_ALTERNATIVES = 16
 """Maximum alternatives of a schema, expanded to objects with properties of their own."""
 MAX_COUNT = 10_000
-"""Of minLength, maxItems and the like, where they are enforced as far as they can be."""
+"""Maximum value of minLength, maxItems and the like that a grammar enforces."""
 MAX_READ = 1_000
 """Maximum subschemas looked at to read one schema. References may multiply them without end."""
 _MAX_DEPTH = 8

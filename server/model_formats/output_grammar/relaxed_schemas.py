@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from engine.grammar.circles import reference_target
+from engine.grammar.schema_references import reference_target
 from engine.request import StructuredOutput
 from server.model_formats.model_format import PromptError, PromptTool
 from server.model_formats.output_grammar.argument_schemas import (
@@ -53,7 +53,7 @@ _OF_SCHEMAS = {"anyOf", "oneOf", "allOf", "prefixItems", "items", "additionalIte
 def forced_grammar(
     tools: Iterable[PromptTool], make: Callable[[list[PromptTool]], StructuredOutput | None]
 ) -> StructuredOutput | None:
-    """What `make` returns for the strictest of `forced_levels`, linked by `relaxed` to the looser ones.
+    """The grammar that `make` returns for the strictest of `forced_levels`; `relaxed` has the looser.
 
     Raises the first PromptError if `make` raises it for all levels.
     """

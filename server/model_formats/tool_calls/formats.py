@@ -197,7 +197,7 @@ class DeepSeekV32(ElementCalls):
 
 
 class DeepSeekV4(DeepSeekV32):
-    """As V3.2 within `<｜DSML｜tool_calls>`: DeepSeek V4."""
+    """The calls of V3.2 within `<｜DSML｜tool_calls>`: DeepSeek V4."""
 
     name = "deepseek_v4"
     template_marks = (("｜DSML｜", "tool_calls"),)

@@ -238,7 +238,7 @@ class HeaderCalls(JsonCalls):
         return None
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: PromptTool) -> str:
-        """With a call id if that begins with a special token of the tokenizer."""
+        """A call with its id, if that begins with a special token of the tokenizer."""
         if self.numbered:
             begin = f"{lark.literal(f'{name}:')} /[0-9]{{1,3}}/ {lark.literal(self.name_end)}"
         elif self.id_begin and self.markup.is_sign(self.id_begin):

@@ -41,7 +41,7 @@ _KEY = re.compile(r"[^:{}\[\],\ud800-\udfff]")
 _BARE = re.compile(r"[^{}\[\],\ud800-\udfff]")
 _MAX_BARE = 4096
 MAX_SCHEMAS = 2_000
-"""Of a tool's schema written out: a grammar of this kind has a reference's target in each of its places."""
+"""Maximum subschemas of a tool's schema, in which each reference is replaced by a copy of its target."""
 _MAX_JOINED = 16
 """Alternatives (`anyOf`) within alternatives."""
 
@@ -111,7 +111,7 @@ def _arguments(scanner: Scanner, sink: TextSink) -> Reader[bool]:
 
 
 def _literal(scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
-    """One Python literal as JSON; False for what is none, or not whole."""
+    """Reads one Python literal as JSON; returns False if it is none, or incomplete."""
     yield from scanner.skip_space()
     first = yield from scanner.peek()
     if not first or depth > _MAX_DEPTH:

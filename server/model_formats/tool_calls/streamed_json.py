@@ -142,7 +142,7 @@ class StringDecoder:
         self._unit = _PYTHON_UNIT if python else _UNIT
         self._short = _PYTHON_SHORT if python else _SHORT
         self._unknown = "\\" if python else ""
-        """What is left of the backslash of an unknown escape."""
+        """The text that replaces the backslash of an unknown escape."""
         self._pending = ""
 
     def feed(self, piece: str) -> None:

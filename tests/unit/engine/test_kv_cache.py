@@ -54,7 +54,7 @@ def make_store() -> KVCache:
 
 
 def make_chunk(name: int, held: int, blocks: list[int]) -> ScheduledChunk:
-    sequence = TokenSequence(make_request(str(name), make_prompt(held + 1, name)), name)
+    sequence = TokenSequence(make_request(str(name), make_prompt(held + 1, name)))
     sequence.blocks = blocks
     sequence.num_computed_tokens = held
     return ScheduledChunk(sequence, held, 1)

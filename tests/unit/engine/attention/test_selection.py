@@ -89,9 +89,9 @@ def test_a_fault_of_any_one_layer_counts() -> None:
 def test_a_kernel_that_the_operator_demands_is_had_or_refused() -> None:
     kernels = [kernel("flash", broken)]
     with pytest.raises(ModelRefused, match=r"attention flash cannot be used: .* no kernel image"):
-        choose_attention([PLAIN], torch.bfloat16, CPU, wanted="flash", kernels=kernels)
+        choose_attention([PLAIN], torch.bfloat16, CPU, requested="flash", kernels=kernels)
     with pytest.raises(ModelRefused, match="there is no GPU here"):
-        choose_attention([PLAIN], torch.bfloat16, CPU, wanted="varlen")
+        choose_attention([PLAIN], torch.bfloat16, CPU, requested="varlen")
 
 
 def test_a_kernel_that_breaks_the_device_ends_the_start_with_a_way_out() -> None:

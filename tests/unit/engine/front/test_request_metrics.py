@@ -12,7 +12,7 @@ def _sequence(name: str = "a", adapter: str = "") -> TokenSequence:
     request = EngineRequest(
         request_id=name, prompt=(1, 2, 3), max_tokens=7, sampling=SamplingParams(seed=1), adapter=adapter
     )
-    return TokenSequence(request, 1)
+    return TokenSequence(request)
 
 
 def _count(distribution: Distribution) -> int:
@@ -71,8 +71,8 @@ def test_tokens_that_come_together_share_the_time_since_the_last_ones() -> None:
     metrics, sequence = RequestMetrics(100), _sequence()
     metrics.admitted(sequence, 0.0)
     metrics.started([sequence], 0.0)
-    metrics.tokens(frozenset([sequence]), 1.0)
-    metrics.tokens(frozenset([sequence]), 2.0, 4)
+    metrics.received(sequence, 1, 1.0)
+    metrics.received(sequence, 4, 2.0)
     gaps = metrics.stats.distributions["inter_token_latency"]
     assert _count(gaps) == 4
     assert gaps.total == pytest.approx(1.0)

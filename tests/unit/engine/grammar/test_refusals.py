@@ -111,7 +111,7 @@ def trial_processes() -> set[int]:
     return {
         int(child)
         for child in children
-        if b"engine.grammar.trial" in Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"engine.grammar.trial_process" in Path(f"/proc/{child}/cmdline").read_bytes()
     }
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from engine.remote.answer_reader import EVENT_BYTES, TOKENS_PER_CHUNK, AnswerReader
 from engine.remote.engine_protocol import AnswerChunk, CallFault
-from engine.remote.silence_timeout import ServerProgress, SilenceTimeout
+from engine.remote.router import EngineServer
+from engine.remote.silence_timeout import SilenceTimeout
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -82,7 +83,7 @@ async def read_from(
                 tokens.extend(chunk.token_ids)
                 return receive(answer, chunk)
 
-            silence = SilenceTimeout(ServerProgress(), silence_timeout)
+            silence = SilenceTimeout(EngineServer("http://e"), silence_timeout)
             answer = AnswerReader(response, read_event, take, silence)
             try:
                 async with asyncio.timeout(PATIENCE_S), silence.watching():

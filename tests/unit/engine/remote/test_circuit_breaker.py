@@ -85,7 +85,7 @@ def test_progress_is_that_of_servers_that_may_take_the_call() -> None:
     assert router.progress_at("sql") == -inf
     begin(router, removed)
     router.set_urls([one.url, other.url])
-    one.progress.chunk_at, other.progress.chunk_at, removed.progress.chunk_at = 7, 8, 9
+    one.chunk_at, other.chunk_at, removed.chunk_at = 7, 8, 9
     assert (router.progress_at(""), router.progress_at("sql")) == (8, 7)
 
 

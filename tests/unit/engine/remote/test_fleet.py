@@ -194,9 +194,9 @@ def test_a_server_that_was_not_asked_yet_is_asked_after_the_longest_outage_too(
 def test_a_full_server_is_waited_for_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "monotonic", lambda: 1000.0)
     fleet, server = fleet_of_one(outage_seconds=60)
-    server.progress.chunk_at = 941
+    server.chunk_at = 941
     assert acquire_at(fleet, {server.url}, 0) == server.url
-    server.progress.chunk_at = 940
+    server.chunk_at = 940
     with pytest.raises(CallFault):
         acquire_at(fleet, {server.url}, 0)
 
@@ -213,7 +213,7 @@ def test_a_server_that_does_not_say_its_load_in_time_is_used() -> None:
         fleet = Fleet(RemoteConfig(urls="http://one"), Protocol(), cast("Any", client), cast("Any", None))
         fleet._set_urls(["http://one"])
         (server,) = fleet._router.needs_probe(0)
-        await fleet._probe_once(server)
+        await fleet._probe(server)
         assert (server.state, server.others) == ("up", 0)
 
     asyncio.run(main())

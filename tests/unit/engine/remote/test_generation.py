@@ -53,7 +53,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 def begin(request: EngineRequest, compiler: GrammarCompiler, features: EngineFeatures = VLLM) -> Generation:
     compiled = None if request.grammar is None else compiler.compiled(request.grammar)
-    sequence = TokenSequence(request, 1, (), compiled)
+    sequence = TokenSequence(request, (), compiled)
     return Generation(sequence, features, LocalMasks(GrammarMatchers(compiler), SamplingRules(SIZE)), SIZE)
 
 

@@ -21,7 +21,7 @@ def generation(max_tokens: int = 100) -> Generation:
         request_id="r", prompt=(1, 2), max_tokens=max_tokens, sampling=SamplingParams(seed=7)
     )
     masks = LocalMasks(GrammarMatchers(None), SamplingRules(VOCABULARY))
-    return Generation(TokenSequence(request, 1), FEATURES, masks, VOCABULARY)
+    return Generation(TokenSequence(request), FEATURES, masks, VOCABULARY)
 
 
 def next_call(of: Generation) -> GenerateCall:

@@ -11,9 +11,10 @@ import pytest
 from engine.remote import http_client
 from engine.remote.engine_protocol import CallFault, GenerateCall, HttpRequest
 from engine.remote.http_client import EngineClient
-from engine.remote.silence_timeout import ServerProgress
+from engine.remote.router import EngineServer
 from engine.remote.vllm_protocol import VllmProtocol
 from tests.support.engines import make_request
+from tests.support.routers import MODEL
 
 
 def headers_of_a_call(trace_parent: str | None) -> Mapping[str, str]:
@@ -41,7 +42,7 @@ def headers_of_a_call(trace_parent: str | None) -> Mapping[str, str]:
         try:
             url = f"http://127.0.0.1:{server.server_port}"
             call = GenerateCall(call_id="c", request=request, tokens=[1], max_tokens=4, seed=1)
-            await client.generate(url, "m", call, lambda _chunk: True, ServerProgress())
+            await client.generate(EngineServer(url, MODEL), call, lambda _chunk: True)
         finally:
             await client.close()
 
@@ -125,7 +126,7 @@ def test_a_call_of_a_silent_server_ends_wherever_it_is(stage: str) -> None:
             seed=1,
             score_prompt=score_prompt,
         )
-        running = asyncio.create_task(client.generate(url, "m", call, lambda _chunk: True, ServerProgress()))
+        running = asyncio.create_task(client.generate(EngineServer(url, MODEL), call, lambda _chunk: True))
         try:
             async with asyncio.timeout(20):
                 await asked.wait()

@@ -190,33 +190,6 @@ def test_an_error_within_a_stream_is_a_fault() -> None:
     assert raised.value.kind == "failed"
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(400, "refused"), (401, "failed"), (500, "failed"), (503, "overloaded")],
-)
-def test_a_status_says_who_is_at_fault(status: int, kind: str) -> None:
-    fault = PROTOCOL.read_error(status, LOADING)
-    assert (fault.kind, "Loading model" in str(fault)) == (kind, True)
-
-
-def test_an_error_of_megabytes_is_one_line() -> None:
-    assert len(str(PROTOCOL.read_error(500, b"\xff\n" * 2**20))) < 1000
-
-
-# Load
-
-
-def test_load_is_read_from_the_metrics() -> None:
-    body = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 3\n"
-    body += b"llamacpp:requests_deferred 2\n"
-    assert PROTOCOL.read_load(body) == 5
-
-
-@pytest.mark.parametrize("body", [b"", b"llamacpp:requests_processing nan", b"\xff" * 100, b"\n" * 1000])
-def test_unknown_load_is_none(body: bytes) -> None:
-    assert PROTOCOL.read_load(body) is None
-
-
 # Probes
 
 TOKENS = (b"ab", b"c", b"\xf0", b"<end>", b"", b"de")

@@ -10,8 +10,7 @@ from engine.front.request_registry import AcceptedRequest, Close, RequestRegistr
 from engine.remote import request_loop
 from engine.remote.engine_protocol import AnswerChunk, CallFault, EngineDescription, GenerateCall
 from engine.remote.generation import LocalMasks
-from engine.remote.remote_metrics import RemoteMetrics
-from engine.remote.request_loop import DELIVERY_SECONDS, RequestLoop
+from engine.remote.request_loop import DELIVERY_SECONDS, RemoteMetrics, RequestLoop
 from engine.remote.router import EngineServer
 from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import Cancel, Failed, Finished, Outbound, Tokens
@@ -40,12 +39,7 @@ class OneServer:
     def release(self, *_: object) -> None: ...
 
     async def generate(
-        self,
-        _url: str,
-        _model: str,
-        call: GenerateCall,
-        receive: Callable[[AnswerChunk], bool],
-        _server: object,
+        self, _server: EngineServer, call: GenerateCall, receive: Callable[[AnswerChunk], bool]
     ) -> None:
         assert receive(AnswerChunk(token_ids=(7,) * (call.max_tokens - 1)))
         await asyncio.sleep(5 * DELIVERY_SECONDS)
@@ -81,12 +75,7 @@ class AtOnce(OneServer):
         self.sent = asyncio.Event()
 
     async def generate(
-        self,
-        _url: str,
-        _model: str,
-        call: GenerateCall,
-        receive: Callable[[AnswerChunk], bool],
-        _server: object,
+        self, _server: EngineServer, call: GenerateCall, receive: Callable[[AnswerChunk], bool]
     ) -> None:
         receive(AnswerChunk(token_ids=(7,) * call.max_tokens, finish_reason="length"))
         self.sent.set()

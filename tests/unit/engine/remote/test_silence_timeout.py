@@ -6,7 +6,8 @@ import pytest
 
 from engine.remote import silence_timeout
 from engine.remote.engine_protocol import CallFault
-from engine.remote.silence_timeout import ServerProgress, SilenceTimeout
+from engine.remote.router import EngineServer
+from engine.remote.silence_timeout import SilenceTimeout
 
 SILENCE = 300.0
 
@@ -49,7 +50,7 @@ async def pass_time(clock: Clock, seconds: float, silence: SilenceTimeout, task:
 
 def test_a_call_that_has_given_nothing_for_the_time_is_a_fault_of_its_server(clock: Clock) -> None:
     async def main() -> None:
-        silence = SilenceTimeout(ServerProgress(), SILENCE)
+        silence = SilenceTimeout(EngineServer("http://e"), SILENCE)
         task = await begin(silence)
         assert await pass_time(clock, SILENCE - 1, silence, task)
         assert not await pass_time(clock, 1, silence, task)
@@ -62,7 +63,7 @@ def test_a_call_that_has_given_nothing_for_the_time_is_a_fault_of_its_server(clo
 
 def test_each_part_of_an_answer_begins_the_time_again(clock: Clock) -> None:
     async def main() -> None:
-        silence = SilenceTimeout(ServerProgress(), SILENCE)
+        silence = SilenceTimeout(EngineServer("http://e"), SILENCE)
         task = await begin(silence)
         for _ in range(10):
             assert await pass_time(clock, SILENCE - 1, silence, task)
@@ -74,7 +75,7 @@ def test_each_part_of_an_answer_begins_the_time_again(clock: Clock) -> None:
 
 def test_a_call_that_waits_in_the_queue_waits_on_while_others_of_its_server_get_tokens(clock: Clock) -> None:
     async def main() -> None:
-        server = ServerProgress()
+        server = EngineServer("http://e")
         queued, other = SilenceTimeout(server, SILENCE), SilenceTimeout(server, SILENCE)
         task = await begin(queued)
         for _ in range(10):
@@ -87,7 +88,7 @@ def test_a_call_that_waits_in_the_queue_waits_on_while_others_of_its_server_get_
 
 def test_a_call_that_has_begun_is_lost_though_others_of_its_server_get_tokens(clock: Clock) -> None:
     async def main() -> None:
-        server = ServerProgress()
+        server = EngineServer("http://e")
         begun, other = SilenceTimeout(server, SILENCE), SilenceTimeout(server, SILENCE)
         task = await begin(begun)
         begun.hear()
@@ -100,7 +101,7 @@ def test_a_call_that_has_begun_is_lost_though_others_of_its_server_get_tokens(cl
 
 def test_a_new_call_has_the_whole_time_at_a_server_that_had_nothing_to_do(clock: Clock) -> None:
     async def main() -> None:
-        silence = SilenceTimeout(ServerProgress(chunk_at=clock.now - 10 * SILENCE), SILENCE)
+        silence = SilenceTimeout(EngineServer("http://e", chunk_at=clock.now - 10 * SILENCE), SILENCE)
         task = await begin(silence)
         assert await pass_time(clock, SILENCE - 1, silence, task)
         assert not await pass_time(clock, 1, silence, task)
@@ -110,7 +111,7 @@ def test_a_new_call_has_the_whole_time_at_a_server_that_had_nothing_to_do(clock:
 
 def test_a_silent_call_that_is_cancelled_is_cancelled(clock: Clock) -> None:
     async def main() -> None:
-        silence = SilenceTimeout(ServerProgress(), SILENCE)
+        silence = SilenceTimeout(EngineServer("http://e"), SILENCE)
         task = await begin(silence)
         clock.now += SILENCE
         silence.check()
@@ -124,7 +125,7 @@ def test_a_silent_call_that_is_cancelled_is_cancelled(clock: Clock) -> None:
 def test_a_timeout_within_a_call_stays_one() -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
-            async with SilenceTimeout(ServerProgress(), SILENCE).watching(), asyncio.timeout(0):
+            async with SilenceTimeout(EngineServer("http://e"), SILENCE).watching(), asyncio.timeout(0):
                 await asyncio.Event().wait()
 
     asyncio.run(main())
@@ -132,7 +133,7 @@ def test_a_timeout_within_a_call_stays_one() -> None:
 
 def test_the_time_of_a_pause_is_no_silence(clock: Clock) -> None:
     async def main() -> None:
-        silence = SilenceTimeout(ServerProgress(), SILENCE)
+        silence = SilenceTimeout(EngineServer("http://e"), SILENCE)
         task = await begin(silence)
         clock.now += SILENCE - 1
         silence.set_paused(True)

@@ -11,11 +11,10 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from engine.remote.engine_protocol import CallFault, EngineMismatch, GenerateCall, HttpRequest
-from engine.remote.vllm_protocol import MAX_REPORTED, VllmProtocol
+from engine.remote.vllm_protocol import VllmProtocol
 from engine.request import TokenLogprobs
 from server.configuration.shipped_files import demo_model_folder
 from tests.support.engines import make_request
-from tests.support.routers import MODEL, router_of
 
 PROTOCOL = VllmProtocol()
 EVENT = (
@@ -187,23 +186,6 @@ def test_prompt_logprobs_that_are_missing_are_a_fault(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (400, "refused"),
-        (422, "refused"),
-        (429, "overloaded"),
-        (503, "overloaded"),
-        (500, "failed"),
-        (302, "failed"),
-    ],
-)
-def test_a_status_says_what_to_do_next(status: int, kind: str) -> None:
-    fault = PROTOCOL.read_error(status, b"\xff\n" * 10_000)
-    assert fault.kind == kind
-    assert len(str(fault)) < 500
-
-
-@pytest.mark.parametrize(
     ("status", "kind"), [(400, "refused"), (422, "refused"), (503, "overloaded"), (500, "failed")]
 )
 def test_a_streamed_call_is_refused_after_its_head_as_before_it(status: int, kind: str) -> None:
@@ -219,35 +201,6 @@ def test_aborted_calls_are_named_as_the_server_names_them() -> None:
     request = PROTOCOL.abort_request(["a", "b"])
     assert request is not None
     assert json.loads(request.body) == {"request_ids": ["generate-tokens-a", "generate-tokens-b"]}
-
-
-def test_the_load_is_summed_over_the_servers_own_engines() -> None:
-    metrics = (
-        b"# HELP vllm:num_requests_running x\n"
-        b'vllm:num_requests_running{engine="0",model_name="m"} 3.0\n'
-        b'vllm:num_requests_running{engine="1",model_name="m"} 2.0\n'
-        b'vllm:num_requests_waiting{engine="0",model_name="m"} 1.0\n'
-        b'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0\n'
-        b'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25\n'
-    )
-    assert PROTOCOL.read_load(metrics) == 6
-    assert PROTOCOL.read_load(b"\xff{ \n{}\nvllm:num_requests_running{} x") is None
-    assert PROTOCOL.read_load(b"vllm:num_requests_running{} NaN\nvllm:num_requests_waiting{} inf") is None
-
-
-def test_servers_that_report_more_than_a_number_holds_are_chosen_between() -> None:
-    huge = b"".join(
-        b'vllm:num_requests_%s{engine="%d"} 1e308\n' % (kind, engine)
-        for kind in (b"running", b"waiting")
-        for engine in (0, 1)
-    )
-    load = PROTOCOL.read_load(huge)
-    assert load == 4 * MAX_REPORTED
-    assert PROTOCOL.read_load(b"vllm:num_requests_waiting{} -1e308\n") == 0
-    router = router_of(2)
-    for server in router.servers():
-        router.probed(server, MODEL, load, 1.0)
-    assert router.choose([], "", 2.0) is not None
 
 
 @dataclass

@@ -62,7 +62,7 @@ def make_runner(config_name: str, backend: PagedAttentionBackend | None, *, stat
 def make_sequences() -> list[TokenSequence]:
     sequences = []
     for row, fields in enumerate(WANTED):
-        sequence = TokenSequence(make_request(str(row), make_prompt(5 + row, row), 20, **fields), row)
+        sequence = TokenSequence(make_request(str(row), make_prompt(5 + row, row), 20, **fields))
         sequence.blocks = [row + 1]
         sequences.append(sequence)
     return sequences

@@ -14,4 +14,4 @@ def test_stop_ids_are_tokens_like_others_when_they_are_ignored(ignore: bool, rea
         stop_ids=frozenset({7}),
         ignore_eos=ignore,
     )
-    assert TokenSequence(request, 1).append(7) == reason
+    assert TokenSequence(request).append(7) == reason

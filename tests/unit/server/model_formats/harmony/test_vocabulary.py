@@ -42,33 +42,21 @@ def test_the_file_is_made_from_the_tokenizer_byte_for_byte(snapshot: Path) -> No
     assert derive_vocabulary(snapshot) == vocabulary_file()
 
 
-def test_a_derived_file_is_kept_for_the_next_start(snapshot: Path, tmp_path: Path) -> None:
-    places = VocabularyPlaces(own_cache=tmp_path / "deep" / "cache")
-    assert find_vocabulary(snapshot, places) == vocabulary_file()
-    assert [file.name for file in (tmp_path / "deep" / "cache").iterdir()] == [FILE]
-    assert find_vocabulary(tmp_path, places) == vocabulary_file()
-
-
-def test_a_cache_that_cannot_be_written_does_not_matter(snapshot: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    assert find_vocabulary(snapshot, VocabularyPlaces(own_cache=tmp_path / "file")) == vocabulary_file()
-
-
-@pytest.mark.parametrize("where", ["user_folder", "library_cache", "own_cache", "snapshot"])
+@pytest.mark.parametrize("where", ["user_folder", "library_cache", "snapshot"])
 def test_the_file_is_found_wherever_it_lies(tmp_path: Path, where: str) -> None:
     folder = put(tmp_path / where, LIBRARY_NAME if where == "library_cache" else FILE)
     places = VocabularyPlaces() if where == "snapshot" else VocabularyPlaces(**{where: folder})
     assert find_vocabulary(folder if where == "snapshot" else tmp_path, places) == vocabulary_file()
 
 
-@pytest.mark.parametrize("where", ["library_cache", "own_cache", "snapshot"])
+@pytest.mark.parametrize("where", ["library_cache", "snapshot"])
 def test_a_wrong_file_is_passed_over(tmp_path: Path, snapshot: Path, where: str) -> None:
     wrong = put(tmp_path / where, LIBRARY_NAME if where == "library_cache" else FILE, b"aGk= 0\n")
     places = VocabularyPlaces() if where == "snapshot" else VocabularyPlaces(**{where: wrong})
     if where == "snapshot":
         (wrong / "tokenizer.json").symlink_to(snapshot / "tokenizer.json")
     assert find_vocabulary(wrong if where == "snapshot" else snapshot, places) == vocabulary_file()
-    assert where == "own_cache" or len(list(wrong.iterdir())) <= 2, "what is not ours is left as it is"
+    assert len(list(wrong.iterdir())) <= 2, "what is not ours is left as it is"
 
 
 def test_a_wrong_file_of_ones_own_is_told(tmp_path: Path, snapshot: Path) -> None:

@@ -1,7 +1,7 @@
-"""Schemas that need themselves without an end: no value is ever complete, and some have no first character.
+"""References of JSON schemas: the target of a `$ref`, and schemas that need themselves without an end.
 
-The compiler finds every other schema that no value fits; of a circle of `$ref` it makes a rule without text.
-Pure.
+No value of such a schema is ever complete, and some have no first character. The compiler finds every other
+schema that no value fits; of a circle of `$ref` it makes a rule without text. Pure.
 """
 
 from collections import deque
