@@ -80,12 +80,16 @@ def listen(connection: Connection) -> None:
 
 
 def receive(connection: Connection, seconds: float = 0.0) -> Hints:
-    """The hints since the last call; waits so long for the first. Raises DatabaseError if the connection is
-    lost.
+    """The hints since the last call. Raises DatabaseError if the connection is lost.
+
+    With `seconds`, it waits so long for the next, and does not look at hints that came with the answer to a
+    statement: after one, it is called without.
     """
     hints = Hints()
     with psycopg_connection(connection) as raw:
-        for notification in raw.notifies(timeout=seconds, stop_after=1):
+        if seconds and raw.has_no_input(seconds):
+            return hints
+        for notification in raw.notifies(timeout=0, stop_after=1):
             hints.parse(notification.channel, notification.payload)
     return hints
 
@@ -167,6 +171,7 @@ class Notifier:
                 pending, self._pending = self._pending, Hints()
             if pending:
                 self._send(connection, pending)
+                received.add(receive(connection))
         except DatabaseError as error:
             if not self._failed:
                 log.warning("other replicas are given no hints: %s", type(error).__name__)
