@@ -148,9 +148,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
             return result
 
     def has_no_input(self, seconds: float = 0.0) -> bool:
-        """Whether the socket has no unread input, such as the server's shutdown message, and gets none in so
-        long. Sends nothing.
-        """
+        """Whether nothing is to be read from the socket, and nothing comes in so long. Sends nothing."""
         if self.closed:
             return False
         poll = select.poll()

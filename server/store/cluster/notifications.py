@@ -80,10 +80,8 @@ def listen(connection: Connection) -> None:
 
 
 def receive(connection: Connection, seconds: float = 0.0) -> Hints:
-    """The hints since the last call. Raises DatabaseError if the connection is lost.
-
-    With `seconds`, it waits so long for the next, and does not look at hints that came with the answer to a
-    statement: after one, it is called without.
+    """The hints since the last call; waits so long for the first. Raises DatabaseError if the connection is
+    lost. Hints that came with a statement's answer are seen only without a wait, so that comes after one.
     """
     hints = Hints()
     with psycopg_connection(connection) as raw:
