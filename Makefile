@@ -12,8 +12,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX ?=
 
-# Each has a Postgres of its own. Many tests wait as long as they compute: three workers fill two cores.
-TEST_WORKERS ?= 3
+# Each has a Postgres of its own. Tests of servers wait twice as long as they compute: four workers fill two cores.
+TEST_WORKERS ?= 4
 
 NODE_CLIENTS := @openai/codex@0.169.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/open-responses@1 \
 	@modelcontextprotocol/server-everything@2026.8.31 @openai/agents@0.20.0 eventsource@5.1.5 oidc-provider@9.13.3

@@ -106,11 +106,6 @@ class SmallDisk:
         self._ballast.unlink(missing_ok=True)
 
 
-def is_unmounted(home: Path) -> bool:
-    """Whether nobody used it any more, so that it could go."""
-    return subprocess.run(["umount", str(home)], capture_output=True, check=False).returncode == 0
-
-
 @pytest.fixture
 def small_disk() -> Iterator[SmallDisk]:
     """160 MB; only root can have it."""

@@ -147,13 +147,13 @@ class TimeoutConnection(psycopg.Connection[Any]):
             result: _T = ended.value
             return result
 
-    def has_no_input(self) -> bool:
-        """Whether the socket has no unread input, such as the server's shutdown message. Sends nothing."""
+    def has_no_input(self, seconds: float = 0.0) -> bool:
+        """Whether nothing is to be read from the socket, and nothing comes in so long. Sends nothing."""
         if self.closed:
             return False
         poll = select.poll()
         poll.register(self.pgconn.socket, select.POLLIN)
-        return not poll.poll(0)
+        return not poll.poll(seconds * 1000)
 
     def responds(self) -> bool:
         """Whether the server answers an empty query within `PING_TIMEOUT_S`. Starts no transaction."""

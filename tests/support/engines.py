@@ -98,6 +98,16 @@ class Bench:
     engine: LocalEngine
     listener: Listener
 
+    @property
+    def executor(self) -> Any:
+        """The runner that computes the engine's steps, to break one or to look at its buffers."""
+        return self.engine._executor
+
+    @property
+    def network(self) -> Any:
+        """The runner's torch module."""
+        return self.executor._network
+
     def run(self, *requests: EngineRequest) -> list[Outcome]:
         """Submits the requests together, so that they share their steps, and waits for all."""
         first, *rest = requests
@@ -109,7 +119,7 @@ class Bench:
 
     def fail_steps(self, error: BaseException, *, times: int = 1) -> None:
         """The next steps raise the error instead of computing."""
-        executor: Any = self.engine._executor
+        executor = self.executor
         compute = executor.begin
         left = times
 

@@ -11,7 +11,6 @@ from tests.support.eventually import eventually
 from tests.support.server_process import MODEL
 
 Json = dict[str, Any]
-CHANGED_BY_SERVERS = ("rate_buckets", "storage_changes", "spend", "usage_changes", "usage_days", "user_days")
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
     "YPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="

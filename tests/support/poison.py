@@ -19,8 +19,7 @@ class Poison:
     """Hooks into an engine's model. `switch` is asked once for each pass, on the engine thread."""
 
     def __init__(self, bench: Bench, switch: Callable[[], bool] = switch_always) -> None:
-        executor: Any = bench.engine._executor
-        network = executor._network
+        network = bench.network
         self.on = True
         self.hits = 0
         """Passes in which numbers became none."""
@@ -54,7 +53,7 @@ class Poison:
 
 def gather_blocks(bench: Bench) -> None:
     """Has a CPU attend as a GPU without a kernel does: over whole blocks."""
-    executor: Any = bench.engine._executor
+    executor: Any = bench.executor
     executor._input_builder._contiguous_cache = None
 
 

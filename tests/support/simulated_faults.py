@@ -89,6 +89,4 @@ class DatabaseFaults:
     def _trouble(self) -> Trouble:
         if not self.are_on or self._dice.random() > _TROUBLED:
             return ""
-        return self._dice.choice(
-            ("undone", "undone", "unanswered", "unanswered", "crash before", "crash after")
-        )
+        return self._dice.choice(_TROUBLES)

@@ -81,11 +81,13 @@ def listen(connection: Connection) -> None:
 
 def receive(connection: Connection, seconds: float = 0.0) -> Hints:
     """The hints since the last call; waits so long for the first. Raises DatabaseError if the connection is
-    lost.
+    lost. Hints that came with a statement's answer are seen only without a wait, so that comes after one.
     """
     hints = Hints()
     with psycopg_connection(connection) as raw:
-        for notification in raw.notifies(timeout=seconds, stop_after=1):
+        if seconds and raw.has_no_input(seconds):
+            return hints
+        for notification in raw.notifies(timeout=0, stop_after=1):
             hints.parse(notification.channel, notification.payload)
     return hints
 
@@ -167,6 +169,7 @@ class Notifier:
                 pending, self._pending = self._pending, Hints()
             if pending:
                 self._send(connection, pending)
+                received.add(receive(connection))
         except DatabaseError as error:
             if not self._failed:
                 log.warning("other replicas are given no hints: %s", type(error).__name__)

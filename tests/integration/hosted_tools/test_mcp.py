@@ -11,6 +11,7 @@ import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, whi
 import pytest
 
 from server.generation.hosted_tools import McpCredentials, ToolResult
+from server.hosted_tools import mcp_session
 from server.hosted_tools.mcp_client import McpServers
 from server.hosted_tools.registered_servers import RegisteredServers
 from server.hosted_tools.tool_lists import ToolList, usable_tools
@@ -102,8 +103,9 @@ def test_hostile_answer_is_an_error_in_time(hostile: Sentinel, name: str) -> Non
 
 @pytest.mark.parametrize("behaviour", get_args(Behaviour)[1:])
 def test_a_server_that_misbehaves_once_it_is_known_gives_an_error_and_nothing_is_left_of_the_exchange(
-    behaviour: Behaviour,
+    behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mcp_session, "CLOSE_SECONDS", 0.2)  # for which the end of a session is waited for
     with running_fakes(1) as (fake,):
         fake.behaviour, fake.has_sessions = behaviour, True
         servers = McpServers(RegisteredServers({"bad": fake.url}), SECONDS)

@@ -32,7 +32,7 @@ def start(request: pytest.FixtureRequest) -> Callable[[], Bench]:
 @pytest.mark.parametrize("room", [0, 200, 400], ids="room for {} tokens".format)
 def test_tokens_are_the_same_however_few_find_a_row(start: Callable[[], Bench], room: int) -> None:
     whole, scarce = start(), start()
-    executor: Any = scarce.engine._executor
+    executor: Any = scarce.executor
     executor._input_builder._contiguous_cache._max_tokens = room
     expected = [outcome.tokens for outcome in whole.run(*JOBS)]
     assert [outcome.tokens for outcome in scarce.run(*JOBS)] == expected

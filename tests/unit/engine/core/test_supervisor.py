@@ -104,7 +104,7 @@ def test_every_request_is_told_of_a_death_before_another_life_begins(bench: Benc
 
 def test_a_death_is_told_to_hundreds_of_requests_within_a_second() -> None:
     bench = start_scripted(max_waiting=600)
-    executor: Any = bench.engine._executor
+    executor: Any = bench.executor
     died_at: list[float] = []
     told_after: list[float] = []
 
@@ -250,7 +250,7 @@ def test_a_life_after_a_death_has_nothing_of_the_one_before(
         """In a frame of the step that broke."""
 
     left: list[weakref.ref[Tensors]] = []
-    executor: Any = bench.engine._executor
+    executor: Any = bench.executor
     begin = executor.begin
 
     def break_once(_plan: SchedulerOutput) -> ForwardHandle:

@@ -86,8 +86,7 @@ def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     monkeypatch.setattr(engine.model.prepacked_linear, "MIN_WEIGHTS", 1)
     bench = start_model(save_random_model("Qwen3Config"), dtype="bfloat16")
-    executor: Any = bench.engine._executor
-    linear = [module for module in executor._network.modules() if isinstance(module, nn.Linear)]
+    linear = [module for module in bench.network.modules() if isinstance(module, nn.Linear)]
     assert {(type(layer), layer.weight.dtype) for layer in linear} == {(nn.Linear, torch.bfloat16)}
     (outcome,) = bench.run(make_request("a", make_prompt(29, 1), 14))
     assert len(outcome.tokens) == 14
@@ -106,8 +105,7 @@ def test_greedy_tokens_equal_those_of_generate_when_all_layers_are_arranged(
         model, dtype=torch.float32, attn_implementation="eager"
     )
     bench = start_model(model)
-    executor: Any = bench.engine._executor
-    assert any(isinstance(module, PrepackedLinear) for module in executor._network.modules())
+    assert any(isinstance(module, PrepackedLinear) for module in bench.network.modules())
     prompts = [make_prompt(length, length) for length in (5, 29, 50)]
     outcomes = bench.run(*(make_request(str(n), p, 14) for n, p in enumerate(prompts)))
     for prompt, outcome in zip(prompts, outcomes, strict=True):

@@ -58,8 +58,7 @@ def write_out(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def test_mxfp4_is_written_out_on_a_cpu_and_served_as_generate_would_run_it() -> None:
     path, plain = save_mxfp4_model()
     bench = start_model(path)
-    executor: Any = bench.engine._executor
-    found = executor._network.state_dict()
+    found = bench.network.state_dict()
     for name, weight in plain.items():
         assert torch.equal(found[name], weight), name
     prompts = [make_prompt(5 + 12 * n, n) for n in range(3)]

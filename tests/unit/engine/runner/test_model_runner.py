@@ -113,9 +113,8 @@ def test_a_running_requests_beginning_is_reused_while_it_runs(model: Callable[..
 def test_numbers_that_are_none_fail_their_request_and_reach_no_other() -> None:
     bench = start_model(tiny_model(), kv_blocks=8)
     poison = 96
-    executor: Any = bench.engine._executor
     with torch.no_grad():
-        executor._network.get_input_embeddings().weight[poison] = float("nan")
+        bench.network.get_input_embeddings().weight[poison] = float("nan")
     bad = make_request("bad", [*(t % 96 for t in make_prompt(39, 9)), poison, 5, 6], 20)
     fine = [make_request(str(n), [t % 96 for t in make_prompt(20, n)], 12, temperature=0.0) for n in range(3)]
     expected = [
@@ -140,12 +139,11 @@ def test_numbers_that_are_none_fail_their_request_and_reach_no_other() -> None:
 
 def test_a_failed_device_ends_the_engine() -> None:
     bench = start_model(tiny_model())
-    executor: Any = bench.engine._executor
 
     def fault(*_args: object, **_kwargs: object) -> None:
         raise torch.AcceleratorError("unspecified launch failure")
 
-    executor._network.forward = fault
+    bench.network.forward = fault
     (outcome,) = bench.run(make_request("a", make_prompt(20)))
     assert isinstance(outcome.last, Failed)
     assert outcome.last.code == "engine_dead"
@@ -180,15 +178,14 @@ def test_what_a_pass_without_memory_had_is_free_before_the_next() -> None:
 )
 def test_a_lack_of_memory_is_known_as_such(error: Exception) -> None:
     bench = start_model(tiny_model())
-    executor: Any = bench.engine._executor
-    forward = executor._network.forward
+    forward = bench.network.forward
 
     def starve(*_args: object, **_kwargs: object) -> None:
-        executor._network.forward = forward
+        bench.network.forward = forward
         raise error
 
     starve.__signature__ = None  # type: ignore[attr-defined]
-    executor._network.forward = starve
+    bench.network.forward = starve
     (outcome,) = bench.run(make_request("a", [5]))
     assert isinstance(outcome.last, Failed)
     assert outcome.last.code == "out_of_memory"

@@ -100,7 +100,7 @@ def test_all_that_requests_may_ask_for_is_the_same(decode: str) -> None:
 
 def test_a_pass_begins_before_the_last_steps_tokens_are_read() -> None:
     bench = pipelined(lambda **more: start_model(tiny_model(), **more))
-    executor: Any = bench.engine._executor
+    executor: Any = bench.executor
     begin, sample = executor.begin, executor.sample
     acts: list[str] = []
 
@@ -162,7 +162,7 @@ def test_a_stop_id_ends_a_request_whose_next_pass_was_begun(start: Callable[...,
 def test_a_step_that_fails_ends_its_requests_with_what_they_have(step: str) -> None:
     bench = pipelined(lambda **more: start_model(tiny_model(), **more))
     expected = bench.run(make_request("whole", make_prompt(20), 12))[0].tokens
-    executor: Any = bench.engine._executor
+    executor: Any = bench.executor
     act, calls = getattr(executor, step), 0
 
     def fail_at_the_fifth(*args: Any) -> Any:
@@ -196,9 +196,8 @@ def test_numbers_that_are_none_reach_no_other_request() -> None:
     import torch
 
     bench = pipelined(lambda **more: start_model(tiny_model(), **more), kv_blocks=12)
-    executor: Any = bench.engine._executor
     with torch.no_grad():
-        executor._network.get_input_embeddings().weight[96] = float("nan")
+        bench.network.get_input_embeddings().weight[96] = float("nan")
     bad = make_request("bad", [*(t % 96 for t in make_prompt(39, 9)), 96, 5, 6], 20)
     fine = [make_request(str(n), [t % 96 for t in make_prompt(20, n)], 12) for n in range(3)]
     expected = [

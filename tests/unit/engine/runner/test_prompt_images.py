@@ -145,7 +145,7 @@ def test_a_paged_kernel_gives_the_same_and_computes_all_steps_without_a_two_way_
     choice = AttentionChoice("a kernel", 16, kernel)
     monkeypatch.setattr("engine.runner.model_runner.choose_attention", lambda *_args, **_settings: choice)
     bench = model.start(decode=decode)
-    executor: Any = bench.engine._executor
+    executor: Any = bench.executor
     assert isinstance(executor._input_builder, PagedInputBuilder)
     is_two_way = model.model_type.startswith("gemma")
     assert (executor._image_input_builder is executor._input_builder) != is_two_way
@@ -190,7 +190,7 @@ def llava() -> VisionFamily:
 
 def fail_encoding(bench: Bench, error: Exception, *, times: int = 1000) -> list[int]:
     """The vision tower raises the error so many times; returns a list that gets an entry for each call."""
-    images: Any = bench.engine._executor._images  # type: ignore[attr-defined]
+    images: Any = bench.executor._images
     encode, calls = images._encoder.encode, list[int]()
 
     def sabotaged(tensors: Any) -> Any:
@@ -249,7 +249,7 @@ def test_a_picture_that_needs_more_memory_than_there_is_fails_that_request_alone
 
 def test_a_picture_with_other_rows_than_tokens_fails_its_request_alone(llava: VisionFamily) -> None:
     bench = llava.start()
-    images: Any = bench.engine._executor._images  # type: ignore[attr-defined]
+    images: Any = bench.executor._images
     encode = images._encoder.encode
     images._encoder.encode = lambda tensors: EncodedImage(encode(tensors).embeddings[1:])
     end = beside_text(llava, bench)

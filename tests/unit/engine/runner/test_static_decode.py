@@ -53,7 +53,7 @@ def run(bench: Bench, requests: list[Any]) -> list[list[int]]:
 def count_static_steps(bench: Bench) -> list[GraphBucket]:
     """Notes the shape of each static step that is taken from now on."""
     shapes: list[GraphBucket] = []
-    decoder: Any = bench.engine._executor._static  # type: ignore[attr-defined]
+    decoder: Any = bench.executor._static
     compute = decoder._compute
 
     def note(shape: GraphBucket) -> torch.Tensor:
@@ -128,7 +128,7 @@ def _logprobs(bench: Bench, request_id: str) -> Iterator[float]:
 
 def test_a_step_that_failed_leaves_no_doubt_about_the_tables(model: Any, packed: list[list[int]]) -> None:
     bench = model(decode="static")
-    decoder: Any = bench.engine._executor._static
+    decoder: Any = bench.executor._static
     compute, calls = decoder._compute, 0
 
     def fail_sometimes(shape: GraphBucket) -> torch.Tensor:
@@ -147,7 +147,6 @@ def test_a_step_that_failed_leaves_no_doubt_about_the_tables(model: Any, packed:
 
 def test_numbers_that_are_none_reach_no_other_request(model: Any) -> None:
     bench = model(decode="static", kv_blocks=12)
-    executor: Any = bench.engine._executor
     fine = [make_request(str(n), [t % 96 for t in make_prompt(20, n)], 12) for n in range(3)]
     expected = [
         bench.run(replace(request, request_id=f"first {request.request_id}"))[0].tokens for request in fine
@@ -155,7 +154,7 @@ def test_numbers_that_are_none_reach_no_other_request(model: Any) -> None:
     if any(96 in tokens for tokens in expected):
         pytest.skip("this model draws the poisoned token by itself")
     with torch.no_grad():
-        executor._network.get_input_embeddings().weight[96] = float("nan")
+        bench.network.get_input_embeddings().weight[96] = float("nan")
     bad = make_request("bad", [*(t % 96 for t in make_prompt(20, 9)), 96, 5], 20)
     *others, failed = bench.run(*fine, bad)
     assert isinstance(failed.last, Failed)
@@ -173,7 +172,7 @@ def test_a_cpu_computes_packed_rows_unless_it_is_told_otherwise(model: Any) -> N
     bench = model()
     model_info = bench.engine.model_info
     assert (model_info.attention, model_info.decode) == ("sdpa", "eager")
-    executor: ModelRunner = bench.engine._executor
+    executor: ModelRunner = bench.executor
     assert executor._static is None
     assert not executor.pipelined
     bench.engine.close(drain=True)
