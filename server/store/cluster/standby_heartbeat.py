@@ -6,8 +6,8 @@ for up to `longest_stall` seconds. `StandbyHeartbeat` starts it and signals that
 
 This file is also the program of that process, so it imports nothing of the server at its top. Standard input
 is a pipe from the server: a line of JSON, then a byte for each signal. End of file means that the server has
-exited, and the process exits, too. It does not write for a server that a signal has stopped. It imports
-psycopg, two thirds of its memory, and connects to Postgres only when it has to write.
+exited, and the process exits, too. It does not write for a server that a signal has stopped. It connects to
+Postgres only when it has to write.
 """
 
 import json
@@ -22,11 +22,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
-if TYPE_CHECKING:
-    import psycopg
+import psycopg
+from psycopg.conninfo import make_conninfo
 
 log = logging.getLogger("holdfast.heartbeat")
 
@@ -117,8 +117,6 @@ class StandbyHeartbeat:
 
 def make_standby(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartbeat:
     """The standby of this process. It starts writing after a third of the lease, 2 s at most."""
-    from psycopg.conninfo import make_conninfo
-
     from server.store.cluster.leases import heartbeat_interval
     from server.store.timeout_connection import with_network_timeouts
 
@@ -156,8 +154,6 @@ class _HeartbeatWriter:
 
     def write(self) -> bool:
         """Tries to write a heartbeat; False if the replica is no longer alive."""
-        import psycopg
-
         signal.setitimer(signal.ITIMER_REAL, WRITE_TIMEOUT_SECONDS)
         try:
             if self._connection is None:
