@@ -198,7 +198,7 @@ class Admission:
         )
 
     def _create(self, create: ParsedCreate) -> list[AcceptedResponse]:
-        """Prepares, accepts and begins responses. What is raised gives the caller's limits back what was taken.
+        """Prepares, accepts and begins responses; if it raises, what was taken of limits is given back.
 
         Raises KeyTaken, ApiError, DecodeFailure or NotReady.
         """

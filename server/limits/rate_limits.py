@@ -1,8 +1,8 @@
 """`RateLimits`: requests and tokens a minute of keys and tenants, over all replicas, with OpenAI's headers.
 
 A limit is a bucket of as many units, which fills evenly within a minute. A request takes one of its key's and
-its tenant's buckets before its prompt is prepared, and just before it is accepted the tokens of the prompt and
-as many as its output may have. When the response has ended, the replica on which it ended gives back what was
+its tenant's buckets before its prompt is prepared, and before it is accepted the tokens of the prompt and as
+many as its output may have. When the response has ended, the replica on which it ended gives back what was
 not used, or takes the rest, within about a second. Without a limit a request makes no query.
 """
 

@@ -91,8 +91,8 @@ _GIVE_BACK = text(
     with unused as (
         select * from {arrays.unnest("u", _UNUSED_TYPES)}
     ), changes as (
-        select u.tenant, b.key_id, b.kind, sum(
-            greatest(-2.0, least(2.0, b.units::double precision / b.per_minute)) * interval '1 minute') as change
+        select u.tenant, b.key_id, b.kind,
+            sum(interval '1 minute' * greatest(-2.0, least(2.0, b.units::float / b.per_minute))) as change
         from unused u
         left join tenants t on t.tenant = u.tenant
         left join api_keys k on k.id = u.key_id
