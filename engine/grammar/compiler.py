@@ -27,8 +27,8 @@ CACHE_BYTES = 256 * 2**20
 COMPILE_SECONDS = 5.0
 """How long a grammar is waited for on a busy machine; the bounds of `trial` limit the work."""
 QUEUE_SECONDS = 8.0
-"""How long a grammar waits for a free compiling thread: grammars of other keys may take all that `trial` gives,
-and end its process, which takes a second to start for a large vocabulary."""
+"""How long a grammar waits for a free compiling thread: grammars of other keys may take all that `trial`
+gives, and end its process, which takes a second to start for a large vocabulary."""
 MAX_WAITING_PER_KEY = 8
 """Maximum of grammars of one fairness key that wait to be compiled."""
 THREADS = max(1, min(2, (os.cpu_count() or 1) - 1))
