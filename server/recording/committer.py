@@ -51,8 +51,8 @@ _LOCK_MS, _STATEMENT_MS, _LAST_STATEMENT_MS = 50, 600, 5000
 """`lock_timeout` and `statement_timeout` of the commit of a single update. A large end may take longer than
 the first of the latter: from the second try on it has the usual limit of a statement."""
 MAX_TRIES = 11
-"""Tries to commit an update alone, after which it is given up: with the pauses between them, some 19 s, longer
-than any transaction of ours holds a row."""
+"""Tries to commit an update alone, after which it is given up: with the pauses between them, some 19 s,
+longer than any transaction of ours holds a row."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 3.2
 LIMIT_PAUSE_SECONDS = 5.0
 """Before the next try of what exceeds a limit of the operator, however often: it may be raised."""
