@@ -23,7 +23,7 @@ SCOPES: Final[tuple[Scope, ...]] = ("read", "write", "metrics", "metadata", "adm
 """`metadata` opens the console without what was asked and answered; `admin` opens all of it."""
 PERIODS: Final[tuple[Period, ...]] = ("day", "month", "total")
 DEFAULT_SCOPES: Final[frozenset[Scope]] = frozenset({"read", "write"})
-"""Of a new key."""
+"""The scopes of a new key."""
 SCOPES_WITHOUT_KEYS: Final[frozenset[Scope]] = frozenset(SCOPES)
 """Of every caller while no key exists: the server then listens on loopback only."""
 TOKEN: Final = "token:"  # noqa: S105 - a prefix
@@ -52,7 +52,7 @@ NO_LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class TenantSettings:
-    """What an operator has set for a tenant; None leaves the server's setting."""
+    """A tenant's settings, made by an operator; None leaves the server's setting."""
 
     max_unfinished: int | None = None
     """Unfinished responses on one replica."""
@@ -127,7 +127,7 @@ class Caller:
         return self.models is None or model in self.models
 
     def usable_models(self, served: Iterable[str]) -> list[str]:
-        """Those of the served models that the key may use."""
+        """The served models that the key may use."""
         return [model for model in served if self.may_use_model(model)]
 
     def may_use_tool(self, *names: str | None) -> bool:

@@ -27,7 +27,7 @@ class ApiError(Exception):
     def __init_subclass__(
         cls, *, status: int | None = None, code: str | None = None, retry: bool | None = None
     ) -> None:
-        """What a class does not set it has from its base."""
+        """A class inherits from its base all that it does not set."""
         cls.status = status or cls.status
         cls.default_code = code or cls.default_code
         cls.retry = cls.retry if retry is None else retry

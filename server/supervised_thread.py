@@ -33,7 +33,7 @@ LOGGED_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a failed turn is repeated, and after which pauses."""
+    """The number of times that a failed turn is repeated, and the pauses before."""
 
     max_failures: int | None = MAX_FAILURES
     """Consecutive failures; the next one is fatal. None: repeated for ever, without a `trouble`."""

@@ -1,3 +1,3 @@
-"""Which release it is."""
+"""The number of this release."""
 
 VERSION = "0.1.0"

@@ -14,7 +14,7 @@ from engine.core.supervisor import Supervisor
 from engine.executor import Executor
 from engine.front.engine_front import EngineFront
 from engine.front.request_registry import RequestRegistry
-from engine.request import Deliver, EngineRequest, ImageText, ModelInfo, OnEngineDeath, RequestRefused
+from engine.request import Deliver, EngineRequest, ImageText, OnEngineDeath, RequestRefused
 from engine.statistics import Stats
 
 
@@ -29,7 +29,7 @@ class LocalEngine(EngineFront):
         on_dead: OnEngineDeath = lambda _why: None,
     ) -> None:
         registry = RequestRegistry(limits.max_running + limits.max_waiting, limits.max_per_key)
-        super().__init__(registry, deliver, limits.block_size, executor.grammars)
+        super().__init__(executor.model_info, registry, deliver, limits.block_size, executor.grammars)
         self._executor = executor
         self._limits = limits
         self._metrics = EngineMetrics(
@@ -45,10 +45,6 @@ class LocalEngine(EngineFront):
             limits.hang_seconds,
         )
         self._supervisor.start()
-
-    @property
-    def model_info(self) -> ModelInfo:
-        return self._executor.model_info
 
     def _refuse_unsupported(self, request: EngineRequest) -> None:
         total = len(request.prompt) + request.max_tokens

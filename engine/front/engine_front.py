@@ -7,6 +7,7 @@ from functools import partial
 
 from engine.front.beam_search import BeamRequests
 from engine.front.request_registry import AcceptedRequest, Close, Inbound, PauseChanged, RequestRegistry
+from engine.front.validation import clamped, refuse_bad_images, refuse_bad_request
 from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, check_grammar
 from engine.request import (
     Cancel,
@@ -19,26 +20,27 @@ from engine.request import (
 )
 from engine.scheduling.block_pool import extend_chain
 from engine.statistics import Stats
-from engine.validation import clamped, refuse_bad_images, refuse_bad_request
 
 
 class EngineFront(ABC):
     """Implements `request.Engine`. A subclass runs the thread that reads the registry's inbox."""
 
     def __init__(
-        self, registry: RequestRegistry, deliver: Deliver, block_size: int, grammars: GrammarCompiler | None
+        self,
+        model_info: ModelInfo,
+        registry: RequestRegistry,
+        deliver: Deliver,
+        block_size: int,
+        grammars: GrammarCompiler | None,
     ) -> None:
         """The thread delivers to `_beam_requests.deliver`. `grammars` is None without a tokenizer."""
+        self.model_info = model_info
         self._registry = registry
         self._grammars = grammars
         self._block_size = block_size
         self._beam_requests = BeamRequests(
             registry, partial(self._accept, has_place=True), self._cancel, deliver, block_size
         )
-
-    @property
-    @abstractmethod
-    def model_info(self) -> ModelInfo: ...
 
     def check(self, request: EngineRequest) -> CheckedRequest:
         """The request for `submit`. Raises `RequestRefused` if it could never run.

@@ -26,7 +26,6 @@ from engine.request import (
     Deliver,
     EngineRequest,
     ImageText,
-    ModelInfo,
     OnEngineDeath,
     RefusalReason,
     RequestRefused,
@@ -60,20 +59,20 @@ class RemoteEngine(EngineFront):
         self._config = config
         self._features = protocol.features
         self._on_dead = on_dead
-        self._model_info = folder.model_info
+        model_info = folder.model_info
+        if protocol.images is None:
+            model_info = replace(model_info, image_token_id=None, image_placeholder=None)
         grammars = None
         if folder.vocabulary is not None:
             vocabulary = folder.vocabulary
             if protocol.features.grammars:
-                self._model_info = replace(folder.model_info, grammar_token_ids=vocabulary.markup)
+                model_info = replace(model_info, grammar_token_ids=vocabulary.markup)
                 vocabulary = replace(vocabulary, special=vocabulary.special | vocabulary.markup)
             grammars = GrammarCompiler(vocabulary)
         registry = RequestRegistry(config.max_running + config.max_waiting, config.max_per_key)
-        super().__init__(registry, deliver, BLOCK_SIZE, grammars)
-        if protocol.images is None:
-            self._model_info = replace(self._model_info, image_token_id=None, image_placeholder=None)
+        super().__init__(model_info, registry, deliver, BLOCK_SIZE, grammars)
         self._images = ServerImages(
-            self._model_info.image_token_id, self._model_info.image_placeholder, self._image_tokens
+            model_info.image_token_id, model_info.image_placeholder, self._image_tokens
         )
         vocab_size = folder.model_info.vocab_size
         self._metrics = RemoteMetrics(folder.model_info.context_length)
@@ -106,16 +105,12 @@ class RemoteEngine(EngineFront):
         except BaseException:
             self.close(drain=False)
             raise
-        self._model_info = replace(
-            self._model_info,
+        self.model_info = replace(
+            self.model_info,
             context_length=description.context_length,
             adapters=description.adapters,
             weights=description.weights(),
         )
-
-    @property
-    def model_info(self) -> ModelInfo:
-        return self._model_info
 
     def _refuse_unsupported(self, request: EngineRequest) -> None:
         features = self._features

@@ -1,1 +1,1 @@
-"""What operators change, by commands or over HTTP: keys, tenants, prices; each change with its audit entry"""
+"""Operators' changes, by commands or over HTTP: keys, tenants, prices; each change with its audit entry"""

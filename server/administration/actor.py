@@ -32,14 +32,14 @@ class Actor:
 def described(value: Any, default: Any) -> dict[str, object]:
     """The fields of a dataclass that differ from those of `default`, as JSON; nested ones by their names."""
     found: dict[str, object] = {}
-    for one in fields(value):
-        own, other = getattr(value, one.name), getattr(default, one.name)
+    for field in fields(value):
+        own, other = getattr(value, field.name), getattr(default, field.name)
         if own == other:
             continue
         if hasattr(own, "__dataclass_fields__"):
             found |= described(own, other)
         else:
-            found[one.name] = as_json(own)
+            found[field.name] = as_json(own)
     return found
 
 

@@ -13,11 +13,11 @@ from server.protocol import ids, webhooks
 from server.protocol.administration import objects
 from server.store.administration.audit_trail import Entry
 from server.store.administration.budgets import Standing
-from server.store.administration.prices import Price
+from server.store.administration.prices import StoredPrice
 from server.store.administration.stored_keys import KeyState, StoredKey
 from server.store.administration.tenants import StoredTenant
 from server.store.administration.usage import Group, UsageRow
-from server.store.cluster.replica_list import ListedReplica
+from server.store.cluster.cluster_overview import ListedReplica
 from server.store.webhooks.delivery_lists import StoredDelivery
 from server.store.webhooks.endpoints import StoredEndpoint
 
@@ -94,7 +94,7 @@ def _budget(limits: Limits, standing: Standing | None) -> objects.BudgetStanding
     )
 
 
-def price_object(price: Price) -> objects.Price:
+def price_object(price: StoredPrice) -> objects.Price:
     cursor = objects.cursor_of([price.model, price.valid_from.astimezone(UTC).isoformat()])
     return _object_of(objects.Price, price, id=cursor)
 

@@ -17,7 +17,7 @@ from server.store.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class TenantProperties:
-    """What an operator chooses of a tenant."""
+    """The properties of a tenant that an operator chooses."""
 
     contact: str = ""
     settings: TenantSettings = SERVER_SETTINGS

@@ -37,7 +37,7 @@ from server.store.database import Connection, Database
 from server.store.database_errors import AlreadyThere
 
 MAX_UNSTORED_LIFETIME = timedelta(days=1)
-"""Of a background response with `store: false` whose end is not written in the usual way."""
+"""Lifetime of a background response with `store: false` whose end is not written in the usual way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateResponse, end_user
-from server.protocol.responses.tools import Tool
+from server.protocol.responses.tools import McpTool, Tool
 from server.request_input.item_settings import naming_tools_of_items, with_item_settings
 from server.request_input.resolve_input import ResolvedInput, reading_input, with_own_id
 from server.request_input.template_input import read_templated_input
@@ -44,7 +44,7 @@ class IdempotencyKey:
 
     key: str
     digest: bytes
-    """Of the request's body: the same key with another body is an error."""
+    """SHA-256 of the request's path and body: the same key with another body is an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,7 @@ class NewRun:
     checked: CheckedRequest
     """The engine request of `prepared`."""
     turns: TurnBuilder
+    has_hosted_tools: bool
     idempotency_key: IdempotencyKey | None
     origin: Origin
     end_user: str | None
@@ -86,8 +87,8 @@ class NewRun:
     @property
     def waits_for_calls(self) -> bool:
         """Whether calls that the input approves are made before the engine gets a request."""
-        may_have_calls = self.turns.may_have_next_turn and self.resolved.tools and self.prepared.wants_output
-        return bool(may_have_calls) and bool(approved_calls(self.resolved.items))
+        may_have_calls = self.has_hosted_tools and self.prepared.wants_output
+        return may_have_calls and bool(approved_calls(self.resolved.items))
 
     @property
     def announces(self) -> bool:
@@ -96,7 +97,7 @@ class NewRun:
         """
         request = self.resolved.request
         return (
-            self.turns.may_have_next_turn
+            self.has_hosted_tools
             or self.prepared.compaction is not None
             or (isinstance(request, ChoiceRequest) and request.streams_token_ids)
         )
@@ -104,7 +105,7 @@ class NewRun:
     @property
     def retained_input_bytes(self) -> int:
         """Bytes of the input, as JSON, that is kept until the response's end for a further turn."""
-        if not self.turns.may_have_next_turn:
+        if not (self.has_hosted_tools or self.turns.model_writes_summary):
             return 0
         return sum(len(encode_item(item)) for item in self.resolved_input.items)
 
@@ -184,6 +185,7 @@ class RunPreparation:
             stored=prepared.echo.store or prepared.echo.background,
             checked=checked,
             turns=turns,
+            has_hosted_tools=any(isinstance(tool, McpTool) for tool in tools),
             idempotency_key=create.idempotency_key,
             origin=create.origin,
             end_user=end_user(request.user, request.safety_identifier)
@@ -196,7 +198,9 @@ class RunPreparation:
     ) -> tuple[ResolvedRequest, Mapping[str, McpCredentials]]:
         """The request with the settings and tools of its items and servers, and the servers' credentials."""
         items = _prompt_items(resolved_input)
-        sent, request = request, with_item_settings(request, items, self.served.seal, caller.tenant)
+        sent = request
+        if not resolved_input.only_messages:
+            request = with_item_settings(request, items, self.served.seal, caller.tenant)
         tools: Sequence[Tool] = ()
         credentials: Mapping[str, McpCredentials] = {}
         if request.tools or resolved_input.approves:

@@ -12,7 +12,7 @@ from server.cli.option_types import DURATIONS, moment_or_duration, whole_number
 from server.cli.request_options import refuse_unknown_tenant
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
+from server.maintenance.audit_responses import INVARIANTS, AuditLimits, Violation
 from server.maintenance.audit_run import Tally, audit_connection, violations
 from server.process.open_database import OpenDatabase
 from server.protocol.ids import response_id
@@ -62,7 +62,7 @@ def _audit(opened: OpenDatabase, options: argparse.Namespace) -> int:
         database = opened.connect(1)
         with closing(database), audit_connection(database) as connection:
             scope = _scope(connection, options)
-            for violation in violations(connection, scope, Limits(), tally):
+            for violation in violations(connection, scope, AuditLimits(), tally):
                 print_result(_line(violation, as_json=options.json))
             if not tally.responses:
                 with store.snapshot(connection):

@@ -19,8 +19,7 @@ from server.cli.command import (
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.export_lines import export
-from server.maintenance.import_lines import MAX_LINE, BadLine
-from server.maintenance.import_rows import import_lines
+from server.maintenance.import_lines import MAX_LINE, BadLine, import_lines
 from server.store.database_errors import DatabaseError, first_line
 from server.store.erasure.subject import Subject
 from server.store.transfer.read_rows import export_snapshot

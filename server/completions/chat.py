@@ -225,12 +225,12 @@ def chat_format(flat: dict[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat(ChunkFormat):
-    """What all choices and chunks of a chat completion share."""
+    """The fields that all choices and chunks of a chat completion share."""
 
     include_reasoning: bool = True
     """Whether reasoning is sent."""
     role: str = "assistant"
-    """Of the answer: the last message's role where the model continues that message."""
+    """The answer's role: the last message's where the model continues that message."""
     echo: str = ""
     """The text before the answer, with `echo`."""
     function_required: bool = False

@@ -150,6 +150,11 @@ class ChunkFormat(ABC):
     return_token_ids: bool = False
     """Whether token ids are sent beside the text."""
 
+    @property
+    def streams_token_ids(self) -> bool:
+        """Whether the events of its responses have token ids among them."""
+        return self.return_token_ids or self.continuous_usage
+
     @abstractmethod
     def chunks(self, choice: StreamedChoice, event: ChoiceEvent) -> Iterable[msgspec.Struct]:
         """The chunks that the event makes."""
@@ -187,6 +192,11 @@ class ChunkStream:
         if kind not in _EVENT_TYPES:
             return []
         match event := decode_as(data, _EVENT_TYPES[kind]):
+            case ChoiceStarted() if self._shape.streams_token_ids:
+                return []  # the first chunk has the prompt's token ids, which the next event brings
+            case TokenIdsEvent(side="prompt"):
+                choice.add_tokens(event)
+                return self._shape.chunks(choice, ChoiceStarted())
             case TokenIdsEvent():
                 choice.add_tokens(event)
                 return []

@@ -200,7 +200,7 @@ def _grammar(request: TextRequest) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegacyFormat(ChunkFormat):
-    """What all choices and chunks of a legacy completion share."""
+    """The fields that all choices and chunks of a legacy completion share."""
 
     prompts: Sequence[str]
     first_tokens: Sequence[str]

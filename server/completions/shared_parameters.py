@@ -106,6 +106,6 @@ def includes_usage(request: CompletionParameters) -> bool:
 
 
 def includes_continuous_usage(request: CompletionParameters) -> bool:
-    """As in vLLM, continuous_usage_stats needs include_usage."""
+    """Whether each chunk has its usage: continuous_usage_stats, which needs include_usage, as in vLLM."""
     options = request.stream_options
     return includes_usage(request) and bool(options and options.continuous_usage_stats)

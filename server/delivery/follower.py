@@ -30,7 +30,7 @@ IDLE_SECONDS = 1.0
 POLL_SHARE = 0.1
 """The largest share of the thread's time for reading all logs."""
 QUIET_DOUBLINGS = 2
-"""How often the pause doubles while reads find nothing."""
+"""The number of times that the pause doubles while reads find nothing."""
 MAX_POLL_SECONDS = 2.0
 """The longest time between two reads of all watched logs, however long one takes."""
 _RETRY_SECONDS = 0.5

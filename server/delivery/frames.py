@@ -21,7 +21,7 @@ class FramePage:
 
     @property
     def length(self) -> int:
-        """How far the sequence number goes on with them."""
+        """The number of sequence numbers that the frames take."""
         return len(self.frames) + self.missing
 
 

@@ -37,7 +37,7 @@ heartbeats have arrived."""
 
 
 class Published(NamedTuple):
-    """What one commit added to one response. A tuple, because there is one for each commit and response."""
+    """Frames that one commit added to one response. A tuple: there is one for each commit and response."""
 
     response_id: UUID
     first: int
@@ -46,7 +46,7 @@ class Published(NamedTuple):
     final: bytes | None
     """The final response's JSON, once it has ended."""
     gone: bool = False
-    """It was deleted: nothing more will come, and there is no final response."""
+    """The response was deleted: nothing more will come, and there is no final response."""
 
 
 class Channel:
@@ -69,8 +69,8 @@ class Channel:
         self.final: bytes | None = None
         self.gone = False
         self.forks = 0
-        """How often numbers of frames that it had came again with others. Its readers then compare what they
-        have with the store. Any thread."""
+        """The number of times that numbers of frames came again with other frames. The readers then compare
+        what they have with the store. Any thread."""
         self.ends_unread = False
         """The response is in the foreground: the replica that runs it cancels it without readers."""
         self.next_seq = start

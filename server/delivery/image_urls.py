@@ -24,7 +24,7 @@ from server.protocol.responses.items import (
 )
 from server.store.content import images
 from server.store.content.images import StoredImage
-from server.store.content.stored_items import ItemPage
+from server.store.content.stored_items import PayloadPage
 from server.store.database import Connection
 
 log = logging.getLogger("holdfast.read")
@@ -68,10 +68,10 @@ def with_image_urls(
     ]
 
 
-def page_with_image_urls(connection: Connection, tenant: str, page: ItemPage) -> ItemPage:
+def page_with_image_urls(connection: Connection, tenant: str, page: PayloadPage) -> PayloadPage:
     """The page with its pictures' URLs, which count among its bytes."""
     payloads = with_image_urls(connection, tenant, page.payloads, max_bytes=MAX_BYTES)
-    return ItemPage(payloads, page.more or len(payloads) < len(page.payloads))
+    return PayloadPage(payloads, page.more or len(payloads) < len(page.payloads))
 
 
 def without_image_urls(payloads: Sequence[str]) -> list[str]:

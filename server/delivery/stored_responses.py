@@ -23,7 +23,7 @@ from server.store import log_append, log_read
 from server.store.content import response_pages, responses, stored_items
 from server.store.content.response_pages import Filters, PageCursor
 from server.store.content.responses import StoredResponse
-from server.store.content.stored_items import INPUT_LIST, ItemPage
+from server.store.content.stored_items import INPUT_LIST, PayloadPage
 from server.store.database import Connection, Database
 from server.store.log_read import CompactedStream, LoggedEvent
 
@@ -299,7 +299,7 @@ def list_input_items(
     listed with the responses that they belong to.
     """
 
-    def work(connection: Connection) -> ItemPage | None:
+    def work(connection: Connection) -> PayloadPage | None:
         if responses.get(connection, tenant, response) is None:
             return None
         cursor = None
@@ -319,7 +319,7 @@ def list_input_items(
         )
         if image_urls:
             return page_with_image_urls(connection, tenant, page)
-        return ItemPage(without_image_urls(page.payloads), page.more)
+        return PayloadPage(without_image_urls(page.payloads), page.more)
 
     page = database.read(work)
     if page is None:

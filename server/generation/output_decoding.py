@@ -46,7 +46,7 @@ class CompactionSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecodingSpec:
-    """How the tokens of one engine request become deltas, and what is reported with them."""
+    """The rules by which the tokens of one engine request become deltas, and which are reported with them."""
 
     parser: OutputParser
     stop_strings: Sequence[str] = ()
@@ -59,7 +59,7 @@ class DecodingSpec:
     stop_token_ids: frozenset[int] = frozenset()
     """The request's own `stop_token_ids`."""
     hidden_stop_ids: frozenset[int] = frozenset()
-    """Those of them that the parser does not know and that are removed from the output."""
+    """Stop tokens that the parser does not know and that are removed from the output."""
     reports_stop_reason: bool = False
     """The final response names the stop string or token that ended it."""
     reports_cumulative_logprob: bool = False
@@ -249,7 +249,7 @@ class PendingLogprobs:
 
 
 class FinishDetails:
-    """Those of one engine request."""
+    """Log probabilities of one engine request, by output position."""
 
     def __init__(self, decoding: DecodingSpec) -> None:
         self.stop_reason: str | int | UnsetType | None = None if decoding.reports_stop_reason else UNSET

@@ -63,7 +63,7 @@ class Run:
         self.call_seconds: dict[int, float] = {}
         """How long calls took that the server made in this attempt, by the output index of their items."""
         self._turn_usages: list[TurnUsage] = []
-        """Those of the finished turns."""
+        """The usages of the finished turns."""
         self._reasoning_tokens = 0
         self._times = NOT_MEASURED
         """Sums over the turns of what the engine has measured."""
@@ -232,7 +232,7 @@ class Run:
         )
 
     def take_tool_work(self) -> PendingToolWork | None:
-        """What the tool loop has to do next for this run; returned once."""
+        """The next work of the tool loop for this run; returned once."""
         tool_work, self._tool_work = self._tool_work, None
         return tool_work
 

@@ -34,7 +34,7 @@ _MILLION: Final = Decimal(1_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a response may use."""
+    """The most that a response may use."""
 
     response: UUID
     model: str
@@ -51,7 +51,7 @@ class Budget:
     """A budget of a key or a tenant in one unit, and how it stands."""
 
     owner: str
-    """As the refusal names it."""
+    """Its name in a refusal."""
     period: Period
     today: date
     unit: Unit
@@ -77,7 +77,7 @@ class Budget:
 
 @dataclass(eq=False, slots=True)
 class BudgetReservation:
-    """What one request has reserved, until it is accepted."""
+    """The reservations of one request, until it is accepted."""
 
     tenant: str
     responses: list[UUID] = field(default_factory=list)

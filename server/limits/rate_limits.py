@@ -76,7 +76,7 @@ class _KnownLevel:
 
 
 class RateReservation:
-    """What one request has taken from its caller's buckets: itself, and the tokens of its responses."""
+    """The request and the tokens that one request has taken from its caller's buckets."""
 
     def __init__(self, rates: "RateLimits", caller: Caller) -> None:
         self._rates = rates

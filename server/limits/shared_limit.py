@@ -76,9 +76,9 @@ class SharedLimit:
 UNBOUNDED = 2**31
 UNFINISHED = "unfinished responses"
 MAX_IMAGE_BYTES = 1024**3
-"""Of the pictures in prompts of unfinished responses, as PNG; one tenant may use half."""
+"""Bytes of the pictures in prompts of unfinished responses, as PNG; one tenant may use half."""
 MAX_INPUT_BYTES = 256 * 1024 * 1024
-"""Of the input that unfinished responses keep for further turns, as JSON; one tenant may use half.
+"""Bytes of the input that unfinished responses keep for further turns, as JSON; one tenant may use half.
 
 Decoded it takes up to four times that memory.
 """
@@ -86,7 +86,7 @@ Decoded it takes up to four times that memory.
 
 @dataclass(eq=False, slots=True)
 class _SharedBytes:
-    """What the responses of one request share; it is given back with the last of them."""
+    """Bytes that the responses of one request share; they are given back with the last response."""
 
     responses: int
     """Those that have not ended."""

@@ -24,7 +24,7 @@ from server.store.content.stored_items import HistorySize
 from server.store.database import Connection, Database
 
 DEFAULT_TENANT_BYTES: Final = 100 * 1024**3
-"""Of a tenant with a key. The tenant of a server without keys has the whole disk."""
+"""The limit of a tenant with a key. The tenant of a server without keys has the whole disk."""
 FRESH_SECONDS: Final = 2.0
 """How long a tenant's sum is cached."""
 _MAX_TENANTS: Final = 4096
@@ -102,12 +102,12 @@ class QueueLimits:
 
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Of the stored items that one request reads: its history and its item references, as JSON for the model."""
+"""Bytes of the stored items that one request reads, history and references, as JSON for the model."""
 MAX_ITEMS = 50_000
 MAX_IMAGE_BYTES = 32 * 1024 * 1024
-"""Of the stored pictures that one request reads."""
+"""Bytes of the stored pictures that one request reads."""
 MAX_TOTAL_BYTES = 128 * 1024 * 1024
-"""Of all requests in preparation in this process; decoded, up to `DECODED_FACTOR` times as much memory."""
+"""Bytes of all requests in preparation here; decoded, up to `DECODED_FACTOR` times as much memory."""
 MAX_TENANT_BYTES = 48 * 1024 * 1024
 LARGE_READ_BYTES: Final = 1024 * 1024
 """Size of a request's stored items from which on its memory is returned to the system afterwards."""
@@ -163,12 +163,12 @@ class RequestReads:
         self._limit = limit
         self._tenant = tenant
         self._count = 0
-        """Of items and pictures."""
+        """Bytes of items and pictures."""
         self._items = 0
 
     @property
     def item_bytes(self) -> int:
-        """Of the items read so far, as JSON, without those of pictures."""
+        """Bytes of the items read so far, as JSON, without pictures."""
         return self._items
 
     def start_over(self) -> None:

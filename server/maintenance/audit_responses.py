@@ -4,7 +4,7 @@ A check takes one stored response and returns violations: the invariant's name a
 that only a client, an engine or a process can observe are not here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -12,12 +12,13 @@ from uuid import UUID
 import msgspec
 
 from server.maintenance.audit_event_log import SLACK, Finding, check_log
-from server.maintenance.audit_images import check_uses
 from server.protocol import ids
 from server.protocol.decode import decode_as
+from server.protocol.input_images import CONTENT_PREFIX, content_of, parse_content
 from server.protocol.responses.input import has_lasting_id
-from server.protocol.responses.items import Item, Message, decode_item
+from server.protocol.responses.items import Item, Message, decode_item, images_of
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo
+from server.store.audit_images import ConversationImages, UnsoundImage
 from server.store.audit_snapshot import (
     AuditedItem,
     AuditedResponse,
@@ -46,15 +47,15 @@ INVARIANTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How long unfinished responses and keys may stay unattended before they are violations."""
+class AuditLimits:
+    """The times for which unfinished responses and keys may stay unattended before they are violations."""
 
     grace_seconds: float = 30.0
-    """After its replica's death, or, if that is later, after the first living replica started."""
+    """The time after its replica's death, or, if that is later, after the first living replica started."""
     waiting_seconds: float = 3600.0
-    """For a response that was started and waits to be claimed again, which a busy server may put off."""
+    """The time of a started response that waits to be claimed again, which a busy server may put off."""
     key_seconds: float = 3600.0
-    """For an idempotency key without a stored response: it may be running with `store: false`."""
+    """The time of an idempotency key without a stored response: it may be running with `store: false`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Violation:
     sentence: str
 
 
-def check(response: AuditedResponse, moment: PageTime, limits: Limits) -> list[Violation]:
+def check(response: AuditedResponse, moment: PageTime, limits: AuditLimits) -> list[Violation]:
     """All violations of one response."""
     findings: list[Finding] = [
         *_check_end(response, moment, limits),
@@ -121,8 +122,8 @@ def is_unfinished(response: AuditedResponse) -> bool:
     return response.stored.status not in TERMINAL_STATUSES
 
 
-def _check_end(response: AuditedResponse, moment: PageTime, limits: Limits) -> Iterator[Finding]:
-    """Without a living server nothing is overdue: the next one to start claims everything."""
+def _check_end(response: AuditedResponse, moment: PageTime, limits: AuditLimits) -> Iterator[Finding]:
+    """Checks for an overdue end. Without a living server nothing is overdue: the next one claims it."""
     stored, standing = response.stored, response.audit_columns
     if not is_unfinished(response):
         return
@@ -289,3 +290,46 @@ def _check_deleted(response: AuditedResponse, moment: PageTime) -> Iterator[Find
         yield "I16", "it is deleted, but its events are kept."
     if not response.audit_columns.has_next and (expires is None or expires > moment.now):
         yield "I16", "it is deleted and no response goes on from it, but it is kept."
+
+
+_SAID = {
+    "damaged": "has other bytes than its digest and size say",
+    "unused": "is kept, but no item names it",
+}
+_MAY_NAME = f'"content":"{CONTENT_PREFIX}'
+
+
+def check_uses(items: Iterable[tuple[str, str]], uses: Collection[tuple[str, bytes]]) -> Iterator[Finding]:
+    """The violations by items, as id and JSON, beside the uses that are stored for them."""
+    named = {(item_id, digest) for item_id, payload in items for digest in _named(payload)}
+    for item_id, digest in sorted(named - set(uses)):
+        yield "I17", f"its item {item_id} names {content_of(digest)}, which is not kept for it."
+    for item_id, digest in sorted(set(uses) - named):
+        yield "I17", f"{content_of(digest)} is kept for its item {item_id}, which does not name it."
+
+
+def check_conversation(conversation: ConversationImages) -> list[Finding]:
+    """The violations in one conversation."""
+    name = ids.conversation_id(conversation.id)
+    return [
+        (invariant, f"of {name}: {sentence}")
+        for invariant, sentence in check_uses(conversation.items, conversation.uses)
+    ]
+
+
+def check_image(image: UnsoundImage) -> Finding:
+    return "I17", f"the picture {content_of(image.digest)} {_SAID[image.problem]}."
+
+
+def _named(payload: str) -> Iterator[bytes]:
+    """The stored pictures that an item names; none of a damaged item, which is found elsewhere."""
+    if _MAY_NAME not in payload:
+        return
+    try:
+        item = decode_item(payload)
+    except msgspec.MsgspecError:
+        return
+    for part in images_of(item):
+        digest = parse_content(part.content)
+        if digest is not None:
+            yield digest

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from server.maintenance import audit_responses as invariants
-from server.maintenance.audit_images import check_conversation, check_image
-from server.maintenance.audit_responses import Limits, Violation
+from server.maintenance.audit_responses import AuditLimits, Violation, check_conversation, check_image
 from server.store import audit_images
 from server.store import audit_snapshot as store
 from server.store.audit_snapshot import Scope
@@ -17,7 +16,7 @@ from server.store.database import Connection, Database
 from server.store.timeout_connection import REQUEST_TIMEOUTS, psycopg_connection
 
 STATEMENT_SECONDS: Final = 3600
-"""For a look through a whole table for rows of no response, which a request could not wait for."""
+"""The time of a search through a whole table for rows of no response, too long for a request."""
 
 
 @dataclass(slots=True)
@@ -41,7 +40,9 @@ def audit_connection(database: Database) -> Iterator[Connection]:
         yield connection
 
 
-def violations(connection: Connection, scope: Scope, limits: Limits, tally: Tally) -> Iterator[Violation]:
+def violations(
+    connection: Connection, scope: Scope, limits: AuditLimits, tally: Tally
+) -> Iterator[Violation]:
     """The violations, as they are found; counts them in `tally`."""
     yield from _response_violations(connection, scope, limits, tally)
     for violation in _other_violations(connection, scope, limits):
@@ -50,7 +51,7 @@ def violations(connection: Connection, scope: Scope, limits: Limits, tally: Tall
 
 
 def _response_violations(
-    connection: Connection, scope: Scope, limits: Limits, tally: Tally
+    connection: Connection, scope: Scope, limits: AuditLimits, tally: Tally
 ) -> Iterator[Violation]:
     for tenant in _tenants(connection, scope):
         for response, moment in store.responses(connection, tenant, scope, limits.grace_seconds):
@@ -68,7 +69,7 @@ def _tenants(connection: Connection, scope: Scope) -> list[str]:
         return [scope.tenant] if scope.tenant is not None else list(responses.tenants(connection))
 
 
-def _other_violations(connection: Connection, scope: Scope, limits: Limits) -> Iterator[Violation]:
+def _other_violations(connection: Connection, scope: Scope, limits: AuditLimits) -> Iterator[Violation]:
     yield from _image_violations(connection, scope)
     yield from invariants.check_orphans(store.orphans(connection, scope.tenant))
     yield from invariants.check_keys(

@@ -18,7 +18,7 @@ from server.maintenance.partition_drop import PartitionDrop
 from server.maintenance.retention import remove_images
 from server.store.administration import stored_keys, usage_days
 from server.store.cluster import leases
-from server.store.cluster.heartbeat_watch import HeartbeatWatch
+from server.store.cluster.leases import HeartbeatWatch
 from server.store.database import Connection, Database
 from server.store.erasure import response_rows, tenant_rows, user_rows
 from server.store.erasure.subject import Subject, public_names
@@ -27,7 +27,7 @@ from server.store.erasure.user_rows import UserRows, Walk
 SETTLE_SECONDS = 2.0
 """Servers end what runs with a revoked key within a second, and settle its limits half a second later."""
 BATCH_SECONDS = 0.1
-"""How long a transaction should take: others wait for its locks."""
+"""The time that a transaction should take: others wait for its locks."""
 MAX_BATCH = 500
 _FIRST_BATCH = 16
 _CHUNK = 500
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Outcome:
-    """What an erasure removed, or would."""
+    """The rows that an erasure removed, or would remove."""
 
     complete: bool = False
     """Whether nothing is left."""
@@ -63,8 +63,8 @@ class Outcome:
 
 def next_batch(size: int, seconds: float) -> int:
     """The size of the next batch after one of `size` rows that took so long. Pure."""
-    wanted = size * 2 if seconds <= 0 else int(size * BATCH_SECONDS / seconds)
-    return max(1, min(wanted, size * 2, MAX_BATCH))
+    fitting = size * 2 if seconds <= 0 else int(size * BATCH_SECONDS / seconds)
+    return max(1, min(fitting, size * 2, MAX_BATCH))
 
 
 class Erasure:
@@ -91,7 +91,7 @@ class Erasure:
         self.outcome = Outcome()
 
     def count(self) -> Outcome:
-        """What would be removed. Raises DatabaseError."""
+        """Counts the rows that would be removed. Raises DatabaseError."""
         if self._user is None:
             self._count_tenant()
         else:
@@ -218,9 +218,9 @@ class Erasure:
                 self._add(
                     "audit_trail", partial(tenant_rows.reduce_targets, tenant=self._tenant, names=names)
                 )
-        for table in user_rows.tables_of_responses():
+        for table in response_rows.tables_of_responses():
             for ids in _chunks(known):
-                remove = partial(user_rows.remove_of_responses, table=table, tenant=self._tenant, ids=ids)
+                remove = partial(response_rows.remove_of_responses, table=table, tenant=self._tenant, ids=ids)
                 self._add(table, remove)
         remaining, size = sorted(doomed), _FIRST_BATCH
         while remaining and self._in_time():
@@ -229,7 +229,7 @@ class Erasure:
             del remaining[-size:]
             size = next_batch(size, self._clock() - began)
         for ids in _chunks(self._own):
-            self._add("usage_ledger", partial(user_rows.anonymise_lines, tenant=self._tenant, ids=ids))
+            self._add("usage_ledger", partial(response_rows.anonymise_lines, tenant=self._tenant, ids=ids))
 
     def _keeps_trail(self) -> bool:
         self.outcome.keeps_trail = not self._transaction(tenant_rows.may_change_trail)

@@ -1,11 +1,12 @@
-"""Reads the lines of an export and checks them, one by one. Sans-IO: knows neither files nor the database.
+"""Imports an export in one transaction: all of it, or nothing after a bad line.
 
-A line that could not have been exported is refused as a whole, with its number: a reader of what is imported
-must never meet what the server could not have written.
+`LineReader` checks the lines one by one, and knows neither files nor the database. A line that could not have
+been exported is refused as a whole, with its number: a reader of what is imported must never meet
+what the server could not have written.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
@@ -14,11 +15,16 @@ from uuid import UUID
 import msgspec
 
 from server.maintenance.export_lines import FORMAT, OWNER
+from server.protocol import ids
 from server.protocol.decode import decode_as
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.response import TERMINAL_STATUSES, Echo
+from server.store.database import Connection, Database, commit_synchronously
+from server.store.database_errors import DatabaseError, TransientError, first_line
 from server.store.log_append import CODECS
 from server.store.log_read import parse_compacted
+from server.store.timeout_connection import psycopg_connection
+from server.store.transfer import insert_rows
 from server.store.transfer.columns import TABLES, BadValue, row_of
 
 MAX_LINE: Final = 256 * 2**20
@@ -36,13 +42,13 @@ class BadLine(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ImportedRow:
     """One object to insert."""
 
     kind: str
     values: dict[str, Any]
     owner: UUID | None
-    """What it is a part of."""
+    """The response or conversation that the row belongs to."""
     pictures: Sequence[bytes] = ()
     """The digests of the pictures that an item names."""
 
@@ -52,14 +58,14 @@ class LineReader:
     """Takes the lines in order; `close` after the last one."""
 
     tenant: str = ""
-    """Whose export it is, after the first line."""
+    """The tenant whose export it is, after the first line."""
     number: int = 0
     """The number of the last line that was read."""
     counts: Counter[str] = field(default_factory=Counter)
     _ended: bool = False
     _owner: tuple[str, UUID | None] = ("", None)
 
-    def read(self, line: bytes) -> Row | None:
+    def read(self, line: bytes) -> ImportedRow | None:
         """The object of a line; None for the first and the last. Raises BadLine."""
         self.number += 1
         try:
@@ -74,7 +80,7 @@ class LineReader:
         if not self._ended:
             raise BadLine(self.number + 1, "the export ends before its last line, so some of it is missing")
 
-    def _read(self, line: bytes) -> Row | None:
+    def _read(self, line: bytes) -> ImportedRow | None:
         if len(line) > MAX_LINE:
             raise BadValue(f"it has more than {MAX_LINE >> 20} MiB")
         if self._ended:
@@ -108,7 +114,7 @@ class LineReader:
             raise BadValue("the export has other objects than its last line counts, so some are missing")
         self._ended = True
 
-    def _row(self, kind: str, fields: dict[str, msgspec.Raw]) -> Row:
+    def _row(self, kind: str, fields: dict[str, msgspec.Raw]) -> ImportedRow:
         pictures = _digests(fields.pop("pictures", None))
         values = row_of(kind, fields)
         if kind not in OWNER:
@@ -121,7 +127,7 @@ class LineReader:
         if pictures and not kind.endswith(".item"):
             raise BadValue("pictures belong to items")
         _CHECKS.get(kind, _no_check)(values)
-        return Row(kind, values, owner, pictures)
+        return ImportedRow(kind, values, owner, pictures)
 
 
 def _decode(line: bytes) -> dict[str, msgspec.Raw]:
@@ -186,3 +192,90 @@ _CHECKS: Final = {
     "response.item": _check_item,
     "response.stream": _check_stream,
 }
+
+
+_LIMITS: Final = {
+    "statement_timeout": "60s",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "0",
+}
+_PATIENCE_S: Final = 70.0
+_CHECKED_AT_ONCE: Final = 500
+
+
+class _Import:
+    """One import's transaction."""
+
+    def __init__(self, connection: Connection, tenant: str) -> None:
+        self.added: Counter[str] = Counter()
+        self._connection, self._tenant = connection, tenant
+        self._others = insert_rows.other_tenants(connection, tenant)
+        self._unchecked: dict[UUID, int] = {}
+        self._skips_parts = False
+
+    def add(self, row: ImportedRow, number: int) -> None:
+        """Inserts a row, unless it, or what it is a part of, was there before. Raises BadLine."""
+        if row.owner is not None and self._skips_parts:
+            return
+        is_new = insert_rows.insert_row(self._connection, self._tenant, row.kind, row.values)
+        if row.owner is not None and not is_new:
+            raise BadLine(number, "its id is that of another object")
+        if row.kind in ("response", "conversation"):
+            self._skips_parts = not is_new
+            if is_new:
+                self._unchecked[row.values["id"]] = number
+        self.added[row.kind] += is_new
+        if row.owner is not None:
+            self._add_pictures(row, row.owner, number)
+        if len(self._unchecked) >= _CHECKED_AT_ONCE:
+            self.check_others()
+
+    def _add_pictures(self, row: ImportedRow, owner: UUID, number: int) -> None:
+        for digest in row.pictures:
+            use = (self._connection, self._tenant, owner, row.values["id"], digest)
+            if not insert_rows.insert_use(*use):
+                raise BadLine(number, f"it names the picture {digest.hex()}, which is not there")
+
+    def check_others(self) -> None:
+        """Raises BadLine if another tenant has a response or conversation with an id of this import."""
+        unchecked, self._unchecked = self._unchecked, {}
+        if not unchecked:
+            return
+        found = insert_rows.id_of_another(self._connection, self._tenant, self._others, list(unchecked))
+        if found is not None:
+            kind, id_ = found
+            name = ids.response_id(id_) if kind == "response" else ids.conversation_id(id_)
+            raise BadLine(unchecked[id_], f"{name} belongs to another tenant of this database")
+
+
+def import_lines(database: Database, lines: Iterable[bytes], tenant: str | None) -> tuple[str, Counter[str]]:
+    """Inserts what the lines have and the database has not, for that tenant or the export's own.
+
+    Returns the tenant, and what was added by kind. Raises BadLine, after which nothing was, or DatabaseError.
+    """
+    reader = LineReader()
+    with database.dedicated_connection("import", limits=_LIMITS) as connection:
+        with psycopg_connection(connection) as raw:
+            raw.timeout_seconds = _PATIENCE_S
+        with connection.begin():
+            commit_synchronously(connection)
+            done: _Import | None = None
+            for line in lines:
+                row = reader.read(line)
+                if done is None:
+                    done = _Import(connection, tenant or reader.tenant)
+                if row is not None:
+                    _add(done, row, reader.number)
+            reader.close()
+            assert done is not None
+            done.check_others()
+    return tenant or reader.tenant, done.added
+
+
+def _add(done: _Import, row: ImportedRow, number: int) -> None:
+    try:
+        done.add(row, number)
+    except TransientError:
+        raise
+    except DatabaseError as error:
+        raise BadLine(number, f"the database refuses it: {first_line(error)}") from error

@@ -14,7 +14,6 @@ from datetime import timedelta
 
 from server.crashpoints import crashpoint
 from server.store.content.deletion import ExpiredRange
-from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database, clock
 from server.store.database_errors import TransientError, is_contention
 from server.store.schema import partition_removal, partitions
@@ -24,14 +23,14 @@ from server.store.timeout_connection import psycopg_connection
 log = logging.getLogger("holdfast.retention")
 
 STATEMENT_SECONDS = 900
-"""For what reads a whole partition, which nobody waits for."""
+"""The time of a statement that reads a whole partition, which nobody waits for."""
 RECHECK_SECONDS = 3600.0
-"""How long a partition is purged row by row before it is looked at again."""
+"""The time for which a partition is purged row by row before it is looked at again."""
 BUSY_SECONDS = 600.0
-"""How long a partition is left alone that was in use."""
+"""The time for which a partition that was in use is left alone."""
 TRIES = 5
 PAUSE_S = 1.0
-"""Between two tries to lock tables in use; the queries that queued behind the first one run meanwhile."""
+"""The pause between two tries to lock tables in use, for the queries that queued behind the first."""
 
 
 class PartitionDrop:
@@ -46,93 +45,89 @@ class PartitionDrop:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._database = database
-        self._days = retention_days
         self._ledger_days = ledger_days
-        self._entry_days = max(ledger_days, retention_days) if ledger_days else 0
-        """How old partitions of the ledger become: entries of stored responses stay."""
-        self._quiet = quiet_seconds
+        entry_days = max(ledger_days, retention_days) if ledger_days else 0
+        self._days = {"responses": retention_days, "usage_ledger": entry_days}
+        """The age at which partitions go, by table. Entries of stored responses stay in the ledger."""
+        self._terms = {"responses": quiet_seconds, "usage_ledger": ledger_days}
         self._sleep = sleep
         self._looked_at: dict[str, float] = {}
         """The partitions that were not worth dropping, and when that was found."""
         self._busy_at: dict[str, float] = {}
-        """Those that were in use."""
+        """The partitions that were in use, and when that was found."""
 
     def run(self) -> Counter[str]:
         """Removes what is due; returns how many responses readers have lost, by tenant. Raises DatabaseError.
 
         A partition that is in use stays for the next run.
         """
-        done: Counter[str] = Counter()
-        with self._connection() as connection:
-            done += self._finish(connection)
-            for parts in self._due(connection):
-                if self._detach(connection, "responses", parts, timedelta(days=self._days)):
-                    done += self._finish(connection)
-        return done
+        return self._run("responses")
 
     def run_ledger(self) -> None:
-        """The same for the ledger, whose entries stay while their response does. Raises DatabaseError."""
-        if not self._ledger_days:
-            return
-        days = self._entry_days
+        """Removes due partitions of the ledger. Raises DatabaseError."""
+        if self._ledger_days:
+            self._run("usage_ledger")
+
+    def _run(self, table: str) -> Counter[str]:
         with self._connection() as connection:
-            self._finish_ledger(connection)
-            with connection.begin():
-                found = partitions.ranged_partitions(connection, "usage_ledger")
-                due = partition_removal.due_ranges(found, clock(connection), days)
-            for partition in due:
-                if self._detach(connection, "usage_ledger", [partition], timedelta(days=days)):
-                    self._finish_ledger(connection)
+            done = self._finish(connection, table)
+            for parts in self._due(connection, table):
+                if self._detach(connection, table, parts):
+                    done += self._finish(connection, table)
+        return done
 
     def finish(self) -> bool:
         """Drops what is detached already; returns whether nothing of it is left. Raises DatabaseError."""
         with self._connection() as connection:
-            self._finish(connection)
-            self._finish_ledger(connection)
+            for table in self._days:
+                self._finish(connection, table)
             with connection.begin():
-                tables = ("responses", "usage_ledger")
-                return not any(partition_removal.detached(connection, table) for table in tables)
+                return not any(partition_removal.detached(connection, table) for table in self._days)
 
     def row_by_row(self) -> tuple[ExpiredRange, ...]:
-        """Which responses are purged one by one, because their partition does not go soon."""
-        return self._row_by_row_of("responses", self._days)
+        """The ranges of responses that are purged one by one, because their partition does not go soon."""
+        return self._row_by_row_of("responses")
 
     def entries_row_by_row(self) -> tuple[ExpiredRange, ...]:
-        """The same of the ledger."""
-        return self._row_by_row_of("usage_ledger", self._entry_days)
+        """The ranges of the ledger's entries that are purged one by one."""
+        return self._row_by_row_of("usage_ledger")
 
-    def _row_by_row_of(self, table: str, days: int) -> tuple[ExpiredRange, ...]:
+    def _row_by_row_of(self, table: str) -> tuple[ExpiredRange, ...]:
         decided = frozenset(name for name in self._looked_at if self._is_decided(name))
         with self._database.begin() as connection:
-            found = partitions.ranged_partitions(connection, table)
-            return partition_removal.row_by_row(found, clock(connection), days, decided)
+            ranged = partitions.ranged_partitions(connection, table)
+            return partition_removal.row_by_row(ranged, clock(connection), self._days[table], decided)
 
     def _is_decided(self, name: str) -> bool:
         found_at = self._looked_at.get(name)
         return found_at is not None and time.monotonic() - found_at < RECHECK_SECONDS
 
-    def _due(self, connection: Connection) -> Sequence[Sequence[Partition]]:
-        """Partitions of CONTENT with one range, those of each range together, without undroppable ones."""
+    def _due(self, connection: Connection, table: str) -> Sequence[Sequence[Partition]]:
+        """Due partitions; one of responses with those of the other tables of CONTENT that have its range.
+
+        Partitions of responses that lack one of the others are left out.
+        """
         with connection.begin():
             now = clock(connection)
-            by_table = [partitions.ranged_partitions(connection, table) for table in CONTENT]
-        others = [{one.range: one for one in found} for found in by_table[1:]]
+            tables = CONTENT if table == "responses" else (table,)
+            first, *others = [partitions.ranged_partitions(connection, name) for name in tables]
+        by_range = [{partition.range: partition for partition in other} for other in others]
         return [
-            [one, *(found[one.range] for found in others)]
-            for one in partition_removal.due_ranges(by_table[0], now, self._days)
-            if all(one.range in found for found in others)
+            [partition, *(other[partition.range] for other in by_range)]
+            for partition in partition_removal.due_ranges(first, now, self._days[table])
+            if all(partition.range in other for other in by_range)
         ]
 
-    def _detach(self, connection: Connection, table: str, parts: Sequence[Partition], age: timedelta) -> bool:
+    def _detach(self, connection: Connection, table: str, parts: Sequence[Partition]) -> bool:
         """Detaches the partitions of one range, the first of which is of `table`, if that is worth it."""
         partition = parts[0]
         busy_at = self._busy_at.get(partition.name, -math.inf)
         if self._is_decided(partition.name) or time.monotonic() - busy_at < BUSY_SECONDS:
             return False
         with connection.begin():
-            kept = self._survivors(connection, table, partition)
-            found = partition_removal.survey(connection, table, partition, kept)
-        if not partition_removal.is_dropped(found):
+            survivors = partition_removal.survivors(connection, table, partition, self._terms[table])
+            survey = partition_removal.survey(connection, table, partition, survivors)
+        if not partition_removal.is_dropped(survey):
             self._looked_at[partition.name] = time.monotonic()
             return False
         for _ in range(TRIES):
@@ -140,7 +135,8 @@ class PartitionDrop:
                 with connection.begin():
                     if not partitions.try_lock(connection):
                         return False
-                    partition_removal.detach(connection, [one.name for one in parts], age, kept)
+                    names, age = [part.name for part in parts], timedelta(days=self._days[table])
+                    partition_removal.detach(connection, names, age, survivors)
                     crashpoint("detach.written")
                 crashpoint("detach.committed")
                 return True
@@ -152,36 +148,20 @@ class PartitionDrop:
         log.info("%s is in use and is dropped later", partition.name)
         return False
 
-    def _survivors(self, connection: Connection, table: str, partition: Partition) -> list[ResponseKey]:
-        if table == "responses":
-            return partition_removal.surviving_responses(connection, partition, self._quiet)
-        return partition_removal.surviving_entries(connection, partition, self._ledger_days)
-
-    def _finish(self, connection: Connection) -> Counter[str]:
+    def _finish(self, connection: Connection, table: str) -> Counter[str]:
         done: Counter[str] = Counter()
         with connection.begin():
-            left = partition_removal.detached(connection, "responses")
+            left = partition_removal.detached(connection, table)
         for ended in left:
             with connection.begin():
                 if not partitions.try_lock(connection):
                     return done
-                if ended in partition_removal.detached(connection, "responses"):
-                    done.update(partition_removal.drop_responses(connection, ended, self._quiet))
+                if ended in partition_removal.detached(connection, table):
+                    done.update(partition_removal.drop(connection, table, ended, self._terms[table]))
                     crashpoint("drop.written")
             crashpoint("drop.committed")
-            log.info("dropped the partition of responses that ended at %s", ended)
+            log.info("dropped the partition of %s that ended at %s", table, ended)
         return done
-
-    def _finish_ledger(self, connection: Connection) -> None:
-        with connection.begin():
-            left = partition_removal.detached(connection, "usage_ledger")
-        for ended in left:
-            with connection.begin():
-                if not partitions.try_lock(connection):
-                    return
-                if ended in partition_removal.detached(connection, "usage_ledger"):
-                    partition_removal.drop_entries(connection, ended, self._ledger_days)
-            log.info("dropped the partition of the ledger that ended at %s", ended)
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:

@@ -19,13 +19,13 @@ from server.maintenance.partition_drop import PartitionDrop
 from server.store.administration import (
     audit_trail,
     budgets,
+    metering,
     rate_buckets,
     refused_requests,
     spend,
     usage_days,
-    usage_ledger,
 )
-from server.store.cluster import replica_list
+from server.store.cluster import cluster_overview
 from server.store.content import (
     conversation_expiry,
     deletion,
@@ -45,16 +45,16 @@ from server.supervised_thread import Retry, SupervisedThread
 log = logging.getLogger("holdfast.retention")
 
 FOLD_SECONDS = 10.0
-"""How often the tenants' storage counters are folded."""
+"""The time between two folds of the tenants' storage counters."""
 PARTITION_SECONDS = 3600.0
-"""How often missing partitions are looked for; the next ones are made a day before they are needed."""
+"""The time between two looks for missing partitions, which are made a day before they are needed."""
 CONVERSATION_SECONDS = 3600.0
-"""How often conversations are looked through for expired ones."""
+"""The time between two looks for expired conversations."""
 STATISTICS_SECONDS = 600.0
-"""How often the statistics of partitioned tables are looked at."""
+"""The time between two looks at the statistics of partitioned tables."""
 ANALYZE_SECONDS = 900
 STOP_SECONDS = 5.0
-"""For the statement under way when the process ends; a survey of a partition may take minutes."""
+"""The time for the statement under way when the process ends; a survey may take minutes."""
 SENDS = 10
 """The time-outs of sending for which a slow reader may take until it queries again and learns that its
 response has ended. Its page of frames is sent in fewer pieces than that."""
@@ -79,14 +79,14 @@ class DiskShort(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What a purge removed."""
+    """Counts of what a purge removed."""
 
     responses: int = 0
     keys: int = 0
     by_tenant: Counter[str] = field(default_factory=Counter, compare=False)
     """`responses` by tenant."""
     conversations: Counter[str] = field(default_factory=Counter)
-    """By tenant."""
+    """Conversations by tenant."""
 
     def __add__(self, other: "Purged") -> "Purged":
         return Purged(
@@ -116,7 +116,7 @@ class Purged:
 
 
 def quiet_seconds(config: Config) -> float:
-    """How long a response must have ended before it is purged, so that no reader of its stream is cut off.
+    """The time from a response's end to its purge, so that no reader of its stream is cut off.
 
     A reader keeps the whole stream from its first query after the end.
     """
@@ -275,15 +275,15 @@ def remove_old(
     for expired in ranges if ledger_days else ():
 
         def remove(connection: Connection, expired: ExpiredRange = expired) -> bool:
-            removed = usage_ledger.remove_older(connection, ledger_days, expired)
-            return removed == usage_ledger.MAX_REMOVED
+            removed = metering.remove_older(connection, ledger_days, expired)
+            return removed == metering.MAX_REMOVED
 
         if not _in_batches(database, remove, pause):
             return
     with database.begin() as connection:
         usage_days.forget_users(connection)
         refused_requests.forget(connection)
-        replica_list.remove_ended(connection)
+        cluster_overview.remove_ended(connection)
 
 
 class Retention:
@@ -304,7 +304,7 @@ class Retention:
         self._conversations_at = -math.inf
         self._purged_at = time.monotonic()
         self.purged = Purged()
-        """What this process has purged."""
+        """The sum of this process's purges."""
         self.thread = SupervisedThread("retention", self._turn, retry=Retry(max_failures=None))
 
     def start(self) -> None:

@@ -73,7 +73,7 @@ class Prepared:
         return self.compaction is not None and self.compaction.by_model
 
     def without_output(self) -> "Prepared":
-        """The same, limited to prefill: one token is sampled, because the engine has no smaller request."""
+        """A copy limited to prefill: one token is sampled, because the engine has no smaller request."""
         engine_request = replace(
             self.engine_request,
             max_tokens=1,

@@ -49,5 +49,5 @@ class LoadedModel:
         return self.model_info.weights.get("" if name == self.name else name)
 
     def image_source(self, tenant: str) -> ImageSource | None:
-        """What reads a tenant's pictures, for `input_images.SOURCE`; None if the model reads text only."""
+        """The reader of a tenant's pictures, for `input_images.SOURCE`; None if the model reads text only."""
         return None if self.images is None else TenantImages(self.images, tenant, self.engine)

@@ -19,7 +19,7 @@ MAX_FUNCTIONS = 512
 MAX_TOOL_CHARACTERS = 131_072
 """Characters of one tool: its description, its grammar, and all keys and strings in its schema."""
 MAX_TOOLS_CHARACTERS = 2**20
-"""The same of all tools together."""
+"""The limit of all tools together."""
 MAX_TOOL_VALUES = 10_000
 """Values in one tool's schema, objects and arrays included."""
 MAX_FORMAT_NAME = 256

@@ -1,4 +1,4 @@
-"""Which of a request's tools has the schema or grammar that makes all their calls' grammar be refused.
+"""Finds the tool whose schema or grammar makes the grammar of all tools' calls be refused.
 
 The tools of a request become one grammar, in which the compiler's sentence names no tool.
 """

@@ -25,7 +25,7 @@ from server.protocol.responses.response import ConversationEcho, Echo, Reasoning
 SMALLEST_TOP_P = 1e-6
 """Stands for top_p 0, which means the likeliest token alone."""
 _MAX_DIGITS = 20
-"""Of a token id, leading zeros included."""
+"""Digits of a token id, leading zeros included."""
 _MAX_REPORTED = 5
 """Invalid keys that an error names."""
 UNLIMITED = -1

@@ -1,4 +1,4 @@
-"""What a compaction retains (messages, newest results, pending calls), and the summary of the rest.
+"""The items that a compaction retains (messages, newest results, pending calls), and the summary of the rest.
 
 The rest becomes a transcript. A short one is its own summary: it costs no tokens and has no mistakes. A
 longer one is summarised by the model, or, if the model writes nothing, shortened in its middle. Reasoning is

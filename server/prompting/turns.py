@@ -37,7 +37,7 @@ from server.sealing.approval_tags import with_tagged_id
 
 _NO_HOSTED_TOOLS = HostedTools()
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
-"""Of a response's output as JSON, tool results included; beyond it there is no further turn."""
+"""Bytes of a response's output as JSON, tool results included; beyond them there is no further turn."""
 
 
 def first_turn(served: LoadedModel, resolved: ResolvedRequest, *, generate: bool = True) -> Prepared:
@@ -66,7 +66,7 @@ def count_prompt(served: LoadedModel, resolved: ResolvedRequest) -> int:
 
 
 def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared: Prepared) -> DecodingSpec:
-    """How the tokens of a response's first turn are decoded: an answer's, or those of a summary.
+    """The decoding of a response's first turn: of an answer, or of a summary.
 
     Calls that the input approves are made before an answer. A summary is no output, so the request's stop
     strings and log probabilities do not apply to it.
@@ -85,7 +85,7 @@ def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared
 def decoding_spec(
     served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt, approving_items: Sequence[Item] = ()
 ) -> DecodingSpec:
-    """How the tokens of one turn become output. Calls that `approving_items` allow are made before it."""
+    """The decoding of one turn's tokens. Calls that `approving_items` allow are made before it."""
     request, tenant = resolved.request, resolved.tenant
     listed = frozenset(request.stop_token_ids or ())
     shown = bool(request.include_stop_str_in_output)
@@ -159,12 +159,11 @@ class TurnBuilder:
     """The caller's, by server label. They are not stored with the request."""
     model_writes_summary: bool = False
     """Whether the first turn is a compaction's summary."""
-    may_have_next_turn: bool = field(init=False)
-    """Whether a turn may follow the first: after a summary, or after calls that the server makes."""
 
-    def __post_init__(self) -> None:
-        calls = any(isinstance(tool, McpTool) for tool in self.resolved.tools)
-        object.__setattr__(self, "may_have_next_turn", self.model_writes_summary or calls)
+    @property
+    def may_have_next_turn(self) -> bool:
+        """Whether a turn may follow the first: after a summary, or after calls that the server makes."""
+        return self.model_writes_summary or any(isinstance(tool, McpTool) for tool in self.resolved.tools)
 
     @property
     def response(self) -> UUID:

@@ -1,1 +1,1 @@
-"""How updates of runs are committed: all together, run by run when that fails, and aside from the rest."""
+"""The recorder applies messages to runs and commits their updates, together or one by one."""

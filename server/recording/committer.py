@@ -43,19 +43,20 @@ _FRESH_SECONDS = 1.0
 """An idle connection older than this is probed before a commit: a vanished server is noticed by the probe
 within 2 s, by a commit only after 6 s."""
 _REPORT_AFTER_SECONDS = 2.0
-"""How long the database may be unreachable before /health/ready answers that this replica is not ready."""
+"""The time of an outage of the database after which /health/ready answers that this replica is not ready."""
 _ALONE_SECONDS = 0.5
-"""For all commits of single updates between two joint commits. The joint commit gives up waiting for a lock
-after 0.25 s; together with that, other runs wait for less than a second."""
+"""The time for commits of single updates between two joint commits. A joint commit gives up waiting for a
+lock after 0.25 s; together with that, other runs wait for less than a second."""
 _LOCK_MS, _STATEMENT_MS, _LAST_STATEMENT_MS = 50, 600, 5000
-"""`lock_timeout` and `statement_timeout` of the commit of a single update. A large end may take longer than
-the first of the latter: from the second try on it has the usual limit of a statement."""
+"""`lock_timeout` and `statement_timeout` of the commit of a single update. The end of a long response folds
+its log, 100,000 events in 1 to 2 s on a busy machine: from the second try on it has the usual limit of a
+statement. All other runs wait for that try; where it fails, no further one is made here."""
 MAX_TRIES = 11
 """Tries to commit an update alone, after which it is given up: with the pauses between them, some 19 s,
 longer than any transaction of ours holds a row."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 3.2
 LIMIT_PAUSE_SECONDS = 5.0
-"""Before the next try of what exceeds a limit of the operator, however often: it may be raised."""
+"""The pause before the next try of an update that exceeds an operator's limit, which may be raised."""
 COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -75,7 +76,7 @@ class _Transaction:
 
     updates: Sequence[RunUpdate] = ()
     messages: Sequence[RecorderMessage] = ()
-    """Those from which the updates come."""
+    """The messages from which the updates come."""
     state: Literal["unapplied", "applied", "in doubt"] = "unapplied"
     """`unapplied`: no try has come to the updates, so a failure is no run's fault. `applied`: it may be.
     `in doubt`: the connection was lost after that, and a try may have been committed."""
@@ -145,7 +146,7 @@ class Committer:
         return []
 
     def isolate(self, updates: Sequence[RunUpdate]) -> None:
-        """Has these updates committed alone, each after what is retained of its response's last commits."""
+        """Puts updates aside, to be committed alone after the retained rows of their responses."""
         earlier = self.recent.take({update.run.facts.id for update in updates})
         for update in updates:
             if (before := earlier.get(update.run.facts.id)) is not None:
@@ -187,7 +188,7 @@ class Committer:
                     return None
 
     def _isolate_lost(self, responses: Sequence[UUID], updates: Sequence[RunUpdate] = ()) -> None:
-        """Has written again what the database has lost of responses, but for those of `updates`."""
+        """Isolates what the database has lost of responses, but for those of `updates`."""
         log.error(
             "the database has lost what was committed of %d responses; it is written again", len(responses)
         )
@@ -199,7 +200,7 @@ class Committer:
             self._registry.isolated[response.hex] = update
 
     def _try_alone(self, update: RunUpdate) -> RunUpdate | None:
-        """What is stored for an isolated update; None if it is to be tried again."""
+        """Tries an isolated update; returns the update that is stored for it, None if a later try follows."""
         name, fields = response_id(update.run.facts.id), update.run.facts.log_fields
         result = LogGap() if update.has_gap else self._write_alone(update, "write")
         if isinstance(result, RunUpdate):
@@ -214,27 +215,15 @@ class Committer:
             log.warning("an update of %s is not stored yet: %s", name, type(result).__name__, extra=fields)
             return None
         log.error("an update of %s cannot be stored: %s", name, type(result).__name__, extra=fields)
-        for way in self._ways_out(update, trouble):
+        for way in _ways_out(update, trouble):
             result = self._write_alone(update, way)
             if isinstance(result, RunUpdate):
                 return result
             log.error("%s cannot be ended (%s): %s", name, way, type(result).__name__, extra=fields)
         return None if update.has_gap else RunUpdate(update.run, released=True, cut_short=True)
 
-    def _ways_out(self, update: RunUpdate, trouble: CommitFailure) -> Sequence[Way]:
-        """How a response is ended whose update cannot be stored.
-
-        One in the background whose row was only blocked may succeed on another replica. One that has lost
-        events must not go on anywhere.
-        """
-        if update.has_gap:
-            return ("fail",)
-        if trouble == "timed_out" and update.run.facts.background:
-            return ("release",)
-        return ("fail", "release")
-
     def _write_alone(self, update: RunUpdate, way: Way) -> RunUpdate | Exception:
-        """What is stored in a transaction of its own, or the error for which nothing is."""
+        """Writes an update in a transaction of its own; returns the stored update, or the error."""
         results: list[RunUpdate] = []
 
         def write_it(connection: Connection, transaction: _Transaction) -> None:
@@ -246,7 +235,7 @@ class Committer:
                 transaction.state = "applied"
                 results.append(commit_alone(connection, self._replica, update, way))
                 # A response that does not go on here is not remembered.
-                transaction.updates = [one for one in results[-1:] if one is update or not one.released]
+                transaction.updates = [last for last in results[-1:] if last is update or not last.released]
                 crashpoint("recorder.written")
 
         while True:
@@ -390,3 +379,15 @@ class Committer:
             self._connection.invalidate()
             self._connection.close()
             self._connection = None
+
+
+def _ways_out(update: RunUpdate, trouble: CommitFailure) -> Sequence[Way]:
+    """The ways to end a response whose update cannot be stored, in the order of trying.
+
+    A response whose row is blocked or whose end is too slow is released, for any replica to go on with or to
+    end: to fail it now would meet the same lock, or fold the same long log again, while all others wait.
+    One that has lost events must not go on anywhere.
+    """
+    if update.has_gap:
+        return ("fail",)
+    return ("release",) if trouble == "timed_out" and update.run.stored else ("fail", "release")

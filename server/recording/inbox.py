@@ -30,7 +30,7 @@ longer. Pause and wait together bound the delay of a token while commits follow 
 
 
 class Pause(NamedTuple):
-    """What is between two commits: in seconds from `CommitPace`, as times of `monotonic` for the inbox."""
+    """The pause between two commits: in seconds from `CommitPace`, as times of `monotonic` for the inbox."""
 
     longest: float
     urgent: float
@@ -114,7 +114,7 @@ class Inbox:
 
 
 class CommitPace:
-    """How long to wait between two commits, so that few rows carry many tokens.
+    """Computes the pause between two commits, so that few rows carry many tokens.
 
     Call `pause` after each commit.
     """

@@ -68,12 +68,12 @@ class StopRecorder:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCommits:
-    """Has the next commit look whether all that was acknowledged of late is still stored."""
+    """Makes the next commit check that all that was acknowledged of late is still stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOwnership:
-    """Has runs whose rows seemed not to be this replica's committed alone, which finds out and drops them."""
+    """Isolates runs whose rows seemed not to be this replica's; the commit alone finds out and drops them."""
 
     runs: tuple[Run, ...]
 
@@ -123,7 +123,7 @@ RecorderMessage = (
 
 @dataclass(slots=True, eq=False)
 class RunUpdate:
-    """What one commit writes for one run."""
+    """One run's part of a commit."""
 
     run: Run
     events: list[Event] = field(default_factory=list)
@@ -131,7 +131,7 @@ class RunUpdate:
     released: bool = False
     """The response is given up without an end; another replica claims it."""
     engine_died: bool = False
-    """It is released because the engine died, which may be this run's fault. It counts as a death."""
+    """It is released because the engine died, which may be this run's fault. Counts as a death."""
     first_seq: int = field(init=False)
     """The sequence number of the first event."""
     unwritable: bool = False
@@ -161,7 +161,7 @@ class RunUpdate:
 
 
 def coalesce_tokens(messages: Sequence[RecorderMessage]) -> Iterator[RecorderMessage]:
-    """The same messages with consecutive tokens of an engine request merged into one message.
+    """Merges consecutive tokens of an engine request into one message; other messages stay as they are.
 
     Where a commit covers several steps of the engine, this makes fewer and longer deltas.
     """

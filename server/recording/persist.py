@@ -26,7 +26,7 @@ from server.store.log_append import NewLogRow
 from server.store.webhooks import outbox
 
 _UNSTORED = timedelta(minutes=10)
-"""How long a background response with `store: false` can be read after its end; OpenAI's value."""
+"""The time for which a background response with `store: false` is readable after its end; OpenAI's value."""
 
 
 class Unwritable(Exception):

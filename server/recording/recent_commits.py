@@ -16,10 +16,10 @@ from server.store.commit_probe import Probe
 from server.store.log_append import NewLogRow
 
 RETAIN_SECONDS = 10.0
-"""How long a commit is retained at least: longer than a standby should lag, and longer than Postgres takes to
-flush it (three times `wal_writer_delay`, 0.6 s by default)."""
+"""The least time for which a commit is retained: longer than a standby should lag, and longer than Postgres
+takes to flush it (three times `wal_writer_delay`, 0.6 s by default)."""
 MAX_BYTES = 64 * 1024 * 1024
-"""Of retained rows in all. Of more the oldest are dropped: 10 s of 256 streams of 100 tokens/s are 40 MiB."""
+"""The most bytes of retained rows; the oldest are dropped. 10 s of 256 streams of 100 tokens/s are 40 MiB."""
 _ROW_BYTES = 400
 """Memory of a row besides its contents."""
 
@@ -47,7 +47,7 @@ class RecentCommits:
         self._flushed_at = clock()
         """When the last commit was made that waited for the disk, and with it all before it."""
         self._over: Counter[UUID] = Counter()
-        """How many retained commits ended or released the response."""
+        """The number of retained commits that ended or released the response."""
         self.probe: Probe | None = None
         """A row that proves the last commit, and with it all before it; None if nothing was committed."""
         self.is_doubted = False

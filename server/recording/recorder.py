@@ -56,7 +56,7 @@ _POLL_SECONDS = 0.1
 
 
 class CommitListener(Protocol):
-    """What happens on the recorder's thread. No method waits."""
+    """Is called on the recorder's thread. No method waits."""
 
     def on_commit(self, updates: Sequence[RunUpdate]) -> None:
         """These updates are committed and published."""
@@ -71,12 +71,12 @@ class CommitListener(Protocol):
         """The database is behind, so that the engine has to pause; or it has caught up."""
 
     def on_fenced(self) -> None:
-        """This process must end: others have declared it dead, or the thread has failed. Called once."""
+        """Ends the process: others have declared it dead, or the thread has failed. Called once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecorderStats:
-    """What the recorder has done and has to do, for the metrics and the console."""
+    """Counts of the recorder's work, done and to do, for the metrics and the console."""
 
     commit_seconds: Distribution
     commit_failures: Mapping[CommitFailure, int]

@@ -22,7 +22,7 @@ class _Active:
     """A sampled response in progress here. Times are nanoseconds of Unix time."""
 
     trace_parent: str
-    """Of the response's span."""
+    """The `traceparent` of the response's span."""
     turn_began: int
     turn: int = 0
     first_token: int | None = None
@@ -145,7 +145,7 @@ class ResponseTraces:
 
 
 def _span_id(response: UUID) -> int:
-    """The same on every replica: random bits of the response's id."""
+    """The span's id: random bits of the response's id, so that every replica has the same."""
     return response.int & 0xFFFF_FFFF_FFFF_FFFF
 
 

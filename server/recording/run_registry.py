@@ -46,12 +46,12 @@ class RunRegistry:
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
-        """By the response's id in hexadecimal, as engine requests name it: a string is looked up without a
-        call of Python code, which a UUID is not."""
+        """Runs by the response's id in hexadecimal, as engine requests name it: a string is looked up without
+        a call of Python code, which a UUID is not."""
         self._tokens_without_event: dict[str, list[int]] = {}
-        """Tokens that have produced no event yet, by the same. They are stored with the next event."""
+        """Tokens that have produced no event yet, by response. They are stored with the next event."""
         self.isolated: dict[str, RunUpdate] = {}
-        """Updates that are committed alone, because they could not be with the others, by the same. Later
+        """Updates that are committed alone, because they could not be with the others, by response. Later
         messages extend them. Changed by the recorder's thread; any thread may ask whether one is in it."""
 
     def __bool__(self) -> bool:
@@ -170,7 +170,7 @@ class RunRegistry:
                 update.released, update.engine_died = True, engine_died
 
     def _apply_tokens(self, updates: dict[str, RunUpdate], message: Tokens, now: datetime) -> None:
-        """As `_advance` with `Run.tokens`: this is the path of nearly all messages."""
+        """`_advance` with `Run.tokens`, written out because nearly all messages come this way."""
         key = message.request_id.partition(".")[0]
         update = self._update_of(updates, key)
         if update is None:
@@ -247,7 +247,7 @@ class RunRegistry:
 def _action(
     message: FailRun | CancelRun | ToolCallFinished | StartTurn | CancelRequested, now: datetime
 ) -> Callable[[Run], list[Event]]:
-    """What a message of a handler, a tool or the tool loop does to its run."""
+    """The action on a run that a message of a handler, a tool or the tool loop asks for."""
     match message:
         case FailRun(_, code, text):
             return partial(Run.fail, code=code, message=text, at=now)

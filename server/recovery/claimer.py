@@ -39,7 +39,7 @@ MOST_FAILURES = 3
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
 CHECK_SECONDS = 60.0
-"""Between two looks for models that nobody serves."""
+"""The time between two looks for models that nobody serves."""
 MAX_COUNTED = 1000
 """Responses that such a look reads, so that a long queue does not make it slow."""
 MAX_MODELS = 5
@@ -55,13 +55,13 @@ class ClaimCounts:
     """Responses that this replica has claimed. The claimer's thread writes."""
 
     new: int = 0
-    """That no replica had begun."""
+    """Responses that no replica had begun."""
     after_death: int = 0
-    """That another replica, or an engine, had begun before it died."""
+    """Responses that another replica, or an engine, had begun before it died."""
     handed_over: int = 0
-    """That another replica had begun and released."""
+    """Responses that another replica had begun and released."""
     given_up: Counter[bool] = field(default_factory=Counter)
-    """That ended as failed because their replica died, by whether they were background responses."""
+    """Responses that ended as failed because their replica died, by whether they were in the background."""
 
     def count_start(self, stored: StoredResponse) -> None:
         """Counts one that goes on here."""
@@ -139,7 +139,7 @@ class _NoRoom(Exception):
 
 
 class _Unreadable(Exception):
-    """What is queued cannot be read at the moment, whichever response it is of."""
+    """Queued responses cannot be read at the moment, whichever they are."""
 
 
 class Claimer:
@@ -183,7 +183,7 @@ class Claimer:
         self._postponed: list[StoredResponse] = []
         """Claimed responses that cannot be read now; the round ends with their release."""
         self._attempts: dict[UUID, int] = {}
-        """Of the responses that were claimed here and that the recorder still answers for."""
+        """The attempts of responses that were claimed here and that the recorder still answers for."""
         self.counts = ClaimCounts()
         self.thread = SupervisedThread("claimer", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
@@ -193,17 +193,17 @@ class Claimer:
         self.thread.start()
 
     def wake(self) -> None:
-        """This replica has put responses into the queue, some perhaps only to be ended. Any thread."""
+        """Starts a round for responses that this replica has queued, some only to be ended. Any thread."""
         self._has_ends = True
         self.queued()
 
     def queued(self) -> None:
-        """This replica has queued a new response, which it runs if it can. Any thread."""
+        """Starts a round for a new response of this replica, which it runs if it can. Any thread."""
         self._has_queued = True
         self.thread.wake()
 
     def hint(self) -> None:
-        """Another replica has queued a response that it cannot run. Any thread."""
+        """Starts a round for a response that another replica has queued and cannot run. Any thread."""
         self.thread.wake()
 
     def set_first(self, is_first: bool) -> None:
@@ -319,7 +319,7 @@ class Claimer:
         self._attempts |= {stored.id: stored.attempt for stored in claimed}
 
     def _release(self, claimed: Iterable[StoredResponse]) -> None:
-        """This replica owns these responses but does nothing for them; the heartbeat thread releases them."""
+        """Leaves responses that this replica owns to the heartbeat thread, which releases them."""
         for stored in claimed:
             self._recorder.capacity.discard(stored.id)
 
@@ -333,7 +333,7 @@ class Claimer:
 
     @property
     def _room(self) -> int:
-        """How many more responses this replica can run."""
+        """The number of further responses that this replica can run."""
         if not self._generates or not self._served.engine.stats().alive:
             return 0
         return self._max_running - self._recorder.load

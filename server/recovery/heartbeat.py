@@ -16,7 +16,7 @@ from server.delivery.hub import Abandonment, Hub
 from server.protocol.responses.response import CancelReason
 from server.recording.recorder import Recorder
 from server.store.cluster import claims, leases
-from server.store.cluster.heartbeat_watch import HeartbeatWatch
+from server.store.cluster.leases import HeartbeatWatch
 from server.store.content.responses import ResponseKey
 from server.store.database import Connection, Database
 from server.store.database_errors import DatabaseError
@@ -27,7 +27,7 @@ log = logging.getLogger("holdfast.heartbeat")
 ORPHAN_BEATS = 5
 """Every so many beats a replica looks for responses of others that are gone, even if an older one should."""
 MOST_LEASES_WITHOUT_STORING = 3
-"""For so many leases a replica renews its lease although nothing that it records is stored."""
+"""Leases that a replica renews although nothing that it records is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Beat:
     other_replicas: int
     """Other replicas that are alive."""
     is_first: bool
-    """This replica is the oldest of them, which does at every beat what one can do for all."""
+    """Whether this replica is the oldest, which does at every beat what one can do for all."""
     claimable: bool
     """The heartbeat has released responses, for any replica to claim."""
 
 
 class BeatListener(Protocol):
-    """What happens on the heartbeat's thread."""
+    """Is called on the heartbeat's thread."""
 
     def on_beat(self, beat: Beat) -> None:
         """The lease is renewed. May raise DatabaseError."""
@@ -55,7 +55,7 @@ class BeatListener(Protocol):
         """A response that runs here has to be cancelled."""
 
     def on_fenced(self) -> None:
-        """This process must end: it was declared dead, or the thread has given up."""
+        """Ends the process: it was declared dead, or the thread has given up."""
 
 
 class Heartbeat:
@@ -159,8 +159,8 @@ class Heartbeat:
         return orphans
 
     def _reconcile(self) -> int:
-        """Has rows and runs of this replica agree, and cancels what was asked for; returns how many responses
-        were released.
+        """Makes rows and runs of this replica agree, and cancels what was asked for; returns the number
+        of released responses.
         """
         running = [run for run in self._recorder.active_runs() if run.stored]  # before their rows are read
         owned, cancelled = self._database.autocommit(self._read_owned)

@@ -22,10 +22,10 @@ from server.sealing.cipher import Seal
 from server.store.administration import audit_trail
 from server.store.content import conversations as store
 from server.store.content import stored_items
-from server.store.content.conversations import StoredConversation
+from server.store.content.conversations import ConversationRow
 from server.store.content.images import ImageRemoved, StoredImage
 from server.store.content.item_rows import NewItem, stored_items_of
-from server.store.content.stored_items import CONVERSATION_LIST, ItemPage, measure_conversation
+from server.store.content.stored_items import CONVERSATION_LIST, PayloadPage, measure_conversation
 from server.store.database import Connection, Database
 
 
@@ -34,7 +34,7 @@ def create(database: Database, tenant: str, request: CreateConversation, seal: S
     conversation = ids.new_uuid()
     items = _read_items(request.items or [])
 
-    def work(connection: Connection) -> StoredConversation:
+    def work(connection: Connection) -> ConversationRow:
         new = _resolve_items(connection, tenant, items, conversation, seal)
         store.create(connection, tenant, conversation, _json(request.metadata))
         return _append(connection, tenant, conversation, new)
@@ -62,7 +62,7 @@ def find(database: Database, tenant: str, conversation: UUID) -> Conversation:
 def update(database: Database, tenant: str, conversation: UUID, metadata: Metadata | None) -> Conversation:
     """Replaces the metadata. Raises NotFound."""
 
-    def work(connection: Connection) -> StoredConversation:
+    def work(connection: Connection) -> ConversationRow:
         stored = store.update_metadata(connection, tenant, conversation, _json(metadata))
         return _require(stored, conversation)
 
@@ -132,7 +132,7 @@ def list_items(
 ) -> Page[msgspec.Raw]:
     """Raises NotFound, or InvalidRequest for a bad cursor."""
 
-    def work(connection: Connection) -> ItemPage:
+    def work(connection: Connection) -> PayloadPage:
         _require_stored(connection, tenant, conversation)
         position = None
         if after is not None:
@@ -158,7 +158,7 @@ def list_items(
     return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
 
 
-def lock_conversation(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation:
+def lock_conversation(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow:
     """Lock the conversation's row until the transaction ends.
 
     Raises NotFound, or ConversationLocked while one of its responses is unfinished.
@@ -169,7 +169,7 @@ def lock_conversation(connection: Connection, tenant: str, conversation: UUID) -
     return locked
 
 
-def to_wire(stored: StoredConversation) -> Conversation:
+def to_wire(stored: ConversationRow) -> Conversation:
     return Conversation(
         id=ids.conversation_id(stored.id),
         created_at=int(stored.created_at.timestamp()),
@@ -181,11 +181,11 @@ def unknown_item(item_id: str) -> NotFound:
     return NotFound(f"Item with id '{item_id[:100]}' not found.", code="item_not_found")
 
 
-def _require_stored(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation:
+def _require_stored(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow:
     return _require(store.get(connection, tenant, conversation), conversation)
 
 
-def _require(stored: StoredConversation | None, conversation: UUID) -> StoredConversation:
+def _require(stored: ConversationRow | None, conversation: UUID) -> ConversationRow:
     if stored is None:
         raise stored_input.unknown_conversation(ids.conversation_id(conversation))
     return stored
@@ -213,7 +213,7 @@ def _resolve_items(
 
 def _append(
     connection: Connection, tenant: str, conversation: UUID, new: Sequence[NewItem]
-) -> StoredConversation:
+) -> ConversationRow:
     """Append the items, unless an earlier attempt that was not confirmed has committed them."""
     locked = lock_conversation(connection, tenant, conversation)
     if new and store.get_item(connection, tenant, new[0].id, conversation) is None:

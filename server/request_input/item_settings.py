@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from server.errors import InvalidRequest
 from server.protocol.decode import convert_to
-from server.protocol.responses.items import Compaction, Item, Message
+from server.protocol.responses.items import Compaction, Item
 from server.protocol.responses.request import (
     MAX_TOOLS,
     CreateResponse,
@@ -35,8 +35,6 @@ def with_item_settings(
     setting replaces the request's. Raises InvalidRequest for too many tools, and for a format that does not
     go with the rest of the request.
     """
-    if all(isinstance(item, Message) for item in items):
-        return request
     settings = list(_settings(items, seal, tenant))
     if not settings:
         return request

@@ -58,6 +58,8 @@ class ResolvedInput:
     """The new input. Items that were sent with an id have it still, others one of this response."""
     conversation: ConversationVersion | None = None
     images: PromptImages = field(default_factory=dict)
+    only_messages: bool = False
+    """Whether all items are messages, of which none has a setting, a call or a sealed part."""
     approves: bool = False
     """Whether there are answers to requests for approval."""
     read_bytes: int = 0
@@ -107,7 +109,7 @@ def _required_input(request: CreateResponse) -> str | list[dict[str, Any]]:
 def input_alone(
     request: CreateResponse, given: Sequence[InputItem], prior_items: Sequence[Item] | None
 ) -> StoredInput | None:
-    """The same for a request that refers to nothing stored; None for any other. Pure."""
+    """The input of a request that refers to nothing stored; None for any other request. Pure."""
     refers = request.previous_response_id is not None and prior_items is None
     if refers or request.conversation is not None or any(isinstance(one, ItemReference) for one in given):
         return None
@@ -127,7 +129,7 @@ def resolve_input(
         lasting.difference_update(item.id for item in history)
     if all(isinstance(item, Message) for item in (*history, *items)):
         own = [with_own_id(item, response, "i", index, lasting) for index, item in enumerate(items)]
-        return ResolvedInput(stored.previous_id, history, own, stored.conversation)
+        return ResolvedInput(stored.previous_id, history, own, stored.conversation, only_messages=True)
     new = with_own_ids(given, items, response, "i", seal, tenant, lasting)
     approves = any(isinstance(item, McpApprovalResponse) for item in (*history, *new))
     if approves:

@@ -1,4 +1,4 @@
-"""What a request refers to, as it is stored: a previous response, a conversation, single items, pictures.
+"""Reads from the store what a request refers to: a previous response, a conversation, single items, pictures.
 
 What another tenant has is refused in the words for what never existed.
 """
@@ -30,7 +30,7 @@ class ConversationVersion:
 
 @dataclass(frozen=True, slots=True)
 class StoredInput:
-    """What a request refers to, as it is stored."""
+    """The stored items that a request refers to, and where they are from."""
 
     input_items: Sequence[Item]
     """The new input, its item references read."""
@@ -126,7 +126,7 @@ def _refuse_prefix(given: str, prefix: str, param: str) -> None:
 
 
 def unknown_conversation(given: str) -> NotFound:
-    """The same error for another tenant's conversation, a deleted one and one that never existed."""
+    """One error for another tenant's conversation, a deleted one and one that never existed."""
     return NotFound(f"Conversation with id '{given[:100]}' not found.", param="conversation")
 
 

@@ -12,7 +12,7 @@ from server.store.content import prompt_templates
 from server.store.database import Connection, Database
 
 MAX_VERSION_DIGITS = 9
-"""Of a version; longer ones are unknown without a query."""
+"""Digits of a version; longer ones are unknown without a query."""
 
 
 def read_templated_input(

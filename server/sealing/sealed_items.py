@@ -36,7 +36,7 @@ class SealedContext:
     """The unanswered user message and the calls after it."""
 
     def items(self, item_id: str) -> list[Item]:
-        """As a model reads it: the summary is a developer message with the compaction item's id."""
+        """The items that a model reads: the summary is a developer message with the compaction item's id."""
         summary = [summary_message(item_id, self.summary)] if self.summary else []
         return [*self.before, *summary, *self.after]
 

@@ -1,4 +1,4 @@
-"""What `holdfast audit` reads of pictures: uses by owner, conversations with pictures, unsound pictures.
+"""Reads pictures for `holdfast audit`: uses by owner, conversations with pictures, unsound pictures.
 
 As in `audit_snapshot`, every page is a read-only transaction of its own on one snapshot.
 """
@@ -86,9 +86,9 @@ def conversations(connection: Connection, tenant: str) -> Iterator[ConversationI
             ids = list(connection.scalars(_CONVERSATIONS, {"tenant": tenant, "after": after}))
             if not ids:
                 return
-            place = {"tenant": tenant, "ids": ids}
-            items = connection.execute(_CONVERSATION_ITEMS, place).all()
-            uses = connection.execute(_USES, place).all()
+            parameters = {"tenant": tenant, "ids": ids}
+            items = connection.execute(_CONVERSATION_ITEMS, parameters).all()
+            uses = connection.execute(_USES, parameters).all()
         after = ids[-1]
         for owner in sorted({row[0] for row in (*items, *uses)}):
             yield ConversationImages(
@@ -125,8 +125,8 @@ def unsound_images(connection: Connection, tenant: str, scope: Scope) -> Iterato
     after = b""
     while True:
         with snapshot(connection):
-            place = {"tenant": tenant, "after": after, "since": scope.since}
-            page = connection.execute(_IMAGES, place).all()
+            parameters = {"tenant": tenant, "after": after, "since": scope.since}
+            page = connection.execute(_IMAGES, parameters).all()
         if not page:
             return
         after = page[-1].digest
@@ -167,6 +167,6 @@ def orphans(connection: Connection, tenant: str) -> list[Orphan]:
     their uses.
     """
     with snapshot(connection):
-        place = {"tenant": tenant, "from_id": partition_removal.first_kept_id(connection)}
-        rows = connection.execute(_ORPHANS, place).all()
+        parameters = {"tenant": tenant, "from_id": partition_removal.first_kept_id(connection)}
+        rows = connection.execute(_ORPHANS, parameters).all()
     return [Orphan(found_tenant, owner, "item_images", count) for found_tenant, owner, count in rows]

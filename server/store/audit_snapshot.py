@@ -1,4 +1,4 @@
-"""What `holdfast audit` reads: responses with items, log and ledger entry, orphaned rows, idempotency keys.
+"""Reads for `holdfast audit`: responses with items, log and ledger entry, orphaned rows, idempotency keys.
 
 Every page is a read-only transaction of its own on one snapshot, so what is compared belongs together, and a
 long audit keeps no old row versions alive. Bodies are streamed: of a page's logs and items, few are in memory
@@ -32,7 +32,7 @@ _MAX_CLOCK_SKEW = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which responses are audited: of each tenant the newest `limit`, created at or after `since`."""
+    """Selects the audited responses: of each tenant the newest `limit`, created at or after `since`."""
 
     tenant: str | None = None
     since: datetime | None = None
@@ -69,7 +69,7 @@ class PreviousResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerEntry:
+class AuditedLedgerEntry:
     """A response's line in the ledger."""
 
     key_id: str | None
@@ -95,7 +95,7 @@ class AuditedItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompactedStream:
+class AuditedStream:
     """An ended response's log."""
 
     last_seq: int
@@ -105,7 +105,7 @@ class CompactedStream:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a reader gets who asks for the events from `first` on."""
+    """The events that a reader gets who asks for those from `first` on."""
 
     first: int
     events: Sequence[Event]
@@ -118,10 +118,10 @@ class AuditedResponse:
     stored: StoredResponse
     audit_columns: AuditColumns
     previous: PreviousResponse
-    ledger_entry: LedgerEntry | None
+    ledger_entry: AuditedLedgerEntry | None
     items: Sequence[AuditedItem]
     hot: Sequence[LogRow]
-    compacted: CompactedStream | None
+    compacted: AuditedStream | None
     replays: Sequence[Replay]
     image_uses: Collection[tuple[str, bytes]] = ()
     """Ids of items, each with the digest of a picture that is kept for it."""
@@ -148,7 +148,7 @@ def snapshot(connection: Connection) -> Iterator[None]:
         yield
 
 
-_LEDGER_COLUMNS = ", ".join(f"u.{name} as u_{name}" for name in LedgerEntry.__dataclass_fields__)
+_LEDGER_COLUMNS = ", ".join(f"u.{name} as u_{name}" for name in AuditedLedgerEntry.__dataclass_fields__)
 _PAGE = text(
     f"""
     select {", ".join(f"r.{name}" for name in StoredResponse.__dataclass_fields__)},
@@ -210,7 +210,7 @@ def responses(
     lowest = _lowest(scope.since)
     while left is None or left > 0:
         size = PAGE if left is None else min(left, PAGE)
-        place = {
+        parameters = {
             "tenant": tenant,
             "highest": highest,
             "lowest": lowest,
@@ -219,7 +219,7 @@ def responses(
         }
         with snapshot(connection):
             moment = PageTime(*connection.execute(_PAGE_TIME, {"grace": grace_seconds}).one())
-            rows = connection.execute(_PAGE, place).all()
+            rows = connection.execute(_PAGE, parameters).all()
             for response in _audited_responses(connection, tenant, rows, replays=scope.replays):
                 yield response, moment
         if len(rows) < size:
@@ -237,17 +237,17 @@ def _lowest(since: datetime | None) -> UUID:
 def _audited_responses(
     connection: Connection, tenant: str, rows: Sequence[Row[Any]], *, replays: bool
 ) -> Iterator[AuditedResponse]:
-    place: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
-    items, hot, compacted, uses = (_GroupedRows(connection, query, place) for query in _OF_RESPONSES)
+    parameters: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
+    items, hot, compacted, uses = (_GroupedRows(connection, query, parameters) for query in _OF_RESPONSES)
     for row in rows:
         log = [_log_row(part) for part in hot.of(row.id)]
-        stream = next((_from_row(CompactedStream, part) for part in compacted.of(row.id)), None)
+        stream = next((_from_row(AuditedStream, part) for part in compacted.of(row.id)), None)
         metered = row.u_response_id is not None
         yield AuditedResponse(
             stored=_from_row(StoredResponse, row),
             audit_columns=_from_row(AuditColumns, row, "x_"),
             previous=_from_row(PreviousResponse, row, "b_"),
-            ledger_entry=_from_row(LedgerEntry, row, "u_") if metered else None,
+            ledger_entry=_from_row(AuditedLedgerEntry, row, "u_") if metered else None,
             items=[_from_row(AuditedItem, item) for item in items.of(row.id)],
             hot=log,
             compacted=stream,
@@ -259,8 +259,8 @@ def _audited_responses(
 class _GroupedRows:
     """Rows of another table, streamed in the order of a page's responses and given out one by one."""
 
-    def __init__(self, connection: Connection, query: TextClause, place: dict[str, object]) -> None:
-        rows = connection.execute(query, place, execution_options=_STREAMED)
+    def __init__(self, connection: Connection, query: TextClause, parameters: dict[str, object]) -> None:
+        rows = connection.execute(query, parameters, execution_options=_STREAMED)
         self._groups = groupby(rows, key=lambda row: row.response_id)
         self._next = next(self._groups, None)
 
@@ -287,16 +287,16 @@ def _replays(
     tenant: str,
     response: UUID,
     hot: Sequence[LogRow],
-    compacted: CompactedStream | None,
+    compacted: AuditedStream | None,
 ) -> list[Replay]:
     """The log as read from the start, just after it, the middle and the last event.
 
     None of a log that cannot be read at all: whoever looks at its rows finds that.
     """
     last = compacted.last_seq if compacted else sum(part.n for part in hot) - 1
-    places = sorted({place for place in (0, 1, last // 2, last) if 0 <= place <= last})
+    firsts = sorted({first for first in (0, 1, last // 2, last) if 0 <= first <= last})
     try:
-        return [Replay(place, log_read.read(connection, tenant, response, place)) for place in places]
+        return [Replay(first, log_read.read(connection, tenant, response, first)) for first in firsts]
     except (msgspec.MsgspecError, ValueError):
         return []
 

@@ -38,9 +38,9 @@ class Acknowledged(NamedTuple):
     next_seq: int
     """The sequence number after its last event."""
     is_over: bool
-    """It has ended or was released."""
+    """The response has ended or was released."""
     stored: bool
-    """It has a row; of others only the ledger's entry is written."""
+    """The response has a row; of others only the ledger's entry is written."""
 
 
 def fence_query(replica: UUID, probe: Probe | None) -> str:

@@ -229,11 +229,11 @@ class Database:
         return self._retry(partial(self._begin, self._pool_engine), work, seconds)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """The same in a read-only REPEATABLE READ transaction: all reads see one snapshot."""
+        """`write` in a read-only REPEATABLE READ transaction: all reads see one snapshot."""
         return self._retry(partial(self._begin, self._snapshot_engine), work, RETRY_S)
 
     def autocommit(self, work: Callable[[Connection], T]) -> T:
-        """The same in autocommit mode, where a statement takes one exchange with the server.
+        """`write` in autocommit mode, where a statement takes one exchange with the server.
 
         Through a pooler it is a transaction, which takes three.
         """

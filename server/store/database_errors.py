@@ -58,7 +58,7 @@ class OwnershipLost(Exception):
 
 
 def first_line(error: Exception) -> str:
-    """What the driver says, without the statement and without details, which may have content."""
+    """The first line of the driver's message, without the statement and details, which may have content."""
     said = str(getattr(error, "orig", None) or error).strip()
     return said.partition("\n")[0] or type(error).__name__
 

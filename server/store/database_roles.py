@@ -44,7 +44,7 @@ HIDDEN_COLUMNS = {
     "api_keys": frozenset({"digest"}),
     "webhook_endpoints": frozenset({"secret", "old_secret"}),
 }
-"""What no reader sees: with these, content and keys could be opened or guessed offline."""
+"""Columns that no reader sees: with these, content and keys could be opened or guessed offline."""
 OF_NO_TENANT = frozenset({"prices"})
 """Tables without tenants that a tenant's readers see, too."""
 VIEWS = ("v_events", "v_images")
@@ -60,9 +60,9 @@ READER_SETTINGS: dict[LiteralString, str] = {
 }
 MAX_READER_CONNECTIONS = 8
 _MOST_DEADLOCKS = 10
-"""After so many in a row the next one is raised."""
+"""Deadlocks in a row that are repeated; the next one is raised."""
 TEMPORARY_FILES_OF_READER = "1GB"
-"""Of a session in an embedded database; elsewhere a superuser may set it."""
+"""`temp_file_limit` of a session in an embedded database; elsewhere a superuser may set it."""
 
 _ADMIN_VIEWS = "select viewname from pg_views where schemaname = 'admin'"
 _READABLE = sql.SQL("(select tenant from reader_tenants where role = current_user)")
@@ -254,8 +254,8 @@ def _grant(connection: psycopg.Connection, table: Table) -> None:
 def _grant_on(
     connection: psycopg.Connection, what: sql.Composable, table: str, role: str, schema: str = "public"
 ) -> None:
-    place = sql.Identifier(schema, table)
-    connection.execute(sql.SQL("grant {} on {} to {}").format(what, place, sql.Identifier(role)))
+    name_in_schema = sql.Identifier(schema, table)
+    connection.execute(sql.SQL("grant {} on {} to {}").format(what, name_in_schema, sql.Identifier(role)))
 
 
 def _secure_rows(connection: psycopg.Connection, table: str) -> None:

@@ -36,8 +36,8 @@ def reserve_of(total: int, reserve: int | None) -> int:
 
 def shortage_of(free: int, total: int, reserve: int | None) -> Shortage | None:
     """The shortage of a disk with `free` of `total` bytes; None if there is none. Pure."""
-    wanted = reserve_of(total, reserve)
-    return Shortage(free, wanted) if free < wanted else None
+    reserved = reserve_of(total, reserve)
+    return Shortage(free, reserved) if free < reserved else None
 
 
 class Disk:

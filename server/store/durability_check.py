@@ -18,7 +18,7 @@ _PROBE = """
            current_setting('synchronous_commit', true), current_setting('synchronous_standby_names', true),
            pg_is_in_recovery()
 """
-"""As a session of a server has them: of the cluster, the database, the role and the URL."""
+"""Settings as a server's session has them: of the cluster, the database, the role and the URL."""
 
 
 STANDBY = (
@@ -37,7 +37,7 @@ class DurabilitySettings:
     synchronous_standby_names: str | None
     in_recovery: bool
     hosts: int = 1
-    """How many the URL names."""
+    """The number of hosts that the URL names."""
 
 
 def probe(url: str, *, pooled: bool) -> DurabilitySettings:

@@ -21,5 +21,5 @@ def page(
     if after is not None:
         columns, values = tuple_(*order), tuple_(*after)
         query = query.where(columns < values if descending else columns > values)
-    query = query.order_by(*(one.desc() if descending else one for one in order))
+    query = query.order_by(*(column.desc() if descending else column for column in order))
     return query if limit is None else query.limit(limit + 1)

@@ -35,7 +35,7 @@ from server.store.timeout_connection import TimeoutConnection, psycopg_connectio
 log = logging.getLogger("holdfast.events")
 
 CODECS = (2, 3)
-"""How a compacted stream is stored. 2: a JSON array of the log's rows, with the attempt as each row's last
+"""Formats of compacted streams. 2: a JSON array of the log's rows, with the attempt as each row's last
 element. 3: as 2, without what its events repeat of the request, which the SQL functions
 `holdfast_without_echo` and `holdfast_with_echo` take out and put in."""
 
@@ -284,8 +284,8 @@ _DELETE_ORPHANED_LOG = text(
 
 def is_logged(connection: Connection, tenant: str, response_id: UUID, seq: int, attempt: int) -> bool:
     """Whether the log has a row that begins with that sequence number and was written by that attempt."""
-    place = {"tenant": tenant, "id": response_id, "seq": seq, "attempt": attempt}
-    return connection.execute(_LOGGED, place).first() is not None
+    parameters = {"tenant": tenant, "id": response_id, "seq": seq, "attempt": attempt}
+    return connection.execute(_LOGGED, parameters).first() is not None
 
 
 def delete_orphaned_log(connection: Connection, tenant: str, response_id: UUID) -> None:

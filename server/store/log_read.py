@@ -256,9 +256,9 @@ def read_updates(connection: Connection, watched: Sequence[Subscription]) -> lis
     rows = connection.execute(
         _READ_UPDATES,
         {
-            "tenants": [one.tenant for one in watched],
-            "ids": [one.response_id for one in watched],
-            "next_seqs": [one.next_seq for one in watched],
+            "tenants": [subscription.tenant for subscription in watched],
+            "ids": [subscription.response_id for subscription in watched],
+            "next_seqs": [subscription.next_seq for subscription in watched],
         },
     ).all()
     return [

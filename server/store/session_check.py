@@ -1,4 +1,4 @@
-"""What a database URL leads to: a session of Postgres, or a pooler that drops its settings or shares it.
+"""Checks that a database URL leads to a session of Postgres, not to a pooler that drops or shares settings.
 
 `probe` asks; `refusal` and `complaint` are pure and say what an operator must change.
 """
@@ -16,9 +16,9 @@ _PROBE = """
            extract(epoch from pg_postmaster_start_time())::text
 """
 _REFUSALS = ("unsupported startup parameter", "command-line options")
-"""What PgBouncer and Amazon's RDS Proxy say to the settings of a session, or to another startup parameter."""
+"""Errors of PgBouncer and Amazon's RDS Proxy about a session's settings, or another startup parameter."""
 _PASSING_REFUSALS = ("too many", "connection slots", "not currently accepting connections")
-"""What Postgres says that accepts connections, and this one not now. A refused login has no SQLSTATE."""
+"""Errors of a Postgres that accepts connections, but not this one now. A refused login has no SQLSTATE."""
 _ROUNDS = 3
 """Looks for a shared process; a pooler that takes its servers in turn may show none in one."""
 _STATEMENT_MODE = "statement pooling mode"
@@ -29,7 +29,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class SessionProbe:
-    """What one transaction shows."""
+    """The settings, process and server that one transaction shows."""
 
     keeps_settings: bool
     """Whether the time limits hold in it."""
@@ -40,7 +40,7 @@ class SessionProbe:
 
 
 def probe(setting: str, url: str, *, pooled: bool) -> SessionProbe:
-    """What is behind the URL of that setting.
+    """Connects to the URL of a setting, and looks at its session.
 
     Raises ConfigError unless its time limits hold, DatabaseAway if it takes no connections at the moment.
     """
@@ -66,12 +66,12 @@ def require_session(setting: str, url: str) -> None:
 
     A pooler in transaction mode gives the process of an idle session to the next transaction of another.
     """
-    given = with_network_timeouts(url)
+    with_timeouts = with_network_timeouts(url)
     try:
-        with closing(psycopg.connect(given, autocommit=True)) as idle:
+        with closing(psycopg.connect(with_timeouts, autocommit=True)) as idle:
             for _ in range(_ROUNDS):
                 own = _backend_of(idle)
-                with closing(psycopg.connect(given)) as other:
+                with closing(psycopg.connect(with_timeouts)) as other:
                     if _backend_of(other) == own or _backend_of(idle) != own:
                         raise ConfigError(
                             f"{setting} leads to a pooler that pools transactions, and the schema changes in"
@@ -104,15 +104,15 @@ def accepts_connections(url: str) -> bool:
     Postgres is asked as `pg_isready` does: without a login.
     """
     try:
-        given = with_network_timeouts(url)
+        with_timeouts = with_network_timeouts(url)
     except psycopg.Error:
         return True
-    answer = psycopg.pq.PGconn.ping(given.encode())
+    answer = psycopg.pq.PGconn.ping(with_timeouts.encode())
     return answer not in (psycopg.pq.Ping.REJECT, psycopg.pq.Ping.NO_RESPONSE)
 
 
 def refusal(setting: str, message: str, *, pooled: bool) -> str | None:
-    """What to tell the operator of an error that a pooler gives; None if it is not one of a pooler."""
+    """A sentence for the operator about an error of a pooler; None if the error is not one of a pooler."""
     first = message.strip().partition("\n")[0].rpartition("FATAL:")[2].strip()
     if _STATEMENT_MODE in message:
         return f"{setting} leads to a pooler that pools statements: set its mode to transaction."
@@ -126,7 +126,7 @@ def refusal(setting: str, message: str, *, pooled: bool) -> str | None:
 
 
 def complaint(setting: str, found: SessionProbe) -> str | None:
-    """What is wrong with a URL that answers; None if its time limits hold."""
+    """A sentence about the fault of a URL that answers; None if its time limits hold."""
     if found.keeps_settings:
         return None
     if setting == "database-url":

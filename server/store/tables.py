@@ -5,6 +5,8 @@ bytes that were sent. Statuses are text with a CHECK, so that a new one is an or
 here is a trigger, an enum, a sequence or an extension, which keeps Postgres-compatible clusters possible.
 """
 
+from typing import Final
+
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -23,6 +25,8 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    and_,
+    or_,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSON, JSONB
@@ -51,7 +55,7 @@ def time_column(name: str, *, required: bool = False, comment: str | None = None
 
 
 def _sizes() -> list[Column[object]]:
-    """What is asked of items before they are read."""
+    """Columns of items that are asked before the items are read."""
     return [
         Column("size", Integer, nullable=False, comment="bytes of the payload"),
         Column(
@@ -391,3 +395,21 @@ idempotency_keys = Table(
     Column("replica_id", Uuid, comment="the replica that claimed it"),
     Index("ix_idempotency_keys_created_at", "created_at"),
 )
+
+
+JUST_ENDED: Final = "1 hour"
+"""Longer than anybody takes who follows a response (`quiet_seconds` of retention)."""
+READABLE: Final = and_(
+    responses.c.deleted_at.is_(None),
+    or_(
+        responses.c.expires_at.is_(None),
+        responses.c.expires_at > text("statement_timestamp()"),
+        responses.c.finished_at.is_(None),
+        responses.c.finished_at > text(f"statement_timestamp() - interval '{JUST_ENDED}'"),
+    ),
+)
+"""The condition by which a stored response exists for readers.
+
+An expired response may wait for its partition to go, for up to a tenth of the retention; nobody can read it
+then. A response that ended a short time ago stays readable: whoever follows it is to see its end.
+"""

@@ -71,7 +71,7 @@ _SERVER_KEEPALIVES: SessionSettings = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "6000",
 }
-"""The same for the server's end; otherwise a session outlives its vanished client by hours."""
+"""Keepalives of the server's end; without them a session outlives its vanished client by hours."""
 
 _FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 """A year within `datetime`'s range, so that time zones and intervals can be added."""
@@ -136,13 +136,13 @@ class TimeoutConnection(psycopg.Connection[Any]):
     def _with_timeout(self, gen: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
         deadline = monotonic() + self.timeout_seconds
         try:
-            wanted = next(gen)
+            events = next(gen)
             while True:
-                ready = yield wanted
+                ready = yield events
                 if ready == _NOT_READY and monotonic() > deadline and self._is_busy():
                     self.pgconn.finish()
                     raise psycopg.OperationalError(_NO_RESPONSE)
-                wanted = gen.send(ready)
+                events = gen.send(ready)
         except StopIteration as ended:
             result: _T = ended.value
             return result
@@ -215,10 +215,10 @@ def connect(url: str, name: str, settings: SessionSettings, *, pooled: bool = Fa
         connection.transaction_settings = settings
         connection.isolation_level = IsolationLevel.READ_COMMITTED
     else:
-        given = conninfo_to_dict(url).get("options") or ""
+        url_options = conninfo_to_dict(url).get("options") or ""
         options = " ".join(f"-c {name}={value}" for name, value in {**_SERVER_KEEPALIVES, **settings}.items())
         connection = TimeoutConnection.connect(
-            with_network_timeouts(url), application_name=name, options=f"{given} {options}".strip()
+            with_network_timeouts(url), application_name=name, options=f"{url_options} {options}".strip()
         )
     set_json_dumps(_json_text, connection)
     set_json_loads(_json_text, connection)
@@ -254,11 +254,13 @@ def with_network_timeouts(url: str) -> str:
     """The connection string with keepalives and timeouts for TCP; of several hosts, the one that takes writes
     is used.
     """
-    given = conninfo_to_dict(url)
+    url_parameters = conninfo_to_dict(url)
     parameters = dict(_CLIENT_KEEPALIVES)
-    if "," in f"{given.get('host', '')}{given.get('hostaddr', '')}":
+    if "," in f"{url_parameters.get('host', '')}{url_parameters.get('hostaddr', '')}":
         parameters["target_session_attrs"] = "read-write"
-    return make_conninfo(url, **{name: value for name, value in parameters.items() if name not in given})
+    return make_conninfo(
+        url, **{name: value for name, value in parameters.items() if name not in url_parameters}
+    )
 
 
 def _json_text(document: str | bytes) -> str:

@@ -17,7 +17,7 @@ PER_ENDPOINT = 4
 FAILURES = 3
 """Failures in a row from which on an endpoint is tried less often."""
 MAX_PAUSE_SECONDS = 300.0
-"""Between attempts at an endpoint that only fails."""
+"""The pause between attempts at an endpoint that only fails."""
 _MAX_DOUBLINGS = 32
 
 
@@ -43,7 +43,7 @@ class EndpointSlots:
         return self._senders - sum(endpoint.under_way for endpoint in self._endpoints.values())
 
     def room(self, due: Iterable[UUID], now: float) -> dict[UUID, int]:
-        """How many further attempts may begin at those of the endpoints at which one may.
+        """The number of further attempts that may begin, by endpoint; endpoints without any are left out.
 
         Of the endpoints that are not trusted those come first that have failed least here, in the order of
         `due`.

@@ -1,25 +1,22 @@
-"""What follows from an attempt: received or not, when again, whether the endpoint wants no more. Pure."""
+"""Judges attempts: received or not, the time of the next one, whether the endpoint wants no more. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Literal
 
 MAX_PAUSE_SECONDS = 8 * 3600.0
-"""Between two attempts."""
+"""The longest pause between two attempts."""
 MAX_RETRY_AFTER_SECONDS = 3600.0
-"""Of a receiver's `Retry-After`; a longer one counts as this."""
+"""The longest `Retry-After` of a receiver that counts; a longer one counts as this."""
 _GONE = 410
 _THROTTLING = frozenset({429, 502, 503, 504})
 _MAX_DOUBLINGS = 32
 
-Cause = Literal["status", "refused", "unreachable", "timeout", "secret"]
-
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back of an attempt: an HTTP status, or why there is none."""
+class ReceiverAnswer:
+    """The receiver's answer to an attempt: an HTTP status, or why there is none."""
 
     status: int | None
     retry_after: str | None = None
@@ -30,20 +27,20 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows from an answer."""
+    """The consequences of a receiver's answer."""
 
     error: str | None
     """Why the attempt failed; None if the event was received."""
     pause_seconds: float = 0.0
     """Until the next attempt of this delivery."""
     throttle_seconds: float = 0.0
-    """For how long the receiver asked for nothing at all."""
+    """The time for which the receiver asked for nothing at all."""
     is_gone: bool = False
     """The endpoint wants no events any more."""
 
 
 def judge(
-    answer: Answer, attempt: int, first_pause: float, now: datetime, random: Callable[[], float]
+    answer: ReceiverAnswer, attempt: int, first_pause: float, now: datetime, random: Callable[[], float]
 ) -> Verdict:
     """`attempt` counts from 1; `random` returns numbers from 0 to 1, which spread attempts over time.
 

@@ -23,7 +23,7 @@ from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.outbox import AttemptResult, Claimed
 from server.supervised_thread import Retry, SupervisedThread
 from server.webhooks.endpoint_slots import EndpointSlots
-from server.webhooks.retries import Answer, Verdict, judge
+from server.webhooks.retries import ReceiverAnswer, Verdict, judge
 from server.webhooks.webhook_client import WebhookClient
 
 log = logging.getLogger("holdfast.webhooks")
@@ -33,12 +33,12 @@ SENDERS = 16
 LEASE_MARGIN_SECONDS = 5.0
 """A claim ends so long after the longest attempt."""
 POLL_SECONDS, IDLE_POLL_SECONDS = 1.0, 5.0
-"""How often is looked for due deliveries, and for the first endpoint while there is none."""
+"""The time between two looks for due deliveries, and for the first endpoint while there is none."""
 HOUSEKEEPING_SECONDS = 10.0
 HOUSEKEEPING_TURN_SECONDS = 1.0
-"""After which deliveries are sent again before the rest is done."""
+"""The longest turn of housekeeping; the rest waits until due deliveries are sent."""
 STOP_SECONDS = 5.0
-"""For the attempts under way when the process ends."""
+"""The time for the attempts under way when the process ends."""
 _GONE = "The receiver answered 410 Gone."
 
 
@@ -68,7 +68,7 @@ class WebhookSender:
         self._poll = min(POLL_SECONDS, first_pause)
         self._slots = EndpointSlots(SENDERS, first_pause)
         self._claimed: SimpleQueue[Claimed] = SimpleQueue()
-        self._answered: SimpleQueue[tuple[Claimed, Answer]] = SimpleQueue()
+        self._answered: SimpleQueue[tuple[Claimed, ReceiverAnswer]] = SimpleQueue()
         self._unsettled: list[AttemptResult] = []
         self._gone: dict[UUID, Claimed] = {}
         """Endpoints that answered 410, with what they were sent."""
@@ -159,7 +159,7 @@ class WebhookSender:
             self.stats.given_up += given_up
             log.warning("%d webhooks are given up after their last attempt", given_up)
 
-    def _note(self, delivery: Claimed, answer: Answer) -> None:
+    def _note(self, delivery: Claimed, answer: ReceiverAnswer) -> None:
         """Draws the conclusions of an attempt, to be stored with the next turn."""
         verdict = judge(answer, delivery.attempt, self._first_pause, datetime.now(UTC), random.random)
         self._slots.end(
@@ -194,7 +194,7 @@ class WebhookSender:
             answer = self._client.attempt(delivery)
         except Exception:
             log.exception("an attempt to send a webhook failed in an unexpected way")
-            answer = Answer(None, error="The attempt failed in an unexpected way.")
+            answer = ReceiverAnswer(None, error="The attempt failed in an unexpected way.")
         crashpoint("webhook.sent")
         self._answered.put((delivery, answer))
         self.thread.wake()

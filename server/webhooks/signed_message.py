@@ -1,4 +1,4 @@
-"""What is sent of a response's end: OpenAI's event, with Standard Webhooks' headers and signatures. Pure."""
+"""Makes the message about a response's end: OpenAI's event, Standard Webhooks' signed headers. Pure."""
 
 import base64
 import hmac

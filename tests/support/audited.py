@@ -9,7 +9,7 @@ import msgspec
 
 from engine.request import FinishReason
 from server.generation.run_facts import first_events
-from server.maintenance.audit_responses import Limits, check
+from server.maintenance.audit_responses import AuditLimits, check
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import columns_of
@@ -17,9 +17,9 @@ from server.store import log_append
 from server.store.audit_snapshot import (
     AuditColumns,
     AuditedItem,
+    AuditedLedgerEntry,
     AuditedResponse,
-    CompactedStream,
-    LedgerEntry,
+    AuditedStream,
     PageTime,
     PreviousResponse,
     Replay,
@@ -58,7 +58,7 @@ def ended(
         stored=stored(**columns),
         audit_columns=standing(first_token_at=ending.first_token_at),
         previous=previous or PreviousResponse(exists=False, finished_at=None),
-        ledger_entry=LedgerEntry(
+        ledger_entry=AuditedLedgerEntry(
             key_id="k1",
             status=ending.status,
             stored=True,
@@ -69,7 +69,7 @@ def ended(
         items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))]
         + [_item(OUTPUT, index, item) for index, item in enumerate(run.output)],
         hot=[],
-        compacted=CompactedStream(last_seq=len(told) - 1, codec=2, body=fold(_rows(batches, ended=True))),
+        compacted=AuditedStream(last_seq=len(told) - 1, codec=2, body=fold(_rows(batches, ended=True))),
         replays=[Replay(first, told[first:]) for first in (0, 1, len(told) // 2, len(told) - 1)],
     )
 
@@ -138,7 +138,7 @@ def logged(response: AuditedResponse, rows: Sequence[list[Any]]) -> AuditedRespo
     """The same response with another log, and a stream that counts it rightly; without replays."""
     last = rows[-1][0] + rows[-1][1] - 1 if rows else -1
     body = msgspec.json.encode(rows).decode()
-    return replace(response, compacted=CompactedStream(last_seq=last, codec=2, body=body), replays=[])
+    return replace(response, compacted=AuditedStream(last_seq=last, codec=2, body=body), replays=[])
 
 
 def log_of(response: AuditedResponse) -> list[list[Any]]:
@@ -148,9 +148,11 @@ def log_of(response: AuditedResponse) -> list[list[Any]]:
     return rows
 
 
-def broken(response: AuditedResponse, moment: PageTime = SERVED, limits: Limits | None = None) -> set[str]:
+def broken(
+    response: AuditedResponse, moment: PageTime = SERVED, limits: AuditLimits | None = None
+) -> set[str]:
     """The invariants that do not hold of a response."""
-    return {violation.invariant for violation in check(response, moment, limits or Limits())}
+    return {violation.invariant for violation in check(response, moment, limits or AuditLimits())}
 
 
 def fold(rows: Sequence[LogRow]) -> str:

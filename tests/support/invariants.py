@@ -9,13 +9,13 @@ from contextlib import closing
 
 import psycopg
 
-from server.maintenance.audit_responses import Limits, Violation
+from server.maintenance.audit_responses import AuditLimits, Violation
 from server.maintenance.audit_run import Tally, audit_connection, violations
 from server.store.audit_snapshot import Scope
 from server.store.database import Database
 from tests.support import states
 
-AT_REST = Limits(grace_seconds=30, waiting_seconds=60, key_seconds=0)
+AT_REST = AuditLimits(grace_seconds=30, waiting_seconds=60, key_seconds=0)
 """Promise P2, and no request that is still under way."""
 
 _WATCH = """
@@ -34,13 +34,13 @@ _WATCH = """
 _WATCHED = "select id, old, new from watched_statuses order by at"
 
 
-def check(database_url: str, limits: Limits = AT_REST) -> None:
+def check(database_url: str, limits: AuditLimits = AT_REST) -> None:
     """Fails with everything that is wrong in the database."""
     wrong = [str(violation) for violation in find(database_url, limits)] + strange_changes(database_url)
     assert wrong == [], "\n".join(wrong)
 
 
-def find(database_url: str, limits: Limits = AT_REST, scope: Scope | None = None) -> list[Violation]:
+def find(database_url: str, limits: AuditLimits = AT_REST, scope: Scope | None = None) -> list[Violation]:
     """What is wrong in the database."""
     database = Database(database_url, pool_size=1)
     with closing(database), audit_connection(database) as connection:

@@ -31,9 +31,7 @@ from server.store.console import (
     live,
     reader,
     response_detail,
-    response_events,
     saved_views,
-    stored_input,
     time_limit,
 )
 from server.store.content import image_removal
@@ -183,15 +181,15 @@ def _console() -> Mapping[str, Rows]:
             f"{response_detail.MAX_CHARS:,}; {item_view.MARKDOWN_CHARS:,}",
             "events read at once; their characters; of one": f"{events_page.MAX_EVENTS:,}; "
             f"{events_page.MAX_BYTES:,}; {events_page.MAX_PAYLOAD_BYTES:,}",
-            "its stream; rows of a running one": f"{size(response_events.MAX_STREAM_BYTES)}; "
-            f"{response_events.MAX_ROWS:,}",
+            "its stream; rows of a running one": f"{size(response_detail.MAX_STREAM_BYTES)}; "
+            f"{response_detail.MAX_ROWS:,}",
             "items, marks and pauses of a timeline": f"{timeline.MAX_LANES}; {timeline.MAX_MARKS}; the "
             f"{timeline.MAX_GAPS} longest",
             "texts compared by word; else by line": f"{compare.MAX_CHARS_BY_WORD:,} characters and "
             f"{compare.MAX_WORDS:,} words; {compare.MAX_LINES:,} lines",
             "characters of a parameter that is compared": f"{compare.MAX_SHOWN_CHARS:,}",
             "request to be run again; its items": f"{run_again.MAX_EDITED_BYTES:,} bytes, else without "
-            f"its input; {stored_input.MAX_ITEMS:,}",
+            f"its input; {response_detail.MAX_INPUT_ITEMS:,}",
         },
         "Console: SQL": {
             "query; its time": f"{reader.MAX_QUERY_CHARS:,} characters; {reader.SECONDS} s",

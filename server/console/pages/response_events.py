@@ -18,8 +18,8 @@ from server.http.query_and_headers import resume_after, whole_number
 from server.protocol.decode import decode_as
 from server.protocol.responses.events import Event, Kind, event_type
 from server.protocol.responses.response import TERMINAL_STATUSES
-from server.store.console import response_detail, response_events
-from server.store.console.response_events import MAX_ROWS, LogPage
+from server.store.console import response_detail
+from server.store.console.response_detail import MAX_ROWS, LogPage
 from server.store.log_read import LogRow, decode_row
 
 MAX_EVENTS: Final = 5000
@@ -166,12 +166,12 @@ def _read(console: ConsoleRequest, first: int, limit: int) -> tuple[Mapping[str,
         facts = response_detail.find_facts(connection, response)
         if facts is None:
             return None, None
-        return facts, response_events.read_log(connection, facts["tenant"], response, first, limit)
+        return facts, response_detail.read_log(connection, facts["tenant"], response, first, limit)
 
     facts, log = console.services.database.read(read)
     if facts is None:
         raise not_found(console)
     if log is None:
-        most = response_events.MAX_STREAM_BYTES >> 20
+        most = response_detail.MAX_STREAM_BYTES >> 20
         raise InvalidRequest(f"The stored stream is longer than {most} MiB; read it with the API.")
     return facts, log

@@ -19,7 +19,7 @@ from server.protocol.decode import decode
 from server.protocol.error_object import DecodeFailure
 from server.protocol.responses.request import CreateResponse
 from server.store.administration import tenants
-from server.store.console import response_detail, stored_input
+from server.store.console import response_detail
 from server.store.database import Connection
 
 MAX_EDITED_BYTES: Final = 200_000
@@ -186,7 +186,7 @@ def _read(console: ConsoleRequest) -> _Source:
 
     def read(connection: Connection) -> tuple[str, str | None, list[str] | None]:
         echo, asked = response_detail.read_request(connection, tenant, response)
-        items = stored_input.input_items(
+        items = response_detail.input_items(
             connection, tenant, response, facts["conversation_id"], facts["created_at"]
         )
         whole = items and with_image_urls(connection, tenant, items, max_bytes=most)

@@ -15,8 +15,7 @@ from server.console.sql.result_chart import NUMBERS, chart_of
 from server.console.sql.sql_reader import MAX_QUERIES, NO_READER
 from server.errors import InvalidRequest
 from server.http.asgi.answers import Answer
-from server.store.console.admin_views import admin_views
-from server.store.console.reader import MAX_QUERY_CHARS, QueryFailed, QueryResult
+from server.store.console.reader import MAX_QUERY_CHARS, QueryFailed, QueryResult, admin_views
 from server.store.console.saved_views import find_view, views_of
 
 _FILE = Path(__file__).parents[1] / "sql" / "questions.sql"

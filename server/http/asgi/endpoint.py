@@ -21,7 +21,7 @@ from server.errors import ApiError, ClientGone, NotAuthenticated, NotReady, Over
 from server.http.asgi.answers import Answer
 from server.http.asgi.client_connections import set_authenticated
 from server.http.asgi.open_connections import KeyEnded, OpenConnections
-from server.http.asgi.request_body import RequestBody, answer_unread, read_content_encoding
+from server.http.asgi.request_body import RequestBody, answer_unread, drain_and_answer, read_content_encoding
 from server.http.asgi.request_log import has_begun
 from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.json_responses import on_error
@@ -236,7 +236,7 @@ class RouterRefusal:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer_unread(self._answer, scope, receive, send)
+        await drain_and_answer(self._answer, scope, receive, send)
 
 
 class RefuseAll:
@@ -252,7 +252,7 @@ class RefuseAll:
             await websocket.send_denial_response(on_error(websocket, self._reason()))
         elif scope["type"] == "http":
             answer = on_error(HTTPConnection(scope), self._reason())
-            await answer_unread(answer, scope, receive, send)
+            await drain_and_answer(answer, scope, receive, send)
 
 
 async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:

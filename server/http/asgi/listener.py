@@ -343,6 +343,8 @@ class Connection(TCPServer):
     async def _send(self, data: bytes) -> None:
         try:
             for start in range(0, len(data), _BLOCK_BYTES):
+                if self.writer.is_closing():
+                    raise ConnectionResetError  # asyncio would drop the block, and log the fifth
                 self.writer.write(data[start : start + _BLOCK_BYTES])
                 await self._drain()
         except (OSError, RuntimeError) as error:

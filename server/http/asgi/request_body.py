@@ -18,6 +18,8 @@ answer only after they have sent the whole body."""
 _LINGER_S = 2.0
 """Seconds for which a refused request's body is drained. Closing with unread bytes sends a TCP reset, which
 destroys the answer."""
+_DROPPED_BYTES = 1024 * 1024
+"""Bytes up to which the body of a 404 or 405 is drained so that its connection can be reused."""
 _PIECE = 64 * 1024
 """Bytes that are decompressed at a time."""
 _GZIP = zlib.MAX_WBITS | 16
@@ -96,14 +98,42 @@ class RequestBody:
             self._reserved = 0
 
 
+async def drain_and_answer(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Drains a short body, then answers, so that the connection can be reused.
+
+    A longer or slower body is handled by `answer_unread`.
+    """
+    if not _has_body(scope) or await _drop(receive):
+        await answer(scope, receive, send)
+    else:
+        await answer_unread(answer, scope, receive, send)
+
+
+async def _drop(receive: Receive) -> bool:
+    """Whether the body ended, or the client disconnected, within the limits of time and bytes."""
+    left = _DROPPED_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while left >= 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return True
+    return False
+
+
+def _has_body(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
 async def answer_unread(answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Sends an answer to a request whose body was not read. If there is one, it is drained for `_LINGER_S`.
 
     nginx's lingering close. The answer must have a Content-Length: its last ASGI message is delayed until the
     body has ended.
     """
-    headers = Headers(scope=scope)
-    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+    if not _has_body(scope):
         await answer(scope, receive, send)
         return
     last: Message = {"type": "http.response.body", "body": b"", "more_body": False}

@@ -29,7 +29,7 @@ from server.store.administration import audit_trail
 from server.store.administration import prices as stored_prices
 from server.store.administration.audit_trail import EntryFilter
 from server.store.administration.usage import GROUPS, NEVER, Group, UsageFilter, UsageRow, usage_page
-from server.store.cluster.replica_list import replicas_page
+from server.store.cluster.cluster_overview import replicas_page
 from server.store.database import Connection, clock
 
 REPLICA_STATES = ("alive", "stopped", "dead")

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, Self
 
 from engine.request import PromptImage
@@ -174,7 +174,7 @@ class ChatTemplateFormat:
     def reasoning_marks(self) -> ReasoningMarks | None:
         return self._marks
 
-    @property
+    @cached_property
     def reasoning_context(self) -> Literal["current_turn", "all_turns"]:
         return "all_turns" if self._capabilities.earlier_reasoning else "current_turn"
 

@@ -1,1 +1,1 @@
-"""What operators set and see: keys, tenants, prices, limits, spending, the usage ledger, the audit trail."""
+"""Tables of operators: keys, tenants, prices, limits, spending, the usage ledger, the audit trail."""

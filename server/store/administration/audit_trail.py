@@ -103,16 +103,16 @@ def record(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFilter:
-    """Which entries are listed; None is any."""
+    """Conditions on the listed entries; None is any."""
 
     actor: str | None = None
     action: str | None = None
-    """What the action begins with."""
+    """The beginning of the action's name."""
     tenant: str | None = None
     target: str | None = None
     since: datetime | None = None
     until: datetime | None = None
-    """Before this time."""
+    """The time before which the entries were made."""
 
 
 def entries_page(

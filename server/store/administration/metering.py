@@ -1,8 +1,12 @@
-"""Meters responses: `record_usage` adds to the ledger, to what keys have spent, and to the sums of days."""
+"""The usage ledger: `record_usage` adds a response to it, to its key's spending and to the sums of days.
+
+`remove_older` removes entries after a time.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from uuid import UUID
 
 from sqlalchemy import Connection, select, text
@@ -13,11 +17,12 @@ from server.store import arrays
 from server.store.administration import budgets, spend, usage_days
 from server.store.administration.operator_tables import usage_ledger
 from server.store.administration.prices import COST
+from server.store.content.deletion import ExpiredRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """What the ledger keeps of a response beside its end; no content."""
+    """A response's line in the ledger, without its end; it has no content."""
 
     facts: ResponseFacts
     stored: bool
@@ -80,5 +85,30 @@ place of what was reserved, and the changes of the days' sums."""
 
 def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:
     """Whether the response has a ledger entry, which is committed with its end."""
-    place = (usage_ledger.c.tenant == tenant, usage_ledger.c.response_id == response_id)
-    return connection.execute(select(usage_ledger.c.model).where(*place)).first() is not None
+    of_response = (usage_ledger.c.tenant == tenant, usage_ledger.c.response_id == response_id)
+    return connection.execute(select(usage_ledger.c.model).where(*of_response)).first() is not None
+
+
+MAX_REMOVED = 1000
+"""The most entries that one transaction removes."""
+_REMOVE_OLDER = """
+    delete from usage_ledger where (tenant, response_id) in (
+        select l.tenant, l.response_id from usage_ledger l
+        where EXPIRED and l.kind is not null
+          and not exists (select from responses r where r.tenant = l.tenant and r.id = l.response_id)
+        order by l.finished_at limit :limit for update skip locked)
+"""
+
+
+def remove_older(connection: Connection, days: int, expired: ExpiredRange) -> int:
+    """Removes entries of responses that ended longer ago, at most `MAX_REMOVED`; returns how many.
+
+    Entries of stored responses stay, and such that the sums by day do not have yet. Of a range `until` an
+    earlier time go those that are older by then.
+    """
+    earlier = expired._replace(until=expired.until and expired.until - timedelta(days=days))
+    condition = earlier.condition(
+        "l.response_id", "l.finished_at", f"statement_timestamp() - interval '{days:d} days'"
+    )
+    statement = text(_REMOVE_OLDER.replace("EXPIRED", condition))
+    return connection.execute(statement, {"limit": MAX_REMOVED}).rowcount

@@ -1,5 +1,9 @@
 """Tables of operators: keys, tenants, what they use of limits, prices, usage, the audit trail, webhooks."""
 
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -21,6 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from server.caller import Limits
 from server.store.schema.column_comments import describe
 from server.store.tables import NOW, cancel_reason, engine_times, metadata, origin_columns, time_column
 
@@ -138,7 +143,7 @@ usage_ledger = Table(
 
 
 def _usage_groups() -> list[Column[object]]:
-    """What the sums of a day are grouped by, besides the tenant; empty strings stand for nulls."""
+    """Columns by which the sums of a day are grouped, besides the tenant; empty strings stand for nulls."""
     return [
         Column("day", Date, nullable=False, comment="in UTC"),
         Column("key_id", Text, nullable=False, comment="empty: without a key"),
@@ -443,3 +448,16 @@ refused_keys = Table(
 describe(metadata)
 ALL_TABLES = metadata
 """The metadata of these tables, and of those in `tables.py`."""
+
+
+LIMIT_NAMES = tuple(field.name for field in fields(Limits))
+
+
+def limit_values(limits: Limits) -> dict[str, Any]:
+    """The limits by column."""
+    return {name: getattr(limits, name) for name in LIMIT_NAMES}
+
+
+def limits_of_row(columns: Mapping[Any, Any], prefix: str = "") -> Limits:
+    """The limits in a row whose columns of them have this prefix."""
+    return Limits(**{name: columns[prefix + name] for name in LIMIT_NAMES})

@@ -18,7 +18,7 @@ KINDS: Final[tuple[Kind, ...]] = ("requests", "tokens")
 
 
 class Bucket(NamedTuple):
-    """Whose bucket it is, and of what."""
+    """The tenant or key that a bucket belongs to, and the kind of its contents."""
 
     tenant: str
     key_id: str

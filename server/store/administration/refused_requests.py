@@ -6,8 +6,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, text
 
 
-class Refusal(NamedTuple):
-    """What refused requests are counted by. All but the tenant are values of ours."""
+class RefusedRequest(NamedTuple):
+    """The values by which refused requests are counted. All but the tenant are the server's own."""
 
     tenant: str
     """Empty if it is not known."""
@@ -15,7 +15,7 @@ class Refusal(NamedTuple):
     status: int
     error_code: str
     key_id: str = ""
-    """Of the API key by which the tenant is known; empty if it is known otherwise."""
+    """The API key by which the tenant is known; empty if it is known otherwise."""
 
 
 _ADD = text(
@@ -50,16 +50,16 @@ _FORGET = """
 _FORGET_ALL = tuple(text(_FORGET.format(table=table)) for table in ("refused_requests", "refused_keys"))
 
 
-def add(connection: Connection, counts: Mapping[Refusal, int]) -> None:
+def add(connection: Connection, counts: Mapping[RefusedRequest, int]) -> None:
     """Adds these counts to those of the current hour, but those of keys that have been removed."""
     refusals = sorted(counts)
     parameters = {
-        "tenants": [one.tenant for one in refusals],
-        "routes": [one.route for one in refusals],
-        "statuses": [one.status for one in refusals],
-        "codes": [one.error_code for one in refusals],
-        "key_ids": [one.key_id for one in refusals],
-        "counts": [counts[one] for one in refusals],
+        "tenants": [refusal.tenant for refusal in refusals],
+        "routes": [refusal.route for refusal in refusals],
+        "statuses": [refusal.status for refusal in refusals],
+        "codes": [refusal.error_code for refusal in refusals],
+        "key_ids": [refusal.key_id for refusal in refusals],
+        "counts": [counts[refusal] for refusal in refusals],
     }
     connection.execute(_ADD, parameters)
 

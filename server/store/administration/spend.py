@@ -1,4 +1,4 @@
-"""What keys have spent, as the sum of a row for each response: tokens and costs, by day in UTC.
+"""Tokens and costs of each key by day in UTC, as the sum of a row for each response.
 
 The statement that meters a response inserts its row, in the transaction of its end. With a counter for each
 key all replicas' commits would wait for the lock of one row. `fold` replaces many rows of a key and day by
@@ -14,7 +14,7 @@ FOLD_ROWS = 64
 _MAX_FOLDED = 10_000
 """The most rows that are folded in one transaction."""
 _FOLDED_DAYS = 7
-"""How far back rows are looked for, by the index of days."""
+"""Days in which rows are looked for, by the index of days."""
 
 ADD: Final = """
     insert into spend (tenant, key_id, day, tokens, cost)
@@ -50,5 +50,5 @@ def fold(connection: Connection) -> bool:
     Skips locked rows; readers see either the rows or their sum.
     """
     parameters = {"rows": FOLD_ROWS, "days": _FOLDED_DAYS, "limit": _MAX_FOLDED}
-    found: int = connection.execute(_FOLD, parameters).scalar_one()
-    return found == _MAX_FOLDED
+    folded: int = connection.execute(_FOLD, parameters).scalar_one()
+    return folded == _MAX_FOLDED

@@ -23,14 +23,19 @@ from sqlalchemy.dialects.postgresql import insert
 
 from server.caller import DEFAULT_SCOPES, NO_LIMITS, SERVER_SETTINGS, Limits, Scope, TenantSettings
 from server.store.administration import tenants
-from server.store.administration.limit_columns import limit_values, limits_of_row
-from server.store.administration.operator_tables import api_keys, key_requirement, seal_keys
+from server.store.administration.operator_tables import (
+    api_keys,
+    key_requirement,
+    limit_values,
+    limits_of_row,
+    seal_keys,
+)
 from server.store.keyset_page import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyProperties:
-    """What an operator chooses of a key."""
+    """The properties of a key that an operator chooses."""
 
     name: str = ""
     priority_floor: int = 0
@@ -84,8 +89,8 @@ _KEYS: Select[Any] = select(api_keys, *tenants.SETTINGS_COLUMNS).join_from(
     api_keys, tenants.TABLE, api_keys.c.tenant == tenants.TABLE.c.tenant, isouter=True
 )
 _GET_VALID = _KEYS.where(api_keys.c.id == bindparam("key_id"), _VALID)
-KEY_REQUIRED: Final = "select exists (select from key_requirement)"
-"""`key_required` as a statement for `Database.scalar`."""
+KEY_REQUIRED: Final = "select exists (select from key_requirement) or exists (select from api_keys)"
+"""`key_required` as a statement for `Database.scalar`. A key that came by SQL or by a restore counts, too."""
 _MINUTE = timedelta(minutes=1)
 _SHARED = "shared"
 
@@ -251,7 +256,7 @@ def revoke(connection: Connection, key_id: str) -> bool:
 
 
 def end_streams(connection: Connection, key_id: str) -> None:
-    """Has what runs with a revoked key end on every replica."""
+    """Ends what runs with a revoked key, on every replica."""
     connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(ends_streams=True))
 
 
@@ -275,7 +280,7 @@ def ended_keys(connection: Connection, age: timedelta, in_use: Collection[str]) 
 
 
 def valid_keys_of(connection: Connection, tenant: str) -> int:
-    """How many valid keys a tenant has."""
+    """The number of a tenant's valid keys."""
     return connection.execute(
         select(func.count()).select_from(api_keys).where(api_keys.c.tenant == tenant, _VALID)
     ).scalar_one()

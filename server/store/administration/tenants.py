@@ -10,8 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from server.caller import SERVER_SETTINGS, TenantSettings
 from server.store.administration import operator_tables
-from server.store.administration.limit_columns import NAMES, limit_values, limits_of_row
-from server.store.administration.operator_tables import api_keys
+from server.store.administration.operator_tables import LIMIT_NAMES, api_keys, limit_values, limits_of_row
 from server.store.keyset_page import page
 
 
@@ -26,10 +25,10 @@ class StoredTenant:
 
 
 TABLE = operator_tables.tenants
-_OWN = tuple(one.name for one in fields(TenantSettings) if one.name != "limits")
+_OWN = tuple(field.name for field in fields(TenantSettings) if field.name != "limits")
 _PREFIX = "tenant_"
 SETTINGS_COLUMNS = [
-    *(TABLE.c[name].label(_PREFIX + name) for name in (*_OWN, *NAMES)),
+    *(TABLE.c[name].label(_PREFIX + name) for name in (*_OWN, *LIMIT_NAMES)),
     TABLE.c.tenant.label(_PREFIX + "row"),
 ]
 """The columns that `settings_of_row` needs, in a query that joins tenants to something else."""
@@ -94,7 +93,7 @@ def has_keys(connection: Connection, tenant: str) -> bool:
 
 
 def of_names(connection: Connection, names: Collection[str]) -> dict[str, StoredTenant]:
-    """Those of the tenants that have settings, by name."""
+    """Settings of the named tenants by name; tenants without settings are left out."""
     rows = connection.execute(select(TABLE).where(TABLE.c.tenant.in_(names)))
     return {row.tenant: _tenant(row) for row in rows}
 

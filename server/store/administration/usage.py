@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 from server.store.console.time_limit import limit_time
 
 MAX_GROUPS: Final = 50
-"""Of a list of the largest."""
+"""The length of a list of the largest groups."""
 MAX_CHARTED: Final = 7
 """Groups that a chart shows by themselves."""
 MAX_CSV_ROWS: Final = 50_000
@@ -30,7 +30,7 @@ GROUPS: Final[Mapping[Group, str]] = {
     "key_id": "coalesce(key_id, '')",
     "model": "model",
 }
-"""By what the admin API groups and sorts sums, in this order."""
+"""Columns by which the admin API groups and sorts sums, in this order."""
 Grouping = Literal["tenant", "model", "key", "user"]
 GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
 _COLUMNS: Final[Mapping[Grouping, tuple[str, ...]]] = {
@@ -59,7 +59,7 @@ class UsageFilter:
     start: datetime
     end: datetime = NEVER
     by: Grouping = "tenant"
-    """What is charted, and written as CSV."""
+    """The grouping of the chart and of the CSV."""
     tenant: str | None = None
     model: str | None = None
     key_id: str | None = None
@@ -114,7 +114,7 @@ class UsageRow(NamedTuple):
     unpriced: int
 
     def name(self, by: Grouping) -> str:
-        """Of its group; empty for responses without a key."""
+        """The name of its group; empty for responses without a key."""
         return {"tenant": self.tenant, "model": self.model, "key": self.key_id, "user": self.end_user}[
             by
         ] or ""
@@ -131,7 +131,7 @@ class UsageRow(NamedTuple):
 _ROW: Final = ", ".join(UsageRow._fields)
 
 
-class Refused(NamedTuple):
+class RefusedCount(NamedTuple):
     """Requests that were answered with an error object."""
 
     http_status: int
@@ -143,30 +143,30 @@ class Latency(NamedTuple):
     """Percentiles in seconds over completed responses, p50, p95 and p99; None without any."""
 
     name: str | None
-    """Of the model, tenant, key or user; None: of all."""
+    """The model's, tenant's, key's or user's name; None for the percentiles of all."""
     responses: int
     first_token: Sequence[float] | None
     total: Sequence[float] | None
 
 
-def read_usage(connection: Connection, wanted: UsageFilter) -> list[UsageRow]:
+def read_usage(connection: Connection, filters: UsageFilter) -> list[UsageRow]:
     """The period's sums: in all, by day, of the largest groups, of failures, by day of charted groups."""
     query = f"""
         select {_ROW} from (
             select *, row_number() over (partition by part order by input_tokens + output_tokens desc,
                 responses desc, tenant, model, key_id, end_user) as place
-            from ({_sums(wanted, _parts(wanted))}) as sums
+            from ({_sums(filters, _parts(filters))}) as sums
         ) as ranked
         where part = 'day' or place <= {MAX_GROUPS} order by part, day, place
     """
-    rows = _rows(connection, query, wanted)
-    largest = [row for row in rows if row.part == wanted.by][:MAX_CHARTED]
-    return rows + _charted(connection, wanted, largest)
+    rows = _rows(connection, query, filters)
+    largest = [row for row in rows if row.part == filters.by][:MAX_CHARTED]
+    return rows + _charted(connection, filters, largest)
 
 
 def usage_page(
     connection: Connection,
-    wanted: UsageFilter,
+    filters: UsageFilter,
     groups: Sequence[Group],
     after: Sequence[object] | None,
     limit: int,
@@ -183,59 +183,59 @@ def usage_page(
     follows = f"where ({', '.join(keys)}) {sign} ({place})"
     order = f"order by {', '.join(f'{key} desc' if descending else key for key in keys)} limit {limit + 1}"
     query = f"""
-        select {_ROW} from ({_sums(wanted, {"group": groups})}) as sums
+        select {_ROW} from ({_sums(filters, {"group": groups})}) as sums
         {follows if values else ""} {order if keys else ""}
     """
-    return _rows(connection, query, wanted, **values)
+    return _rows(connection, query, filters, **values)
 
 
-def _charted(connection: Connection, wanted: UsageFilter, groups: Sequence[UsageRow]) -> list[UsageRow]:
+def _charted(connection: Connection, filters: UsageFilter, groups: Sequence[UsageRow]) -> list[UsageRow]:
     """The sums of these groups by day."""
-    name, condition = _NAME[wanted.by], f"{_NAME[wanted.by]} = any(:names)"
-    if wanted.by == "user":
+    name, condition = _NAME[filters.by], f"{_NAME[filters.by]} = any(:names)"
+    if filters.by == "user":
         condition = (
             f"(tenant, {name}) in (select * from unnest(cast(:tenants as text[]), cast(:names as text[])))"
         )
-    parts = {"chart": ("day", *_COLUMNS[wanted.by])}
+    parts = {"chart": ("day", *_COLUMNS[filters.by])}
     named = {
-        "names": [group.name(wanted.by) for group in groups],
+        "names": [group.name(filters.by) for group in groups],
         "tenants": [group.tenant for group in groups],
     }
-    query = f"select {_ROW} from ({_sums(wanted, parts, where=f'and {condition}')}) as sums order by day"
-    return _rows(connection, query, wanted, **named)
+    query = f"select {_ROW} from ({_sums(filters, parts, where=f'and {condition}')}) as sums order by day"
+    return _rows(connection, query, filters, **named)
 
 
-def read_days_of_groups(connection: Connection, wanted: UsageFilter) -> list[UsageRow]:
+def read_days_of_groups(connection: Connection, filters: UsageFilter) -> list[UsageRow]:
     """A row for each day and group, for CSV."""
-    parts = {"chart": ("day", *_COLUMNS[wanted.by])}
+    parts = {"chart": ("day", *_COLUMNS[filters.by])}
     order = f"order by {', '.join(parts['chart'])} limit {MAX_CSV_ROWS}"
-    query = f"select {_ROW} from ({_sums(wanted, parts)}) as sums {order}"
-    return _rows(connection, query, wanted)
+    query = f"select {_ROW} from ({_sums(filters, parts)}) as sums {order}"
+    return _rows(connection, query, filters)
 
 
-def read_top_users(connection: Connection, wanted: UsageFilter) -> list[UsageRow]:
+def read_top_users(connection: Connection, filters: UsageFilter) -> list[UsageRow]:
     """The end users with the most tokens."""
     parts = {"user": _COLUMNS["user"]}
     order = f"order by input_tokens + output_tokens desc, tenant, end_user limit {MAX_GROUPS}"
-    query = f"select {_ROW} from ({_sums(wanted, parts, users=True)}) as sums {order}"
-    return _rows(connection, query, wanted)
+    query = f"select {_ROW} from ({_sums(filters, parts, users=True)}) as sums {order}"
+    return _rows(connection, query, filters)
 
 
-def read_refused(connection: Connection, wanted: UsageFilter) -> list[Refused]:
-    """Refused requests by status and code, the most frequent first. They know the tenant alone."""
-    condition = "" if wanted.tenant is None else "and tenant = :tenant"
+def read_refused(connection: Connection, filters: UsageFilter) -> list[RefusedCount]:
+    """RefusedCount requests by status and code, the most frequent first. They know the tenant alone."""
+    condition = "" if filters.tenant is None else "and tenant = :tenant"
     query = f"""
         select status, nullif(error_code, ''), sum(requests)::bigint as requests from refused_requests
         where hour >= :begins and hour < :ends {condition}
         group by 1, 2 order by 3 desc, 1, 2 limit {MAX_GROUPS}
     """
-    return [Refused(*row) for row in _execute(connection, query, wanted)]
+    return [RefusedCount(*row) for row in _execute(connection, query, filters)]
 
 
-def read_latencies(connection: Connection, wanted: UsageFilter) -> list[Latency]:
+def read_latencies(connection: Connection, filters: UsageFilter) -> list[Latency]:
     """Percentiles over the newest responses of the period: of all, then of each group, the largest first."""
-    conditions, _ = _conditions(wanted)
-    name = _NAME[wanted.by]
+    conditions, _ = _conditions(filters)
+    name = _NAME[filters.by]
     percentiles = "percentile_cont(array[0.5, 0.95, 0.99]) within group (order by {})"
     query = f"""
         select {name}, count(*), {percentiles.format("first_token_seconds")},
@@ -247,13 +247,13 @@ def read_latencies(connection: Connection, wanted: UsageFilter) -> list[Latency]
         where status = 'completed' group by grouping sets ((), (1))
         order by grouping({name}) desc, 2 desc limit {MAX_GROUPS}
     """
-    return [Latency(*row) for row in _execute(connection, query, wanted)]
+    return [Latency(*row) for row in _execute(connection, query, filters)]
 
 
-def _parts(wanted: UsageFilter) -> dict[str, tuple[str, ...]]:
+def _parts(filters: UsageFilter) -> dict[str, tuple[str, ...]]:
     """The columns of each part's groups."""
-    shown: Sequence[Grouping] = ("tenant", "user") if wanted.reads_users else ("tenant", "model", "key")
-    failures = {} if wanted.reads_users else {"failure": ("status", "error_code")}
+    shown: Sequence[Grouping] = ("tenant", "user") if filters.reads_users else ("tenant", "model", "key")
+    failures = {} if filters.reads_users else {"failure": ("status", "error_code")}
     return {
         "total": (),
         "day": ("day",),
@@ -271,10 +271,10 @@ _LEDGER: Final = """(
 
 
 def _sums(
-    wanted: UsageFilter, parts: Mapping[str, Sequence[str]], *, users: bool | None = None, where: str = ""
+    filters: UsageFilter, parts: Mapping[str, Sequence[str]], *, users: bool | None = None, where: str = ""
 ) -> str:
     """A query of `UsageRow`s, which reads the sums by day once."""
-    users = wanted.reads_users if users is None else users
+    users = filters.reads_users if users is None else users
     columns = UsageRow._fields[1 : UsageRow._fields.index("responses")]
     absent = {"model", "key_id", "key_name", "status", "error_code"} if users else {"end_user"}
     grouped = [name for name in columns if any(name in part for part in parts.values())]
@@ -290,8 +290,8 @@ def _sums(
         "null::bigint" if users else "coalesce(sum(responses) filter (where status = 'failed'), 0)::bigint"
     )
     assert not absent & set(grouped)
-    source = "admin.users_daily" if users else "admin.usage_daily" if wanted.has_whole_days else _LEDGER
-    conditions, _ = _conditions(wanted)
+    source = "admin.users_daily" if users else "admin.usage_daily" if filters.has_whole_days else _LEDGER
+    conditions, _ = _conditions(filters)
     return f"""
         select {part} as part, {", ".join(shown)},
             coalesce(sum(responses), 0)::bigint as responses,
@@ -306,19 +306,19 @@ def _sums(
     """
 
 
-def _conditions(wanted: UsageFilter) -> tuple[str, dict[str, Any]]:
-    """What follows a condition on the time, and the parameters of all conditions."""
-    given = {name: getattr(wanted, name) for name in ("tenant", "model", "key_id", "end_user")}
-    chosen = {name: value for name, value in given.items() if value is not None}
+def _conditions(filters: UsageFilter) -> tuple[str, dict[str, Any]]:
+    """The SQL after a condition on the time, and the parameters of all conditions."""
+    values = {name: getattr(filters, name) for name in ("tenant", "model", "key_id", "end_user")}
+    chosen = {name: value for name, value in values.items() if value is not None}
     conditions = " ".join(f"and {name} = :{name}" for name in chosen)
-    times = {"first": wanted.first, "last": wanted.last, "begins": wanted.start, "ends": wanted.end}
+    times = {"first": filters.first, "last": filters.last, "begins": filters.start, "ends": filters.end}
     return conditions, {**times, **chosen}
 
 
-def _rows(connection: Connection, query: str, wanted: UsageFilter, **named: object) -> list[UsageRow]:
-    return [UsageRow(*row) for row in _execute(connection, query, wanted, **named)]
+def _rows(connection: Connection, query: str, filters: UsageFilter, **named: object) -> list[UsageRow]:
+    return [UsageRow(*row) for row in _execute(connection, query, filters, **named)]
 
 
-def _execute(connection: Connection, query: str, wanted: UsageFilter, **named: object) -> Any:
+def _execute(connection: Connection, query: str, filters: UsageFilter, **named: object) -> Any:
     with limit_time(connection):
-        return connection.execute(text(query), {**_conditions(wanted)[1], **named}).all()
+        return connection.execute(text(query), {**_conditions(filters)[1], **named}).all()

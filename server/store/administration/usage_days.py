@@ -85,8 +85,8 @@ def fold(connection: Connection) -> bool:
     """
     if not connection.execute(_MAY_FOLD, {"rows": FOLD_ROWS, "lock": _LOCK}).scalar_one():
         return False
-    found: int = connection.execute(_FOLD, {"limit": _MAX_FOLDED}).scalar_one()
-    return found == _MAX_FOLDED
+    folded: int = connection.execute(_FOLD, {"limit": _MAX_FOLDED}).scalar_one()
+    return folded == _MAX_FOLDED
 
 
 def forget_users(connection: Connection) -> None:
@@ -106,13 +106,15 @@ _FORGET_ALL = text("delete from user_days where tenant = :tenant")
 def forget_user(connection: Connection, tenant: str, user: str) -> int:
     """Removes an end user's sums, and the name from changes, while nobody folds; returns how many rows."""
     connection.execute(_LOCK_SUMS, {"lock": _LOCK})
-    place = {"tenant": tenant, "user": user}
-    return sum(connection.execute(statement, place).rowcount for statement in (_BLANK_CHANGES, _FORGET_USER))
+    parameters = {"tenant": tenant, "user": user}
+    return sum(
+        connection.execute(statement, parameters).rowcount for statement in (_BLANK_CHANGES, _FORGET_USER)
+    )
 
 
 def forget_names(connection: Connection, tenant: str) -> int:
-    """The same for all end users of a tenant."""
+    """Removes the names of all end users of a tenant from the sums; returns the number of rows."""
     connection.execute(_LOCK_SUMS, {"lock": _LOCK})
-    place = {"tenant": tenant}
-    blanked = connection.execute(_BLANK_ALL, place).rowcount
-    return blanked + connection.execute(_FORGET_ALL, place).rowcount
+    parameters = {"tenant": tenant}
+    blanked = connection.execute(_BLANK_ALL, parameters).rowcount
+    return blanked + connection.execute(_FORGET_ALL, parameters).rowcount

@@ -124,8 +124,8 @@ def release(
     """Puts responses of this replica back into the queue; returns how many. Fenced by the caller.
 
     `died` counts one more death of each response whose attempt made no progress; `claim_to_end` allows a
-    limited number. Responses that this replica
-    no longer owns stay unchanged, and with `skip_locked` locked ones.
+    limited number. Responses that this replica no longer owns stay as they are, and so do locked ones with
+    `skip_locked`.
     """
     if not keys:
         return 0
@@ -169,8 +169,8 @@ _WAITING_OF_TENANT = text(_WAITING.format(tenant="tenant = :tenant and"))
 
 def is_waiting(connection: Connection) -> bool:
     """Whether the queue has a response, whatever is to be done with it."""
-    found: bool = connection.execute(_IS_WAITING).scalar_one()
-    return found
+    is_any: bool = connection.execute(_IS_WAITING).scalar_one()
+    return is_any
 
 
 def owned_responses(connection: Connection, me: UUID) -> list[ResponseKey]:

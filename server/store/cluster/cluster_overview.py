@@ -1,13 +1,18 @@
-"""The state of the cluster, for metrics: unfinished responses, replicas, overdue purges, sizes, webhooks."""
+"""The state of the cluster: unfinished responses, replicas and a list of them, purges, sizes, webhooks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select, text
 
 from server.store.database import clock
+from server.store.keyset_page import page
 from server.store.schema.partition_removal import row_by_row
 from server.store.schema.partitions import ranged_partitions
+from server.store.tables import replicas
 from server.store.webhooks import outbox
 
 MAX_COUNTED = 100_000
@@ -47,16 +52,16 @@ _DATABASE = text(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOverview:
-    """What the database shows at one moment."""
+    """Unfinished responses, replicas and connections at one moment."""
 
     unfinished: Mapping[tuple[str, bool], int]
     """Responses by status and by whether they are background responses."""
     oldest_queued_seconds: float
-    """How long the oldest response has waited that no replica runs; 0 without any."""
+    """The longest wait of a response that no replica runs; 0 without any."""
     replicas: Mapping[tuple[str, str], int]
-    """By state and role: those that are alive, and those whose last heartbeat is of the last day."""
+    """Replicas that are alive or whose last heartbeat is of the last day, by state and role."""
     purge_lag_seconds: float
-    """How long ago the response expired that has been waiting for its purge for longest; 0 without any."""
+    """The time since the expiry of the response that has waited for its purge for longest; 0 without any."""
     connections: int
     """Open connections to the database's server, those of other programs included."""
     max_connections: int
@@ -72,7 +77,7 @@ def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOve
     unfinished = list(connection.execute(_UNFINISHED, {"most": MAX_COUNTED}))
     replicas = {(state, role): count for state, role, count in connection.execute(_REPLICAS)}
     ranges = row_by_row(ranged_partitions(connection, "responses"), clock(connection), retention_days)
-    conditions = [one.condition("id", "expires_at") for one in ranges]
+    conditions = [range_.condition("id", "expires_at") for range_ in ranges]
     overdue = [connection.scalar(text(_OVERDUE + condition)) or 0.0 for condition in conditions]
     connections, max_connections, size = connection.execute(_DATABASE).one()
     return ClusterOverview(
@@ -85,3 +90,56 @@ def read_overview(connection: Connection, retention_days: int = 0) -> ClusterOve
         database_bytes=size,
         webhooks=outbox.read_pending(connection),
     )
+
+
+_COLUMNS = ("id", "state", "role", "host", "pid", "version", "models", "started_at")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedReplica:
+    """A row of the table of replicas."""
+
+    id: UUID
+    state: Any
+    role: Any
+    host: str
+    pid: int
+    version: str
+    models: list[str]
+    started_at: datetime
+    heartbeat_age: float
+    """Seconds since the last heartbeat, by the database's clock."""
+
+
+def replicas_page(
+    connection: Connection, state: str | None, after: UUID | None, limit: int, *, newest_first: bool
+) -> list[ListedReplica] | None:
+    """The replicas that come after another, by start, one more than `limit`; None if there is no `after`."""
+    columns = replicas.c
+    age = func.extract("epoch", func.clock_timestamp() - columns.heartbeat_at)
+    query = select(*(columns[name] for name in _COLUMNS), age.label("heartbeat_age"))
+    if state is not None:
+        query = query.where(columns.state == state)
+    start = None
+    if after is not None:
+        start = connection.execute(select(columns.started_at, columns.id).where(columns.id == after)).first()
+        if start is None:
+            return None
+    rows = connection.execute(
+        page(query, (columns.started_at, columns.id), start, limit, descending=newest_first)
+    )
+    return [ListedReplica(**row._mapping) for row in rows]
+
+
+_REMOVE_ENDED = text(
+    """
+    delete from replicas p
+    where p.state <> 'alive' and p.heartbeat_at < clock_timestamp() - interval '30 days'
+      and not exists (select from responses r where r.replica_id = p.id and r.status = 'in_progress')
+    """
+)
+
+
+def remove_ended(connection: Connection) -> int:
+    """Removes replicas that ended a month ago; returns how many. Every start of a process adds one."""
+    return connection.execute(_REMOVE_ENDED).rowcount

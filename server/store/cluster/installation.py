@@ -77,14 +77,14 @@ def recognise(connection: Connection) -> int:
     Returns how many responses are held, now or since an earlier start.
     """
     found = identity(connection)
-    place = {"system": found.system, "oid": found.oid}
-    connection.execute(_RECORD, place)
+    parameters = {"system": found.system, "oid": found.oid}
+    connection.execute(_RECORD, parameters)
     recorded = Identity(*connection.execute(_LOCK).one())
     if is_copy(recorded, found):
         commit_synchronously(connection)
         connection.execute(_HOLD)
     if recorded != found:
-        connection.execute(_MOVE, place)
+        connection.execute(_MOVE, parameters)
     return count_held(connection)
 
 

@@ -27,7 +27,7 @@ QUEUE = "holdfast_queue"
 CANCEL = "holdfast_cancel"
 
 TURN_SECONDS = 0.05
-"""For which hints to send are gathered at most, while none come."""
+"""The longest time for which hints to send are gathered, while none come."""
 _RETRY_SECONDS = 1.0
 _ID_DIGITS = 32
 _IDS_PER_PAYLOAD = 7900 // _ID_DIGITS
@@ -107,7 +107,7 @@ def notify(connection: Connection, notifications: Sequence[tuple[str, str]]) -> 
 
 
 class HintListener(Protocol):
-    """What other replicas tell, on the notifier's thread."""
+    """Takes hints of other replicas, on the notifier's thread."""
 
     def on_queue_hint(self) -> None:
         """There may be responses to claim."""
@@ -125,7 +125,7 @@ class Notifier:
     def __init__(self, database: Database, listener: HintListener, *, enabled: bool = True) -> None:
         """Neither sends nor receives unless `enabled`."""
         self.other_replicas = 1
-        """How many replicas there are to notify; one until the first heartbeat has counted them."""
+        """The number of replicas to notify; one until the first heartbeat has counted them."""
         self._database = database
         self._listener = listener
         self._enabled = enabled

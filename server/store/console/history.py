@@ -41,7 +41,7 @@ class HistoryFilter:
     conversation: UUID | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
-    """Of an input or output item, as in web searches."""
+    """Words of an input or output item, written as for a web search."""
     died: bool = False
     """Only those that a replica's death has interrupted."""
 
@@ -95,7 +95,7 @@ _TENANTS = """
         from tenants t where t.tenant is not null
     )
 """
-"""Those that have responses, by as many probes of an index as there are."""
+"""The tenants that have responses, by as many probes of an index as there are tenants."""
 _OF_CONVERSATION = """r.conversation_id = :conversation and r.id in (
     select c.response_id from conversation_items c
     where c.tenant = r.tenant and c.conversation_id = :conversation
@@ -112,7 +112,7 @@ _WORDS = """exists (
 
 def history_page(
     connection: Connection,
-    wanted: HistoryFilter,
+    filters: HistoryFilter,
     before: Cursor | None,
     limit: int,
     *,
@@ -120,16 +120,16 @@ def history_page(
 ) -> list[HistoryRow]:
     """At most `limit` responses that are older than `before`. Raises TimeOver."""
     with limit_time(connection):
-        wanted = _with_tenant_of_key(connection, wanted)
-        conditions, parameters = _conditions(wanted, before)
-        each_tenant = _needs_tenants(wanted)
-        if each_tenant and not wanted.metadata:
+        filters = _with_tenant_of_key(connection, filters)
+        conditions, parameters = _conditions(filters, before)
+        each_tenant = _needs_tenants(filters)
+        if each_tenant and not filters.metadata:
             # Each tenant's newest are read in the order of an index, which ends after a page. The planner
             # takes them for few, and would rather read and sort all of a tenant's.
             connection.execute(text("set local enable_bitmapscan = off"))
         found = _newest(conditions, ":limit", each_tenant=each_tenant)
-        if wanted.words:
-            parameters["words"] = wanted.words
+        if filters.words:
+            parameters["words"] = filters.words
             found = _newest([*conditions, _WORDS], ":limit")
             if not _has_word_index(connection):
                 searched = _newest(conditions, str(WORDS_WITHOUT_INDEX), each_tenant=each_tenant)
@@ -159,42 +159,42 @@ def _newest(conditions: Sequence[str], limit: str, *, each_tenant: bool = False)
     """
 
 
-def _needs_tenants(wanted: HistoryFilter) -> bool:
+def _needs_tenants(filters: HistoryFilter) -> bool:
     """Whether indexes that begin with the tenant find what is asked, and no tenant is named."""
-    by_tenant = (wanted.model, wanted.end_user, wanted.error_code, wanted.conversation)
-    rare_status = wanted.status not in (None, "completed")
-    return wanted.tenant is None and (rare_status or any(value is not None for value in by_tenant))
+    by_tenant = (filters.model, filters.end_user, filters.error_code, filters.conversation)
+    rare_status = filters.status not in (None, "completed")
+    return filters.tenant is None and (rare_status or any(value is not None for value in by_tenant))
 
 
-def _with_tenant_of_key(connection: Connection, wanted: HistoryFilter) -> HistoryFilter:
+def _with_tenant_of_key(connection: Connection, filters: HistoryFilter) -> HistoryFilter:
     """A key is of one tenant, whose responses an index finds."""
-    if wanted.key_id is None or wanted.tenant is not None:
-        return wanted
+    if filters.key_id is None or filters.tenant is not None:
+        return filters
     query = text("select tenant from api_keys where id = :key")
-    return replace(wanted, tenant=connection.scalar(query, {"key": wanted.key_id}))
+    return replace(filters, tenant=connection.scalar(query, {"key": filters.key_id}))
 
 
-def _conditions(wanted: HistoryFilter, before: Cursor | None) -> tuple[list[str], dict[str, Any]]:
-    """What stands after `where`. Bounds of the id beside those of the time leave partitions out."""
+def _conditions(filters: HistoryFilter, before: Cursor | None) -> tuple[list[str], dict[str, Any]]:
+    """Conditions for `where`, and parameters. Bounds of ids beside those of times leave partitions out."""
     conditions = ["r.deleted_at is null"]
     parameters: dict[str, Any] = {}
-    if wanted.since is not None:
+    if filters.since is not None:
         conditions += ["r.created_at >= :since", "r.id >= :since_id"]
-        parameters["since"] = wanted.since
-        parameters["since_id"] = min_uuid_at(round(wanted.since.timestamp() * 1000) - 60_000)
+        parameters["since"] = filters.since
+        parameters["since_id"] = min_uuid_at(round(filters.since.timestamp() * 1000) - 60_000)
     for name in _EQUAL:
-        if (value := getattr(wanted, name)) is not None:
+        if (value := getattr(filters, name)) is not None:
             conditions.append(f"r.{name} = :{name}")
             parameters[name] = value
-    if wanted.error_code is not None and wanted.status is None:
+    if filters.error_code is not None and filters.status is None:
         conditions.append("r.status = 'failed'")  # no other has a code, and an index finds these
-    if wanted.conversation is not None:
+    if filters.conversation is not None:
         conditions.append(_OF_CONVERSATION)
-        parameters["conversation"] = wanted.conversation
-    if wanted.metadata:
+        parameters["conversation"] = filters.conversation
+    if filters.metadata:
         conditions.append("r.metadata @> cast(:metadata as jsonb)")
-        parameters["metadata"] = msgspec.json.encode(dict(wanted.metadata)).decode()
-    if wanted.died:
+        parameters["metadata"] = msgspec.json.encode(dict(filters.metadata)).decode()
+    if filters.died:
         conditions.append("r.deaths > 0")
     if before is not None:
         conditions.append("(r.created_at, r.id) < (:before, :before_id)")
@@ -208,7 +208,7 @@ def _has_word_index(connection: Connection) -> bool:
 
 
 def known_values(connection: Connection) -> dict[str, Sequence[str]]:
-    """What the filters offer: tenants and models of the last 7 days, the last used first, 200 each."""
+    """The filters' suggestions: tenants and models of the last 7 days, the last used first, 200 each."""
     query = f"""
         select tenant, model from admin.usage_daily where day > current_date - 7
         group by grouping sets ((tenant), (model))

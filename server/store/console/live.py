@@ -1,4 +1,4 @@
-"""What the cluster does now: replicas, the oldest running responses, the queue. All by partial indexes."""
+"""The cluster's present work: replicas, the oldest running responses, the queue. All by partial indexes."""
 
 from typing import Any, Final, NamedTuple
 from uuid import UUID

@@ -6,7 +6,7 @@ bounded in time, rows, columns and bytes. It names no function that may do more 
 (`_require_reading`).
 
 Every value comes as text. The query runs inside another, which cuts long values and counts the rows, so that
-a value of 1 GB is not sent.
+a value of 1 GB is not sent. `admin_views` lists the views to query.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 import psycopg
+from sqlalchemy import Connection, text
 
 from server.errors import ConfigError
 from server.store import database_roles
@@ -27,7 +28,7 @@ from server.store.timeout_connection import SessionSettings, TimeoutConnection, 
 SECONDS: Final = 5
 MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 10_000_000
-"""Of all values."""
+"""Bytes of all values of a result."""
 MAX_COLUMNS: Final = 100
 MAX_VALUE_CHARS: Final = 100_000
 """Longer values are cut."""
@@ -56,7 +57,7 @@ _MAY_MORE = """
 """
 _NAME = re.compile(r"[a-z_][a-z0-9_$]*")
 _ESCAPED_NAME: Final = 'u&"'
-"""How an identifier begins that is written with escapes, which hide its name."""
+"""The beginning of an identifier that is written with escapes, which hide its name."""
 HARMLESS: Final = (
     "random",
     "random_normal",
@@ -99,7 +100,7 @@ _SENTENCES = {
     "53300": "All connections of the reader are in use; try again in a moment.",
     "57014": f"The query took longer than {SECONDS} s and was ended.",
 }
-"""By SQLSTATE; of others Postgres' own sentence is shown."""
+"""Sentences by SQLSTATE; of other errors Postgres' own sentence is shown."""
 
 
 class QueryFailed(Exception):
@@ -118,7 +119,7 @@ class QueryResult:
     columns: Sequence[Column]
     rows: Sequence[Sequence[str | None]]
     cut: str
-    """Which limit has cut it, in a sentence; empty if it is whole."""
+    """A sentence about the limit that has cut it; empty if it is whole."""
     seconds: float
 
 
@@ -190,7 +191,7 @@ def _limit_memory(pid: int) -> None:
 
 
 def _columns(connection: TimeoutConnection, query: str) -> list[Column]:
-    """What the query gives, which is not run. Raises QueryFailed for one that gives no rows."""
+    """The columns of a query's result, without running it. Raises QueryFailed for one that gives no rows."""
     connection.pgconn.send_prepare(b"", query.encode())
     connection.read_results()
     connection.pgconn.send_describe_prepared(b"")
@@ -239,7 +240,7 @@ def _stream(
 
 
 def _sentence(error: psycopg.Error) -> str:
-    """What the database says of a query, in one line."""
+    """The database's message about a query, in one line."""
     known = _SENTENCES.get(error.sqlstate or "")
     said = error.diag.message_primary or str(error).strip().partition("\n")[0]
     if "multiple commands" in said:
@@ -248,3 +249,32 @@ def _sentence(error: psycopg.Error) -> str:
         return f"The database does not answer: {said or 'the connection was lost'}."
     hint = f" {error.diag.message_hint}" if error.diag.message_hint and known is None else ""
     return known or f"{said[:1].upper()}{said[1:].rstrip('.')}.{hint}"
+
+
+_COLUMNS = text("""
+    select c.relname, coalesce(obj_description(c.oid, 'pg_class'), '') as view_comment, a.attname,
+        format_type(a.atttypid, a.atttypmod), coalesce(col_description(c.oid, a.attnum), '')
+    from pg_class c join pg_attribute a on a.attrelid = c.oid
+    where c.relnamespace = 'admin'::regnamespace and c.relkind = 'v' and a.attnum > 0 and not a.attisdropped
+    order by c.relname, a.attnum limit 1000
+""")
+
+
+class ViewColumn(NamedTuple):
+    name: str
+    type: str
+    comment: str
+
+
+class AdminView(NamedTuple):
+    name: str
+    comment: str
+    columns: Sequence[ViewColumn]
+
+
+def admin_views(connection: Connection) -> list[AdminView]:
+    """All of them, by name."""
+    found: dict[str, tuple[str, list[ViewColumn]]] = {}
+    for view, about, name, kind, comment in connection.execute(_COLUMNS):
+        found.setdefault(view, (about, []))[1].append(ViewColumn(name, kind, comment))
+    return [AdminView(f"admin.{view}", about, columns) for view, (about, columns) in found.items()]

@@ -1,7 +1,9 @@
-"""One response of any tenant: its facts, its items, what it goes on from and what goes on from it."""
+"""One response of any tenant: facts, items, log, responses before and after it, its input to run again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -9,12 +11,15 @@ import msgspec
 from sqlalchemy import Connection, text
 
 from server.store.console.history import LAST_INPUT
+from server.store.console.time_limit import TIME_LIMIT_MS
+from server.store.content import stored_items
+from server.store.log_read import STREAM_BODY, CompactedStream, LogRow
 
 MAX_ITEMS: Final = 200
 MAX_ITEM_CHARS: Final = 200_000
-"""Of an item's JSON on a page; longer ones are shown by their beginning, and are whole in the raw JSON."""
+"""Characters of an item's JSON on a page; of longer ones the beginning is shown. The raw JSON is whole."""
 MAX_CHARS: Final = 2_000_000
-"""Of all items of a list; items behind them are cut to `SHORT_ITEM_CHARS`."""
+"""Characters of all items of a list; items behind them are cut to `SHORT_ITEM_CHARS`."""
 SHORT_ITEM_CHARS: Final = 500
 MAX_RELATIVES: Final = 50
 
@@ -126,9 +131,9 @@ class ResponseDetail:
     chain: list[Relative]
     """From the first known ancestor to this one."""
     branches: list[Relative]
-    """Those that go on from it."""
+    """Responses that go on from this one."""
     conversation: list[Relative]
-    """Those of its conversation."""
+    """Responses of its conversation."""
 
 
 def find_facts(connection: Connection, response: UUID) -> Mapping[str, Any] | None:
@@ -190,3 +195,93 @@ def items_of(connection: Connection, tenant: str, chain: Sequence[UUID]) -> list
     """The items of these responses, in their order: at most the last `MAX_ITEMS`."""
     rows = connection.execute(_CHAIN_ITEMS, {"tenant": tenant, "chain": list(chain)})
     return [StoredItem(*row) for row in rows][::-1]
+
+
+MAX_INPUT_ITEMS: Final = 4096
+"""The most items that `input` may have."""
+
+_CONVERSATION_BEFORE = text(f"""
+    select payload::text from conversation_items c
+    where c.tenant = :tenant and c.conversation_id = :conversation
+        and position < coalesce(
+            (select min(position) from conversation_items o
+             where o.tenant = :tenant and o.conversation_id = :conversation and o.response_id = :id),
+            (select min(position) from conversation_items o
+             where o.tenant = :tenant and o.conversation_id = :conversation and o.created_at > :created_at),
+            {2**63 - 1})
+    order by position limit {MAX_INPUT_ITEMS + 1}
+""")
+
+
+def input_items(
+    connection: Connection,
+    tenant: str,
+    response: UUID,
+    conversation: UUID | None,
+    created_at: datetime,
+) -> list[str] | None:
+    """The JSON of what its conversation still has of before, then of its own input items; None if there are
+    more than `MAX_INPUT_ITEMS`.
+    """
+    of = {"tenant": tenant, "id": response, "conversation": conversation, "created_at": created_at}
+    before = list(connection.scalars(_CONVERSATION_BEFORE, of)) if conversation else []
+    found = [*before, *stored_items.input_items(connection, tenant, response)]
+    return found if len(found) <= MAX_INPUT_ITEMS else None
+
+
+MAX_STREAM_BYTES: Final = 64 * 1024 * 1024
+"""The largest compacted stream that is shown; one of 100,000 events has about 10 MB."""
+MAX_ROWS: Final = 200_000
+"""Rows of a running response that are shown; a row has at least one event."""
+
+
+class LogPage(NamedTuple):
+    """Consecutive rows of a log."""
+
+    rows: list[LogRow]
+    end: int
+    """The sequence number after the last event that was committed."""
+
+
+_HOT = text("""
+    select first_seq, n, kind, output_index, content_index, at, body, attempt from response_events_hot
+    where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
+""")
+_HOT_END = text("""
+    select first_seq + n from response_events_hot where tenant = :tenant and response_id = :id
+    order by first_seq desc limit 1
+""")
+_STREAM = text(f"""
+    select s.last_seq + 1, case when octet_length(s.body) <= {MAX_STREAM_BYTES} then {STREAM_BODY} end
+    from response_streams s left join responses r on r.tenant = s.tenant and r.id = s.response_id
+    where s.tenant = :tenant and s.response_id = :id
+""")
+
+
+def read_log(
+    connection: Connection, tenant: str, response: UUID, first: int = 0, limit: int = MAX_ROWS
+) -> LogPage | None:
+    """At most `limit` rows, from the one with sequence number `first` on.
+
+    None if its stream is longer than `MAX_STREAM_BYTES`. Hot rows are read first: the end of a response moves
+    them into the compacted stream in one transaction.
+    """
+    connection.execute(text(f"set local statement_timeout = {TIME_LIMIT_MS}"))
+    of = {"tenant": tenant, "id": response}
+    end = connection.scalar(_HOT_END, of)
+    if end is not None:
+        rows = connection.execute(_HOT, {**of, "first": first, "limit": limit})
+        return LogPage(
+            [
+                LogRow(seq, n, kind, output, content, at, msgspec.Raw(body.encode()), attempt)
+                for seq, n, kind, output, content, at, body, attempt in rows
+            ],
+            end,
+        )
+    stream = connection.execute(_STREAM, of).first()
+    if stream is None:
+        return LogPage([], 0)
+    end, body = stream
+    if body is None:
+        return None
+    return LogPage(list(islice(CompactedStream(body).rows(first), limit)), end)

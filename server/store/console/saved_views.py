@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from server.store.administration.operator_tables import saved_views
 
 MAX_VIEWS: Final = 200
-"""Of a page."""
+"""Views of one page."""
 MAX_NAME_CHARS: Final = 80
 MAX_CONTENT_CHARS: Final = 20_000
 
@@ -32,7 +32,7 @@ _SELECT = select(*(_COLUMNS[name] for name in SavedView._fields))
 
 
 def views_of(connection: Connection, page: ViewPage) -> list[SavedView]:
-    """Those of a page, by name."""
+    """The saved views of a page, by name."""
     query = _SELECT.where(_COLUMNS.page == page).order_by(_COLUMNS.name).limit(MAX_VIEWS)
     return [SavedView(*row) for row in connection.execute(query)]
 
@@ -43,7 +43,7 @@ def find_view(connection: Connection, view: UUID) -> SavedView | None:
 
 
 def lock_views(connection: Connection) -> None:
-    """Has views saved one after the other, so that their number can be bounded."""
+    """Locks the saving of views, so that their number can be bounded."""
     connection.execute(text("select pg_advisory_xact_lock(hashtextextended('saved_views', 0))"))
 
 

@@ -61,7 +61,7 @@ class TenantRow(NamedTuple):
     """The last of the days with usage."""
     valid_keys: int
     last_used_at: datetime | None
-    """Of any of its keys, to the minute."""
+    """The last use of any of its keys, to the minute."""
     unfinished: int
     stored_bytes: int
 

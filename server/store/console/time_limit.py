@@ -10,7 +10,7 @@ from server.store.database import set_timeouts
 from server.store.database_errors import DatabaseError, is_statement_timeout
 
 TIME_LIMIT_MS: Final = 2000
-"""Of each statement of a page. What finds little in much is cut off, and the page says so."""
+"""The time of each statement of a page. A search that takes longer is cut off, and the page says so."""
 
 
 class TimeOver(Exception):

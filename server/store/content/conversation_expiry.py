@@ -24,7 +24,7 @@ class ConversationKey(NamedTuple):
 
 
 FIRST = ConversationKey("", UUID(int=0))
-"""Before all others."""
+"""A key before all others."""
 
 _ANY = text("select cast(:days as integer) > 0 or exists (select from tenants where conversation_days > 0)")
 _DAYS = "coalesce(t.conversation_days, cast(:days as integer))"
@@ -53,17 +53,17 @@ _LOCK_EXPIRED = text(
 
 
 class ExpiredPage(NamedTuple):
-    """What a page of conversations has."""
+    """The expired conversations of a page, and where the next page begins."""
 
     expired: list[ConversationKey]
     last: ConversationKey | None
-    """After which the next page begins; None at the end."""
+    """The conversation after which the next page begins; None at the end."""
 
 
 def may_expire(connection: Connection, days: int) -> bool:
     """Whether conversations of any tenant expire; `days` are the server's, 0 for never."""
-    found: bool = connection.execute(_ANY, {"days": days}).scalar_one()
-    return found
+    expires: bool = connection.execute(_ANY, {"days": days}).scalar_one()
+    return expires
 
 
 def expired_after(connection: Connection, days: int, after: ConversationKey) -> ExpiredPage:

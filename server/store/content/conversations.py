@@ -18,7 +18,7 @@ from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_adde
 
 
 @dataclass(frozen=True, slots=True)
-class StoredConversation:
+class ConversationRow:
     """A conversation's row."""
 
     id: UUID
@@ -119,7 +119,7 @@ _APPEND_RESPONSE = text(
 class ListedConversation:
     """A conversation in a list."""
 
-    conversation: StoredConversation
+    conversation: ConversationRow
     items: int
 
 
@@ -142,9 +142,9 @@ def list_page(
     Ids begin with the time, so their order is that of creation.
     """
     start = after or (_HIGHEST if newest_first else _LOWEST)
-    place = {"tenant": tenant, "after": start, "limit": limit + 1}
-    rows = connection.execute(_NEWEST_FIRST if newest_first else _OLDEST_FIRST, place)
-    return [ListedConversation(StoredConversation(*row[:-1]), row.items) for row in rows]
+    parameters = {"tenant": tenant, "after": start, "limit": limit + 1}
+    rows = connection.execute(_NEWEST_FIRST if newest_first else _OLDEST_FIRST, parameters)
+    return [ListedConversation(ConversationRow(*row[:-1]), row.items) for row in rows]
 
 
 def create(connection: Connection, tenant: str, conversation: UUID, metadata: str) -> None:
@@ -152,15 +152,15 @@ def create(connection: Connection, tenant: str, conversation: UUID, metadata: st
     connection.execute(_CREATE, {"tenant": tenant, "id": conversation, "metadata": metadata})
 
 
-def get(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation | None:
+def get(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow | None:
     row = connection.execute(_GET, {"tenant": tenant, "id": conversation}).first()
-    return StoredConversation(*row) if row else None
+    return ConversationRow(*row) if row else None
 
 
-def lock_for_update(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation | None:
+def lock_for_update(connection: Connection, tenant: str, conversation: UUID) -> ConversationRow | None:
     """The conversation, locked FOR UPDATE until the transaction ends; None if it does not exist."""
     row = connection.execute(_LOCK, {"tenant": tenant, "id": conversation}).first()
-    return StoredConversation(*row) if row else None
+    return ConversationRow(*row) if row else None
 
 
 def has_unfinished_response(connection: Connection, tenant: str, conversation: UUID) -> bool:
@@ -170,24 +170,24 @@ def has_unfinished_response(connection: Connection, tenant: str, conversation: U
 
 def update_metadata(
     connection: Connection, tenant: str, conversation: UUID, metadata: str
-) -> StoredConversation | None:
-    place = {"tenant": tenant, "id": conversation, "metadata": metadata}
-    row = connection.execute(_UPDATE, place).first()
-    return StoredConversation(*row) if row else None
+) -> ConversationRow | None:
+    parameters = {"tenant": tenant, "id": conversation, "metadata": metadata}
+    row = connection.execute(_UPDATE, parameters).first()
+    return ConversationRow(*row) if row else None
 
 
-def append(connection: Connection, tenant: str, held: StoredConversation, new: Sequence[NewItem]) -> None:
+def append(connection: Connection, tenant: str, held: ConversationRow, new: Sequence[NewItem]) -> None:
     """Appends items, with their pictures, to a locked conversation. Raises ImageRemoved."""
-    place = {"tenant": tenant, "id": held.id, "next": held.next_position}
-    connection.execute(_APPEND, {**place, **item_columns(new)})
+    parameters = {"tenant": tenant, "id": held.id, "next": held.next_position}
+    connection.execute(_APPEND, {**parameters, **item_columns(new)})
     images.insert(connection, tenant, held.id, [(item.id, image) for item in new for image in item.images])
     _advance_position(connection, tenant, held.id, len(new))
 
 
 def append_response(connection: Connection, tenant: str, conversation: UUID, response_id: UUID) -> None:
     """Appends a response's input, then its output; does nothing if the conversation was deleted."""
-    place = {"tenant": tenant, "id": conversation, "response": response_id}
-    connection.execute(_APPEND_RESPONSE, place)
+    parameters = {"tenant": tenant, "id": conversation, "response": response_id}
+    connection.execute(_APPEND_RESPONSE, parameters)
 
 
 def _advance_position(connection: Connection, tenant: str, conversation: UUID, count: int) -> None:
@@ -217,18 +217,18 @@ _DELETE = text(
 
 def delete(connection: Connection, tenant: str, conversation: UUID) -> None:
     """Deletes a locked conversation with its items."""
-    place = {"tenant": tenant, "id": conversation}
-    connection.execute(_DELETE_ITEMS, place)
-    connection.execute(_DELETE, place)
+    parameters = {"tenant": tenant, "id": conversation}
+    connection.execute(_DELETE_ITEMS, parameters)
+    connection.execute(_DELETE, parameters)
 
 
 def delete_item(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> bool:
     """Deletes an item of a locked conversation; False if there is no such item."""
-    place = {"tenant": tenant, "id": conversation, "item": item_id}
-    found: bool = connection.execute(_DELETE_ITEM, place).scalar_one() == 1
-    if found:
+    parameters = {"tenant": tenant, "id": conversation, "item": item_id}
+    is_deleted: bool = connection.execute(_DELETE_ITEM, parameters).scalar_one() == 1
+    if is_deleted:
         _advance_position(connection, tenant, conversation, 1)
-    return found
+    return is_deleted
 
 
 _ITEM = text(
@@ -244,5 +244,5 @@ def get_item(
     connection: Connection, tenant: str, item_id: str, conversation: UUID | None = None
 ) -> str | None:
     """The JSON of an item of that conversation, or of any conversation; None if there is none."""
-    place = {"tenant": tenant, "id": conversation, "item": item_id}
-    return connection.execute(_ITEM if conversation is not None else _ANY_ITEM, place).scalar()
+    parameters = {"tenant": tenant, "id": conversation, "item": item_id}
+    return connection.execute(_ITEM if conversation is not None else _ANY_ITEM, parameters).scalar()

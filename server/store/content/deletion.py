@@ -94,13 +94,13 @@ def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | Non
     None if it does not exist; True if it is still running, and the caller must cancel it. The rows of a
     running response are removed when it ends.
     """
-    place = {"tenant": tenant, "id": response_id}
-    status = connection.execute(_MARK_DELETED, place).scalar()
+    parameters = {"tenant": tenant, "id": response_id}
+    status = connection.execute(_MARK_DELETED, parameters).scalar()
     if status is None:
         return None
     if status in ("queued", "in_progress"):
         return True
-    connection.execute(_FORGET_TAGS, place)
+    connection.execute(_FORGET_TAGS, parameters)
     remove_if_unneeded(connection, tenant, response_id)
     return False
 
@@ -109,15 +109,15 @@ def remove_if_unneeded(connection: Connection, tenant: str, response_id: UUID) -
     """Removes a deleted, ended response, and tombstones of its ancestors that have no other successor."""
     current: UUID | None = response_id
     while current is not None:
-        place = {"tenant": tenant, "id": current}
-        if not connection.execute(_REMOVABLE, place).scalar():
+        parameters = {"tenant": tenant, "id": current}
+        if not connection.execute(_REMOVABLE, parameters).scalar():
             return
         for statement in _DELETE_STREAMS:
-            connection.execute(statement, place)
-        if connection.execute(_HAS_NEXT, place).scalar() is not None:
+            connection.execute(statement, parameters)
+        if connection.execute(_HAS_NEXT, parameters).scalar() is not None:
             return
-        connection.execute(_DELETE_ITEMS, place)
-        current = connection.execute(_DELETE, place).scalar()
+        connection.execute(_DELETE_ITEMS, parameters)
+        current = connection.execute(_DELETE, parameters).scalar()
 
 
 MAX_BATCH_ROWS = 1000
@@ -295,14 +295,23 @@ def _purge_slice(
     ]
     removed = {candidate.key for candidate in leaves}
     bereft = {candidate.previous for candidate in leaves if candidate.previous is not None}
-    rows = sum(_execute(connection, statement, live) for statement in _REMOVE_STREAMS)
-    rows += sum(_execute(connection, statement, removed) for statement in _REMOVE)
+    rows = remove_streams(connection, live) + remove_rows(connection, removed)
     tombstones = needed - bereft
     _execute(connection, _MARK_TOMBSTONE, tombstones)
     _execute(connection, _MARK_ALL_DELETED, live - removed - tombstones)
     _execute(connection, _EXPIRE_NOW, {key for key in bereft - keys if deleted_parents.get(key)})
     by_tenant = Counter(key.tenant for key in live)
     return PurgeBatch(len(live), rows, bool(live or removed or tombstones), by_tenant)
+
+
+def remove_streams(connection: Connection, keys: Collection[ResponseKey]) -> int:
+    """Removes the event logs of ended responses; returns the number of rows."""
+    return sum(_execute(connection, statement, keys) for statement in _REMOVE_STREAMS)
+
+
+def remove_rows(connection: Connection, keys: Collection[ResponseKey]) -> int:
+    """Removes locked responses and their items, which no longer use pictures; returns the number of rows."""
+    return sum(_execute(connection, statement, keys) for statement in _REMOVE)
 
 
 def _lock_due(connection: Connection, quiet_seconds: float, expired: ExpiredRange) -> list[ExpiredResponse]:
@@ -352,18 +361,18 @@ _COUNT_OLDER = text(f"select count(*) from responses where {_OLDER} and {_QUIET}
 
 def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:
     """Sets ended responses older than `age` to expire now, at most `MAX_BATCH_ROWS`; returns how many."""
-    place = {"tenant": tenant, "age": age, "limit": MAX_BATCH_ROWS}
-    return connection.execute(_EXPIRE_OLDER, place).rowcount
+    parameters = {"tenant": tenant, "age": age, "limit": MAX_BATCH_ROWS}
+    return connection.execute(_EXPIRE_OLDER, parameters).rowcount
 
 
 def count_due(connection: Connection, quiet_seconds: float) -> int:
-    """How many responses a purge would delete now."""
-    found: int = connection.execute(_COUNT_DUE, {"quiet": quiet_seconds}).scalar_one()
-    return found
+    """The number of responses that a purge would delete now."""
+    count: int = connection.execute(_COUNT_DUE, {"quiet": quiet_seconds}).scalar_one()
+    return count
 
 
 def count_older(connection: Connection, tenant: str, quiet_seconds: float, age: timedelta) -> int:
-    """How many more it would delete after `expire_older` with this age."""
-    place = {"tenant": tenant, "age": age, "quiet": quiet_seconds}
-    found: int = connection.execute(_COUNT_OLDER, place).scalar_one()
-    return found
+    """The number of further responses that a purge would delete after `expire_older` with this age."""
+    parameters = {"tenant": tenant, "age": age, "quiet": quiet_seconds}
+    count: int = connection.execute(_COUNT_OLDER, parameters).scalar_one()
+    return count

@@ -131,8 +131,8 @@ _DELETE_OLD = text(
 
 
 def count_old_keys(connection: Connection) -> int:
-    found: int = connection.execute(_COUNT_OLD, {"lifetime": KEY_LIFETIME}).scalar_one()
-    return found
+    keys: int = connection.execute(_COUNT_OLD, {"lifetime": KEY_LIFETIME}).scalar_one()
+    return keys
 
 
 def delete_old_keys(connection: Connection) -> int:

@@ -120,7 +120,7 @@ class _ImageKeys(list[tuple[str, bytes]]):
     """Primary keys of pictures."""
 
     def arrays(self) -> dict[str, list[Any]]:
-        """As parameters of a statement."""
+        """The keys as parameters of a statement."""
         return {"tenants": [tenant for tenant, _ in self], "digests": [digest for _, digest in self]}
 
 

@@ -88,7 +88,7 @@ def insert(connection: Connection, tenant: str, owner: UUID, uses: Iterable[tupl
 
 
 def insert_all(connection: Connection, uses: Sequence[ImageUse]) -> None:
-    """The same of several owners. Without uses there is no statement. Raises ImageRemoved.
+    """`insert` for items of several owners. Without uses there is no statement. Raises ImageRemoved.
 
     Transactions that lock several pictures lock them in the order of tenant and digest, and lock all of them
     here at once, so that they cannot deadlock.
@@ -98,14 +98,14 @@ def insert_all(connection: Connection, uses: Sequence[ImageUse]) -> None:
         _store(connection, tenant, [use.image for use in own])
         named = sorted({(use.owner, use.item_id, use.image.digest) for use in own})
         owners, item_ids, digests = (list(column) for column in zip(*named, strict=True))
-        place = {"tenant": tenant, "owners": owners, "item_ids": item_ids, "digests": digests}
-        connection.execute(_INSERT_USES, place)
+        parameters = {"tenant": tenant, "owners": owners, "item_ids": item_ids, "digests": digests}
+        connection.execute(_INSERT_USES, parameters)
 
 
-def _store(connection: Connection, tenant: str, wanted: Iterable[NewImage]) -> None:
+def _store(connection: Connection, tenant: str, new_images: Iterable[NewImage]) -> None:
     """Locks the pictures, and inserts those that are not there."""
     by_digest: dict[bytes, NewImage] = {}
-    for image in wanted:
+    for image in new_images:
         if image.data is not None or image.digest not in by_digest:
             by_digest[image.digest] = image
     digests = sorted(by_digest)
@@ -168,5 +168,5 @@ def sizes(connection: Connection, tenant: str, digests: Collection[bytes]) -> di
     """The bytes of those of these pictures that are there."""
     if not digests:
         return {}
-    place = {"tenant": tenant, "digests": list(digests)}
-    return {row.digest: row.size for row in connection.execute(_SIZES, place)}
+    parameters = {"tenant": tenant, "digests": list(digests)}
+    return {row.digest: row.size for row in connection.execute(_SIZES, parameters)}

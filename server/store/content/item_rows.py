@@ -63,9 +63,9 @@ class NewItem:
     for_model: str | None = None
     """The JSON that prompts use, if it is shorter than the payload."""
     seconds: float | None = None
-    """How long the call took that the server made."""
+    """The duration of the call that the server made."""
     images: Sequence[NewImage] = ()
-    """The pictures that it names, which `insert_items_of` does not insert."""
+    """The pictures that the item names, which `insert_items_of` does not insert."""
 
 
 def stored_item(item: Item, decoded: ImagesByUrl | None = None) -> NewItem:

@@ -61,13 +61,13 @@ def put(connection: Connection, tenant: str, prompt: str, content: str, version:
 
     None if a concurrent transaction has created the next one.
     """
-    place = {"tenant": tenant, "id": prompt, "content": content, "version": version}
-    stored: int | None = connection.execute(_PUT_NEXT if version is None else _PUT, place).scalar()
+    parameters = {"tenant": tenant, "id": prompt, "content": content, "version": version}
+    stored: int | None = connection.execute(_PUT_NEXT if version is None else _PUT, parameters).scalar()
     return stored
 
 
 def get(connection: Connection, tenant: str, prompt: str, version: int | None) -> StoredPrompt | None:
-    """That version, or the highest."""
+    """The version of a template, or its highest one; None if there is none."""
     row = connection.execute(_GET, {"tenant": tenant, "id": prompt, "version": version}).first()
     return StoredPrompt(*row) if row else None
 

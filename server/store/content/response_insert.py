@@ -11,11 +11,11 @@ from server.protocol.responses.events import Event
 from server.protocol.responses.facts import FACTS, ResponseFacts
 from server.store import arrays
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
-from server.store.content.readable_responses import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, TODAY
 from server.store.content.stored_items import INPUT
 from server.store.database import Database
 from server.store.log_append import NEW_LOG_ROWS, encode_rows, log_columns
+from server.store.tables import READABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,6 @@ _INSERT = {
     for follows in (False, True)
     for runs in (False, True)
 }
-"""By whether it follows a response, and whether a replica runs it."""
+"""Statements by whether the response follows another, and whether a replica runs it."""
 
 _NUMBERED_INSERT = {key: arrays.with_numbers(statement) for key, statement in _INSERT.items()}

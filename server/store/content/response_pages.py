@@ -11,10 +11,9 @@ from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, lite
 from sqlalchemy.dialects.postgresql import JSONB
 
 from server.protocol.responses.response import Status
-from server.store.content.readable_responses import READABLE
 from server.store.content.responses import STORED_COLUMNS, StoredResponse, stored_response
 from server.store.content.stored_items import OUTPUT
-from server.store.tables import items, responses
+from server.store.tables import READABLE, items, responses
 
 ANSWERED_STATUSES: Final = ("completed", "incomplete")
 """Final statuses of responses that can be a choice of a chat completion."""
@@ -78,7 +77,7 @@ def bounded_page(
     *,
     newest_first: bool,
 ) -> BoundedPage:
-    """The same; the page ends with the response that, with its output, reaches `most_bytes`."""
+    """`response_page`, which ends with the response that, with its output, reaches `most_bytes`."""
     listed = select(_SIZE)
     query = _page_query(listed, tenant, filters, after, limit + 1, newest_first=newest_first)
     sizes = list(connection.execute(query).scalars())
@@ -115,19 +114,19 @@ def _page_query(
     newest_first: bool,
 ) -> Select[Any]:
     place = (responses.c.created_at, responses.c.id)
-    wanted: list[ColumnElement[bool]] = [responses.c.tenant == tenant, READABLE]
+    conditions: list[ColumnElement[bool]] = [responses.c.tenant == tenant, READABLE]
     if filters.model is not None:
-        wanted.append(responses.c.model == filters.model)
+        conditions.append(responses.c.model == filters.model)
     if filters.status is not None:
-        wanted.append(responses.c.status == filters.status)
+        conditions.append(responses.c.status == filters.status)
     if filters.completions:
-        wanted += [responses.c.choice == 0, responses.c.status.in_(ANSWERED_STATUSES)]
+        conditions += [responses.c.choice == 0, responses.c.status.in_(ANSWERED_STATUSES)]
     if filters.metadata:
         asked = msgspec.json.encode(filters.metadata).decode()
-        wanted.append(responses.c.metadata.contains(cast(literal(asked), JSONB)))
+        conditions.append(responses.c.metadata.contains(cast(literal(asked), JSONB)))
     if after is not None:
         passed = tuple_(*place)
         here = tuple_(literal(after.created_at), literal(after.id))
-        wanted.append(passed < here if newest_first else passed > here)
+        conditions.append(passed < here if newest_first else passed > here)
     order = [column.desc() if newest_first else column.asc() for column in place]
-    return listed.where(*wanted).order_by(*order).limit(limit)
+    return listed.where(*conditions).order_by(*order).limit(limit)

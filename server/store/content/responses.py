@@ -12,10 +12,9 @@ from server.logs.context import ResponseFields, response_fields
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import TERMINAL_STATUSES, CancelReason, Ending, Status, columns_of
 from server.store import arrays
-from server.store.content.readable_responses import READABLE
 from server.store.content.storage_usage import TODAY, count_added
 from server.store.database_errors import OwnershipLost
-from server.store.tables import responses
+from server.store.tables import READABLE, responses
 
 
 class ResponseKey(NamedTuple):
@@ -238,19 +237,19 @@ _UPDATE_METADATA = text(
 
 
 def get_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
-    """Those of `candidates` that are undeleted choices, ordered by choice."""
+    """The undeleted choices among `candidates`, ordered by choice."""
     return _select_choices(connection, tenant, candidates, locked=False)
 
 
 def lock_choices(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
-    """The same, locked FOR UPDATE until the transaction ends."""
+    """`get_choices`, locked FOR UPDATE until the transaction ends."""
     return _select_choices(connection, tenant, candidates, locked=True)
 
 
 def _select_choices(
     connection: Connection, tenant: str, candidates: Sequence[UUID], *, locked: bool
 ) -> list[StoredResponse]:
-    wanted = (
+    query = (
         select(*STORED_COLUMNS)
         .where(
             responses.c.tenant == tenant,
@@ -260,19 +259,17 @@ def _select_choices(
         )
         .order_by(responses.c.choice)
     )
-    return [
-        stored_response(row) for row in connection.execute(wanted.with_for_update() if locked else wanted)
-    ]
+    return [stored_response(row) for row in connection.execute(query.with_for_update() if locked else query)]
 
 
 def update_choice_metadata(
     connection: Connection, stored: StoredResponse, request: str, metadata: str
 ) -> None:
     """Replaces the metadata of a locked response, in both columns that contain it."""
-    place = {"tenant": stored.tenant, "id": stored.id}
+    parameters = {"tenant": stored.tenant, "id": stored.id}
     growth = 2 * (len(request.encode()) - len(stored.request.encode()))
     connection.execute(
-        _UPDATE_METADATA, {**place, "request": request, "metadata": metadata, "growth": growth}
+        _UPDATE_METADATA, {**parameters, "request": request, "metadata": metadata, "growth": growth}
     )
 
 

@@ -78,8 +78,8 @@ _FOLD = text(
 
 def total(connection: Connection, tenant: str) -> int:
     """The bytes that a tenant has stored."""
-    found: int = connection.execute(_TOTAL, {"tenant": tenant}).scalar_one()
-    return found
+    bytes_: int = connection.execute(_TOTAL, {"tenant": tenant}).scalar_one()
+    return bytes_
 
 
 def totals(connection: Connection) -> list[tuple[str, int]]:
@@ -94,5 +94,5 @@ def fold_changes(connection: Connection) -> bool:
 
     Skips locked rows; readers see either the changes or their sum.
     """
-    found: int = connection.execute(_FOLD, {"rows": FOLD_ROWS, "limit": _MAX_FOLDED}).scalar_one()
-    return found == _MAX_FOLDED
+    folded: int = connection.execute(_FOLD, {"rows": FOLD_ROWS, "limit": _MAX_FOLDED}).scalar_one()
+    return folded == _MAX_FOLDED

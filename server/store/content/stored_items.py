@@ -10,9 +10,8 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, select, text
 
 from server.store.content.item_rows import NEW_ITEMS, NewItem, item_columns
-from server.store.content.readable_responses import READABLE
 from server.store.content.storage_usage import ITEM_BYTES, count_added
-from server.store.tables import items, responses
+from server.store.tables import READABLE, items, responses
 
 INPUT: Final = 0
 OUTPUT: Final = 1
@@ -143,7 +142,7 @@ def conversation_items(connection: Connection, tenant: str, conversation_id: UUI
     return list(connection.scalars(_CONVERSATION_ITEMS, {"tenant": tenant, "id": conversation_id}))
 
 
-class ItemPage(NamedTuple):
+class PayloadPage(NamedTuple):
     """The JSON of consecutive items, and whether there are more behind them."""
 
     payloads: list[str]
@@ -197,9 +196,9 @@ def item_page(
     *,
     newest_first: bool,
     most_bytes: int,
-) -> ItemPage:
+) -> PayloadPage:
     """At most `limit` items after a position; the page ends with the item that reaches `most_bytes`."""
-    place = {"tenant": tenant, "id": owner, "after": after, "limit": limit + 1, "most_bytes": most_bytes}
-    rows = connection.execute(of.newest_first if newest_first else of.oldest_first, place).all()
+    parameters = {"tenant": tenant, "id": owner, "after": after, "limit": limit + 1, "most_bytes": most_bytes}
+    rows = connection.execute(of.newest_first if newest_first else of.oldest_first, parameters).all()
     payloads = [row.payload for row in rows[:limit]]
-    return ItemPage(payloads, bool(rows) and rows[0].total > len(payloads))
+    return PayloadPage(payloads, bool(rows) and rows[0].total > len(payloads))

@@ -13,8 +13,9 @@ from sqlalchemy import Connection, text
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store.administration.metering import LedgerEntry, record_usage
-from server.store.content.image_removal import MARK_USES
-from server.store.content.storage_usage import ITEM_BYTES, count_removed
+from server.store.administration.operator_tables import ALL_TABLES
+from server.store.content import deletion
+from server.store.content.responses import ResponseKey
 from server.store.database import clock
 from server.store.erasure.subject import MAKE_ANONYMOUS, OF_USER, Subject
 
@@ -55,11 +56,6 @@ _MARK = text(
     """  # noqa: S608 - constants of ours
 )
 _COUNT_NOT_MARKED = text(f"select count(*) from responses where {_THESE} and {_NOT_MARKED}")  # noqa: S608
-_REMOVE_STREAMS = (
-    text(count_removed(f"delete from response_streams where {_THEIRS} returning tenant, size as bytes")),  # noqa: S608
-    text(f"delete from response_events_hot where {_THEIRS}"),  # noqa: S608
-    text(f"delete from webhook_deliveries where {_THEIRS}"),  # noqa: S608
-)
 _LOCK_ENDED = text(
     f"""
     select r.id, {OF_USER} as own from responses r
@@ -72,16 +68,6 @@ _NEWEST_ENDED = text(
     order by id desc limit :limit for update skip locked
     """  # noqa: S608 - constants of ours
 )
-_UNUSED = f"unused as ({MARK_USES} tenant = :tenant and owner = any(cast(:ids as uuid[])))"
-_REMOVE_ITEMS = text(
-    count_removed(
-        f"delete from items where {_THEIRS} returning tenant, {ITEM_BYTES} as bytes",  # noqa: S608
-        before=_UNUSED,
-    )
-)
-_REMOVE = text(count_removed(f"delete from responses where {_THESE} returning tenant, size as bytes"))  # noqa: S608
-_ANONYMISE = text(f"update usage_ledger l set {MAKE_ANONYMOUS} where {_THEIRS}")  # noqa: S608
-_FORGET_USE = text(f"delete from usage_ledger where {_THEIRS}")  # noqa: S608
 _LOCK_ABANDONED = text(
     f"""
     select r.id, {OF_USER} as own, r.key_id, r.model, r.background, r.created_at, coalesce((
@@ -106,7 +92,7 @@ def unfinished(connection: Connection, tenant: str, limit: int) -> list[UUID]:
 
 
 def unfinished_of(connection: Connection, tenant: str, ids: Sequence[UUID]) -> list[UUID]:
-    """Those of the responses that have not ended."""
+    """The responses among `ids` that have not ended."""
     return list(connection.scalars(_UNFINISHED_OF, {"tenant": tenant, "ids": list(ids)}))
 
 
@@ -121,11 +107,10 @@ def mark(connection: Connection, tenant: str, ids: Sequence[UUID]) -> int:
     No response can go on from a marked one. What remains of it is a tombstone that has expired, which any
     purge removes, too.
     """
-    place = {"tenant": tenant, "ids": list(ids)}
-    ended = [row.id for row in connection.execute(_MARK, place) if not row.running]
-    for statement in _REMOVE_STREAMS if ended else ():
-        connection.execute(statement, {"tenant": tenant, "ids": ended})
-    left: int = connection.execute(_COUNT_NOT_MARKED, place).scalar_one()
+    parameters = {"tenant": tenant, "ids": list(ids)}
+    ended = [row.id for row in connection.execute(_MARK, parameters) if not row.running]
+    _remove_logs(connection, tenant, ended)
+    left: int = connection.execute(_COUNT_NOT_MARKED, parameters).scalar_one()
     return left
 
 
@@ -146,8 +131,8 @@ def remove_abandoned(connection: Connection, subject: Subject, ids: Sequence[UUI
 
     They are metered as cancelled, with the tokens that their logs have. Their prompts were counted by no one.
     """
-    place = {**subject.parameters, "ids": list(ids), "limit": limit}
-    found = connection.execute(_LOCK_ABANDONED, place).all()
+    parameters = {**subject.parameters, "ids": list(ids), "limit": limit}
+    found = connection.execute(_LOCK_ABANDONED, parameters).all()
     now = clock(connection)
     usage: list[tuple[LedgerEntry, Ending]] = []
     for row in found:
@@ -183,11 +168,43 @@ def _remove(connection: Connection, subject: Subject, ids: Collection[UUID], own
     """
     if not ids:
         return 0
-    place = {"tenant": subject.tenant, "ids": list(ids)}
-    for statement in (*_REMOVE_STREAMS, _REMOVE_ITEMS):
-        connection.execute(statement, place)
-    removed: int = connection.execute(_REMOVE, place).scalar_one()
-    keeps_usage = subject.user is not None or subject.keep_usage
-    ledger = _ANONYMISE if keeps_usage else _FORGET_USE
-    connection.execute(ledger, {"tenant": subject.tenant, "ids": list(own)})
-    return removed
+    _remove_logs(connection, subject.tenant, ids)
+    deletion.remove_rows(connection, [ResponseKey(subject.tenant, response) for response in ids])
+    if subject.user is not None or subject.keep_usage:
+        anonymise_lines(connection, subject.tenant, own)
+    else:
+        remove_of_responses(connection, "usage_ledger", subject.tenant, own)
+    return len(ids)
+
+
+def _remove_logs(connection: Connection, tenant: str, ids: Collection[UUID]) -> None:
+    """Removes the events of ended responses, and the webhooks about their ends."""
+    deletion.remove_streams(connection, [ResponseKey(tenant, response) for response in ids])
+    remove_of_responses(connection, "webhook_deliveries", tenant, ids)
+
+
+_OTHERWISE: Final = frozenset(
+    {"items", "response_streams", "response_events_hot", "usage_ledger", "conversation_items"}
+)
+"""Tables with responses' ids from which rows go in another way."""
+_ANONYMISE = text(f"update usage_ledger l set {MAKE_ANONYMOUS} where {_THEIRS}")  # noqa: S608
+
+
+def tables_of_responses() -> list[str]:
+    """The tables with rows that go with a response and are not removed in its transaction."""
+    return sorted(
+        str(table.name)
+        for table in ALL_TABLES.tables.values()
+        if {"tenant", "response_id"} <= set(table.columns.keys()) and table.name not in _OTHERWISE
+    )
+
+
+def remove_of_responses(connection: Connection, table: str, tenant: str, ids: Collection[UUID]) -> int:
+    """Removes the rows of these responses from a table that has a column `response_id`."""
+    statement = text(f"delete from {table} where {_THEIRS}")  # noqa: S608 - names of ours
+    return connection.execute(statement, {"tenant": tenant, "ids": list(ids)}).rowcount
+
+
+def anonymise_lines(connection: Connection, tenant: str, ids: Collection[UUID]) -> int:
+    """Makes the ledger's lines of responses that are not stored (any more) anonymous."""
+    return connection.execute(_ANONYMISE, {"tenant": tenant, "ids": list(ids)}).rowcount

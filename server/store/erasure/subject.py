@@ -28,7 +28,7 @@ MAKE_ANONYMOUS: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whose data: all of a tenant, or what one of its end users made."""
+    """The owner of erased data: a whole tenant, or one of its end users."""
 
     tenant: str
     user: str | None = None

@@ -1,4 +1,4 @@
-"""What is stored of a tenant, table by table: how each is erased, in batches; counts of what is there."""
+"""A tenant's rows, table by table: erases them in batches, and counts them."""
 
 from collections import Counter
 from typing import Final, Literal
@@ -98,11 +98,11 @@ def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, 
     The lock of a key is waited for: who has it adds to what is counted by key, and another pass removes that.
     Lines of the ledger become anonymous where usage is kept.
     """
-    place = {"tenant": tenant, "limit": limit}
+    parameters = {"tenant": tenant, "limit": limit}
     if table == "audit_trail":
         if not may_change_trail(connection):
             return 0
-        return connection.execute(_REDUCE, place).rowcount
+        return connection.execute(_REDUCE, parameters).rowcount
     if table == "user_days" and keep_usage:
         return usage_days.forget_names(connection, tenant)
     if table in ("usage_changes", "usage_days") and keep_usage:
@@ -111,9 +111,9 @@ def remove_rows(connection: Connection, table: str, tenant: str, limit: int, *, 
         key = _key_query(ALL_TABLES.tables[table], f"and not {ANONYMOUS}")
         return connection.execute(
             text(f"update usage_ledger l set {MAKE_ANONYMOUS} where (tenant, response_id) in ({key})"),  # noqa: S608
-            place,
+            parameters,
         ).rowcount
-    return connection.execute(_removal(ALL_TABLES.tables[table]), place).rowcount
+    return connection.execute(_removal(ALL_TABLES.tables[table]), parameters).rowcount
 
 
 def _removal(table: Table) -> TextClause:

@@ -1,17 +1,15 @@
-"""What is stored of an end user: ids, page by page; conversations, idempotency keys, the ledger."""
+"""An end user's rows: ids of responses, page by page; conversations, idempotency keys, the ledger."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
-from server.store.administration.operator_tables import ALL_TABLES
 from server.store.content import conversations
 from server.store.content.image_removal import MARK_USES
 from server.store.content.storage_usage import ITEM_BYTES, count_removed
-from server.store.erasure.subject import BROUGHT_BY_USER, MAKE_ANONYMOUS, OF_USER, Subject
+from server.store.erasure.subject import BROUGHT_BY_USER, OF_USER, Subject
 
 PAGE_ROWS: Final = 1000
 """Rows that one statement looks at, most of which may be other users'."""
@@ -83,8 +81,8 @@ class Walk:
         elif self._lines.after is not None:
             self._next(connection, _LINES, self._lines, self.found.lines)
         elif self._items.after is not None:
-            place = {"after": self._items.after, "position": self._items.position}
-            row = connection.execute(_CONVERSATIONS, {**self._subject.parameters, **place}).one()
+            parameters = {"after": self._items.after, "position": self._items.position}
+            row = connection.execute(_CONVERSATIONS, {**self._subject.parameters, **parameters}).one()
             self._items.after, self._items.position = row.last, row.position
             self.found.conversations.update(row.found or ())
         else:
@@ -151,11 +149,11 @@ def take_out_of_conversation(
     if something is to be removed and it is locked or a response runs in it. What names the user must stay
     until it is neither: nothing else tells whose the items are.
     """
-    place = {**subject.parameters, "id": conversation}
-    if connection.execute(_LOCK, place).first() is None:
-        return (0, 0) if connection.execute(_EXISTS, place).first() is None else None
-    is_whole = connection.execute(_OTHERS, place).first() is None
-    items = [] if is_whole else connection.execute(_OWN_ITEMS, place).all()
+    parameters = {**subject.parameters, "id": conversation}
+    if connection.execute(_LOCK, parameters).first() is None:
+        return (0, 0) if connection.execute(_EXISTS, parameters).first() is None else None
+    is_whole = connection.execute(_OTHERS, parameters).first() is None
+    items = [] if is_whole else connection.execute(_OWN_ITEMS, parameters).all()
     if not (is_whole or items):
         return 0, 0
     if conversations.has_unfinished_response(connection, subject.tenant, conversation):
@@ -163,37 +161,9 @@ def take_out_of_conversation(
     if is_whole:
         conversations.delete(connection, subject.tenant, conversation)
         return 1, 0
-    chosen = {**place, "items": [row.id for row in items]}
+    chosen = {**parameters, "items": [row.id for row in items]}
     removed: int = connection.execute(_REMOVE_ITEMS, chosen).scalar_one()
-    connection.execute(_ADVANCE, place)
+    connection.execute(_ADVANCE, parameters)
     if items[0].began:
         conversations.update_metadata(connection, subject.tenant, conversation, "{}")
     return 0, removed
-
-
-_THEIRS: Final = "tenant = :tenant and response_id = any(cast(:ids as uuid[]))"
-_OTHERWISE: Final = frozenset(
-    {"items", "response_streams", "response_events_hot", "usage_ledger", "conversation_items"}
-)
-"""Tables with responses' ids from which rows go in another way."""
-_ANONYMISE = text(f"update usage_ledger l set {MAKE_ANONYMOUS} where {_THEIRS}")  # noqa: S608
-
-
-def tables_of_responses() -> list[str]:
-    """The tables with rows that go with a response and are not removed in its transaction."""
-    return sorted(
-        str(table.name)
-        for table in ALL_TABLES.tables.values()
-        if {"tenant", "response_id"} <= set(table.columns.keys()) and table.name not in _OTHERWISE
-    )
-
-
-def remove_of_responses(connection: Connection, table: str, tenant: str, ids: Sequence[UUID]) -> int:
-    """Removes the rows of these responses from one of the tables of `tables_of_responses`."""
-    statement = text(f"delete from {table} where {_THEIRS}")  # noqa: S608 - names of ours
-    return connection.execute(statement, {"tenant": tenant, "ids": list(ids)}).rowcount
-
-
-def anonymise_lines(connection: Connection, tenant: str, ids: Sequence[UUID]) -> int:
-    """Makes the ledger's lines of responses that are not stored (any more) anonymous."""
-    return connection.execute(_ANONYMISE, {"tenant": tenant, "ids": list(ids)}).rowcount

@@ -1,4 +1,4 @@
-"""What tables and columns hold, for people who read the database: comments that `tables.py` leaves out.
+"""Comments on tables and columns, for people who read the database: those that `tables.py` leaves out.
 
 `docs/data-dictionary.md` is made from them. A table that is newer than these has its comments where it is
 declared.
@@ -50,7 +50,7 @@ _ANYWHERE: Final = {
     "output_index": "the place of its item in the output",
     "content_index": "the place of its part in the item",
 }
-"""Of columns that mean the same in every table above and in those of operators."""
+"""Comments on columns that mean the same in every table above and in those of operators."""
 _COLUMNS: Final = {
     "replicas": {
         "state": "alive, stopped or dead",

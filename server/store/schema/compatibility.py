@@ -1,9 +1,9 @@
-"""Which code may serve on which revision of the schema: the table `schema_compatibility`, and its rows.
+"""The table `schema_compatibility`: the code that may serve on each revision of the schema.
 
 Every migration has two attributes beside Alembic's:
 
 - `oldest_code`: the newest revision that the oldest code knows that may still serve once it has run. For a
-  migration that may run beside the release before (`pre`), it is the last revision of that release.
+  migration that may run beside the previous release (`pre`), it is the last revision of that release.
 - `lost_by_downgrade`: tables and columns (`table.column`) with what its downgrade deletes for good.
 
 Each step of an upgrade adds the migration's row in the migration's own transaction, and a downgrade removes

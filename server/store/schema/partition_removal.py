@@ -33,14 +33,14 @@ MAX_DEFAULT_ROWS: Final = 100_000
 
 
 class Survey(NamedTuple):
-    """What there is in a partition that is due; counting ends shortly after what `is_dropped` needs."""
+    """Counts of a partition that is due; counting ends shortly after what `is_dropped` needs."""
 
     rows: int
     """Responses, or entries of the ledger."""
     kept: int
-    """Those of them that stay."""
+    """The rows that stay."""
     kept_items: int
-    """The items of those."""
+    """The items of the rows that stay."""
     default_rows: int
     """Rows of the default partitions to which these would go, as Postgres estimates."""
 
@@ -67,7 +67,7 @@ def due_ranges(partitions: Sequence[Partition], now: datetime, days: int) -> lis
 def row_by_row(
     partitions: Sequence[Partition], now: datetime, days: int, decided: frozenset[str] = frozenset()
 ) -> tuple[ExpiredRange, ...]:
-    """What a purge deletes row by row, the newest first; the rest goes with its partition. Pure.
+    """The ranges that a purge deletes row by row, the newest first; the rest goes with its partition. Pure.
 
     `days` is the retention. Left are rows of the next partition to go, and of those that are due, if they
     expire within `width_of` the retention before that. None are left of the `decided` partitions, which are
@@ -105,8 +105,10 @@ _SURVEY = """
 """
 _SURVEY_RESPONSES = text(_SURVEY.format(table="responses", key="id"))
 _SURVEY_ENTRIES = text(_SURVEY.format(table="usage_ledger", key="response_id"))
-_KEPT_RESPONSES = text("select tenant, id from holdfast_surviving_responses(:part, :quiet, :most)")
-_KEPT_ENTRIES = text("select tenant, id from holdfast_surviving_entries(:part, :days, :most)")
+_SURVIVORS = {
+    "responses": text("select tenant, id from holdfast_surviving_responses(:part, :term, :most)"),
+    "usage_ledger": text("select tenant, id from holdfast_surviving_entries(:part, :term, :most)"),
+}
 _DETACH = text(
     """
     select holdfast_detach(
@@ -120,35 +122,32 @@ _DETACHED = text(
       and relname ~ ('^' || :table || '_detached_[0-9]{10}$') order by 1
     """
 )
-_DROP_RESPONSES = text("select tenant, responses from holdfast_drop_responses(:ended, :quiet)")
-_DROP_ENTRIES = text("select holdfast_drop_entries(:ended, :days)")
+_DROP_RESPONSES = text("select tenant, responses from holdfast_drop_responses(:ended, :term)")
+_DROP_ENTRIES = text("select holdfast_drop_entries(:ended, :term)")
 
 
-def surviving_responses(
-    connection: Connection, partition: Partition, quiet_seconds: float
-) -> list[ResponseKey]:
-    """The responses of a partition that stay, a few more than MAX_MOVED at most; reads all of its rows."""
-    place = {"part": partition.name, "quiet": quiet_seconds, "most": MAX_MOVED + 1}
-    return [ResponseKey(*row) for row in connection.execute(_KEPT_RESPONSES, place)]
+def survivors(connection: Connection, table: str, partition: Partition, term: float) -> list[ResponseKey]:
+    """The rows of a partition that stay, a few more than MAX_MOVED at most; reads all of its rows.
 
-
-def surviving_entries(connection: Connection, partition: Partition, days: int) -> list[ResponseKey]:
-    """The same of a partition of the ledger, whose entries are kept for so many days."""
-    place = {"part": partition.name, "days": days, "most": MAX_MOVED + 1}
-    return [ResponseKey(*row) for row in connection.execute(_KEPT_ENTRIES, place)]
+    `term` is the time after a response's end until it may go, in seconds; of the ledger's entries in days.
+    """
+    parameters = {"part": partition.name, "term": term, "most": MAX_MOVED + 1}
+    return [ResponseKey(*row) for row in connection.execute(_SURVIVORS[table], parameters)]
 
 
 def survey(connection: Connection, table: str, partition: Partition, kept: Sequence[ResponseKey]) -> Survey:
     """Counts what `is_dropped` needs, of a partition of `responses` or `usage_ledger`."""
     of_responses = table == "responses"
-    place = {
+    parameters = {
         "low": _bound(partition.range.start),
         "high": _bound(partition.range.end),
         "most": len(kept) + MIN_DUE,
         "defaults": [f"{one}_default" for one in (CONTENT if of_responses else [table])],
     }
     keys = _arrays(kept if of_responses else ())
-    row = connection.execute(_SURVEY_RESPONSES if of_responses else _SURVEY_ENTRIES, {**place, **keys}).one()
+    row = connection.execute(
+        _SURVEY_RESPONSES if of_responses else _SURVEY_ENTRIES, {**parameters, **keys}
+    ).one()
     return Survey(row.rows, len(kept), row.kept_items, row.default_rows)
 
 
@@ -171,18 +170,16 @@ def first_kept_id(connection: Connection) -> UUID:
     return _bound(datetime.strptime(f"{max(ends)}Z", "%Y%m%d%H%z")) if ends else LOWEST
 
 
-def drop_responses(connection: Connection, ended: str, quiet_seconds: float) -> dict[str, int]:
-    """Does what is left to do for the responses of a detached partition, and drops it.
+def drop(connection: Connection, table: str, ended: str, term: float) -> dict[str, int]:
+    """Does what is left to do for the rows of a detached partition, and drops it; `term` as of `survivors`.
 
-    Returns how many responses readers have lost, by tenant.
+    Returns how many responses readers have lost, by tenant; nothing for the ledger.
     """
-    rows = connection.execute(_DROP_RESPONSES, {"ended": ended, "quiet": quiet_seconds})
-    return {row.tenant: row.responses for row in rows}
-
-
-def drop_entries(connection: Connection, ended: str, days: int) -> None:
-    """Drops a detached partition of the ledger."""
-    connection.execute(_DROP_ENTRIES, {"ended": ended, "days": days})
+    parameters = {"ended": ended, "term": term}
+    if table == "usage_ledger":
+        connection.execute(_DROP_ENTRIES, parameters)
+        return {}
+    return {row.tenant: row.responses for row in connection.execute(_DROP_RESPONSES, parameters)}
 
 
 def _arrays(keys: Sequence[ResponseKey]) -> dict[str, list[str] | list[UUID]]:

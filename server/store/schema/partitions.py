@@ -37,7 +37,7 @@ class Partition(NamedTuple):
     name: str
     range: TimeRange
     rows: int
-    """As Postgres estimates; -1 if it has not been analyzed."""
+    """Postgres' estimate; -1 if the partition has not been analyzed."""
 
 
 def width_of(retention_days: int) -> timedelta:
@@ -110,8 +110,8 @@ def add_missing(connection: Connection, table: str, now: datetime, width: timede
     existing = ranged_partitions(connection, table)
     end = existing[-1].range.end if existing else _EPOCH
     added = list(missing_ranges(end, now, width))
-    for one in added:
-        connection.execute(_ADD, {"table": table, "start": one.start, "end": one.end})
+    for added_range in added:
+        connection.execute(_ADD, {"table": table, "start": added_range.start, "end": added_range.end})
     return added
 
 

@@ -1,4 +1,4 @@
-"""What `holdfast db status` shows and `db downgrade` asks: replicas, indexes, open transactions, losses."""
+"""Reads for `holdfast db status` and `db downgrade`: replicas, indexes, open transactions, losses."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SILENT_SECONDS = 60
 OLD_TRANSACTION_SECONDS = 2
 """Shorter transactions are over before an upgrade would have to wait for them."""
 LOSS_CHECK = "5s"
-"""For the question whether a column has values; without an answer until then it counts as one that has."""
+"""The time for asking whether a column has values; without an answer until then it counts as one that has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def needing(replicas: Sequence[LivingReplica], migration: Migration) -> list[Liv
 
 
 def losses(connection: Connection, migration: Migration) -> Iterator[str]:
-    """Which of the tables and columns that its downgrade deletes have anything in them."""
+    """The tables and columns with anything in them that the migration's downgrade deletes."""
     connection.execute(text(f"set local statement_timeout = '{LOSS_CHECK}'"))
     for name in migration.lost:
         table, _, column = name.partition(".")

@@ -17,7 +17,7 @@ log = logging.getLogger("holdfast.schema")
 LOCK = 0x686F6C6466617374
 """Session advisory lock (the bytes "holdfast"): of several processes that migrate at once, one does."""
 TABLE_LOCK_TIMEOUT = "1s"
-"""For locks on tables: everybody queues behind who waits for one."""
+"""The wait for a lock on a table: all others queue behind a session that waits for one."""
 _POLL_S = 0.5
 _ANNOUNCE_EVERY = 60
 """In polls."""

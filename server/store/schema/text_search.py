@@ -9,7 +9,7 @@ from server.store.schema.schema_session import TABLE_LOCK_TIMEOUT, try_for_locks
 
 INDEX: Final = "ix_items_words"
 LOCK_SECONDS = 60.0
-"""How long a build waits for older transactions, and both for those that use items."""
+"""The wait of a build for older transactions, and of a build or a removal for those that use items."""
 
 
 def turn_on(url: str) -> None:

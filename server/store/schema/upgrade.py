@@ -63,7 +63,7 @@ def newest_revision() -> str:
 
 
 def migrations() -> list[Migration]:
-    """This release's migrations, the first one first."""
+    """The migrations of the running release, from the first to the last."""
     return [_migration(script) for script in reversed(list(_scripts().walk_revisions()))]
 
 

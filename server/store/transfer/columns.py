@@ -1,4 +1,4 @@
-"""Which tables are exported, by what name, and the values of their columns as JSON and back. Pure.
+"""The exported tables, their names in an export, and the values of their columns as JSON and back. Pure.
 
 A column's type decides its form: UUIDs and times are text, bytes are base64, JSON stands as it is stored.
 """
@@ -51,7 +51,7 @@ TABLES: Final[dict[str, Table]] = {
     "response.stream": response_streams,
     "usage": usage_ledger,
 }
-"""By the `object` of a line."""
+"""Tables by the `object` of a line."""
 _LEFT_OUT: Final = {"responses": {"replica_id"}}
 """Columns that mean nothing in another database, beside the tenant, which the first line names."""
 _MAY_HAVE_NUL: Final = {"payload"}
@@ -178,7 +178,7 @@ _PARSERS: Final[tuple[tuple[type, Callable[[object], Any]], ...]] = (
     (LargeBinary, _bytes),
     (Text, _text),
 )
-"""Of these types of columns, in this order: a Double is a Numeric, too."""
+"""Types of columns, with the function that reads a value; in this order, since a Double is a Numeric, too."""
 
 
 def row_of(kind: str, fields: Mapping[str, msgspec.Raw]) -> dict[str, Any]:

@@ -68,10 +68,10 @@ def insert_row(connection: Connection, tenant: str, kind: str, row: Mapping[str,
 
 def insert_use(connection: Connection, tenant: str, owner: UUID, item_id: str, digest: bytes) -> bool:
     """Notes that an item names a picture; False if there is no such picture."""
-    place = {"tenant": tenant, "digest": digest}
-    if connection.execute(_HAS_IMAGE, place).first() is None:
+    parameters = {"tenant": tenant, "digest": digest}
+    if connection.execute(_HAS_IMAGE, parameters).first() is None:
         return False
-    connection.execute(_USE, {**place, "owner": owner, "item_id": item_id})
+    connection.execute(_USE, {**parameters, "owner": owner, "item_id": item_id})
     return True
 
 
@@ -84,6 +84,6 @@ def id_of_another(
     connection: Connection, tenant: str, others: Sequence[str], ids: Sequence[UUID]
 ) -> tuple[str, UUID] | None:
     """The kind and id of a response or conversation that another tenant has with one of these ids."""
-    place = {"tenant": tenant, "others": list(others), "ids": list(ids)}
-    row = connection.execute(_OTHERS, place).first()
+    parameters = {"tenant": tenant, "others": list(others), "ids": list(ids)}
+    row = connection.execute(_OTHERS, parameters).first()
     return (row.kind, row.id) if row else None

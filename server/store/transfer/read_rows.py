@@ -22,7 +22,7 @@ _LIMITS: Final = {
     "idle_in_transaction_session_timeout": "0",
 }
 _PATIENCE_S: Final = 3600.0
-"""For one part of a result: a user may have few rows among many."""
+"""The time for one part of a result: a user may have few rows among many."""
 _FETCHED: Final = {"image": 2, "response.stream": 10}
 _DEFAULT_FETCHED: Final = 50
 _ENDED: Final = "r.status not in ('queued', 'in_progress')"
@@ -108,5 +108,5 @@ def rows(connection: Connection, subject: Subject, kind: str) -> Iterator[Sequen
 
 def count_unfinished(connection: Connection, subject: Subject) -> int:
     """The responses that have not ended and are left out."""
-    found: int = connection.execute(_UNFINISHED, subject.parameters).scalar_one()
-    return found
+    count: int = connection.execute(_UNFINISHED, subject.parameters).scalar_one()
+    return count

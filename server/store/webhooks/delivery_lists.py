@@ -56,8 +56,8 @@ def _delivery(row: Row[Any]) -> StoredDelivery:
 
 def get(connection: Connection, tenant: str, endpoint: UUID, delivery: UUID) -> StoredDelivery | None:
     """A delivery to that endpoint."""
-    place = (_COLUMNS.tenant == tenant, _COLUMNS.endpoint_id == endpoint, _COLUMNS.id == delivery)
-    row = connection.execute(_SELECT.where(*place)).first()
+    conditions = (_COLUMNS.tenant == tenant, _COLUMNS.endpoint_id == endpoint, _COLUMNS.id == delivery)
+    row = connection.execute(_SELECT.where(*conditions)).first()
     return _delivery(row) if row else None
 
 
@@ -82,7 +82,7 @@ def list_page(
 
 
 def redeliver(connection: Connection, tenant: str, endpoint: UUID, delivery: UUID | None, limit: int) -> int:
-    """Has a delivery attempted again from now on, or without one the newest that were given up.
+    """Makes a delivery due again, or without one the newest that were given up.
 
     Returns how many. Those that wait already are attempted now.
     """

@@ -13,7 +13,7 @@ from server.store.keyset_page import page
 
 @dataclass(frozen=True, slots=True)
 class EndpointProperties:
-    """What is chosen of an endpoint."""
+    """The properties of an endpoint that its owner or an operator chooses."""
 
     name: str = ""
     url: str = ""
@@ -56,7 +56,7 @@ def _values(properties: EndpointProperties) -> dict[str, Any]:
 
 
 def lock_tenant(connection: Connection, tenant: str) -> None:
-    """Has the tenant's endpoints made one after the other, so that their number can be bounded."""
+    """Locks the making of the tenant's endpoints, so that their number can be bounded."""
     connection.execute(
         text("select pg_advisory_xact_lock(hashtextextended('webhook_endpoints ' || :tenant, 0))"),
         {"tenant": tenant},
@@ -64,7 +64,7 @@ def lock_tenant(connection: Connection, tenant: str) -> None:
 
 
 def count(connection: Connection, tenant: str) -> int:
-    """How many endpoints a tenant has."""
+    """The number of a tenant's endpoints."""
     query = select(func.count()).select_from(webhook_endpoints).where(_COLUMNS.tenant == tenant)
     return connection.execute(query).scalar_one()
 
@@ -118,12 +118,12 @@ def set_disabled(connection: Connection, endpoint: UUID, reason: str | None) -> 
 
 def rotate_secret(connection: Connection, endpoint: UUID, secret: str, overlap: timedelta) -> None:
     """Replaces the secret by a sealed one; the old one signs, too, for `overlap`, unless that is 0."""
-    kept = (
+    old_secret_columns = (
         {"old_secret": _COLUMNS.secret, "old_secret_until": func.clock_timestamp() + overlap}
         if overlap
         else {"old_secret": None, "old_secret_until": None}
     )
-    _update(connection, endpoint, secret=secret, **kept)
+    _update(connection, endpoint, secret=secret, **old_secret_columns)
 
 
 def _update(connection: Connection, endpoint: UUID, **values: object) -> None:

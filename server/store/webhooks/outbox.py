@@ -16,9 +16,9 @@ from sqlalchemy import Connection, text
 from server.store.content.responses import ResponseKey
 
 RETRIED_FOR = timedelta(hours=72)
-"""After a response's end, or a redelivery; OpenAI's value."""
+"""The time of attempts after a response's end or a redelivery; OpenAI's value."""
 ENDED_KEPT = timedelta(days=7)
-"""Of what was delivered or given up."""
+"""The time for which a delivery is kept that was delivered or given up."""
 MAX_PENDING = 10_000
 """Deliveries of one endpoint that wait; of more the oldest are given up."""
 _BATCH = 1000
@@ -140,7 +140,7 @@ def claim(connection: Connection, *, limit: int, lease: timedelta, room: Mapping
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """How an attempt went."""
+    """The result of an attempt."""
 
     tenant: str
     id: UUID
@@ -264,6 +264,6 @@ MAX_COUNTED = 100_000
 
 
 def read_pending(connection: Connection) -> Pending:
-    """What waits, counted up to MAX_COUNTED."""
+    """The waiting deliveries, counted up to MAX_COUNTED, and the delay of the oldest."""
     count, seconds = connection.execute(_PENDING, {"most": MAX_COUNTED}).one()
     return Pending(count, max(0.0, float(seconds)))

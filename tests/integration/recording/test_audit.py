@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import InternalError
 
-from server.maintenance.audit_responses import INVARIANTS, Limits
+from server.maintenance.audit_responses import INVARIANTS, AuditLimits
 from server.maintenance.audit_responses import check as check_response
 from server.protocol.ids import new_uuid
 from server.store import audit_snapshot
@@ -129,7 +129,7 @@ def test_a_response_that_a_dead_replica_left_is_found_once_it_should_have_been_t
 ) -> None:
     left = begin(bench)
     kill(bench.database, bench.replica)
-    at_once = Limits(waiting_seconds=-1)
+    at_once = AuditLimits(waiting_seconds=-1)
     assert find(database_url, at_once) == [], "while no server lives, nothing is forgotten"
     register(bench.database)
     assert find(database_url) == []
@@ -159,7 +159,7 @@ def test_idempotency_keys_lead_to_one_response_each_which_exists_or_was_deleted(
         ("I8", there),
         ("I7", lost),
     }
-    assert [found.invariant for found in find(database_url, Limits(key_seconds=3600))] == ["I8"]
+    assert [found.invariant for found in find(database_url, AuditLimits(key_seconds=3600))] == ["I8"]
 
 
 def test_a_response_that_is_not_stored_may_be_lost_with_its_replica(bench: Bench, database_url: str) -> None:
@@ -263,7 +263,7 @@ def test_responses_that_end_during_their_audit_are_seen_as_they_were(bench: Benc
         assert next(audited, None) is None
     assert [first.stored.id, second.stored.id] == [newer.facts.id, older.facts.id]
     assert (second.stored.status, second.compacted, second.ledger_entry) == ("in_progress", None, None)
-    assert check_response(second, moment, Limits()) == []
+    assert check_response(second, moment, AuditLimits()) == []
 
 
 def test_damage_of_every_kind_is_tried() -> None:

@@ -104,20 +104,42 @@ def test_what_comes_for_a_run_whose_tokens_cannot_be_stored_yet_is_stored_behind
     check(bench, other, "abbb")
 
 
+def slow_down(bench: Bench, run: Run) -> None:
+    """The folding of the response's log takes 2.5 s from now on; the sequence `folds` counts it."""
+    with psycopg.connect(bench.database.url, autocommit=True) as connection:
+        connection.execute(
+            "create sequence folds; create function slow() returns trigger language plpgsql as"
+            f" $$ begin if new.response_id = '{run.facts.id}' then"
+            " perform nextval('folds'); perform pg_sleep(2.5); end if; return new; end $$;"
+            " create trigger slow before insert on response_streams for each row execute function slow()"
+        )
+
+
 def test_a_slow_statement_of_one_response_has_its_time(bench: Bench) -> None:
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("long")))
-    with psycopg.connect(bench.database.url, autocommit=True) as connection:
-        connection.execute(
-            "create function slow() returns trigger language plpgsql as"
-            f" $$ begin if new.response_id = '{hit.facts.id}' then perform pg_sleep(2.5); end if;"
-            " return new; end $$;"
-            " create trigger slow before insert on response_streams for each row execute function slow()"
-        )
+    slow_down(bench, hit)
     bench.recorder.deliver([finished(hit)])
     assert b'"completed"' in bench.hub.final(hit.facts.id)
     goes_on(bench, other)
     check(bench, hit, "long")
+
+
+def test_an_end_that_is_too_slow_is_tried_once_with_the_longest_limit_and_released(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried with the others, alone, and alone with the longest limit; to fail it would take as long."""
+    monkeypatch.setattr(committer, "_LAST_STATEMENT_MS", 700)
+    hit, other = bench.begin(), bench.begin()
+    bench.feed(tokens(hit, say("long")))
+    slow_down(bench, hit)
+    bench.recorder.deliver([finished(hit)])
+    eventually(lambda: bench.cancelled)
+    goes_on(bench, other)
+    assert status(bench, hit) == ("in_progress", None, 0)
+    assert text(bench, hit) == "long"
+    with psycopg.connect(bench.database.url) as connection:
+        assert connection.execute("select last_value from folds").fetchone() == (3,)
 
 
 def test_a_locked_row_is_waited_for_longer_than_any_transaction_of_the_server_takes() -> None:

@@ -25,7 +25,7 @@ from server.protocol.responses.items import (
 )
 from server.store.content import images
 from server.store.content.images import StoredImage
-from server.store.content.stored_items import ItemPage
+from server.store.content.stored_items import PayloadPage
 
 WEB = "https://example.com/cat.png"
 PICTURES = [bytes([number]) * 3000 for number in range(5)]
@@ -115,10 +115,10 @@ def test_urls_count_among_the_bytes_as_often_as_they_are_given(loaded: list[Coll
 
 def test_a_page_that_is_cut_says_that_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [payload(named(0)), payload(named(1))]
-    assert page_with_image_urls(CONNECTION, T, ItemPage(listed, False)).more is False
+    assert page_with_image_urls(CONNECTION, T, PayloadPage(listed, False)).more is False
     monkeypatch.setattr(image_urls, "MAX_BYTES", 4000)
-    cut = page_with_image_urls(CONNECTION, T, ItemPage(listed, False))
-    assert cut == ItemPage([payload(whole(0))], True)
+    cut = page_with_image_urls(CONNECTION, T, PayloadPage(listed, False))
+    assert cut == PayloadPage([payload(whole(0))], True)
 
 
 def test_without_urls_every_picture_is_null() -> None:

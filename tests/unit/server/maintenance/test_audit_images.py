@@ -2,7 +2,7 @@ from uuid import UUID
 
 import pytest
 
-from server.maintenance.audit_images import check_conversation, check_image, check_uses
+from server.maintenance.audit_responses import check_conversation, check_image, check_uses
 from server.protocol.input_images import content_of
 from server.protocol.responses.items import InputImage, InputText, Message, encode_item
 from server.store.audit_images import ConversationImages, UnsoundImage

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.request import FinishReason
 from server.maintenance.audit_event_log import SLACK
-from server.maintenance.audit_responses import INVARIANTS, Limits, check, check_keys, check_orphans
+from server.maintenance.audit_responses import INVARIANTS, AuditLimits, check, check_keys, check_orphans
 from server.protocol import ids
 from server.protocol.responses.events import Event
 from server.store.audit_snapshot import (
@@ -228,8 +228,8 @@ RUNNING_WOUNDS: list[tuple[str, str, Wound]] = [
 
 
 def test_nothing_is_wrong_with_what_a_run_leaves() -> None:
-    assert check(ended(), SERVED, Limits()) == []
-    assert check(running(), SERVED, Limits()) == []
+    assert check(ended(), SERVED, AuditLimits()) == []
+    assert check(running(), SERVED, AuditLimits()) == []
 
 
 def test_an_input_item_may_have_the_id_that_it_was_sent_with() -> None:
@@ -273,8 +273,8 @@ spoken = st.lists(st.lists(st.sampled_from([*say('ab"\n\0é'), *think("xy"), HAL
 def test_whatever_a_model_says_and_however_it_ends_nothing_is_wrong(
     given_tokens: list[list[int]], reason: FinishReason | None
 ) -> None:
-    assert check(ended(*given_tokens or [[]], reason=reason), SERVED, Limits()) == []
-    assert check(running(*given_tokens or [[]]), SERVED, Limits()) == []
+    assert check(ended(*given_tokens or [[]], reason=reason), SERVED, AuditLimits()) == []
+    assert check(running(*given_tokens or [[]]), SERVED, AuditLimits()) == []
 
 
 @given(spoken, st.data())
@@ -337,7 +337,7 @@ def test_a_response_that_was_handed_back_may_wait_for_an_hour_from_its_last_even
     handed_back = stands(running(), replica_id=None)
     assert broken(handed_back, later(3500)) == set()
     assert broken(handed_back, later(3700)) == {"I1"}
-    assert broken(handed_back, later(3700), Limits(waiting_seconds=4000)) == set()
+    assert broken(handed_back, later(3700), AuditLimits(waiting_seconds=4000)) == set()
 
 
 def test_a_background_response_without_its_request_cannot_be_begun_again() -> None:

@@ -3,7 +3,7 @@
 from uuid import UUID
 
 from server.recovery.heartbeat import StoringWatch
-from server.store.cluster.heartbeat_watch import HeartbeatWatch
+from server.store.cluster.leases import HeartbeatWatch
 
 LEASE = 10.0
 ONE, OTHER = UUID(int=1), UUID(int=2)

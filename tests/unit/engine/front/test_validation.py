@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.front.validation import refuse_bad_images
 from engine.request import (
     MAX_IMAGE_BYTES,
     MAX_IMAGES,
@@ -15,7 +16,6 @@ from engine.request import (
     PromptImage,
     RequestRefused,
 )
-from engine.validation import refuse_bad_images
 from tests.support.engines import make_request
 
 TOKEN = 50
