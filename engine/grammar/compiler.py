@@ -4,6 +4,7 @@ A grammar that is not cached is compiled in a bounded process first; see `trial_
 """
 
 import hashlib
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -20,11 +21,14 @@ from engine.grammar.trial_process import TrialProcess
 from engine.request import EngineRequest, RequestRefused, StructuredOutput, one_line
 from engine.vocabulary import Vocabulary
 
+log = logging.getLogger("holdfast.grammars")
+
 CACHE_BYTES = 256 * 2**20
 COMPILE_SECONDS = 5.0
 """Timeout of a compile on a busy machine; the bounds of `trial_process` limit the work."""
-QUEUE_SECONDS = 2.0
-"""How long a grammar waits for a free compiling thread."""
+QUEUE_SECONDS = 8.0
+"""Timeout of the wait for a free compiling thread: grammars of other keys may take all that `trial_process`
+gives, and end its process, which takes a second to start for a large vocabulary."""
 MAX_WAITING_PER_KEY = 8
 """Maximum of grammars of one fairness key that wait to be compiled."""
 THREADS = max(1, min(2, (os.cpu_count() or 1) - 1))
@@ -258,9 +262,12 @@ class GrammarCompiler:
             future.set_result(self._compile(grammar, digest))
         except BadGrammar as error:
             future.set_result(one_line(str(error)))
-        except RequestRefused as refused:
+        except Exception as error:
             self._forget(future, digest)
-            future.set_exception(refused)
+            if not isinstance(error, RequestRefused):
+                log.exception("a grammar could not be compiled")
+                error = RequestRefused("overloaded", "The grammar could not be compiled now.")
+            future.set_exception(error)
         finally:
             self._limit.release(fairness_key)
 

@@ -48,22 +48,20 @@ class TrialProcess:
         self._connection: Connection | None = None
         self._end: Callable[[], object] = lambda: None
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Starts the process. Raises OSError where there are too many processes or files."""
         self._connection, theirs = Pipe()
         with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            except OSError as error:
-                raise RequestRefused("overloaded", f"No grammar can be compiled now: {error}.") from error
-        self._end = weakref.finalize(self, _end, self._process, self._connection)
-        self._connection.send_bytes(self._vocabulary)
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        self._end = weakref.finalize(self, _end, process, self._connection)
+        return process
 
     def source_of(self, grammar: StructuredOutput) -> str:
         """The Lark source of a grammar that compiles within the bounds.
@@ -82,12 +80,17 @@ class TrialProcess:
         self._end()
 
     def _ask(self, message: bytes) -> bytes:
-        if self._process is None:
-            self._start()
-        process = self._process
-        assert process is not None
+        if self._process is not None and self._has_ended():
+            self.close()
+        is_new = self._process is None
+        try:
+            process = self._process = self._process or self._start()
+        except OSError as error:
+            raise RequestRefused("overloaded", f"No grammar can be compiled now: {error}.") from error
         assert self._connection is not None
         try:
+            if is_new:
+                self._connection.send_bytes(self._vocabulary)
             self._connection.send_bytes(message)
             if self._connection.poll(WALL_SECONDS):
                 return self._connection.recv_bytes()
@@ -101,6 +104,10 @@ class TrialProcess:
             )
         raise RequestRefused("overloaded", "The grammar could not be compiled now; try again later.")
 
+    def _has_ended(self) -> bool:
+        """Whether the process has ended while nobody asked it: there is nothing else to read then."""
+        return self._connection is not None and self._connection.poll(0)
+
 
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
     connection.close()
@@ -110,7 +117,8 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
 
 def main() -> None:
     """The process: compiles what it is sent until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which means the server
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal or a supervisor, which mean the server
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     threading.stack_size(STACK_BYTES)

@@ -50,6 +50,7 @@ from server.protocol.responses.request import CreateResponse
 from server.recording.recorder import Recorder
 from server.request_input.resolve_input import read_request_input
 from server.request_input.template_input import read_templated_input
+from server.store.administration.rate_buckets import Unused
 from server.store.database import Database
 from server.store.disk_space import Disk
 
@@ -122,28 +123,15 @@ class Admission:
         """
         if input_items is None and generate:
             refuse_empty(requests[0])
-        with self.gate.entered(), ExitStack() as held:
+        with self.gate.entered():
             earlier = self._find_previous(caller, requests, idempotency_key)
             if earlier is not None:
                 return earlier
             create = self._parse(
                 caller, requests, idempotency_key, input_items, prior_items, generate=generate
             )
-            rates, budget = None, None
-            if caller.has_limits:
-                rates = held.enter_context(self.rates.reserving(caller))
-                budget = held.enter_context(self.budgets.reserving(caller))
             try:
-                for _ in range(MAX_CONVERSATION_RETRIES):
-                    runs = self._prepare(create, rates, budget)
-                    try:
-                        with self._reserved(runs) as channels:
-                            accept = self._acceptance.accept if runs[0].stored else self._claim
-                            accepted = accept(runs)
-                    except ConversationChanged:
-                        continue
-                    return self._begin(runs, accepted, channels)
-                raise ConversationLocked
+                return self._create(create)
             except (KeyTaken, ConversationLocked) as refused:
                 earlier = self._find_previous(caller, requests, idempotency_key)
                 if earlier is not None:
@@ -209,6 +197,30 @@ class Admission:
             generate=generate,
         )
 
+    def _create(self, create: ParsedCreate) -> list[AcceptedResponse]:
+        """Prepares, accepts and begins responses; if it raises, what was taken of limits is given back.
+
+        Raises KeyTaken, ApiError, DecodeFailure or NotReady.
+        """
+        caller = create.caller
+        rates, budget = None, None
+        with ExitStack() as reserved:
+            if caller.has_limits:
+                rates = reserved.enter_context(self.rates.reserving(caller))
+                budget = reserved.enter_context(self.budgets.reserving(caller))
+            for _ in range(MAX_CONVERSATION_RETRIES):
+                runs = self._prepare(create, rates, budget)
+                try:
+                    with self._reserved(runs) as channels:
+                        accept = self._acceptance.accept if runs[0].stored else self._claim
+                        accepted = accept(runs)
+                except ConversationChanged:
+                    continue
+                if rates is not None:
+                    rates.accepted()
+                return self._begin(runs, accepted, channels)
+            raise ConversationLocked
+
     def _prepare(
         self, create: ParsedCreate, rates: RateReservation | None, budget: BudgetReservation | None
     ) -> Sequence[NewRun]:
@@ -217,7 +229,7 @@ class Admission:
         if budget is not None:
             runs = self._within_budget(budget, runs)
         if rates is not None:
-            rates.take(sum(_tokens_of(new) for new in runs))
+            rates.take_tokens(sum(_tokens_of(new) for new in runs))
         return runs
 
     def _within_budget(self, reservation: BudgetReservation, runs: Sequence[NewRun]) -> Sequence[NewRun]:
@@ -357,6 +369,8 @@ class Admission:
         else:
             self._hub.discard(response)
             self.key_claims.give_up(new)
+            if new.caller.has_limits:  # no end will settle them
+                self.rates.return_now(new.caller, Unused(tokens=_tokens_of(new)))
         self._recorder.capacity.discard(response)
 
 

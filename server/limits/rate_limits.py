@@ -1,9 +1,9 @@
 """`RateLimits`: requests and tokens a minute of keys and tenants, over all replicas, with OpenAI's headers.
 
 A limit is a bucket of as many units, which fills evenly within a minute. A request takes one of its key's and
-its tenant's buckets just before it is accepted, and the tokens of its prompt and as many as its output may
-have. When the response has ended, the replica on which it ended gives back what was not used, or takes the
-rest, within about a second. Without a limit a request makes no query.
+its tenant's buckets before its prompt is prepared, and before it is accepted the tokens of the prompt and as
+many as its output may have. When the response has ended, the replica on which it ended gives back what was
+not used, or takes the rest, within about a second. Without a limit a request makes no query.
 """
 
 import logging
@@ -28,9 +28,11 @@ log = logging.getLogger("holdfast.rate_limits")
 DEFAULT_OUTPUT_TOKENS: Final = 1024
 """Taken for the output of a request without `max_output_tokens`."""
 _REFUSED_SECONDS: Final = 0.25
-"""How long requests are refused without a query after one was, so that their prompts are not prepared."""
+"""How long requests are refused without a query after one was."""
 _MAX_LEVELS: Final = 16_384
 """Buckets of which this process remembers the level. Beyond them full ones are forgotten, and at need all."""
+_MAX_UNITS: Final = 2**53
+"""Units that are given back at once, whatever `max_output_tokens` a request had."""
 
 
 def reserved_tokens(prompt_tokens: int, max_output_tokens: int | None, *, wants_output: bool = True) -> int:
@@ -74,27 +76,30 @@ class _KnownLevel:
 
 
 class RateReservation:
-    """The units that one request has taken from its caller's buckets, until it is accepted."""
+    """The request and the tokens that one request has taken from its caller's buckets."""
 
     def __init__(self, rates: "RateLimits", caller: Caller) -> None:
         self._rates = rates
         self._caller = caller
-        self._taken = Unused()
+        self._tokens = 0
 
-    def take(self, tokens: int) -> None:
-        """Takes a request and its tokens, in place of what was taken before. Raises RateLimited,
+    def take_tokens(self, tokens: int) -> None:
+        """Takes the tokens of the responses, in place of those taken before. Raises RateLimited,
         RequestTooLarge or DatabaseError.
         """
-        self.give_back()
-        self._rates.take(self._caller, tokens)
-        self._taken = Unused(1, tokens)
+        if self._tokens:
+            self._rates.return_now(self._caller, Unused(tokens=self._tokens))
+            self._tokens = 0
+        self._rates.take(self._caller, requests=0, tokens=tokens)
+        self._tokens = tokens
+
+    def accepted(self) -> None:
+        """The responses are accepted: their ends settle the tokens."""
+        self._tokens = 0
 
     def give_back(self) -> None:
         """Gives back what was taken, now or as soon as the database answers."""
-        if self._taken != Unused():
-            self._rates.give_back(self._caller.tenant, self._caller.key_id, self._taken)
-            self._taken = Unused()
-            self._rates.write_unused()
+        self._rates.return_now(self._caller, Unused(1, self._tokens))
 
 
 class RateLimits:
@@ -110,10 +115,11 @@ class RateLimits:
 
     @contextmanager
     def reserving(self, caller: Caller) -> Iterator[RateReservation]:
-        """Surrounds the acceptance of a request, whose end settles its tokens; if the block raises, what was
-        taken is given back. Raises RateLimited if another request of the caller has just been refused.
+        """Counts a request, and surrounds its preparation and acceptance: if the block raises, what was taken
+        is given back. Raises RateLimited or DatabaseError.
         """
         self._check(caller)
+        self.take(caller)
         reservation = RateReservation(self, caller)
         try:
             yield reservation
@@ -121,9 +127,9 @@ class RateLimits:
             reservation.give_back()
             raise
 
-    def take(self, caller: Caller, tokens: int = 0) -> None:
-        """Counts a request with so many tokens. Raises RateLimited, RequestTooLarge or DatabaseError."""
-        demands = _demands(caller, "requests", 1)
+    def take(self, caller: Caller, *, requests: int = 1, tokens: int = 0) -> None:
+        """Takes so many requests and tokens. Raises RateLimited, RequestTooLarge or DatabaseError."""
+        demands = _demands(caller, "requests", requests) if requests else []
         if tokens:
             demands += _demands(caller, "tokens", tokens)
         for demand in demands:
@@ -171,15 +177,22 @@ class RateLimits:
         with self._lock:
             unused = self._unused.get((tenant, key_id), Unused())
             self._unused[tenant, key_id] = Unused(
-                unused.requests + units.requests, unused.tokens + units.tokens
+                unused.requests + units.requests, _bounded(unused.tokens + units.tokens)
             )
+
+    def return_now(self, caller: Caller, units: Unused) -> None:
+        """Gives back what a request of the caller has taken; while the database is away it is kept."""
+        if any(units):
+            self._write({(caller.tenant, caller.key_id): units})
 
     def write_unused(self) -> None:
         """Gives back what is to be given back. While the database is away it is kept."""
         with self._lock:
             unused, self._unused = self._unused, {}
-        if not unused:
-            return
+        if unused:
+            self._write(unused)
+
+    def _write(self, unused: Mapping[tuple[str, str | None], Unused]) -> None:
         try:
             self._database.autocommit(partial(rate_buckets.give_back, unused=unused))
         except DatabaseError as error:
@@ -208,6 +221,11 @@ class RateLimits:
     def headers(self, caller: Caller) -> dict[str, str]:
         """The `x-ratelimit-…` headers of an answer to this caller."""
         return rate_limit_headers(self.levels(caller))
+
+
+def _bounded(units: int) -> int:
+    """The units, as far as Postgres can count them; beyond a minute's limit more make no difference."""
+    return max(-_MAX_UNITS, min(units, _MAX_UNITS))
 
 
 def _demands(caller: Caller, kind: Kind, units: int) -> list[BucketDemand]:

@@ -118,7 +118,7 @@ class ServerProcess:
         operated.ended_keys.stop()
         recording.recorder.stop(FINAL_WRITE_SECONDS)
         recording.webhooks.stop()
-        recording.rates.write_unused()
+        serving.settlement.stop()
         operated.refusals.stop()
         serving.heartbeat.stop()
         serving.standby.stop()

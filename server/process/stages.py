@@ -28,6 +28,7 @@ from server.http.authentication import Authenticator
 from server.http.services import Services
 from server.limits.budgets import Budgets
 from server.limits.rate_limits import RateLimits, reserved_tokens
+from server.limits.settlement import Settlement
 from server.limits.shared_limit import UnfinishedResponses
 from server.logs.handler import set_replica
 from server.maintenance.retention import Retention
@@ -302,6 +303,9 @@ class Serving:
             self,
             lease_seconds=config.lease_seconds,
         )
+        self.settlement = Settlement(
+            self.admission.key_claims.free, recording.budgets.release_refused, recording.rates.write_unused
+        )
         self.follower = Follower(database, recording.hub, recording.recorder.produces, recording.on_fenced)
 
     def on_beat(self, beat: Beat) -> None:
@@ -312,9 +316,6 @@ class Serving:
         recording.claimer.set_first(beat.is_first)
         if beat.claimable:
             recording.claimer.wake()
-        self.admission.key_claims.free()
-        recording.budgets.release_refused()
-        recording.rates.write_unused()
         self.admission.history.trim_memory()
 
     def on_beat_failed(self) -> None:
@@ -350,6 +351,7 @@ class Operated:
             self.retention,
             recording.claimer,
             recording.webhooks,
+            serving.settlement,
             self.ended_keys,
             self.refusals,
         )

@@ -51,12 +51,18 @@ _LOCK_MS, _STATEMENT_MS, _LAST_STATEMENT_MS = 50, 600, 5000
 """`lock_timeout` and `statement_timeout` of the commit of a single update. The end of a long response folds
 its log, 100,000 events in 1 to 2 s on a busy machine: from the second try on it has the usual limit of a
 statement. All other runs wait for that try; where it fails, no further one is made here."""
-MAX_TRIES = 6
-"""Tries to commit an update alone, after which it is given up: with the pauses between them, some 3 s."""
-FIRST_PAUSE_SECONDS = 0.1
+MAX_TRIES = 11
+"""Tries to commit an update alone, after which it is given up: with the pauses between them, some 19 s,
+longer than any transaction of ours holds a row."""
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 3.2
 LIMIT_PAUSE_SECONDS = 5.0
 """The pause before the next try of an update that exceeds an operator's limit, which may be raised."""
 COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+def pause_after(tries: int) -> float:
+    """Seconds until an update is committed alone again, after so many tries that failed. Pure."""
+    return min(FIRST_PAUSE_SECONDS * 2.0 ** min(tries - 1, 16), MAX_PAUSE_SECONDS)
 
 
 class _CommitsLost(Exception):
@@ -202,8 +208,8 @@ class Committer:
         trouble = classify(result)
         update.has_gap |= isinstance(result, EventsLost | LogGap)
         update.tries += trouble != "limited"
-        doubled = FIRST_PAUSE_SECONDS * 2.0 ** min(update.tries - 1, 6)
-        update.retry_at = self._clock() + (LIMIT_PAUSE_SECONDS if trouble == "limited" else doubled)
+        pause = LIMIT_PAUSE_SECONDS if trouble == "limited" else pause_after(update.tries)
+        update.retry_at = self._clock() + pause
         is_slow = update.tries > 1 and is_statement_timeout(result)
         if trouble in ("timed_out", "limited") and update.tries < MAX_TRIES and not is_slow:
             log.warning("an update of %s is not stored yet: %s", name, type(result).__name__, extra=fields)

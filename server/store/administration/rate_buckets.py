@@ -91,7 +91,8 @@ _GIVE_BACK = text(
     with unused as (
         select * from {arrays.unnest("u", _UNUSED_TYPES)}
     ), changes as (
-        select u.tenant, b.key_id, b.kind, sum(b.units * interval '1 minute' / b.per_minute) as change
+        select u.tenant, b.key_id, b.kind,
+            sum(interval '1 minute' * greatest(-2.0, least(2.0, b.units::float / b.per_minute))) as change
         from unused u
         left join tenants t on t.tenant = u.tenant
         left join api_keys k on k.id = u.key_id
@@ -110,7 +111,7 @@ _GIVE_BACK = text(
     returning set_config('synchronous_commit', 'off', true)
     """  # noqa: S608 - constants of ours
 )
-"""`excluded.full_at` carries the change."""
+"""`excluded.full_at` carries the change, of which each key's is two minutes at most."""
 _DELETE_FULL = text(
     """
     delete from rate_buckets where (tenant, key_id, kind) in (

@@ -67,7 +67,9 @@ def accept(limits: RateLimits, who: Caller, tokens: int = 0) -> bool:
     """Whether a request with so many tokens is accepted."""
     try:
         with limits.reserving(who) as reservation:
-            reservation.take(tokens)
+            if tokens:
+                reservation.take_tokens(tokens)
+            reservation.accepted()
     except RateLimited:
         return False
     return True
@@ -144,19 +146,62 @@ def test_a_refused_request_says_when_there_is_room(limits: RateLimits, database:
     eventually(lambda: accept(limits, who), within=5)
 
 
-def test_after_a_refusal_the_next_request_is_refused_before_its_prompt_is_prepared(
-    database: Database,
+def test_requests_beyond_the_limit_are_refused_before_their_prompts_are_prepared(
+    make_limits: Callable[[], RateLimits],
 ) -> None:
+    who = caller(Limits(requests_per_minute=1))
+    assert accept(make_limits(), who)
+    for limits in (make_limits(), make_limits()):  # replicas that have refused none of them yet
+        with pytest.raises(RateLimited, match="Used 1"), limits.reserving(who):
+            pytest.fail("its prompt is prepared")
+
+
+def test_after_a_refusal_others_are_refused_without_a_query(database: Database) -> None:
     limits, who = RateLimits(database, clock=lambda: 7.0), caller(Limits(requests_per_minute=1))
     assert accept(limits, who)
     assert not accept(limits, who)
-    with pytest.raises(RateLimited, match="Used 1"), limits.reserving(who):
-        pytest.fail("its prompt is prepared")
+    database.close()
+    assert not accept(limits, who)
+
+
+def test_what_was_accepted_is_not_given_back_where_it_cannot_begin(
+    limits: RateLimits, database: Database
+) -> None:
+    who = store(database, caller(Limits(requests_per_minute=2, tokens_per_minute=100)))
+
+    def break_after_acceptance() -> None:
+        with limits.reserving(who) as reservation:
+            reservation.take_tokens(60)
+            reservation.accepted()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        break_after_acceptance()
+    assert not accept(limits, who, 60)  # the response's end gives its tokens back
+    assert count_accepted(limits, who, 9) == 2
+
+
+@pytest.mark.parametrize("tokens", [2**80, -(2**80), 2**52])
+def test_no_response_keeps_others_from_being_settled(
+    limits: RateLimits, database: Database, tokens: int
+) -> None:
+    who = store(database, caller(tenant=Limits(tokens_per_minute=100)))
+    assert accept(limits, who, 90)
+    other = Caller("other", "k3", settings=TenantSettings(limits=Limits(tokens_per_minute=1)))
+    with database.begin() as connection:
+        tenants.insert_tenant(connection, "other", "", other.settings)
+    for key in ("k3", "k4", "k5"):
+        limits.give_back("other", key, Unused(tokens=tokens))
+        limits.give_back("other", key, Unused(tokens=tokens))
+    limits.give_back("acme", "k1", Unused(tokens=60))
+    limits.write_unused()
+    assert accept(limits, who, 70)
+    assert accept(limits, other, 1) == (tokens > 0)
 
 
 def fail_after_taking(limits: RateLimits, who: Caller) -> None:
     with limits.reserving(who) as reservation:
-        reservation.take(100)
+        reservation.take_tokens(100)
         raise ZeroDivisionError
 
 
@@ -176,8 +221,8 @@ def test_a_request_that_is_prepared_again_takes_its_tokens_once(
 ) -> None:
     who = store(database, caller(tenant=Limits(requests_per_minute=3, tokens_per_minute=100)))
     with limits.reserving(who) as reservation:
-        reservation.take(90)
-        reservation.take(50)
+        reservation.take_tokens(90)
+        reservation.take_tokens(50)
     levels = limits.levels(who)
     assert levels["requests"].remaining == 2
     assert 50 <= levels["tokens"].remaining < 90
@@ -207,7 +252,7 @@ def test_tokens_beyond_those_taken_are_charged_and_hold_no_longer_than_a_minute(
     limits.give_back("acme", "k1", Unused(tokens=-10_000))  # its bucket was full, and has no row
     limits.write_unused()
     with pytest.raises(RateLimited):
-        limits.take(who, 1)
+        limits.take(who, tokens=1)
     assert limits.levels(who)["tokens"].remaining == 0
     let_pass(database, 62)
     assert accept(limits, who, 1)
@@ -247,7 +292,7 @@ def test_what_finds_no_capacity_gives_its_tokens_back(limits: RateLimits, databa
 
     def start() -> None:
         with limits.reserving(who) as reservation:
-            reservation.take(60)
+            reservation.take_tokens(60)
             with admission._reserved([new]):
                 pass
 

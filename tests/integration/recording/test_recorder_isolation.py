@@ -19,6 +19,7 @@ from server.store import log_append
 from server.store.content import item_rows, responses
 from server.store.content.item_rows import NewItem
 from server.store.database import Database
+from server.store.timeout_connection import REQUEST_TIMEOUTS
 from tests.integration.recording.claiming import taking
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.integration.recording.test_recorder_faults import check
@@ -139,6 +140,12 @@ def test_an_end_that_is_too_slow_is_tried_once_with_the_longest_limit_and_releas
     assert text(bench, hit) == "long"
     with psycopg.connect(bench.database.url) as connection:
         assert connection.execute("select last_value from folds").fetchone() == (3,)
+
+
+def test_a_locked_row_is_waited_for_longer_than_any_transaction_of_the_server_takes() -> None:
+    waited = sum(map(committer.pause_after, range(1, committer.MAX_TRIES)))
+    longest = REQUEST_TIMEOUTS["statement_timeout"], REQUEST_TIMEOUTS["idle_in_transaction_session_timeout"]
+    assert waited > 1.5 * sum(float(limit.removesuffix("s")) for limit in longest)
 
 
 def test_a_foreground_response_that_stays_locked_is_given_up_and_others_end_it_as_failed(

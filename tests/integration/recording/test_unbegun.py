@@ -15,6 +15,7 @@ from server.errors import ApiError, Conflict
 from server.protocol.completions.requests import ChoiceRequest
 from server.protocol.responses.request import CreateResponse
 from server.store.administration import tenants
+from server.store.administration.rate_buckets import Unused
 from server.store.database_errors import DatabaseError
 from tests.faults.test_nth_call import TOKENS, Server, serving
 from tests.support.builders import TENANT, SpyHub
@@ -125,11 +126,40 @@ def test_a_response_that_could_not_begin_takes_no_capacity_no_tokens_and_no_key(
         with pytest.raises(Broken):
             ask(server, stored=stored, caller=caller, key=KEY)
     assert server.bench.recorder.load == 0
-    assert ask(server, stored=False, caller=caller, key=None if stored else KEY).items
-    assert server.bench.recorder.wait_idle(30)
     server.heartbeat.beat()  # which releases what this replica does not produce
     server.claimer.claim_all()
     eventually(lambda: statuses(server) == (["failed"] if stored else []))
+    if stored:  # its end gives its tokens back
+        server.admission.rates.give_back(TENANT, None, Unused(tokens=2 * TOKENS))
+        server.admission.rates.write_unused()
+    assert ask(server, stored=False, caller=caller, key=None if stored else KEY).items
+    assert server.bench.recorder.wait_idle(30)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_request_that_lost_the_race_for_its_key_gives_back_what_it_reserved(
+    server: Server, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    limits = TenantSettings(limits=Limits(tokens_per_minute=4 * TOKENS, budget_tokens=10**6))
+    with server.bench.database.begin() as connection:
+        tenants.insert_tenant(connection, TENANT, "", limits)
+    caller = Caller(TENANT, None, settings=limits)
+    first = ask(server, stored=stored, caller=caller, key=KEY)
+    find, looks = server.admission._find_previous, []
+
+    def find_later(*arguments: Any) -> Any:
+        looks.append(arguments)
+        return None if len(looks) == 1 else find(*arguments)
+
+    monkeypatch.setattr(server.admission, "_find_previous", find_later)
+    assert ask(server, stored=stored, caller=caller, key=KEY).id == first.id
+    assert len(looks) == 2
+    assert server.bench.recorder.wait_idle(30)
+    with server.bench.database.begin() as connection:
+        reserved = connection.exec_driver_sql("select count(*) from budget_reservations").scalar_one()
+    assert reserved == 0
+    server.admission.rates.look(caller)
+    assert server.admission.rates.levels(caller)["tokens"].remaining >= TOKENS
 
 
 @pytest.mark.parametrize("error", [Broken(), RequestRefused("overloaded", "No.")])

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -86,23 +87,70 @@ def test_a_grammar_whose_parts_multiply_is_refused_and_the_next_one_is_compiled(
     compiler.compiled(grammar("regex", f"of the next request: {name}"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the process in /proc")
-def test_a_grammar_whose_process_is_ended_from_outside_may_be_sent_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarCompiler]:
+    """A compiler with one process, which runs; all of its processes end with it."""
+    if sys.platform != "linux":
+        pytest.skip("finds the process in /proc")
     monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)
     monkeypatch.setattr("engine.grammar.compiler.THREADS", 1)
     before = trial_processes()
     compiler = GrammarCompiler(VOCABULARY)
     compiler.compiled(grammar("regex", "a"))
-    (process,) = trial_processes() - before
-    os.kill(process, signal.SIGKILL)
-    with pytest.raises(RequestRefused) as refusal:
-        compiler.compiled(grammar("regex", "b"))
-    assert refusal.value.reason == "overloaded"
-    compiler.compiled(grammar("regex", "b"))
+    yield compiler
     compiler.close()
     assert trial_processes() == before
+
+
+def test_a_process_that_was_ended_from_outside_is_started_anew(one_process: GrammarCompiler) -> None:
+    process = max(trial_processes())
+    os.kill(process, signal.SIGKILL)
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    one_process.compiled(grammar("regex", "b"))
+    assert process not in trial_processes()
+
+
+def test_a_grammar_whose_process_is_ended_from_outside_may_be_sent_again(
+    one_process: GrammarCompiler,
+) -> None:
+    process = max(trial_processes())
+    os.kill(process, signal.SIGSTOP)
+    killer = threading.Timer(0.5, os.kill, (process, signal.SIGKILL))
+    killer.start()
+    with pytest.raises(RequestRefused) as refusal:
+        one_process.compiled(grammar("regex", "b"))
+    assert refusal.value.reason == "overloaded"
+    killer.join()
+    one_process.compiled(grammar("regex", "b"))
+
+
+def test_a_supervisors_signal_to_all_processes_of_the_server_ends_no_compile(
+    one_process: GrammarCompiler,
+) -> None:
+    process = max(trial_processes())
+    os.kill(process, signal.SIGTERM)
+    one_process.compiled(grammar("regex", "b"))
+    assert process in trial_processes()
+
+
+def test_a_grammar_that_no_process_can_be_started_for_may_be_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)
+    compiler = GrammarCompiler(VOCABULARY)
+    compiler.load_tokenizer()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        with pytest.raises(RequestRefused) as refusal:
+            compiler.compiled(grammar("regex", "a"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert refusal.value.reason == "overloaded"
+    compiler.compiled(grammar("regex", "a"))
+    compiler.close()
 
 
 def trial_processes() -> set[int]:
