@@ -1,4 +1,4 @@
-"""How the console writes values: times, durations, numbers, sizes, JSON. Pure; `FILTERS` of its templates."""
+"""Formats of the console's values: times, durations, numbers, sizes, JSON. Pure; `FILTERS` of templates."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping

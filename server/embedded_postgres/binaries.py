@@ -146,7 +146,7 @@ def _system_directories() -> list[Path]:
 
 
 def _version(directory: Path, account: Account) -> str | None:
-    """What `postgres --version` says when the account runs it; None when it may not."""
+    """Return the output of `postgres --version` run by the account; None if the account may not run it."""
     try:
         answer = subprocess.run(
             [str(directory / "postgres"), "--version"],

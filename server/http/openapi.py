@@ -97,9 +97,9 @@ class Operation(Generic[H]):
     operation_id: str = ""
     """If not the handler's, which is its module's name and its own."""
     media_type: str = "application/json"
-    """Of the answer's body."""
+    """Media type of the response's body."""
     scope: Scope | None = None
-    """What a key must be allowed to do; by default `read` for GET, `write` for other methods."""
+    """The scope that a key needs; by default `read` for GET, `write` for other methods."""
 
     tag: str = ""
 

@@ -32,15 +32,15 @@ PAGE = (
     ),
     Parameter("order", Literal["asc", "desc"], "Sort order by age; desc by default, asc of chats."),
 )
-"""What `page_request` reads."""
+"""The query parameters that `page_request` reads."""
 METADATA = Parameter("metadata", dict[str, str], "Metadata to filter by.", style="deepObject")
 INCLUDE = Parameter("include[]", list[str], "Additional fields to include; unknown values are refused.")
-"""What `include_values` reads."""
+"""The query parameter that `include_values` reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Which part of a list is asked for."""
+    """The part of a list that a request asks for."""
 
     after: str | None
     """The id of the object that the page comes after."""
@@ -144,7 +144,7 @@ def _event_id(value: str | None, name: str) -> EventId | None:
 
 
 def metadata(request: Request) -> dict[str, str]:
-    """What `metadata[key]=value` parameters ask for. Raises InvalidRequest."""
+    """Return the filter of `metadata[key]=value` parameters. Raises InvalidRequest."""
     asked: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if found := _METADATA.fullmatch(name):

@@ -24,25 +24,25 @@ from server.protocol.input_images import ImageError, data_url, data_url_bytes, i
 from server.protocol.responses.items import Detail, InputImage
 
 MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
-"""Of pictures that can be read; a web server may call them anything."""
+"""Media types of pictures that can be read; a web server may call them anything."""
 MAX_FILE_BYTES = 20 * 1024 * 1024
-"""Of one picture as it is sent or fetched."""
+"""Bytes of one picture as it is sent or fetched."""
 MAX_READ_PIXELS = 50_000_000
-"""Of a picture as it is decoded: 150 MB in RGB."""
+"""Pixels of a picture as it is decoded: 150 MB in RGB."""
 MAX_SIDE = 8192
-"""Of a normalised picture."""
+"""Pixels along the longer side of a normalised picture."""
 LOW_SIDE = 512
-"""Of one with `detail: "low"`."""
+"""Pixels along the longer side of a picture with `detail: "low"`."""
 MEMORY = 1024 * 1024 * 1024
 """RLIMIT_AS of the subprocess, in bytes."""
 MAX_CONCURRENT = max(2, (os.cpu_count() or 1) // 2)
 """Pictures read at the same time, at most half of them of one tenant."""
 CACHE_BYTES = 256 * 1024 * 1024
-"""Of normalised pictures."""
+"""Bytes of normalised pictures in the cache."""
 MAX_PDF_PAGES = 20
-"""Of a PDF whose pages are drawn."""
+"""Pages of a PDF whose pages are drawn."""
 MAX_PAGES_BYTES = 32 * 1024 * 1024
-"""Of these pages as PNG."""
+"""Bytes of a PDF's drawn pages, as PNG."""
 MAX_PAGE_PIXELS = 1_500_000
 FETCH = FetchLimits(size=MAX_FILE_BYTES, seconds=10.0, redirects=3)
 _WAIT_SECONDS = 30.0
@@ -194,7 +194,7 @@ class ImageReader:
 
 
 def image_text(engine: Engine, data: bytes, cache_salt: str) -> ImageText:
-    """How a picture is written in a prompt. Raises ImageError, or Overloaded if the engine cannot say now."""
+    """Return a picture's text in a prompt. Raises ImageError, or Overloaded if the engine cannot say now."""
     try:
         return engine.image_text(data, cache_salt)
     except RequestRefused as refused:

@@ -11,7 +11,7 @@ from typing import Any
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_RATIO = 100
-"""Of the longer side to the shorter one. Image processors refuse or distort longer ones."""
+"""Ratio of the longer side to the shorter one. Image processors refuse or distort longer pictures."""
 
 
 def normalised(content: bytes, most_read: int, most_pixels: int, most_side: int) -> bytes | str:

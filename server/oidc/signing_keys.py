@@ -129,7 +129,7 @@ class SigningKeys:
         self._failed = False
         """Whether the last fetch failed."""
         self._pending: Future[None] | None = None
-        """Of the fetch under way."""
+        """The fetch under way."""
 
     def find(self, kid: str | None, algorithm: str) -> SigningKey:
         """Raises NotReady while the keys are fetched, NotAuthenticated for a key that does not exist, and
@@ -179,7 +179,7 @@ class SigningKeys:
 
 
 FETCH = FetchLimits(size=512 * 1024, seconds=4.0, redirects=0)
-"""Of each of the two documents."""
+"""Limits of the fetch of each of the two documents."""
 _CONFIGURATION = "/.well-known/openid-configuration"
 
 
@@ -205,7 +205,7 @@ def fetch_keys(issuer: str) -> list[SigningKey]:
 
 
 def _get(url: str) -> bytes:
-    """What is at a URL of the operator's issuer, at any address."""
+    """Fetch a URL of the operator's issuer, at any address."""
     try:
         answer = fetch(url, allow_host_of(url), FETCH)
     except (Refused, Unreachable) as error:

@@ -34,7 +34,7 @@ Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) → addresses; empty if the host has none."""
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Of all responses to one guarded client, event streams included."""
+"""Bytes of all responses to one guarded client, event streams included."""
 MAX_SECONDS = 3600.0
 MAX_VALUES = 100_000
 """JSON values, counted by brackets and commas: parsing that many takes about 0.1 s."""
@@ -42,12 +42,12 @@ MAX_LINES = 10_000
 """Lines of event streams; an event has at least two."""
 BURST_LINES = 32
 LINES_PER_SECOND = 100
-"""Of one event stream, after its first BURST_LINES. MCP's client takes about 0.15 ms of CPU for an event of
-any size, so 32 streams at this rate take a quarter of the interpreter."""
+"""Rate of one event stream after its first BURST_LINES. MCP's client takes about 0.15 ms of CPU for an event
+of any size, so 32 streams at this rate take a quarter of the interpreter."""
 _LINE_END = re.compile(rb"[\r\n]")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _STEP_SECONDS = 10.0
-"""Of a page's lookup, connecting, and each read and write."""
+"""Time of a page's lookup, of connecting, and of each read and write."""
 _OVERTIME_S = 0.1
 """How much later than its steps a whole fetch is ended: the error of a step says more."""
 _CHUNK_BYTES = 65536

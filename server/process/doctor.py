@@ -98,7 +98,7 @@ def _examine_servers(config: Config, folder: Path, say: Callable[[str], None]) -
 
 
 def describe_engine(found: "Diagnosis") -> Iterator[Finding]:
-    """What was chosen, and what would be better. Pure."""
+    """Yield the engine's choices, and advice on better ones. Pure."""
     size = f"{found.parameters / 1e6:.0f} million parameters, {found.weight_bytes / 2**30:.1f} GiB"
     yield Finding(
         "ok", "device", f"The model ({size}) runs on {found.device} ({found.device_name}) in {found.dtype}."

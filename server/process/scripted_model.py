@@ -88,7 +88,7 @@ def _script_chooser(
 def _with_fault(
     scripts: Callable[[EngineRequest], Script | None], default: Script, config: Config
 ) -> Callable[[EngineRequest], Script | None]:
-    """The same scripts with the configured fault, in all of them or in those of one seed."""
+    """Put the configured fault into all scripts, or into the scripts of one seed."""
     if config.scripted_fault is None:
         return scripts
     fault, seed = read_fault(config.scripted_fault)

@@ -95,7 +95,7 @@ class DeletedEndpoint(Struct, frozen=True):
 
 
 class SampleResult(Struct, frozen=True, kw_only=True):
-    """How a receiver answered a sample."""
+    """A receiver's answer to a sample."""
 
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
     webhook_endpoint_id: str
@@ -135,7 +135,7 @@ class Delivery(Identified, frozen=True, kw_only=True):
 
 
 class Redelivered(Struct, frozen=True, kw_only=True):
-    """How many deliveries are attempted again."""
+    """The number of deliveries that are attempted again."""
 
     object: Literal["webhook_endpoint.redelivered"] = "webhook_endpoint.redelivered"
     webhook_endpoint_id: str

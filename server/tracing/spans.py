@@ -1,4 +1,4 @@
-"""What is traced, whatever exports it: `Tracer` begins spans, `Span` ends one."""
+"""Interfaces of tracing, whatever exports the spans: `Tracer` begins spans, `Span` ends one."""
 
 from collections.abc import Mapping
 from typing import Literal, Protocol

@@ -21,7 +21,7 @@ from tool_servers.browser.page import (
 
 MAX_PAGES = 100
 MAX_BYTES = 16 * 1024 * 1024
-"""Of a session's open pages; beyond it the oldest are closed, but not the newest."""
+"""Bytes of a session's open pages; beyond it the oldest are closed, but not the newest."""
 _MAX_RESULTS = 20
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT = ("application/json", "application/xml", "application/javascript", "")
@@ -57,7 +57,7 @@ class Web:
     """The search engine, what may be visited, and functions that fetch and parse pages."""
 
     search_url: str | None
-    """Of a SearXNG instance, or of a server with the same JSON; None without search."""
+    """Address of a SearXNG instance, or of a server with the same JSON; None without search."""
     allowed: AllowedWeb
     fetch: Fetch = fetch
     parse_page: Callable[[str, str], Page] = parse_page

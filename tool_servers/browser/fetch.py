@@ -22,9 +22,9 @@ Lookup = Callable[[str, int], Sequence[str]]
 """(host, port) → addresses; empty if the host has none."""
 
 SECONDS = 10.0
-"""Of a page, redirects included."""
+"""Time of the fetch of a page, redirects included."""
 MAX_BYTES = 5 * 1024 * 1024
-"""Of a page's body, both compressed and decompressed."""
+"""Bytes of a page's body, both compressed and decompressed."""
 MAX_REDIRECTS = 3
 _HEADERS = {"accept": "*/*", "accept-encoding": "gzip", "user-agent": "Holdfast-Browser"}
 _lookups = ThreadPoolExecutor(32, thread_name_prefix="lookup")

@@ -23,7 +23,7 @@ MAX_URLS = 50
 MAX_SESSIONS = 256
 MAX_SESSIONS_PER_TENANT = 64
 MAX_BYTES = 512 * 1024 * 1024
-"""Of the open pages of all sessions."""
+"""Bytes of the open pages of all sessions."""
 MAX_BYTES_PER_TENANT = 128 * 1024 * 1024
 MAX_ACTIONS = 64
 """Actions that run at a time."""

@@ -28,10 +28,10 @@ from tool_servers.browser.allowed_web import Refused, read_url
 
 WIDTH = 80
 MAX_CHARACTERS = 500_000
-"""Of a page's text; the rest is replaced by a note of its length."""
+"""Characters of a page's text; the rest is replaced by a note of its length."""
 MAX_LINKS = 2000
 MAX_OUTPUT_CHARACTERS = 8000
-"""Of one output, unless the model asks for a number of lines."""
+"""Characters of one output, unless the model asks for a number of lines."""
 MAX_LINES = 1000
 _CONTEXT_LINES = 4
 _MAX_MATCHES = 50

@@ -58,6 +58,6 @@ def command(
 
 
 def root_links(present: Iterable[str]) -> list[str]:
-    """Those of the root's entries that are links into /usr."""
+    """Return the entries of the root that are links into /usr."""
     there = set(present)
     return [name for name in _LINKS if name in there]

@@ -40,7 +40,7 @@ class Command:
     words: Sequence[str]
     folder: str = bubblewrap.HOME
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the environment, beside those that are there."""
+    """Environment variables, beside the sandbox's own."""
     seconds: float | None = None
     """Its own time, within that of a piece of code."""
 

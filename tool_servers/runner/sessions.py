@@ -72,7 +72,7 @@ class Sessions:
                 self._leave(key, session, keep=name is not None)
 
     def pieces(self, tenant: str) -> int:
-        """Of that tenant's, at work or waiting."""
+        """Return the number of the tenant's pieces of code at work or waiting."""
         with self._lock:
             return self._pieces[tenant]
 

@@ -94,7 +94,7 @@ def _restore(config: Config, options: argparse.Namespace) -> int:
 
 
 def advice_for_copy(held: int) -> str:
-    """What happens to the unfinished background responses of a restored copy."""
+    """Return advice on the unfinished background responses of a restored copy."""
     return (
         f"{held} unfinished background responses are held, because their tools' calls may have been made by "
         "the original: `holdfast db adopt` goes on with them, `holdfast db adopt --cancel` ends them."

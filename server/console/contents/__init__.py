@@ -1,1 +1,1 @@
-"""What pages show of a response: its items, events, timeline, request, and a comparison. Pure."""
+"""Contents of a response as pages show them: items and timeline. Pure."""

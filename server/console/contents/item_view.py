@@ -22,14 +22,14 @@ class Part:
 class ItemView:
     stored: StoredItem
     title: str
-    """What it is: user, assistant, reasoning, the name of a called tool and so on."""
+    """The item's heading: user, assistant, reasoning, the name of a called tool and so on."""
     style: str
     """The class of its frame: message, reasoning, call, output or other."""
     parts: list[Part] = field(default_factory=list)
 
 
 MARKDOWN_CHARS = 150_000
-"""Of all texts of a page that are rendered as Markdown, two seconds' work at most; the rest is plain."""
+"""Characters of a page that are rendered as Markdown, two seconds' work at most; the rest is plain."""
 _CHARS_OF_A_TEXT = 3
 """Cost of rendering an empty text, in characters."""
 
@@ -140,7 +140,7 @@ def _output(output: object) -> Iterator[Part]:
 
 
 def _call(payload: Mapping[str, Any]) -> Iterator[Part]:
-    """What a call was given, and of one that the server made, what came of it."""
+    """Yield the arguments of a call and, if the server made the call, its result."""
     for name in ("arguments", "input", "code", "action", "queries"):
         if payload.get(name):
             text = payload[name]

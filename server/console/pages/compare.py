@@ -20,13 +20,13 @@ from server.store.database import Connection
 
 MAX_CHARS_BY_WORD: Final = 20_000
 MAX_WORDS: Final = 3000
-"""Of each text; more are compared by line."""
+"""Words of a text; longer texts are compared by line."""
 MAX_LINES: Final = 1000
-"""Of each text; the lines behind them are not compared."""
+"""Lines of a text; the lines behind them are not compared."""
 MAX_SHOWN_CHARS: Final = 1000
-"""Of an equal piece, half at each end; and of a parameter."""
+"""Characters shown of an equal piece, half at each end, and of a parameter."""
 MAX_PIECE_CHARS: Final = 20_000
-"""Of a piece that differs."""
+"""Characters shown of a piece that differs."""
 
 
 class Parameter(NamedTuple):
@@ -122,7 +122,7 @@ def _pieces(a: Sequence[str], b: Sequence[str]) -> list[Piece]:
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> int:
-    """How many pieces both begin with."""
+    """Return the length of the common prefix."""
     count = 0
     for one, other in zip(a, b, strict=False):
         if one != other:
@@ -174,7 +174,7 @@ def _diff(a: list[response_detail.StoredItem], b: list[response_detail.StoredIte
 
 
 def _parameters(detail: ResponseDetail) -> dict[str, Any]:
-    """What the response repeats of its request; nothing without contents."""
+    """Return the request's parameters as the response repeats them; empty without contents."""
     found: dict[str, Any] = msgspec.json.decode(detail.request) if detail.request else {}
     return found
 

@@ -23,7 +23,7 @@ from server.supervised_thread import Stalls
 
 
 class Gauge(NamedTuple):
-    """What is in use of a limit."""
+    """The use of a limit."""
 
     name: str
     used: int
@@ -66,7 +66,7 @@ def engine_gauges(stats: Stats) -> list[Gauge]:
 
 
 def engine_facts(stats: Stats) -> Iterator[Fact]:
-    """Of the engine of this process."""
+    """Yield facts about this process's engine."""
     if not stats.alive:
         yield Fact("Engine", "no server answers" if stats.remote else "dead", is_bad=True)
     yield Fact("Waiting", number(stats.waiting))
@@ -88,7 +88,7 @@ def engine_facts(stats: Stats) -> Iterator[Fact]:
 def process_facts(
     recorder: RecorderStats, pool: PoolStats, space: Space | None, stalls: Stalls, troubles: Sequence[str]
 ) -> Iterator[Fact]:
-    """Of the rest of this process."""
+    """Yield facts about the rest of this process: commits, connections, disk, stalled threads."""
     commits, failures = recorder.commit_seconds, sum(recorder.commit_failures.values())
     yield Fact("Commit, mean", seconds(mean(commits)))
     yield Fact("Commit, p99 at most", seconds(quantile(commits, 0.99)))
@@ -114,7 +114,7 @@ def limit_gauges(limits: Mapping[str, tuple[int, int]]) -> list[Gauge]:
 
 _STOPPING_SECONDS = 5.0
 _asking = threading.Lock()
-"""Of two who ask at a time the second finds the process stopping: a second signal would end it at once."""
+"""Held while a stop begins, so that a second request sends no second signal, which ends a process at once."""
 
 
 def show(console: ConsoleRequest) -> Answer:
@@ -181,5 +181,5 @@ def _stop(services: Services) -> None:
 
 
 def _name() -> str:
-    """What must be typed to stop this process."""
+    """Return the text that an operator types to confirm a stop of this process."""
     return f"{socket.gethostname()}/{os.getpid()}"

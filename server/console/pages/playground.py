@@ -35,7 +35,7 @@ FIELDS: Final = (
     "tool_choice",
     "format",
 )
-"""What stays in the form from one message to the next."""
+"""Fields that keep their values from one message to the next."""
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high")
 OUTPUT_OF: Final = "output:"
 """Begins the field with the output of a function call; its `call_id` follows."""
@@ -144,7 +144,7 @@ def _python(value: object, depth: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """What the page shows of the responses so far."""
+    """The conversation so far, as the page shows it."""
 
     items: Sequence[ItemView] = ()
     last: str = ""

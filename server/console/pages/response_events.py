@@ -24,9 +24,9 @@ from server.store.log_read import LogRow, decode_row
 
 MAX_EVENTS: Final = 5000
 MAX_BYTES: Final = 1_000_000
-"""Of the contents on a page; one event more may begin below it."""
+"""Bytes of contents on a page; one event more may begin below it."""
 MAX_PAYLOAD_BYTES: Final = 200_000
-"""Of one event; the replay says of a longer one how long it is."""
+"""Bytes shown of one event; the replay shows the length of a longer one instead."""
 
 
 class _Place(msgspec.Struct):

@@ -23,7 +23,7 @@ from server.store.console import response_detail, stored_input
 from server.store.database import Connection
 
 MAX_EDITED_BYTES: Final = 200_000
-"""Of the request as a form sends it; one with a longer input is shown without it."""
+"""Bytes of a request that the form sends whole; a longer one is shown without its input."""
 _OF_ITS_RUN: Final = (
     *("background", "store", "stream", "stream_options", "request_id", "input", "service_tier"),
     *("conversation", "prompt", "previous_input_messages", "instructions", "tools"),
@@ -39,7 +39,7 @@ class StoredRequest:
 
     parameters: Mapping[str, Any]
     notes: Sequence[str]
-    """What is not as it was, in sentences."""
+    """Differences from the original request, in sentences."""
     obstacle: str
     """Why it cannot be sent as it is; empty if it can."""
 
@@ -107,7 +107,7 @@ def edited_text(parameters: Mapping[str, Any], items: Sequence[str]) -> tuple[st
 
 
 def read_edited(text: str) -> dict[str, Any]:
-    """What the form sends. Raises InvalidRequest unless it is a JSON object."""
+    """Decode the request of the form. Raises InvalidRequest unless it is a JSON object."""
     try:
         edited = msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:
@@ -125,7 +125,7 @@ def request_body(parameters: Mapping[str, Any], items: Sequence[str]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is run again."""
+    """A stored response whose request is sent again."""
 
     facts: Mapping[str, Any]
     request: StoredRequest

@@ -43,14 +43,14 @@ def questions() -> tuple[Question, ...]:
 SHOWN_ROWS = 500
 SHOWN_CHARS = 200
 TITLE_CHARS = 2000
-"""Of a value that is cut in the table."""
+"""Characters in the tooltip of a value that is cut in the table."""
 TRAIL_CHARS = 2000
-"""Of a query in the audit trail."""
+"""Characters of a query that the audit trail keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a query came to: a result or a sentence."""
+    """The outcome of a query: a result or an error's sentence."""
 
     result: QueryResult | None = None
     error: str = ""

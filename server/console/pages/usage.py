@@ -33,7 +33,7 @@ MEASURES: Final[Mapping[str, tuple[str, Callable[[UsageRow], int | Decimal]]]] =
     "failed": ("failed requests", lambda row: row.failed or 0),
     "cost": ("cost", lambda row: row.cost),
 }
-"""What may be charted: what it is called, and how it is read."""
+"""Measures that may be charted: the label, and the function that reads the value of a row."""
 DEFAULT_MEASURE: Final = "tokens"
 _NAMES: Final[Mapping[str, str]] = {"tenant": "tenant", "model": "model", "key": "key_id", "user": "end_user"}
 """Fields of the form, and those of the filter."""
@@ -104,7 +104,7 @@ def shows_users(wanted: UsageFilter) -> bool:
 
 
 def label(row: UsageRow, by: Grouping) -> str:
-    """What a group is called."""
+    """Return the label of a group."""
     if by == "key":
         return row.key_name or row.key_id or "no key"
     return f"{row.end_user} of {row.tenant}" if by == "user" else row.name(by)
@@ -199,7 +199,7 @@ def csv(console: ConsoleRequest) -> Answer:
 
 
 def _read(console: ConsoleRequest, wanted: UsageFilter, measure: str) -> dict[str, Any]:
-    """What the page shows of a period, of one snapshot."""
+    """Return the template's values for a period, read in one snapshot."""
     with_users = shows_users(wanted)
     rows, users, refused, latencies = console.services.database.read(
         lambda connection: (

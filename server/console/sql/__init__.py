@@ -1,1 +1,1 @@
-"""What the SQL page shows: documented questions, charts and CSV of results. Pure."""
+"""The SQL page's queries: the reader's process-wide limit, and charts of results."""

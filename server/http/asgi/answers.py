@@ -216,7 +216,7 @@ class EventStream:
         self._writer: BodyWriter | None = None
         self._silent_since = 0.0
         self._failure: Exception | None = None
-        """Of `_write_news`, to be raised by the task."""
+        """The exception of `_write_news`, which the task raises."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._writer = body_writer(scope)

@@ -44,7 +44,7 @@ _SPARE = 32
 SEND_BUFFER_BYTES = 128 * 1024
 """SO_SNDBUF of a client's socket, which Linux doubles: at 100 ms round trip enough for 2.5 MB/s."""
 _FIRST_SEND_BUFFER_BYTES = 16 * 1024
-"""The same until a valid key has come: of the other, 4,096 clients that do not read take a gigabyte."""
+"""SO_SNDBUF until a valid key has come: with SEND_BUFFER_BYTES, 4,096 clients that do not read take 1 GB."""
 _ACCEPTED_AT_ONCE = 64
 """Connections that are accepted in one turn of the event loop, of which an answer takes some twenty: a new
 one waits behind all that came before it. At 25 us each they take as long as one request does."""
@@ -83,7 +83,7 @@ def metrics_connection_limit(requested: int | None, files: int) -> int:
 
 
 def hypercorn_settings(config: Config) -> HypercornConfig:
-    """How Hypercorn serves each connection."""
+    """Return Hypercorn's settings of a connection."""
     settings = HypercornConfig()
     settings.errorlog = logging.getLogger("hypercorn.error")  # keeps our log format
     settings.errorlog.setLevel("WARNING")

@@ -122,7 +122,7 @@ def _entry_filter(request: Request) -> EntryFilter:
 
 
 def _groups(request: Request) -> list[Group]:
-    """What sums are grouped by, in the order in which they are sorted."""
+    """Return the groupings of sums, in the order in which sums are sorted."""
     asked = set(request.query_params.getlist("group_by[]") + request.query_params.getlist("group_by"))
     if not asked <= set(GROUPS):
         raise InvalidRequest(f"group_by is one or more of {', '.join(GROUPS)}.", param="group_by")

@@ -258,7 +258,7 @@ def event_stream(
 
 
 def _event_names(services: Services, request: HTTPConnection) -> OpenResponsesNames | None:
-    """What renames events on their way out, if that is wanted. Raises InvalidRequest."""
+    """Return the renaming of outgoing events that the request asks for, if any. Raises InvalidRequest."""
     names = request.headers.get(EVENT_NAMES, services.config.event_names)
     if names not in ("openai", "open-responses"):
         raise InvalidRequest(f"{EVENT_NAMES} must be openai or open-responses.", param=EVENT_NAMES)
@@ -318,5 +318,5 @@ def response_id(request: Request) -> UUID:
 
 
 def response_not_found(request: Request) -> NotFound:
-    """What another tenant's id, a deleted one and one never made are all answered with."""
+    """Return the error for another tenant's id, a deleted one and one never made alike."""
     return NotFound(f"Response with id '{request.path_params['response_id'][:100]}' not found.")

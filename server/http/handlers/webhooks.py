@@ -33,7 +33,7 @@ from server.store.webhooks import delivery_lists, endpoints
 from server.store.webhooks.endpoints import StoredEndpoint
 
 OVERLAP = timedelta(hours=24)
-"""Of a rotation that keeps the old secret; OpenAI's value."""
+"""The time for which a rotation keeps the old secret; OpenAI's value."""
 ADMIN = "/admin/"
 
 

@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 MAX_COUNT = 10**15
 MAX_INT32 = 2**31 - 1
 MAX_DECIMALS = 12
-"""Of an amount of money."""
+"""Decimal places of an amount of money."""
 MAX_NAMES = 256
 """Models or tools of one key."""
 MAX_USER = 512
@@ -15,7 +15,7 @@ MAX_USER = 512
 MAX_TEXT = 256
 """Characters of a key's name, a tenant's contact, the name of a model or a tool."""
 MAX_SECONDS = 90 * 24 * 3600
-"""Of the time for which a rotated key stays valid."""
+"""Seconds for which a rotated key may stay valid."""
 MAX_UNIX_SECONDS = 32503680000
 """The year 3000."""
 

@@ -77,7 +77,7 @@ class PreparedImage(InputImage, frozen=True, tag="input_image"):
     digest: bytes = b""
     """SHA-256 of `data`."""
     text: str = ""
-    """What stands for the picture in the prompt's text; see `engine.request.ImageText`."""
+    """The picture's placeholder in the prompt's text; see `engine.request.ImageText`."""
     tokens: int = 0
 
 

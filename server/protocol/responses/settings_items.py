@@ -21,7 +21,7 @@ class AdditionalTools(CompletedItem, frozen=True, tag="additional_tools"):
     """Tools that the conversation has from this item on."""
 
     tools: list[dict[str, Any]]
-    """As declared; those of supported types with all of their fields."""
+    """The tools as declared; tools of supported types with all of their fields."""
     role: Literal["developer"] = "developer"
 
 

@@ -348,7 +348,7 @@ def declaration(tool: Tool) -> dict[str, Any]:
 
 
 def declared_name(element: dict[str, Any]) -> str:
-    """What tells a declared tool apart from others: its name or label, of OpenAI's own tools their type."""
+    """Return the identity of a declared tool: its name or label, or the type of OpenAI's own tools."""
     return str(element.get("name") or element.get("server_label") or element.get("type"))
 
 

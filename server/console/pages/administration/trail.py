@@ -17,7 +17,7 @@ PAGE_ROWS = 100
 _TIMES = ("since", "until")
 _FIELDS = ("actor", "action", "tenant", "target", *_TIMES)
 CONTENT_ACTIONS = frozenset({"console.sql"})
-"""Those whose details only admins see."""
+"""Actions whose details only admins see."""
 
 
 def show(console: ConsoleRequest) -> Answer:
