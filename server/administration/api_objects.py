@@ -13,7 +13,7 @@ from server.protocol import ids, webhooks
 from server.protocol.administration import objects
 from server.store.administration.audit_trail import Entry
 from server.store.administration.budgets import Standing
-from server.store.administration.prices import Price
+from server.store.administration.prices import DatedPrice
 from server.store.administration.stored_keys import KeyState, StoredKey
 from server.store.administration.tenants import StoredTenant
 from server.store.administration.usage import Group, UsageRow
@@ -94,17 +94,17 @@ def _budget(limits: Limits, standing: Standing | None) -> objects.BudgetStanding
     )
 
 
-def price_object(price: Price) -> objects.Price:
+def price_object(price: DatedPrice) -> objects.Price:
     cursor = objects.cursor_of([price.model, price.valid_from.astimezone(UTC).isoformat()])
     return _object_of(objects.Price, price, id=cursor)
 
 
-def usage_object(row: UsageRow, groups: Sequence[Group]) -> objects.Usage:
+def usage_object(row: UsageRow, groups: Sequence[Group]) -> objects.UsageSums:
     day = None if row.day is None else row.day.isoformat()
     key_id = row.key_id or "" if "key_id" in groups else None
     values: dict[Group, Any] = {"day": day, "tenant": row.tenant, "key_id": key_id, "model": row.model}
     cursor = objects.cursor_of([values[name] for name in groups])
-    return _object_of(objects.Usage, row, id=cursor, key_id=key_id, unpriced_responses=row.unpriced)
+    return _object_of(objects.UsageSums, row, id=cursor, key_id=key_id, unpriced_responses=row.unpriced)
 
 
 def trail_object(entry: Entry) -> objects.TrailEntry:

@@ -38,7 +38,7 @@ BY_OPERATOR = "It was disabled by its owner or an operator."
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointWithSecret:
+class IssuedEndpoint:
     """An endpoint and its new secret, which is shown once."""
 
     stored: StoredEndpoint
@@ -52,7 +52,7 @@ def create_endpoint(
     allowed: AllowedAddresses,
     tenant: str,
     request: CreateEndpoint,
-) -> EndpointWithSecret:
+) -> IssuedEndpoint:
     """A new endpoint of a tenant. Raises InvalidRequest."""
     check_tenant(tenant)
     properties = with_request(EndpointProperties(), request)
@@ -65,7 +65,7 @@ def create_endpoint(
     stored = endpoints.insert_endpoint(connection, tenant, endpoint, properties, sealed)
     details = {"host": host, "all_responses": properties.all_responses}
     actor.record(connection, "webhook.create", tenant, webhook_endpoint_id(endpoint), details)
-    return EndpointWithSecret(stored, secret)
+    return IssuedEndpoint(stored, secret)
 
 
 def update_endpoint(
@@ -99,7 +99,7 @@ def update_endpoint(
 
 def rotate_secret(
     connection: Connection, actor: Actor, seal: Seal, endpoint: StoredEndpoint, overlap: timedelta
-) -> EndpointWithSecret:
+) -> IssuedEndpoint:
     """Gives the locked endpoint a new secret; for `overlap` events are signed with both.
 
     Raises InvalidRequest.
@@ -113,7 +113,7 @@ def rotate_secret(
     actor.record(connection, "webhook.rotate", endpoint.tenant, webhook_endpoint_id(endpoint.id), details)
     stored = endpoints.get(connection, endpoint.id)
     assert stored is not None
-    return EndpointWithSecret(stored, secret)
+    return IssuedEndpoint(stored, secret)
 
 
 def delete_endpoint(connection: Connection, actor: Actor, endpoint: StoredEndpoint) -> None:

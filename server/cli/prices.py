@@ -18,7 +18,7 @@ from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.administration.requests import SetPrice
 from server.store.administration import prices
-from server.store.administration.prices import Price
+from server.store.administration.prices import DatedPrice
 from server.store.database import clock
 
 
@@ -51,7 +51,7 @@ def _list(config: Config, options: argparse.Namespace) -> int:
     return 0
 
 
-def _columns(price: Price) -> list[str]:
+def _columns(price: DatedPrice) -> list[str]:
     return [
         price.model,
         f"from {price.valid_from:%Y-%m-%d %H:%M}",

@@ -89,7 +89,7 @@ def _create(config: Config, options: argparse.Namespace) -> int:
     return 0
 
 
-def _show_secret(what: str, made: webhooks.EndpointWithSecret) -> None:
+def _show_secret(what: str, made: webhooks.IssuedEndpoint) -> None:
     endpoint = webhook_endpoint_id(made.stored.id)
     print_status(f"Endpoint {endpoint} of tenant {made.stored.tenant} {what}; its secret is shown this once:")
     print_result(made.secret)

@@ -186,7 +186,7 @@ class McpServers:
             return mcp_session.Remote(credentials.url, {**credentials.headers, **trace}, self._allowed)
         location = self.registered.locations[label]
         if location.startswith(COMMAND):
-            return mcp_session.Command(shlex.split(location.removeprefix(COMMAND)))
+            return mcp_session.LocalProcess(shlex.split(location.removeprefix(COMMAND)))
         headers = self.registered.headers(
             label, credentials.headers, tenant, response.hex if response else None
         )

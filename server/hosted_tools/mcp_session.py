@@ -46,13 +46,13 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class LocalProcess:
     """A local process with the stdio transport."""
 
     argv: Sequence[str]
 
 
-ServerLocation = Remote | Command
+ServerLocation = Remote | LocalProcess
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def _session(
 
     async with AsyncExitStack() as stack:
         match location:
-            case Command(argv=[command, *arguments]):
+            case LocalProcess(argv=[command, *arguments]):
                 parameters = StdioServerParameters(command=command, args=arguments)
                 read, write = await stack.enter_async_context(stdio_client(parameters))
             case Remote() if httpx.URL(location.url).path.rstrip("/").endswith("/sse"):

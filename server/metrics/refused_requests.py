@@ -12,7 +12,7 @@ from server.errors import ApiError
 from server.logs.context import CURRENT
 from server.metrics.families import OTHER
 from server.store.administration import refused_requests
-from server.store.administration.refused_requests import Refusal
+from server.store.administration.refused_requests import RefusedRequest
 from server.store.database import Database
 from server.store.database_errors import DatabaseError
 from server.supervised_thread import Retry, SupervisedThread
@@ -22,14 +22,14 @@ log = logging.getLogger("holdfast.metrics")
 WRITE_SECONDS = 10.0
 MAX_KINDS = 1000
 """Different refusals that are counted between two writes; all others are counted together."""
-_UNKNOWN = Refusal("", "", 0, OTHER)
+_UNKNOWN = RefusedRequest("", "", 0, OTHER)
 
 
 class RefusedRequests:
     """Counts; any thread."""
 
     def __init__(self) -> None:
-        self._counts: Counter[Refusal] = Counter()
+        self._counts: Counter[RefusedRequest] = Counter()
         self._lock = threading.Lock()
 
     def count(self, error: ApiError) -> None:
@@ -40,19 +40,19 @@ class RefusedRequests:
             tenant, route, key_id = request.tenant or "", request.route, request.key_id or ""
         if key_id.startswith(TOKEN):
             key_id = ""  # an access token: there is no such key
-        self._add({Refusal(tenant, route, error.status, error.code or "", key_id): 1})
+        self._add({RefusedRequest(tenant, route, error.status, error.code or "", key_id): 1})
 
-    def take(self) -> Counter[Refusal]:
+    def take(self) -> Counter[RefusedRequest]:
         """The counts since the last call."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return taken
 
-    def put_back(self, counts: Counter[Refusal]) -> None:
+    def put_back(self, counts: Counter[RefusedRequest]) -> None:
         """Adds counts that could not be stored."""
         self._add(counts)
 
-    def _add(self, counts: dict[Refusal, int]) -> None:
+    def _add(self, counts: dict[RefusedRequest, int]) -> None:
         with self._lock:
             for refusal, count in counts.items():
                 known = refusal in self._counts or len(self._counts) < MAX_KINDS

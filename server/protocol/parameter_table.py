@@ -17,7 +17,7 @@ Endpoint = Literal["responses", "chat", "completions"]
 Verdict = Literal["works", "refused", "ignored"]
 
 
-class Row(NamedTuple):
+class ParameterRow(NamedTuple):
     """One parameter."""
 
     verdict: Verdict
@@ -27,26 +27,26 @@ class Row(NamedTuple):
     """Values of a refused parameter that have no effect and are accepted."""
 
 
-Rows = Mapping[str, Row]
+Rows = Mapping[str, ParameterRow]
 
 
-def _works(*names: str, **noted: str) -> dict[str, Row]:
+def _works(*names: str, **noted: str) -> dict[str, ParameterRow]:
     return {
-        **dict.fromkeys(names, Row("works")),
-        **{name: Row("works", text) for name, text in noted.items()},
+        **dict.fromkeys(names, ParameterRow("works")),
+        **{name: ParameterRow("works", text) for name, text in noted.items()},
     }
 
 
-def _refused(reason: str, *neutral: Any) -> Row:
-    return Row("refused", reason, neutral)
+def _refused(reason: str, *neutral: Any) -> ParameterRow:
+    return ParameterRow("refused", reason, neutral)
 
 
-def _ignored(reason: str) -> Row:
-    return Row("ignored", reason)
+def _ignored(reason: str) -> ParameterRow:
+    return ParameterRow("ignored", reason)
 
 
 _GUIDED = {
-    name: Row("works", f"vLLM's older name of `structured_outputs.{name.removeprefix('guided_')}`.")
+    name: ParameterRow("works", f"vLLM's older name of `structured_outputs.{name.removeprefix('guided_')}`.")
     for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
 }
 _MEDIA_SETTINGS = "Pictures are read as the model's folder says; the operator bounds their pixels."
@@ -54,15 +54,21 @@ _CHATS_ALONE = "/v1/chat/completions"
 _RENDER_ONLY = "vLLM has it for its render endpoints; where text is generated it does nothing there, either."
 
 SAMPLING: Rows = {
-    "return_tokens_as_token_ids": Row("works"),
-    "stop_token_ids": Row("works", "128 at most; they end the output even with `ignore_eos`."),
-    "bad_words": Row("works", "128 of 256 characters at most, with and without a space before them."),
-    "allowed_token_ids": Row("works", "16,384 at most."),
-    "logprob_token_ids": Row("works", "128 at most, in place of the likeliest; with logprobs alone."),
-    "truncate_prompt_tokens": Row("works", "-1 is as many as leave room for the answer."),
-    "truncation_side": Row("works", "`left`, where a prompt loses its beginning, or `right`."),
-    "thinking_token_budget": Row("works", "Of models whose reasoning ends with one token."),
-    "generation_config": Row("works", "transformers' own, an object or JSON; unknown fields are refused."),
+    "return_tokens_as_token_ids": ParameterRow("works"),
+    "stop_token_ids": ParameterRow("works", "128 at most; they end the output even with `ignore_eos`."),
+    "bad_words": ParameterRow(
+        "works", "128 of 256 characters at most, with and without a space before them."
+    ),
+    "allowed_token_ids": ParameterRow("works", "16,384 at most."),
+    "logprob_token_ids": ParameterRow(
+        "works", "128 at most, in place of the likeliest; with logprobs alone."
+    ),
+    "truncate_prompt_tokens": ParameterRow("works", "-1 is as many as leave room for the answer."),
+    "truncation_side": ParameterRow("works", "`left`, where a prompt loses its beginning, or `right`."),
+    "thinking_token_budget": ParameterRow("works", "Of models whose reasoning ends with one token."),
+    "generation_config": ParameterRow(
+        "works", "transformers' own, an object or JSON; unknown fields are refused."
+    ),
     "skip_special_tokens": _refused("Control tokens are no part of an answer; ask for token ids.", True),
 }
 """Sampling and logprob parameters common to all endpoints."""
@@ -154,7 +160,7 @@ _RESPONSES: Rows = {
         "systems and developers are left out, as vLLM does. Not with a response or conversation to go on "
         "from."
     ),
-    "prompt_cache_options": Row(
+    "prompt_cache_options": ParameterRow(
         "works",
         "With `prewarm` the prompt is prefilled and nothing generated; how long prefixes stay cached is the "
         "server's to decide.",
@@ -245,7 +251,7 @@ def check_names(endpoint: Endpoint, params: Mapping[str, msgspec.Raw]) -> None:
             raise DecodeFailure(message, name, "unsupported_parameter")
 
 
-def _is_neutral(row: Row, value: msgspec.Raw) -> bool:
+def _is_neutral(row: ParameterRow, value: msgspec.Raw) -> bool:
     if len(value) > MAX_NEUTRAL:
         return False
     read = msgspec.json.decode(value)

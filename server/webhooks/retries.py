@@ -18,7 +18,7 @@ Cause = Literal["status", "refused", "unreachable", "timeout", "secret"]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReceiverAnswer:
     """What came back of an attempt: an HTTP status, or why there is none."""
 
     status: int | None
@@ -43,7 +43,7 @@ class Verdict:
 
 
 def judge(
-    answer: Answer, attempt: int, first_pause: float, now: datetime, random: Callable[[], float]
+    answer: ReceiverAnswer, attempt: int, first_pause: float, now: datetime, random: Callable[[], float]
 ) -> Verdict:
     """`attempt` counts from 1; `random` returns numbers from 0 to 1, which spread attempts over time.
 

@@ -23,7 +23,7 @@ from server.store.webhooks import endpoints, outbox
 from server.store.webhooks.outbox import AttemptResult, Claimed
 from server.supervised_thread import Retry, SupervisedThread
 from server.webhooks.endpoint_slots import EndpointSlots
-from server.webhooks.retries import Answer, Verdict, judge
+from server.webhooks.retries import ReceiverAnswer, Verdict, judge
 from server.webhooks.webhook_client import WebhookClient
 
 log = logging.getLogger("holdfast.webhooks")
@@ -68,7 +68,7 @@ class WebhookSender:
         self._poll = min(POLL_SECONDS, first_pause)
         self._slots = EndpointSlots(SENDERS, first_pause)
         self._claimed: SimpleQueue[Claimed] = SimpleQueue()
-        self._answered: SimpleQueue[tuple[Claimed, Answer]] = SimpleQueue()
+        self._answered: SimpleQueue[tuple[Claimed, ReceiverAnswer]] = SimpleQueue()
         self._unsettled: list[AttemptResult] = []
         self._gone: dict[UUID, Claimed] = {}
         """Endpoints that answered 410, with what they were sent."""
@@ -159,7 +159,7 @@ class WebhookSender:
             self.stats.given_up += given_up
             log.warning("%d webhooks are given up after their last attempt", given_up)
 
-    def _note(self, delivery: Claimed, answer: Answer) -> None:
+    def _note(self, delivery: Claimed, answer: ReceiverAnswer) -> None:
         """Draws the conclusions of an attempt, to be stored with the next turn."""
         verdict = judge(answer, delivery.attempt, self._first_pause, datetime.now(UTC), random.random)
         self._slots.end(
@@ -194,7 +194,7 @@ class WebhookSender:
             answer = self._client.attempt(delivery)
         except Exception:
             log.exception("an attempt to send a webhook failed in an unexpected way")
-            answer = Answer(None, error="The attempt failed in an unexpected way.")
+            answer = ReceiverAnswer(None, error="The attempt failed in an unexpected way.")
         crashpoint("webhook.sent")
         self._answered.put((delivery, answer))
         self.thread.wake()

@@ -16,7 +16,7 @@ from server.protocol.ids import new_uuid
 from server.sealing.cipher import Seal
 from server.store.webhooks.endpoints import StoredEndpoint
 from server.store.webhooks.outbox import Claimed
-from server.webhooks.retries import Answer
+from server.webhooks.retries import ReceiverAnswer
 from server.webhooks.signed_message import event_body, message_headers
 
 NOTHING = "none"
@@ -48,21 +48,21 @@ class WebhookClient:
         default_factory=lambda: SharedLimit("samples of webhooks being sent", total=MAX_SAMPLES, per_tenant=1)
     )
 
-    def attempt(self, delivery: Claimed) -> Answer:
+    def attempt(self, delivery: Claimed) -> ReceiverAnswer:
         """Sends the event once. What goes wrong is in the answer, as a sentence without the URL's path."""
         sealed = [secret for secret in (delivery.secret, delivery.old_secret) if secret is not None]
         opened = [self.seal.open("webhook", delivery.tenant, secret) for secret in sealed]
         signing = [secret for secret in opened if secret is not None]
         if not signing:
-            return Answer(None, error=_UNSIGNED)
+            return ReceiverAnswer(None, error=_UNSIGNED)
         ended_at = int(delivery.created_at.timestamp())
         body = event_body(delivery.event_id, delivery.type, ended_at, delivery.response_id)
         headers = message_headers(delivery.id, int(time.time()), body, signing)
         try:
             result = post(delivery.url, headers, body, self.allowed, self.seconds, self.lookup)
         except (Refused, Unreachable) as error:
-            return Answer(None, error=str(error))
-        return Answer(result.status, result.retry_after)
+            return ReceiverAnswer(None, error=str(error))
+        return ReceiverAnswer(result.status, result.retry_after)
 
     def send_sample(self, endpoint: StoredEndpoint, sealed: list[str], event_type: str) -> int:
         """Sends an event of no response; returns the HTTP status of the answer.

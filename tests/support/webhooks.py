@@ -6,7 +6,7 @@ from uuid import UUID
 
 from server.administration import webhooks
 from server.administration.actor import Actor
-from server.administration.webhooks import EndpointWithSecret
+from server.administration.webhooks import IssuedEndpoint
 from server.outbound_http.allowed_addresses import AllowedAddresses, AllowedHost, read_allowed
 from server.protocol.ids import new_uuid
 from server.protocol.webhooks import EVENT_TYPES, CreateEndpoint
@@ -34,7 +34,7 @@ def make_endpoint(
     tenant: str = TENANT,
     allowed: AllowedAddresses = PUBLIC,
     **more: Any,
-) -> EndpointWithSecret:
+) -> IssuedEndpoint:
     """An endpoint of a tenant; by default it gets every type of background responses."""
     chosen = {"name": "test", "event_types": list(EVENT_TYPES), **more}
     request = CreateEndpoint(url=url, **chosen)

@@ -40,7 +40,7 @@ class _Session:
         self.used_at = time.monotonic()
 
 
-class Sessions:
+class BrowserSessions:
     """Open pages by session id, `<tenant>.<session>`. Thread-safe.
 
     At a tenant's limit of sessions or bytes its least recently used session ends.
@@ -119,7 +119,7 @@ class Sessions:
 
 def build_server(web: Web, host: str) -> FastMCP:
     """An MCP server that listens on this host."""
-    sessions = Sessions(web)
+    sessions = BrowserSessions(web)
     threads = CapacityLimiter(MAX_ACTIONS)
     server = new_server("holdfast-browser", host)
 
@@ -150,7 +150,7 @@ def build_server(web: Web, host: str) -> FastMCP:
 
 
 async def _act(
-    sessions: Sessions,
+    sessions: BrowserSessions,
     threads: CapacityLimiter,
     context: Context,  # type: ignore[type-arg]
     act: Callable[[BrowserTabs], BrowserOutput],

@@ -6,7 +6,7 @@ environment variables of the host, no processes but its own, and no user of the 
 
 from collections.abc import Iterable, Sequence
 
-from tool_servers.runner.limits import Limits
+from tool_servers.runner.limits import SandboxLimits
 
 HOME = "/mnt/data"
 """The folder for files that gpt-oss's system prompt names."""
@@ -26,7 +26,12 @@ _ENVIRONMENT = {
 
 
 def command(
-    limits: Limits, *, folders: Iterable[str], links: Sequence[str], seccomp: int, program: Sequence[str]
+    limits: SandboxLimits,
+    *,
+    folders: Iterable[str],
+    links: Sequence[str],
+    seccomp: int,
+    program: Sequence[str],
 ) -> list[str]:
     """The command. `folders` are mounted read-only beside /usr, `links` are symbolic links at the root into
     /usr, `seccomp` is the descriptor of the filter.

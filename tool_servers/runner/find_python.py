@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tool_servers.runner.limits import Limits
+from tool_servers.runner.limits import SandboxLimits
 from tool_servers.runner.sandbox import CannotRun, Python, Sandbox
 from tool_servers.seccomp import ARCHITECTURES
 
@@ -26,7 +26,7 @@ def find_python(path: str | None) -> Python:
     return Python(path, tuple(sorted(folders)))
 
 
-def check_sandbox(limits: Limits, python: Python) -> None:
+def check_sandbox(limits: SandboxLimits, python: Python) -> None:
     """Creates a sandbox and closes it. Raises CannotRun with bubblewrap's message."""
     if sys.platform != "linux" or os.uname().machine not in ARCHITECTURES:
         raise CannotRun(f"code runs on Linux only, on {' and '.join(ARCHITECTURES)}.")

@@ -6,7 +6,7 @@ MB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """Limits for all processes of a sandbox together, except as noted."""
 
     seconds: float = 30.0

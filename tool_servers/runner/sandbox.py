@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tool_servers import seccomp
 from tool_servers.runner import bubblewrap, processes
-from tool_servers.runner.limits import Limits
+from tool_servers.runner.limits import SandboxLimits
 
 _INSIDE = Path(__file__).with_name("sandboxed_interpreter.py").read_text(encoding="utf-8")
 _BLOCK = 65536
@@ -34,7 +34,7 @@ _starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ShellCommand:
     """A program to run, in place of a piece of Python."""
 
     words: Sequence[str]
@@ -70,7 +70,7 @@ class CannotRun(Exception):
 class Sandbox:
     """Not thread-safe, except for `close`."""
 
-    def __init__(self, limits: Limits, python: Python) -> None:
+    def __init__(self, limits: SandboxLimits, python: Python) -> None:
         self._limits = limits
         self._process, self._control = _starter.submit(_start, limits, python).result()
         assert self._process.stdin is not None
@@ -79,7 +79,7 @@ class Sandbox:
         for descriptor in (self._input, self._output, self._control):
             os.set_blocking(descriptor, False)
 
-    def run(self, piece: str | Command) -> RunResult:
+    def run(self, piece: str | ShellCommand) -> RunResult:
         """Runs Python code or a command until it ends or its time is over."""
         request = piece if isinstance(piece, str) else asdict(piece)
         printed = _BoundedOutput(self._limits.output)
@@ -183,7 +183,7 @@ def _read_available(descriptor: int, give: Callable[[bytes], None], most: int = 
     return True
 
 
-def _start(limits: Limits, python: Python) -> tuple[subprocess.Popen[bytes], int]:
+def _start(limits: SandboxLimits, python: Python) -> tuple[subprocess.Popen[bytes], int]:
     control, told = os.pipe()
     filtered, written = os.pipe()
     os.write(written, seccomp.sandbox_filter(os.uname().machine))

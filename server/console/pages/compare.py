@@ -29,7 +29,7 @@ MAX_PIECE_CHARS: Final = 20_000
 """Characters shown of a piece that differs."""
 
 
-class Parameter(NamedTuple):
+class ComparedParameter(NamedTuple):
     """A parameter of both requests as JSON; empty where one does not have it."""
 
     name: str
@@ -59,10 +59,13 @@ class TextDiff:
         return not self.is_cut and all(piece.kind == "equal" for piece in self.pieces)
 
 
-def compare_parameters(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Parameter]:
+def compare_parameters(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ComparedParameter]:
     """All parameters by name, those that differ first."""
     names = sorted(a.keys() | b.keys(), key=lambda name: (a.get(name) == b.get(name), name))
-    return [Parameter(name, _shown(a, name), _shown(b, name), a.get(name) != b.get(name)) for name in names]
+    return [
+        ComparedParameter(name, _shown(a, name), _shown(b, name), a.get(name) != b.get(name))
+        for name in names
+    ]
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

@@ -39,7 +39,7 @@ _NAMES: Final[Mapping[str, str]] = {"tenant": "tenant", "model": "model", "key":
 """Fields of the form, and those of the filter."""
 
 
-class Chart(NamedTuple):
+class UsageChart(NamedTuple):
     """Values by day, the oldest first, of each charted group, the largest first, and of all others."""
 
     days: list[str]
@@ -110,7 +110,7 @@ def label(row: UsageRow, by: Grouping) -> str:
     return f"{row.end_user} of {row.tenant}" if by == "user" else row.name(by)
 
 
-def chart(rows: Sequence[UsageRow], wanted: UsageFilter, measure: str) -> Chart:
+def chart(rows: Sequence[UsageRow], wanted: UsageFilter, measure: str) -> UsageChart:
     """The stacked days. Days without responses are 0; what the charted groups lack of a day is `others`."""
     read = MEASURES[measure][1]
     count = (wanted.last - wanted.first).days + 1
@@ -129,7 +129,9 @@ def chart(rows: Sequence[UsageRow], wanted: UsageFilter, measure: str) -> Chart:
     lines = list(series.values())
     if any(rest):
         names, lines = [*names, "others"], [*lines, rest]
-    return Chart([day.isoformat() for day in days], names, [[float(one) for one in line] for line in lines])
+    return UsageChart(
+        [day.isoformat() for day in days], names, [[float(one) for one in line] for line in lines]
+    )
 
 
 def _key(row: UsageRow) -> tuple[str | None, ...]:

@@ -16,7 +16,7 @@ NOTHING: Final = "-"
 Row = Sequence[str | None]
 
 
-class Chart(NamedTuple):
+class ResultChart(NamedTuple):
     """`x` are Unix seconds or numbers, ascending; of names, their places in `names`."""
 
     kind: Literal["time", "number", "name"]
@@ -26,7 +26,7 @@ class Chart(NamedTuple):
     """Name and values, one for each x."""
 
 
-def chart_of(names: Sequence[str], types: Sequence[int], rows: Sequence[Row]) -> Chart | None:
+def chart_of(names: Sequence[str], types: Sequence[int], rows: Sequence[Row]) -> ResultChart | None:
     """The chart of a result's first rows; None if there is nothing to draw.
 
     Where several rows have the same first value, their first number is drawn, a series for each of the texts
@@ -55,8 +55,10 @@ def chart_of(names: Sequence[str], types: Sequence[int], rows: Sequence[Row]) ->
     kept = {name for name, _values in largest[:MAX_SERIES]}
     drawn = [(name, values) for name, values in found.items() if name in kept]
     if kind == "name":
-        return Chart(kind, [float(number) for number in range(len(places))], [str(p) for p in places], drawn)
-    return Chart(kind, [float(place) for place in places], [], drawn)
+        return ResultChart(
+            kind, [float(number) for number in range(len(places))], [str(p) for p in places], drawn
+        )
+    return ResultChart(kind, [float(place) for place in places], [], drawn)
 
 
 def _values(

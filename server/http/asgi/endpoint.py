@@ -85,7 +85,7 @@ class EndpointContext(Generic[C]):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint(Generic[C]):
+class AuthenticatedEndpoint(Generic[C]):
     """An ASGI app around a handler, which is called in a thread of a pool."""
 
     handler: Callable[[Request, C, bytes], Answer]

@@ -157,7 +157,7 @@ class Price(Identified, frozen=True, kw_only=True):
     output: str
 
 
-class Usage(Identified, frozen=True, kw_only=True):
+class UsageSums(Identified, frozen=True, kw_only=True):
     """Sums of the usage ledger. A field by which the sums are not grouped is null."""
 
     object: Literal["usage"] = "usage"
@@ -221,7 +221,7 @@ class PricePage(Page[Price], frozen=True, kw_only=True):
     """A page of prices."""
 
 
-class UsagePage(Page[Usage], frozen=True, kw_only=True):
+class UsagePage(Page[UsageSums], frozen=True, kw_only=True):
     """A page of sums of usage."""
 
 

@@ -21,7 +21,7 @@ COST: Final = """
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class DatedPrice:
     """The price of a million tokens of a model, from a time on."""
 
     model: str
@@ -31,7 +31,7 @@ class Price:
     output: Decimal
 
 
-def set_price(connection: Connection, price: Price) -> None:
+def set_price(connection: Connection, price: DatedPrice) -> None:
     """Inserts a price, or replaces that of the same model and time."""
     values = {"input": price.input, "cached_input": price.cached_input, "output": price.output}
     row = insert(prices).values(model=price.model, valid_from=price.valid_from, **values)
@@ -47,11 +47,11 @@ def list_page(
     limit: int | None = None,
     *,
     descending: bool = False,
-) -> list[Price]:
+) -> list[DatedPrice]:
     """The prices that come after that of a model and time, by these; one more than `limit`, or all."""
-    query = select(*(prices.c[name] for name in Price.__dataclass_fields__))
+    query = select(*(prices.c[name] for name in DatedPrice.__dataclass_fields__))
     if model is not None:
         query = query.where(prices.c.model == model)
     order = (prices.c.model, prices.c.valid_from)
     rows = connection.execute(page(query, order, after, limit, descending=descending))
-    return [Price(*row) for row in rows]
+    return [DatedPrice(*row) for row in rows]

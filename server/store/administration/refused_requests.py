@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, text
 
 
-class Refusal(NamedTuple):
+class RefusedRequest(NamedTuple):
     """What refused requests are counted by. All but the tenant are values of ours."""
 
     tenant: str
@@ -50,7 +50,7 @@ _FORGET = """
 _FORGET_ALL = tuple(text(_FORGET.format(table=table)) for table in ("refused_requests", "refused_keys"))
 
 
-def add(connection: Connection, counts: Mapping[Refusal, int]) -> None:
+def add(connection: Connection, counts: Mapping[RefusedRequest, int]) -> None:
     """Adds these counts to those of the current hour, but those of keys that have been removed."""
     refusals = sorted(counts)
     parameters = {

@@ -4,15 +4,15 @@ from concurrent.futures import ThreadPoolExecutor
 from server.maintenance.erasure import Erasure
 from server.metrics.refused_requests import RefusalWriter, RefusedRequests
 from server.store.administration import refused_requests
-from server.store.administration.refused_requests import Refusal
+from server.store.administration.refused_requests import RefusedRequest
 from server.store.database import Database
 from server.store.erasure.subject import Subject
 from tests.support.eventually import eventually
 
-LIMITED = Refusal("acme", "/v1/responses", 429, "rate_limit_exceeded")
+LIMITED = RefusedRequest("acme", "/v1/responses", 429, "rate_limit_exceeded")
 ADD_KEY = "insert into api_keys (tenant, id, name, digest) values ('acme', %s, '', '')"
 WAITS = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-UNKNOWN = Refusal("", "/v1/responses", 401, "invalid_api_key")
+UNKNOWN = RefusedRequest("", "/v1/responses", 401, "invalid_api_key")
 
 
 def test_counts_of_an_hour_are_added_up(database: Database) -> None:

@@ -17,7 +17,7 @@ from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store.administration import budgets, metering, prices, spend, stored_keys
 from server.store.administration.budgets import BudgetOwner, NewReservation, Standing
-from server.store.administration.prices import Price
+from server.store.administration.prices import DatedPrice
 from server.store.cluster.leases import mark_stopped, register_replica
 from server.store.database import Connection, Database
 from server.store.disk_space import Disk
@@ -73,7 +73,7 @@ def standing(connection: Connection, tenant: str, key: str | None, period: Perio
 
 def set_price(connection: Connection, valid_from: datetime, factor: int = 1) -> None:
     amounts = (Decimal(factor), Decimal("0.1") * factor, Decimal(2) * factor)
-    prices.set_price(connection, Price("m", valid_from, *amounts))
+    prices.set_price(connection, DatedPrice("m", valid_from, *amounts))
 
 
 def costs(connection: Connection) -> list[Decimal | None]:

@@ -12,7 +12,7 @@ from server.protocol.ids import new_uuid
 from server.protocol.responses.facts import ResponseFacts
 from server.protocol.responses.response import Ending
 from server.store.administration import metering, prices, usage_days
-from server.store.administration.prices import Price
+from server.store.administration.prices import DatedPrice
 from server.store.database import Connection, Database
 
 NOW = datetime.now(UTC)
@@ -76,7 +76,7 @@ def end(connection: Connection, chance: random.Random) -> None:
 def test_sums_are_those_of_the_ledger_before_and_after_each_fold(database: Database) -> None:
     chance = random.Random(7)
     with database.begin() as connection:
-        price = Price("m", NOW - timedelta(days=9), Decimal("0.123457"), Decimal("0.01"), Decimal("1.7"))
+        price = DatedPrice("m", NOW - timedelta(days=9), Decimal("0.123457"), Decimal("0.01"), Decimal("1.7"))
         prices.set_price(connection, price)
     for _ in range(4):
         with database.begin() as connection:

@@ -1,7 +1,7 @@
 """A tenant's webhook endpoints: made, enabled, disabled, given a new secret, deleted."""
 
 from server.administration import webhooks
-from server.administration.webhooks import EndpointWithSecret
+from server.administration.webhooks import IssuedEndpoint
 from server.console.console_request import ConsoleRequest
 from server.console.forms import read_form
 from server.console.pages.administration.tenants import tenant_of
@@ -49,7 +49,7 @@ def delete(console: ConsoleRequest) -> Answer:
     return console.redirect(f"/console/tenants/{stored.tenant}")
 
 
-def _secret_page(console: ConsoleRequest, made: EndpointWithSecret) -> Answer:
+def _secret_page(console: ConsoleRequest, made: IssuedEndpoint) -> Answer:
     return console.page(
         "administration/new_secret.html", endpoint=made.stored, secret=made.secret, tenant=made.stored.tenant
     )

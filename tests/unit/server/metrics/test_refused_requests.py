@@ -6,7 +6,7 @@ from server.errors import InvalidRequest, NotAuthenticated, TooManyRequests
 from server.logs.context import CURRENT, RequestContext
 from server.metrics.families import OTHER
 from server.metrics.refused_requests import MAX_KINDS, RefusedRequests
-from server.store.administration.refused_requests import Refusal
+from server.store.administration.refused_requests import RefusedRequest
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def test_refusals_are_counted_by_tenant_route_status_and_code(context: RequestCo
         refused.count(TooManyRequests("Later."))
     refused.count(InvalidRequest("No."))
     assert refused.take() == {
-        Refusal("", "/v1/responses", 401, "invalid_api_key"): 1,
-        Refusal("acme", "/v1/responses", 429, "rate_limit_exceeded"): 2,
-        Refusal("acme", "/v1/responses", 400, ""): 1,
+        RefusedRequest("", "/v1/responses", 401, "invalid_api_key"): 1,
+        RefusedRequest("acme", "/v1/responses", 429, "rate_limit_exceeded"): 2,
+        RefusedRequest("acme", "/v1/responses", 400, ""): 1,
     }
     assert refused.take() == {}
 
@@ -47,7 +47,7 @@ def test_counts_that_could_not_be_stored_are_added_to_later_ones(context: Reques
     taken = refused.take()
     refused.count(NotAuthenticated("No key."))
     refused.put_back(taken)
-    assert refused.take() == {Refusal("", "/v1/responses", 401, "invalid_api_key"): 2}
+    assert refused.take() == {RefusedRequest("", "/v1/responses", 401, "invalid_api_key"): 2}
 
 
 def test_a_flood_of_tenants_is_counted_together_from_a_bound_on(context: RequestContext) -> None:
@@ -57,4 +57,4 @@ def test_a_flood_of_tenants_is_counted_together_from_a_bound_on(context: Request
         refused.count(InvalidRequest("No."))
     taken = refused.take()
     assert len(taken) == MAX_KINDS + 1
-    assert taken[Refusal("", "", 400, OTHER)] == 50
+    assert taken[RefusedRequest("", "", 400, OTHER)] == 50

@@ -7,7 +7,7 @@ from server.store.webhooks.outbox import RETRIED_FOR
 from server.webhooks.retries import (
     MAX_PAUSE_SECONDS,
     MAX_RETRY_AFTER_SECONDS,
-    Answer,
+    ReceiverAnswer,
     judge,
     pause_before_next,
     retry_after_seconds,
@@ -16,28 +16,28 @@ from server.webhooks.retries import (
 NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 
 
-def decide(answer: Answer, attempt: int = 1) -> tuple[bool, float, float, bool]:
+def decide(answer: ReceiverAnswer, attempt: int = 1) -> tuple[bool, float, float, bool]:
     verdict = judge(answer, attempt, 5.0, NOW, lambda: 0.0)
     return verdict.error is None, verdict.pause_seconds, verdict.throttle_seconds, verdict.is_gone
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
 def test_only_2xx_is_receipt(status: int) -> None:
-    assert decide(Answer(status)) == (True, 0, 0, False)
+    assert decide(ReceiverAnswer(status)) == (True, 0, 0, False)
 
 
 @pytest.mark.parametrize("status", [100, 199, 301, 302, 307, 400, 401, 404, 429, 500, 503, 999])
 def test_any_other_status_is_tried_again(status: int) -> None:
-    assert decide(Answer(status)) == (False, 5, 0, False)
+    assert decide(ReceiverAnswer(status)) == (False, 5, 0, False)
 
 
 def test_no_answer_is_tried_again_and_says_why() -> None:
-    verdict = judge(Answer(None, error="There was no answer."), 1, 5.0, NOW, lambda: 0.0)
+    verdict = judge(ReceiverAnswer(None, error="There was no answer."), 1, 5.0, NOW, lambda: 0.0)
     assert (verdict.error, verdict.pause_seconds) == ("There was no answer.", 5)
 
 
 def test_a_receiver_that_answers_410_wants_no_more() -> None:
-    assert decide(Answer(410)) == (False, 5, 0, True)
+    assert decide(ReceiverAnswer(410)) == (False, 5, 0, True)
 
 
 def test_pauses_double_up_to_eight_hours_and_fill_three_days() -> None:
@@ -58,12 +58,12 @@ def test_a_pause_is_shortened_by_a_quarter_at_most() -> None:
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_a_receiver_that_asks_for_a_pause_gets_it(status: int) -> None:
-    assert decide(Answer(status, "120")) == (False, 120, 120, False)
-    assert decide(Answer(status, "1"), attempt=3) == (False, 20, 1, False)
+    assert decide(ReceiverAnswer(status, "120")) == (False, 120, 120, False)
+    assert decide(ReceiverAnswer(status, "1"), attempt=3) == (False, 20, 1, False)
 
 
 def test_other_answers_cannot_ask_for_a_pause() -> None:
-    assert decide(Answer(500, "120")) == (False, 5, 0, False)
+    assert decide(ReceiverAnswer(500, "120")) == (False, 5, 0, False)
 
 
 @pytest.mark.parametrize("header", ["99999999999999999999", "9" * 5000, "7200"])
@@ -86,7 +86,7 @@ def test_a_header_that_is_none_asks_for_nothing(header: str | None) -> None:
     ],
 )
 def test_a_date_whose_numbers_overflow_asks_for_nothing(header: str) -> None:
-    assert decide(Answer(429, header)) == (False, 5, 0, False)
+    assert decide(ReceiverAnswer(429, header)) == (False, 5, 0, False)
 
 
 def test_a_pause_may_be_a_date() -> None:

@@ -10,7 +10,7 @@ from server.protocol.ids import new_uuid
 from server.sealing.cipher import Seal
 from server.store.webhooks.endpoints import EndpointProperties, StoredEndpoint
 from server.store.webhooks.outbox import Claimed
-from server.webhooks.retries import Answer
+from server.webhooks.retries import ReceiverAnswer
 from server.webhooks.webhook_client import WebhookClient
 
 
@@ -20,10 +20,10 @@ class SlowClient(WebhookClient):
     opened = threading.Event()
     asked = threading.Semaphore(0)
 
-    def attempt(self, _delivery: Claimed) -> Answer:
+    def attempt(self, _delivery: Claimed) -> ReceiverAnswer:
         self.asked.release()
         assert self.opened.wait(30)
-        return Answer(200)
+        return ReceiverAnswer(200)
 
 
 def test_a_tenant_has_one_sample_under_way_and_leaves_room_for_another() -> None:
